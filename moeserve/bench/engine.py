@@ -12,7 +12,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,6 +127,10 @@ class EngineBench:
     def prefill(self, batch: int, prompt: int) -> float:
         """Seconds, one sequence after another."""
         began = time.perf_counter()
+        self.run_all(self._prefill_plans(batch, prompt))
+        return time.perf_counter() - began
+
+    def _prefill_plans(self, batch: int, prompt: int) -> Iterator[StepPlan]:
         ready = self._runner.ready()
         vocab, has_states = ready.vocab_size, ready.num_state_slots > 0
         for seq in range(batch):
@@ -139,19 +143,20 @@ class EngineBench:
                 slots = _slots(batch, seq, start, count)
                 in_window = self._windows.take(seq, start, count)
                 row = Row(seq, start, count, slots, start + count == prompt, in_window)
-                self.run(StepPlan(self._step, new, [row], state_copies=zeroed))
+                yield StepPlan(self._step, new, [row], state_copies=zeroed)
                 new, zeroed = [], b""
-        return time.perf_counter() - began
 
     def decode(self, batch: int, prompt: int, gen: int) -> float:
         """Seconds. The plans are made before: a router makes its own while the step before runs."""
         plans = [self.decode_plan(batch, position) for position in range(prompt, prompt + gen)]
         forced = self.forced(batch, gen)
         began = time.perf_counter()
-        for step, plan in enumerate(plans):
-            if forced is not None:
+        if forced is None:
+            self.run_all(plans)
+        else:
+            for step, plan in enumerate(plans):
                 forced.choose(step)
-            self.run(plan)
+                self.run(plan)
         return time.perf_counter() - began
 
     def forced(self, batch: int, gen: int) -> ForcedRouting | None:
@@ -179,6 +184,24 @@ class EngineBench:
         """One step."""
         self._runner.step(plan)
         self._step += 1
+
+    def run_all(self, plans: Iterable[StepPlan]) -> None:
+        """One after another, as a server does: where the runner runs ahead, each is launched while the one before is
+        computed."""
+        runner = self._runner
+        for plan in plans:
+            if not runner.runs_ahead:
+                self.run(plan)
+                continue
+            if runner.may_follow(plan):
+                runner.advance(plan)
+            else:
+                if runner.is_under_way:
+                    runner.finish()
+                runner.start(plan)
+            self._step += 1
+        if runner.is_under_way:
+            runner.finish()
 
 
 def _slots(batch: int, seq: int, start: int, count: int) -> bytes:

@@ -56,10 +56,54 @@ class Worker(Protocol):
             [AdapterState(source.order, error="not supported") for source in wanted.sources]
         )
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether it may launch a plan before it has the result of the one before, so that its device does not wait for
+        the host: then it is an OverlappingWorker."""
+        return False
+
     def warm_on(self, *, is_idle: bool) -> bool:
         """Between two calls: a worker in the place of one that was lost does a piece of what it has put off because
         answers wait. is_idle: no call waits now. False when nothing is left."""
         return False
+
+
+class OverlappingWorker(Worker, Protocol):
+    """A worker that `runs_ahead`. `step` is `start` and then `finish`; between those there is no call but the ones
+    here."""
+
+    @abstractmethod
+    def start(self, plan: StepPlan) -> None:
+        """Launches a plan that has rows. None is under way."""
+        ...
+
+    @property
+    @abstractmethod
+    def is_under_way(self) -> bool:
+        """A plan has been launched whose result nobody has."""
+        ...
+
+    @property
+    @abstractmethod
+    def is_computed(self) -> bool:
+        """Whether `finish` would not wait."""
+        ...
+
+    @abstractmethod
+    def may_follow(self, plan: StepPlan) -> bool:
+        """Whether `advance` takes this plan."""
+        ...
+
+    @abstractmethod
+    def advance(self, plan: StepPlan) -> StepResult:
+        """Launches a plan behind the one under way, waits for the result of that one and returns it. The plan is then
+        the one under way."""
+        ...
+
+    @abstractmethod
+    def finish(self) -> StepResult:
+        """Waits for the plan under way."""
+        ...
 
 
 class WorkerDied(Exception):

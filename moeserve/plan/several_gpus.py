@@ -23,6 +23,7 @@ from moeserve.placement.group import place_share, share_sizes
 from moeserve.placement.options import heat_counts
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
+from moeserve.plan.gpu_constants import H200
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import Speed
@@ -33,6 +34,11 @@ from moeserve.units import GIB
 # Measured between two H200s joined by NVLink: docs/results/2026-11-23-several-gpus.md.
 SUM_S = 2.0e-6  # of a sum of few numbers
 SUM_BYTES_PER_S = 230e9
+# Of few rows' experts, when they are divided: a GPU reads its routes' at this share of its rate, where one that has all
+# routes reaches `GpuConstants.route_read`. Half of the routes are half of the programs, which leave multiprocessors
+# idle, and in each layer the GPU that has more routes is waited for. Fitted to the steps of 1 and 8 streams of two
+# shapes: docs/results/2026-11-26-two-gpus.md.
+DIVIDED_ROUTE_READ = 0.46
 PASS_S = 12e-6  # rows from one GPU to the next: a copy, a signal, the wait for it
 PARTS = (1, 2, 4, 8)  # of a step with prompts, by layers
 DECODE_PARTS = (1, 2)
@@ -181,7 +187,7 @@ def _speed_of(
     plan: GpuPlan, counts: Sequence[Sequence[int]] | None, cpu: CpuRates, gpu: GpuRates
 ) -> HybridSpeed:
     """Of a share as a model of its own, which has its experts and the routes that go to them."""
-    share, shape = plan.share, plan.share.shape
+    share, shape, constants = plan.share, plan.share.shape, H200
     if share.is_stage:
         shape = replace(shape, vocab_size=shape.vocab_size if share.rank == 0 else 1)
     else:
@@ -192,8 +198,9 @@ def _speed_of(
                 for layer, ids in zip(shape.layers, share.experts, strict=True)
             ),
         )
+        constants = replace(constants, route_read=DIVIDED_ROUTE_READ)
     routing = RoutingProbabilities(shape, None if counts is None else share.counts_of(counts))
-    return HybridSpeed(shape, plan.sizes, routing, plan.placement, cpu, gpu)
+    return HybridSpeed(shape, plan.sizes, routing, plan.placement, cpu, gpu, constants)
 
 
 def _with_experts(layer: LayerShape, count: int, num_ranks: int) -> LayerShape:

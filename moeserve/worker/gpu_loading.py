@@ -138,8 +138,10 @@ def load_gpu_engine(
     if ranks is not None:
         in_a_step = ranks.least(in_a_step)
     max_tokens = max(in_a_step, config.max_num_seqs)
-    connections = Connections() if ranks is None or share is None else connect_share(share, ranks, max_tokens)
     recorder = open_recorder(config, shape, max_tokens)
+    connections = Connections()
+    if ranks is not None and share is not None:
+        connections = connect_share(share, ranks, max_tokens, is_observed=recorder is not None)
     placement = plan_placement(config, layout, source, max_tokens, device, share, of_adapters, counts)
     if placement.layers_in_ram:
         check_cpu_reads(layout)
@@ -185,8 +187,7 @@ def load_gpu_engine(
         from_cpu=None if cpu_stage is None else cpu_stage.x,
         states=states,
         forced_rows=forced_rows,
-        mixer_sum=connections.mixer_sum,
-        ffn_sums=connections.ffn_sums,
+        sums=connections.sums,
         adapters=None if adapters is None else adapters.slots,
         window_table=tables.windows,
         stage=connections.stage,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ Int32s = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of some rows, on the device: the targets' log-probabilities and ranks, and the MAX_TOP most likely tokens."""
+    """Of some rows, on the device or here: the targets' log-probabilities and ranks, the MAX_TOP most likely tokens."""
 
     targets: Tensor  # int32 [n]
     logprobs: Tensor  # float32 [n]
@@ -29,9 +29,13 @@ class Scores:
     top_ids: Tensor  # int32 [n, MAX_TOP]
     top_logprobs: Tensor  # float32 [n, MAX_TOP]
 
+    def on_host(self) -> Scores:
+        """Launches the copy. What stands there means nothing before what has been launched so far is computed."""
+        return Scores(*(getattr(self, field.name).to("cpu", non_blocking=True) for field in fields(self)))
+
     def read(self, wanted: list[int | None]) -> list[TokenLogprob | None]:
-        """Waits for the GPU. One entry for each of the first len(wanted) rows: with that many top tokens, or None.
-        Where the logits were not finite: rank 0, logprob NaN, no top tokens."""
+        """Waits for the GPU, if they are there. One entry for each of the first len(wanted) rows: with that many top
+        tokens, or None. Where the logits were not finite: rank 0, logprob NaN, no top tokens."""
         targets, ranks = self.targets.tolist(), self.ranks.tolist()
         own, ids, values = self.logprobs.tolist(), self.top_ids.tolist(), self.top_logprobs.tolist()
         found: list[TokenLogprob | None] = []
@@ -58,6 +62,11 @@ class GpuSampler:
         self._masks = torch.empty(rows, -(-vocab // 32), dtype=torch.int32, device=device)
         self._top = min(MAX_TOP, vocab)
         self._logprobs: list[int | None] = [None] * max_num_seqs
+
+    @property
+    def tokens(self) -> Tensor:
+        """int32 [rows]: those of the last call of `sample`, once it is computed."""
+        return self._tokens
 
     def bind(self, slot: int, params: SamplingParams, prompt_ids: Int32s, output_ids: Int32s) -> None:
         """Overwrites whatever the slot held. ValueError for a token id out of range."""

@@ -1,6 +1,8 @@
 """Executes plans: bind -> layout -> forward -> prompt logprobs -> sample -> result. No loop here runs over tokens.
 
-What differs by device is an `Engine` (`worker/engines`).
+What differs by device is an `Engine` (`worker/engines`). Where it `runs_ahead`, the layers of a plan that is there may
+be launched before the tokens of the step under way are read, so that the device does not wait for the host between the
+two: forward of N+1, tokens and result of N, then N+1's sampling, which waits for N's grammars.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -25,6 +28,22 @@ from moeserve.worker.sequences import Sequences, StepLayout, entries, log_bound
 from moeserve.worker.step_recorder import StepRecord, StepRecorder
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Step:
+    """Launched; its result is still to come."""
+
+    plan: StepPlan
+    layout: StepLayout
+    record: StepRecord | None
+    started: float
+    compiled: int  # StepResult.kernels_compiled, once all is launched
+    prompt_logprobs: dict[int, list[TokenLogprob]]
+    sampled: list[Sampled] = field(default_factory=list)  # those that have been read
+    mask_ms: dict[int, float] = field(default_factory=dict)
+    mask_wait_s: float = 0.0
+    unread: slice | None = None  # of the sampled rows, the group whose tokens are not read yet
 
 
 class Runner:
@@ -55,47 +74,107 @@ class Runner:
         self._pages = pages
         self._grammars: dict[int, str] = {}  # of StepPlan.grammars, those that are not dropped yet
         self._step_ended = time.perf_counter()
+        self._under_way: _Step | None = None
+        self.runs_ahead = engine.runs_ahead and recorder is None  # whether any plan `may_follow`
 
     def ready(self) -> WorkerReady:
         return self._ready
 
     def step(self, plan: StepPlan) -> StepResult:
         """Runs one plan. The plan is the router's and trusted; any exception is fatal to the worker."""
+        if not plan.rows:
+            idle_ms = (time.perf_counter() - self._step_ended) * 1e3
+            self._move_state(plan)
+            self._hold_grammars(plan)
+            return StepResult(plan.step, [], {}, 0.0, idle_ms, pages=self._page_report(may_wait=True))
+        self.start(plan)
+        return self.finish()
+
+    # ---------------------------------------------------------------- a step in two halves
+
+    def start(self, plan: StepPlan) -> None:
+        """Launches a plan with rows, while none is under way: `finish` gives its result."""
+        self._under_way = step = self._launch(plan)
+        self._sample(step)
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._under_way is not None
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether `finish` would not wait."""
+        return self.engine.is_computed
+
+    def may_follow(self, plan: StepPlan) -> bool:
+        """Whether `advance` takes this plan: it has rows alone, whose tokens are known or being sampled."""
+        step = self._under_way
+        return (
+            self.runs_ahead
+            and step is not None
+            and len(step.layout.sampled_rows) <= self.engine.logit_rows
+            and bool(plan.rows)
+            and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
+            and not (plan.grammars or plan.dropped_grammars)
+            and all(self._sequences.prompt_logprobs[row.req_slot] is None for row in plan.rows)
+        )
+
+    def advance(self, plan: StepPlan) -> StepResult:
+        """Launches a plan behind the step under way, gives the result of that one, and goes on with the plan's."""
+        step = self._launch(plan)
+        result = self.finish()
+        self._under_way = step
+        self._sample(step)
+        return result
+
+    def finish(self) -> StepResult:
+        """Waits for the step under way."""
+        step = self._under_way
+        assert step is not None
+        self._read(step)
+        self.engine.finish()
+        if step.record is not None:
+            step.record.finish(step.sampled)
+        ended = time.perf_counter()
+        idle_s = max(0.0, step.started - self._step_ended)
+        compute_ms = (ended - max(step.started, self._step_ended)) * 1e3
+        self._step_ended, self._under_way = ended, None
+        if step.compiled:
+            log.warning(
+                "step %d waited for %d kernels to be compiled or loaded, or steps to be recorded: %.0f ms",
+                step.plan.step,
+                step.compiled,
+                compute_ms,
+            )
+        pages, cache = self._page_report(), self.engine.take_expert_cache_counts()
+        return StepResult(
+            step.plan.step,
+            step.sampled,
+            step.prompt_logprobs,
+            compute_ms,
+            idle_s * 1e3,
+            step.compiled,
+            step.mask_ms,
+            pages,
+            cache,
+        )
+
+    def _launch(self, plan: StepPlan) -> _Step:
+        """All but the sampling."""
         started = time.perf_counter()
-        idle_ms = (started - self._step_ended) * 1e3
         self._move_state(plan)
         self._hold_grammars(plan)
-        if not plan.rows:
-            return StepResult(plan.step, [], {}, 0.0, idle_ms, pages=self._page_report(may_wait=True))
         compiled_before = self.engine.kernels_compiled
         for seq in plan.new_seqs:
             self._bind(seq)
         if plan.forks:
             self.engine.fork(*self._sequences.fork(plan.forks))
         layout = StepLayout(plan.rows)
-        record = (
-            None if self._recorder is None else self._recorder.start(layout, self._sequences, self._ready)
-        )
+        recorder = self._recorder
+        record = None if recorder is None else recorder.start(layout, self._sequences, self._ready)
         self.engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=record)
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout)
-        sampled, mask_ms = self._sample(layout, record, started)
-        self.engine.finish()
-        if record is not None:
-            record.finish(sampled)
-        self._step_ended = time.perf_counter()
-        compute_ms = (self._step_ended - started) * 1e3
-        compiled = self.engine.kernels_compiled - compiled_before
-        if compiled:
-            log.warning(
-                "step %d waited for %d kernels to be compiled or loaded, or steps to be recorded: %.0f ms",
-                plan.step,
-                compiled,
-                compute_ms,
-            )
-        pages, cache = self._page_report(), self.engine.take_expert_cache_counts()
-        return StepResult(
-            plan.step, sampled, prompt_logprobs, compute_ms, idle_ms, compiled, mask_ms, pages, cache
-        )
+        return _Step(plan, layout, record, started, -compiled_before, prompt_logprobs)
 
     def _move_state(self, plan: StepPlan) -> None:
         """Executes the plan's page orders and state copies."""
@@ -164,28 +243,37 @@ class Runner:
             found.setdefault(span.row, []).extend(self.engine.score(span))
         return found
 
-    def _sample(
-        self, layout: StepLayout, record: StepRecord | None, started: float
-    ) -> tuple[list[Sampled], dict[int, float]]:
-        """Also returns StepResult.mask_ms. `started`: when the step was."""
-        sampled: list[Sampled] = []
-        mask_ms: dict[int, float] = {}
-        waited_s = 0.0  # for masks
+    def _sample(self, step: _Step) -> None:
+        """Launches it; of several groups of rows all but the last are read."""
+        layout = step.layout
         for first in range(0, len(layout.sampled_rows), self.engine.logit_rows):
+            self._read(step)
             part = slice(first, first + self.engine.logit_rows)
             slots, positions = layout.sampled_slots[part], layout.sampled_positions[part]
             logits = self.engine.logits(layout, first)
-            if record is not None:
-                record.logits(first, logits)
+            if step.record is not None:
+                step.record.logits(first, logits)
             # Asked for only now: a mask may have to be waited for, while a GPU computes the logits.
             asked = time.perf_counter()
-            computed_s = asked - started - waited_s if self.engine.waits_for_logits else math.inf
+            computed_s = asked - step.started - step.mask_wait_s if self.engine.waits_for_logits else math.inf
             masks = self._constraints.masks_for(slots, computed_s)
-            waited_s += time.perf_counter() - asked
-            tokens, logprobs = self.engine.sample(slots, masks)
-            verdicts = self._constraints.verdicts(slots)
-            self._constraints.accept(slots, tokens, verdicts)
-            self._sequences.append(slots, positions, tokens)
-            sampled += entries(tokens, logprobs, verdicts.failed, verdicts.late)
-            mask_ms |= {first + row: ms for row, ms in verdicts.mask_ms.items()}
-        return sampled, mask_ms
+            step.mask_wait_s += time.perf_counter() - asked
+            self.engine.sample(slots, masks)
+            step.unread = part
+            if self.runs_ahead:
+                self._sequences.expect(slots, positions)
+        self.engine.mark_end()
+        step.compiled += self.engine.kernels_compiled
+
+    def _read(self, step: _Step) -> None:
+        """The tokens that are being sampled, if there are any."""
+        if step.unread is None:
+            return
+        part, step.unread = step.unread, None
+        slots, positions = step.layout.sampled_slots[part], step.layout.sampled_positions[part]
+        tokens, logprobs = self.engine.sampled()
+        verdicts = self._constraints.verdicts(slots)
+        self._constraints.accept(slots, tokens, verdicts)
+        self._sequences.append(slots, positions, tokens)
+        step.sampled += entries(tokens, logprobs, verdicts.failed, verdicts.late)
+        step.mask_ms |= {part.start + row: ms for row, ms in verdicts.mask_ms.items()}

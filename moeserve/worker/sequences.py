@@ -91,6 +91,11 @@ class Sequences:
         self.tokens[target, position] = token
         return targets, sources, end
 
+    def expect(self, slots: Int32s, positions: Int32s) -> None:
+        """Tokens that are being sampled: until `append`, -1 - i stands in the i-th one's place."""
+        inside = positions < self.tokens.shape[1]
+        self.tokens[slots[inside], positions[inside]] = -1 - np.flatnonzero(inside)
+
     def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
         """Sampled tokens; the last one of a full context is never an input and has no place. The plan in flight
         has a row of a request that has just failed, too: in place of its token there is 0, which has an embedding."""

@@ -2,7 +2,8 @@
 
 Calls are executed one after another in the order they were sent, which is what lets the router hand out a KV
 slot again while a stale row for it is still on its way. The thread that answers the calls is the one that
-computes; between calls it sleeps in poll(2). While it computes, the next plan waits in the socket.
+computes; between calls it sleeps in poll(2). While it computes, the next plan waits in the socket, unless the worker
+runs ahead: see `PlansAhead`.
 
 A round trip of an empty step (encode, rpyc, decode, and back) takes 80 us, of 256 decode rows 125 us
 (medians on two virtual cores with rpyc 6.0).
@@ -13,20 +14,26 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from rpyc.core.protocol import Connection
 from rpyc.core.service import Service
 from rpyc.core.stream import SocketStream
 
 from moeserve.messages import codec, rpc
 from moeserve.messages.steps import WorkerError
 from moeserve.messages.worker import Worker, WorkerAnswer
+from moeserve.worker.plans_ahead import PlansAhead
 
 # Without a call: then nothing waits for the worker, which may do what it has put off. A router that has just connected
 # needs a moment for its first plan.
 IDLE_S: Final = 0.25
+# Between two looks for a call while a step is computed. Other threads of the process run then.
+LOOK_S: Final = 20e-6
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +44,8 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
     def __init__(self, runner: Worker, *, outlives_routers: bool = False) -> None:
         """outlives_routers: `shutdown` ends nothing."""
         self._runner = runner
+        self._plans = PlansAhead(runner, self._take_call)
+        self._connection: Connection | None = None
         self._outlives_routers = outlives_routers
         self.is_done = False
         self.error: BaseException | None = None  # of the call that failed
@@ -47,15 +56,16 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
 
     def exposed_step(self, plan: bytes) -> bytes:
         """A StepPlan in, a StepResult out; or a WorkerError, after which the worker ends."""
-        return self._answer(lambda: self._runner.step(codec.STEP_PLAN.decode(plan)))
+        return self._answer(lambda: self._plans.step(codec.STEP_PLAN.decode(plan)))
 
     def exposed_expert_use(self) -> bytes:
         """An ExpertUse, or a WorkerError as above. Between two steps, as every call."""
-        return self._answer(self._runner.expert_use)
+        return self._answer(lambda: self._plans.answer(self._runner.expert_use))
 
     def exposed_adapters(self, wanted: bytes) -> bytes:
         """AdaptersWanted in, an AdaptersReport out, or a WorkerError as above."""
-        return self._answer(lambda: self._runner.adapters(codec.ADAPTERS_WANTED.decode(wanted)))
+        call = partial(self._runner.adapters, codec.ADAPTERS_WANTED.decode(wanted))
+        return self._answer(lambda: self._plans.answer(call))
 
     def _answer(self, call: Callable[[], WorkerAnswer]) -> bytes:
         try:
@@ -64,6 +74,23 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
             self.error = error
             self.is_done = True
             return _error_bytes(error)
+
+    def take_calls_of(self, connection: Connection | None) -> None:
+        """Whose calls may be executed while a step is computed; None: nobody's."""
+        self._connection = connection
+
+    def _take_call(self) -> None:
+        """While a step is computed: executes a call if one is there, else waits LOOK_S. Raises what the call raised."""
+        has_taken = False
+        if self._connection is not None:
+            try:
+                has_taken = self._connection.poll(0)
+            except EOFError:  # the answer to the step's own call meets it too, and tells who serves
+                self._connection = None
+        if self.error is not None:
+            raise self.error
+        if not has_taken:
+            time.sleep(LOOK_S)
 
     def warm_on(self, *, is_idle: bool) -> bool:
         """Between two calls; see `Worker`."""
@@ -120,9 +147,11 @@ def _serve_client(service: WorkerService, client: socket.socket) -> None:
             has_served = connection.serve(None if is_warm else wait)
             wait = IDLE_S if has_served else 0.0
             is_warm = is_warm or service.is_done or not service.warm_on(is_idle=not has_served)
+            service.take_calls_of(connection if is_warm else None)  # no step runs ahead of what is put off
     except EOFError:
         log.info("the router has gone; another may come")
     finally:
+        service.take_calls_of(None)
         stream.close()  # not connection.close(), which would wait for the router's answer
     if service.error is not None:
         raise service.error

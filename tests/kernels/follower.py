@@ -1,4 +1,4 @@
-"""A follower of several ranks under Triton's interpreter: `python -m tests.kernels.follower`."""
+"""A follower of several ranks under Triton's interpreter: `python -m tests.kernels.follower [sums-within-norms]`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import sys
 import tests.kernels.triton_device  # noqa: F401  # isort: skip  (first: it sets up the interpreter)
 from moeserve.worker.engines import micro_batches
 from moeserve.worker.group.follower import main
+from moeserve.worker.group.ranks import RankGroup
+from tests.kernels.shared_sums import connect
 
 LEAST_ROWS = 2  # of a part of a step, so that small ones have parts
 
 if __name__ == "__main__":
     micro_batches.LEAST_ROWS = LEAST_ROWS
+    if "sums-within-norms" in sys.argv[1:]:
+        RankGroup.connect = connect  # type: ignore[method-assign]
     sys.exit(main())

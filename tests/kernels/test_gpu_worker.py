@@ -15,8 +15,8 @@ from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kernels.launch import first_launches
-from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.steps import NewSeq, Row
+from moeserve.messages.sampling import SamplingParams, TokenLogprob
+from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.models.open import open_dummy_model
 from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.engines.gpu import GpuEngine
@@ -29,6 +29,8 @@ from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
 from tests.support.beams import Wanted, check_scores, requests, scheduler_of, serve
 
 pytestmark = pytest.mark.slow  # three minutes of CPU time
+DRAWN = SamplingParams(max_tokens=1 << 20, temperature=1.0, seed=3, logprobs=2)
+PENALISED = SamplingParams(max_tokens=1 << 20, temperature=0.0, presence_penalty=1.5, frequency_penalty=0.5)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 
 
@@ -107,6 +109,7 @@ def test_an_expert_on_the_gpu(model: Path, expected: list[TokenLogprob], thresho
     config = config_of(model, num_gpu_experts=1, gpu_prefill_token_threshold=threshold)
     runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
     check_same(runner, expected, experts=1)
+    assert not runner.runs_ahead  # the host takes part in every step
 
 
 def check_same(runner: Runner, expected: list[TokenLogprob], *, experts: int) -> None:
@@ -233,3 +236,54 @@ def pool_routes(runner: Runner) -> list[torch.Tensor]:
     handoff = gpu_engine(runner)._model._ffn._handoff
     assert handoff is not None
     return [handoff.expert_token_counts(layer)[0].clone() for layer in range(2)]
+
+
+def plans_of(driver: Driver) -> list[StepPlan]:
+    """An answer, and one whose prompt is computed in chunks beside it."""
+    new = [driver.new(0, PROMPT[:5], DRAWN), driver.new(1, PROMPT[:8], PENALISED)]
+    plans = [StepPlan(1, new, [driver.row(0, 5, sample=True), driver.row(1, 3, sample=False)])]
+    for step, chunk in enumerate((5, 1, 1), 2):
+        plans.append(StepPlan(step, [], [driver.row(0, 1, sample=True), driver.row(1, chunk, sample=True)]))
+    return plans
+
+
+def told(results: list[StepResult]) -> list[object]:
+    """All but the times."""
+    return [(result.step, result.sampled) for result in results]
+
+
+def test_what_is_launched_ahead_is_what_is_launched_one_by_one(all_on_gpu: Runner) -> None:
+    runner, driver = all_on_gpu, Driver(all_on_gpu)
+    plans = plans_of(driver)
+    one_by_one = [runner.step(plan) for plan in plans]
+    runner.start(plans[0])
+    overlapped = []
+    for plan in plans[1:]:
+        assert runner.may_follow(plan)
+        overlapped.append(runner.advance(plan))
+    overlapped.append(runner.finish())
+    assert not runner.is_under_way
+    assert told(overlapped) == told(one_by_one)
+    drawn = {result.sampled[0].token_id for result in one_by_one}
+    assert len(drawn) > 2  # not always the same token, whatever is read
+    assert all(result.compute_ms > 0 for result in overlapped)
+
+
+def test_a_plan_with_more_than_rows_does_not_follow(all_on_gpu: Runner) -> None:
+    runner, driver = all_on_gpu, Driver(all_on_gpu)
+    first, second, *_ = plans_of(driver)
+    assert not runner.may_follow(second)  # nothing is under way
+    runner.start(first)
+    assert runner.may_follow(second)
+    replaced = [
+        msgspec.structs.replace(second, new_seqs=first.new_seqs),
+        msgspec.structs.replace(second, state_copies=np.array([[-1, 0]], np.int32).tobytes()),
+        msgspec.structs.replace(second, grammars={1: "root ::= 'a'"}),
+        msgspec.structs.replace(second, dropped_grammars=[1]),
+        msgspec.structs.replace(second, rows=[]),
+    ]
+    assert not any(runner.may_follow(plan) for plan in replaced)
+    runner.finish()
+    runner.start(StepPlan(9, [driver.new(0, PROMPT, SCORED)], [driver.row(0, 5, sample=False)]))
+    assert not runner.may_follow(StepPlan(10, [], [driver.row(0, 7, sample=True)]))  # it owes prompt logprobs
+    runner.finish()

@@ -21,10 +21,12 @@ from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.group.leader import LeaderGroup
 from moeserve.worker.group.loading import lead
+from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.runner import Runner
 from moeserve.worker.start import Start
 from tests.gpu.driver import GREEDY, Driver, small_config
 from tests.kernels.follower import LEAST_ROWS
+from tests.kernels.shared_sums import connect, connected
 
 pytestmark = [
     pytest.mark.slow,  # ten minutes of CPU time
@@ -55,16 +57,21 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ServerConfig:
 # How a model is divided, and how many of a rank's experts of a layer are not in RAM.
 WAYS = [("tensor", None), ("layers", None)]
 WITH_RAM = [("tensor", 1), ("layers", 2)]
+WITHIN_NORMS = ("tensor, sums within norms", None)
 both_ways = pytest.mark.parametrize("two_ranks", WAYS, indirect=True, ids=str)
 
 
 @pytest.fixture(scope="module")
 def two_ranks(config: ServerConfig, request: pytest.FixtureRequest) -> Iterator[Runner]:
-    parallel, num_gpu_experts = request.param
+    way, num_gpu_experts = request.param
+    parallel, _, within_norms = way.partition(", ")
+    command = (*FOLLOWER, "sums-within-norms") if within_norms else FOLLOWER
     divided = replace(config, parallel=parallel, num_gpu_experts=num_gpu_experts, threads=2)
-    group = LeaderGroup(divided, [], 2, FOLLOWER)
+    group = LeaderGroup(divided, [], 2, command)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(micro_batches, "LEAST_ROWS", LEAST_ROWS)
+        if within_norms:
+            patch.setattr(RankGroup, "connect", connect)
         runner = lead(divided, open_dummy_model(Path(config.model)), lambda *_: None, group, Start())
     assert isinstance(runner.engine, GpuEngine)
     assert (runner.engine.micro_batches is not None) == (request.param == ("layers", None))
@@ -80,7 +87,7 @@ def one_rank(config: ServerConfig) -> Runner:
 
 @pytest.mark.parametrize(
     ("two_ranks", "chunk"),
-    [*((way, 20) for way in WAYS + WITH_RAM), *((way, 1) for way in WAYS)],
+    [*((way, 20) for way in [*WAYS, *WITH_RAM, WITHIN_NORMS]), *((way, 1) for way in [*WAYS, WITHIN_NORMS])],
     indirect=["two_ranks"],
     ids=str,
 )
@@ -91,6 +98,12 @@ def test_two_ranks_give_what_one_gives(two_ranks: Runner, one_rank: Runner, chun
     for a, b in zip(found, expected, strict=True):
         assert a.logprob == pytest.approx(b.logprob, abs=2e-4)
         assert a.top_ids[0] == b.top_ids[0]
+
+
+@pytest.mark.parametrize("two_ranks", [WITHIN_NORMS], indirect=True, ids=str)
+def test_sums_are_within_norms(two_ranks: Runner) -> None:
+    Driver(two_ranks).score(0, PROMPT[:2], 1)
+    assert connected[-1].total(1).any()
 
 
 @both_ways

@@ -77,3 +77,16 @@ def test_buffers_do_not_overlap() -> None:
 def test_a_buffer_knows_its_bytes() -> None:
     assert Buffer("x", (3, 5), "float16").nbytes == torch.empty(3, 5, dtype=torch.float16).nbytes
     assert arena_bytes([Buffer("a", (1,)), Buffer("b", (65,))]) == 256 + 512
+
+
+def test_blocks_of_routes_are_for_the_experts_that_are_here() -> None:
+    """Every block has programs, those of experts elsewhere too."""
+    rows, block = 512, 32
+    few, all_of_them = (
+        make_workspaces(
+            SHAPE, rows, torch.float32, torch.device("cpu"), float_weights=False, experts_here=experts
+        )[rows].blocks
+        for experts in (2, None)
+    )
+    assert few.routes.shape == (2 + rows * SHAPE.top_k // block, block)
+    assert len(all_of_them.expert) - len(few.expert) == SHAPE.num_experts - 2

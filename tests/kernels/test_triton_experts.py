@@ -13,8 +13,8 @@ from moeserve.kernels.experts import op
 from moeserve.kernels.experts.reference import activate
 from moeserve.kernels.experts.reference import experts as reference
 from moeserve.kernels.experts.reference import shared_gate as gate_reference
-from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
-from moeserve.kernels.linear.op import Activation, Gated
+from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up, up_tile
+from moeserve.kernels.linear.op import Activation, Gated, GemvTile, weight_of
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.planes import dequantize
@@ -159,6 +159,30 @@ def test_up_of_more_units_than_threads_take_at_once() -> None:
     """Nine units of columns, of which it takes eight at once."""
     got, expected = run(OTHERS, 5, op.method_for(8), hidden=1056, ff=32, top_k=1)
     assert nmse(got, expected) < 1e-5
+
+
+def test_up_of_few_tokens_in_passes() -> None:
+    """17 K blocks: 32 threads would have 15 of them for nothing."""
+    got, expected = run(OTHERS, 4, op.method_for(4), hidden=2080, ff=32, top_k=1)
+    assert nmse(got, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("cols", "tokens", "expected"),
+    [
+        (2880, 1, (16, 2, 1024, 4)),  # gpt-oss-20b: 3 x 8 instead of 32 for 23 K blocks
+        (2880, 8, (16, 2, 1024, 4)),
+        (2048, 1, (16, 2, 2048, 8)),
+        (4096, 1, (8, 4, 4096, 8)),
+        (4096, 5, (16, 2, 1024, 4)),
+        (1280, 1, (16, 2, 2048, 8)),  # 10 K blocks: twice eight would be no fewer than 16
+        (512, 1, (64, 2, 512, 8)),
+    ],
+)
+def test_tiles_of_gate_and_up(cols: int, tokens: int, expected: tuple[int, int, int, int]) -> None:
+    planes = planes_of(Type.MXFP4, 1, 32, cols)
+    weight = weight_of(tensors(planes), int(planes.type), cols)
+    assert up_tile(weight, weight, tokens) == GemvTile(*expected)
 
 
 @pytest.mark.slow

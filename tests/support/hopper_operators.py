@@ -39,6 +39,7 @@ launch.PDL = True
 OPERATORS = """
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.collectives.push import BLOCK, MAX_NUMBERS, push_sum_kernel
+from moeserve.kernels.collectives.sum_norm_op import MessageSize, SumNorm
 from moeserve.kernels.experts.sum_parts import sum_parts
 from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.delta_net import op as delta
@@ -359,6 +360,17 @@ def over_gpus(dtype):
                         polls, BLOCK, True, num_warps=4, launch_pdl=True)
     sum_parts(empty(40, 8, 2048, dtype=dtype), empty(40, 8), empty(40, 8, dtype=i32), empty(1, dtype=i32),
               empty(40, 1, 2048, dtype=dtype))
+    size = MessageSize(4, 200, 2048, 128)
+    sums = SumNorm(1, size, empty(size.region_bytes, dtype=torch.uint8), [0] * 4)
+    for is_trial in (False, True):
+        sums.trial(is_trial)
+        for rows in (2, 200):
+            own, x = empty(rows, 1, 2048, dtype=f32 if rows < 64 else torch.bfloat16), empty(rows, 2048)
+            one = empty(1, dtype=i32)
+            sums.add_norm(own, x, one, empty(2048), 1e-6, GpuActivations(*both(rows, 2048)),
+                          empty(rows, 2048), attended=x)
+        sums.norm_router(empty(2, 1, 2048), x[:2], one, empty(2048), 1e-6, empty(128, 2048),
+                         GpuActivations(*both(2, 2048)), empty(2, 128))
 
 def panels(*kinds):
     for kind in kinds:

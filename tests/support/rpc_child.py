@@ -1,7 +1,8 @@
 """A worker process without a model: `python -m tests.support.rpc_child SOCKET`, served by the real service.
 
 The prompt's second token says what its steps do: 0 answer at once, 1 raise, 2 take 0.2 s, 3 answer with
-prompt logprobs of several megabytes, 4 panic as Rust code does.
+prompt logprobs of several megabytes, 4 panic as Rust code does. With "overlapping", steps take 50 ms on a device of its
+own, one after another, and plans without new sequences are launched ahead.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import ExpertUse, Sampled, StepPlan, StepResult, WorkerReady
-from moeserve.messages.worker import Worker
+from moeserve.messages.worker import OverlappingWorker, Worker
 from moeserve.worker.service import serve
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,6 +36,7 @@ READY = WorkerReady(
 )
 EXPERT_USE = ExpertUse(1, 2, 1, array("q", [3, 4]).tobytes(), bytes([0, 1]))
 ANSWER, RAISE, SLEEP, FLOOD, PANIC = range(5)
+DEVICE_S = 0.05
 
 
 class PanicException(BaseException):
@@ -69,6 +73,55 @@ class ScriptedRunner(Worker):
         return StepResult(plan.step, sampled, prompt_logprobs, 1.0, 0.0)
 
 
+class OverlappingRunner(ScriptedRunner, OverlappingWorker):
+    """A result's compute_ms is the number of the step that was launched last."""
+
+    runs_ahead = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._under_way: tuple[StepPlan, float] | None = None
+        self._launched = 0
+        self._device_is_free = 0.0  # from then on
+
+    def _launch(self, plan: StepPlan) -> tuple[StepPlan, float]:
+        self._launched = plan.step
+        self._device_is_free = max(self._device_is_free, time.monotonic()) + DEVICE_S
+        return plan, self._device_is_free
+
+    def start(self, plan: StepPlan) -> None:
+        assert self._under_way is None
+        self._under_way = self._launch(plan)
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._under_way is not None
+
+    @property
+    def is_computed(self) -> bool:
+        assert self._under_way is not None
+        return time.monotonic() >= self._under_way[1]
+
+    def may_follow(self, plan: StepPlan) -> bool:
+        return not plan.new_seqs
+
+    def advance(self, plan: StepPlan) -> StepResult:
+        launched = self._launch(plan)
+        result = self.finish()
+        self._under_way = launched
+        return result
+
+    def finish(self) -> StepResult:
+        assert self._under_way is not None
+        (plan, end), self._under_way = self._under_way, None
+        time.sleep(max(0.0, end - time.monotonic()))
+        return msgspec.structs.replace(self.step(plan), compute_ms=float(self._launched))
+
+    def expert_use(self) -> ExpertUse:
+        assert self._under_way is None
+        return EXPERT_USE
+
+
 @contextmanager
 def child_process(path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """A scripted worker that listens at `path`; with "outlives routers" one that no router ends."""
@@ -90,7 +143,7 @@ def child_process(path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 if __name__ == "__main__":
     serve(
-        ScriptedRunner(),
+        OverlappingRunner() if "overlapping" in sys.argv else ScriptedRunner(),
         Path(sys.argv[1]),
         lambda: print("listening", flush=True),
         lambda: None,

@@ -78,12 +78,17 @@ class FastestSum:
 def seconds_of_call(way: Way, x: Tensor) -> float:
     """Of a call with messages like x, where many follow one another."""
     y = torch.zeros_like(x)
-    way(y)
-    torch.cuda.synchronize(x.device)
+    return seconds_of(lambda: way(y))
+
+
+def seconds_of(call: Callable[[], None]) -> float:
+    """Of what a call launches on the current GPU, where many follow one another."""
+    call()
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(CALLS):
-            way(y)
+            call()
     taken: list[float] = []
     for _ in range(REPLAYS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in "ab")

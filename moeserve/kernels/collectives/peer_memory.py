@@ -8,6 +8,7 @@ import torch.distributed._symmetric_memory as symmetric
 from torch import Tensor
 
 from moeserve.kernels.collectives.push import MAX_NUMBERS, PushSum
+from moeserve.kernels.collectives.sum_norm_op import MessageSize, SumNorm
 from moeserve.kernels.launch import is_compiling_ahead
 
 # Of PyTorch's kernels.
@@ -62,3 +63,14 @@ def peer_sums(
     symmetric.rendezvous(shared, group)
     push = PushSum(group.rank(), inbox, list(addresses))
     return [push, OneShotSum(shared, group), TwoShotSum(shared, group)]
+
+
+def peer_sum_norm(
+    group: dist.ProcessGroup, device: torch.device, rows: int, hidden: int, experts: int
+) -> SumNorm:
+    """For steps of up to `rows` rows; every rank calls it. RuntimeError where the GPUs do not reach one another's
+    memory."""
+    size = MessageSize(group.size(), rows, hidden, experts)
+    region = symmetric.empty(size.region_bytes, dtype=torch.uint8, device=device).zero_()
+    torch.cuda.synchronize(device)
+    return SumNorm(group.rank(), size, region, symmetric.rendezvous(region, group).buffer_ptrs)

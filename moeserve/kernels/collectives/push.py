@@ -1,11 +1,7 @@
-"""The sum of a small message over GPUs that reach one another's memory: one kernel, one trip.
+"""The sum of a small message over GPUs that reach one another's memory: one kernel, one trip (words.py).
 
-Each GPU writes its numbers into an inbox in every other GPU's memory, each as a word of 8 bytes with the number of the
-call in its upper half, and waits until the words of this call have come into its own. A word is written whole, so
-neither a fence nor a barrier is needed (the idea is NCCL's LL protocol). All GPUs add in the order of the ranks.
-
-An inbox has two halves, used in turn. Whoever writes the call after next has received the next one's words, and so its
-peers have read this one's.
+Each GPU writes its numbers into an inbox in every other GPU's memory, and waits until those of this call have come into
+its own. All GPUs add in the order of the ranks.
 """
 
 # mypy: ignore-errors
@@ -17,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from moeserve.kernels.collectives.words import send_words, sum_words
 from moeserve.kernels.launch import kernel, pdl
 
 BLOCK = 512  # numbers of a program
@@ -40,28 +37,8 @@ def push_sum_kernel(
     live = i < SIZE
     call = tl.load(calls + program) + 1
     own = tl.load(x + i, live, 0.0).to(tl.float32)
-    word = (call.to(tl.int64) << 32) | (own.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
-    half = (call & 1) * (RANKS * CAPACITY)
-    for peer in tl.static_range(RANKS):
-        if peer != RANK:
-            there = tl.load(peers + peer).to(tl.pointer_type(tl.int64))
-            tl.store(there + half + RANK * CAPACITY + i, word, live)
-    total = tl.zeros([BLOCK], tl.float32)
-    for peer in tl.static_range(RANKS):
-        if peer == RANK:
-            total += own
-        else:
-            at = inbox + half + peer * CAPACITY + i
-            got = tl.load(at, live, 0, volatile=True)
-            waiting = tl.max((live & ((got >> 32) != call)).to(tl.int32), 0)
-            polls = 0
-            while waiting > 0:
-                got = tl.load(at, live, 0, volatile=True)
-                waiting = tl.max((live & ((got >> 32) != call)).to(tl.int32), 0)
-                if POLLS > 0:
-                    polls += 1
-                    waiting = tl.where(polls < POLLS, waiting, 0)
-            total += (got & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+    send_words(own, call, peers, i, live, RANK, RANKS, CAPACITY)
+    total = sum_words(own, call, inbox, i, live, RANK, RANKS, CAPACITY, POLLS)
     tl.store(x + i, total.to(x.dtype.element_ty), live)
     tl.store(calls + program, call)
 

@@ -1,4 +1,4 @@
-"""Launches the embedding."""
+"""Launches the embedding, and before it what completes its ids."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moeserve.kernels.embed.triton import embed_kernel
-from moeserve.kernels.launch import pdl
+from moeserve.kernels.embed.triton import embed_kernel, take_sampled_kernel
+from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.linear.op import weight_of
 from moeserve.kernels.planes.layout import k_blocks_of
 
@@ -63,3 +63,11 @@ def embed(
         pdl(),
         num_warps=1,
     )
+
+
+def take_sampled(ids: Tensor, sampled: Tensor) -> None:
+    """In place: where an id is -1 - i, it becomes sampled[i], 0 where that is no token (below 0). ids int32 [n],
+    sampled int32 [m]. For a step that is launched before the host has seen the tokens of the one before."""
+    n = len(ids)
+    block = min(256, next_power_of_2(n))
+    take_sampled_kernel((-(-n // block),), ids, sampled, n, len(sampled), block, num_warps=1)

@@ -65,3 +65,14 @@ def embed_kernel(
     if SCALE != 1.0:
         value *= SCALE
     tl.store(x + i.to(tl.int64) * COLS + u * 128 + c, value, live)
+
+
+@kernel
+def take_sampled_kernel(ids, sampled, N: tl.constexpr, SAMPLED: tl.constexpr, BLOCK: tl.constexpr):
+    """In ids int32 [N], -1 - i becomes sampled[i] of SAMPLED tokens, or 0 where that is none; grid (N / BLOCK)."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = row < N
+    id = tl.load(ids + row, mask=there, other=0)
+    awaited = id < 0
+    token = tl.load(sampled + tl.minimum(-1 - id, SAMPLED - 1), mask=awaited, other=0)
+    tl.store(ids + row, tl.maximum(token, 0), mask=awaited)

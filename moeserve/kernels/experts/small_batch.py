@@ -20,15 +20,31 @@ from moeserve.kernels.planes.layout import K_BLOCK, QUANT_GROUP, k_blocks_of
 SOME = 4  # tokens: more have tiles of their own
 
 
+def k_blocks_at_once(k_blocks: int, tokens: int) -> int:
+    """How many K blocks of a row the threads of gate and up's program have together: a power of two.
+
+    Of up to SOME tokens 32, as their loads are on their way together; of more 8. Also 8 where that spares a quarter of
+    the threads or more: of 2,880 columns' 23 K blocks 32 threads have nine for nothing, and three times eight one."""
+    most, fewer = min(next_power_of_2(k_blocks), 32), min(next_power_of_2(k_blocks), 8)
+    spares = 4 * _padded(k_blocks, fewer) <= 3 * _padded(k_blocks, most)
+    return fewer if tokens > SOME or spares else most
+
+
+def _padded(k_blocks: int, at_once: int) -> int:
+    return -(-k_blocks // at_once) * at_once
+
+
 def up_tile(gate: Weight, up: Weight, tokens: int) -> GemvTile:
     """A program's rows are a multiple of 32: they may be quantised. One K block of two rows of both matrices to a
     thread, or of more where there are few columns. Of more than SOME tokens a thread has two K blocks, one after the
-    other: programs half as large hide one another's waiting (8 tokens: 2 us a layer, 16: 4)."""
+    other: programs half as large hide one another's waiting (8 tokens: 2 us a layer, 16: 4). So it has with three
+    times eight K blocks."""
     if gate.format is None or up.format is None:
         weight = gate if gate.format is None else up
         return GemvTile(32, 1, float_columns(weight, 32), 4)
-    most, warps = (32, 8) if tokens <= SOME else (8, 4)
-    k_blocks = min(next_power_of_2(k_blocks_of(gate.cols)), most)
+    in_row = k_blocks_of(gate.cols)
+    k_blocks = k_blocks_at_once(in_row, tokens)
+    warps = 8 if tokens <= SOME and k_blocks >= min(in_row, 32) else 4
     br = 32 * warps // k_blocks
     return GemvTile(br, max(2, QUANT_GROUP // br), k_blocks * K_BLOCK, warps)
 

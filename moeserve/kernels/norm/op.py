@@ -59,7 +59,7 @@ def add_norm(
         eps,
         size,
         pdl(),
-        num_warps=_warps(size),
+        num_warps=norm_warps(size),
         launch_pdl=pdl(),
     )
 
@@ -83,7 +83,7 @@ def sandwich_inputs(
         norms.router_input, router,
         norms.experts_input, experts.x, experts.codes, experts.scales,
         x.shape[1], eps, size, pdl(),
-        num_warps=_warps(size), launch_pdl=pdl(),
+        num_warps=norm_warps(size), launch_pdl=pdl(),
     )  # fmt: skip
 
 
@@ -116,9 +116,10 @@ def sandwich_sum(
         norms.dense_output, norms.experts_output, norms.output, norms.factor, weight, y.x, y.codes, y.scales,
         cols, dense.stride(0) // cols, 0 if parts is None else parts.shape[1],
         0 if parts is None else parts.stride(0) // cols, eps, size, pdl(),
-        num_warps=_warps(size), launch_pdl=pdl(),
+        num_warps=norm_warps(size), launch_pdl=pdl(),
     )  # fmt: skip
 
 
-def _warps(size: int) -> int:
+def norm_warps(size: int) -> int:
+    """Of a program with a row of so many columns, rounded up to a power of two."""
     return max(1, min(16, size // 256))

@@ -24,6 +24,19 @@ def store_activations(x, y, codes, scales, row, COLS: tl.constexpr, SIZE: tl.con
         store_quantized(x, codes + row * COLS, scales + row * (COLS // 32), 0, COLS, SIZE)
 
 
+@triton.jit
+def store_norm(
+    value, gain, y, codes, scales, exact, row, COLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr
+):
+    """Row `row` of y, of codes with scales, and of exact, where given, = the norm of value [SIZE] times gain."""
+    scale = tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS)
+    normed = value * scale * gain
+    store_activations(normed, y, codes, scales, row, COLS, SIZE)
+    if exact is not None:
+        c = tl.arange(0, SIZE)
+        tl.store(exact + row * COLS + c, normed, c < COLS)
+
+
 @kernel
 def add_norm_kernel(
     x, parts, part_weights, part_ids, attended, extra, rows, count, weight, y, codes, scales, exact,
@@ -69,9 +82,4 @@ def add_norm_kernel(
         value += part
     if rows is None and (parts is not None or attended is not None or extra is not None):
         tl.store(x + row * COLS + c, value, live)
-    scale = tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS)
-    normed = value * scale * gain
-    at = i.to(tl.int64)
-    store_activations(normed, y, codes, scales, at, COLS, SIZE)
-    if exact is not None:
-        tl.store(exact + at * COLS + c, normed, live)
+    store_norm(value, gain, y, codes, scales, exact, i.to(tl.int64), COLS, EPS, SIZE)

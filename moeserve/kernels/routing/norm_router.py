@@ -7,11 +7,34 @@ Every program makes the norm of its row again, which is cheaper than waiting for
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.quantize.triton import store_quantized
+
+
+@triton.jit
+def route_row(
+    value, w, gain, bias, y, codes, scales, logits, i, tile,
+    COLS: tl.constexpr, EXPERTS: tl.constexpr, SIZE: tl.constexpr, BE: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    """Row i's norm of value [SIZE] times gain, stored by the first tile, and its logits of the tile's experts, whose
+    rows of the router are w [BE, SIZE]."""
+    c, e = tl.arange(0, SIZE), tile * BE + tl.arange(0, BE)
+    live = c < COLS
+    normed = value * tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS) * gain
+    at = logits + i * EXPERTS + e
+    products = tl.sum(w.to(tl.float32) * normed[None, :], 1)
+    if bias is not None:
+        products += tl.load(bias + e, e < EXPERTS, 0.0)
+    tl.store(at, products, e < EXPERTS)
+    if tile == 0:
+        if y is not None:
+            tl.store(y + i * COLS + c, normed.to(y.dtype.element_ty), live)
+        if codes is not None:
+            store_quantized(normed, codes + i * COLS, scales + i * (COLS // 32), 0, COLS, SIZE)
 
 
 @kernel
@@ -41,14 +64,4 @@ def norm_router_kernel(
     if i >= existing:
         return
     value = tl.load(x + i * COLS + c, live, 0.0) + tl.load(extra + i * COLS + c, live, 0.0)
-    normed = value * tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS) * gain
-    at = logits + i * EXPERTS + e
-    products = tl.sum(w.to(tl.float32) * normed[None, :], 1)
-    if bias is not None:
-        products += tl.load(bias + e, e < EXPERTS, 0.0)
-    tl.store(at, products, e < EXPERTS)
-    if tile == 0:
-        if y is not None:
-            tl.store(y + i * COLS + c, normed.to(y.dtype.element_ty), live)
-        if codes is not None:
-            store_quantized(normed, codes + i * COLS, scales + i * (COLS // 32), 0, COLS, SIZE)
+    route_row(value, w, gain, bias, y, codes, scales, logits, i, tile, COLS, EXPERTS, SIZE, BE, EPS)

@@ -90,7 +90,7 @@ def norm_router(
     """
     n, cols = x.shape
     experts = logits.shape[1]
-    at_once = max(1, min(8, next_power_of_2(n) >> 1))  # 128 programs or 256
+    at_once = experts_at_once(n)
     norm_router_kernel(
         (-(-experts // at_once), n),
         x,
@@ -112,6 +112,11 @@ def norm_router(
         num_warps=4 if at_once <= 2 else 8,
         launch_pdl=pdl(),
     )
+
+
+def experts_at_once(rows: int) -> int:
+    """Of a program of `norm_router`."""
+    return max(1, min(8, next_power_of_2(rows) >> 1))  # 128 programs or 256
 
 
 def select_streamed_routes(

@@ -73,12 +73,15 @@ class CpuEngine:
     counts_every_step = True
     waits_for_logits = True
     kernels_compiled = 0
+    runs_ahead = False
+    is_computed = False
 
     def __init__(self, stream: CpuStream, model: CpuDecoder, sampler: CpuSampler) -> None:
         self._stream = stream
         self._model = model
         self._sampler = sampler
         self._last_logits: Tensor | None = None
+        self._sampled: tuple[Int32s, list[TokenLogprob | None]] = (np.zeros(0, np.int32), [])
 
     @property
     def description(self) -> str:
@@ -114,9 +117,15 @@ class CpuEngine:
         self._last_logits = self._logits(layout.sampled_rows[first : first + self.logit_rows])
         return self._last_logits
 
-    def sample(self, slots: Int32s, masks: TokenMasks | None) -> tuple[Int32s, list[TokenLogprob | None]]:
+    def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
         assert self._last_logits is not None
-        return self._sampler.sample(self._last_logits, slots, masks)
+        self._sampled = self._sampler.sample(self._last_logits, slots, masks)
+
+    def sampled(self) -> tuple[Int32s, list[TokenLogprob | None]]:
+        return self._sampled
+
+    def mark_end(self) -> None:
+        """Steps end before the next one is launched."""
 
     def finish(self) -> None:
         self._stream.wait()  # where no row had logits

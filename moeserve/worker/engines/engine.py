@@ -28,8 +28,10 @@ class ExpertCounts(NamedTuple):
 
 class Engine(Protocol):
     """Owns the model, its KV cache and the sampler's state. Calls come from one thread, a step's in this order:
-    `copy_states`, `bind` of its new requests, `fork`, `forward`, `score`, then `logits` and `sample` for each group of
-    sampled rows, `finish`."""
+    `copy_states`, `bind` of its new requests, `fork`, `forward`, `score`, then `logits`, `sample` and `sampled` for
+    each group of sampled rows, `mark_end` before the last group is read, `finish`. Where the engine `runs_ahead`, the
+    next step's `forward` may come between `mark_end` and `sampled`, if it needs no calls before it and this step
+    samples one group; `Sequences.expect` has what it awaits."""
 
     @property
     def logit_rows(self) -> int:
@@ -81,13 +83,31 @@ class Engine(Protocol):
         """float32 [m, vocab] of the sampled rows from `first` on, at most `logit_rows`; valid until the next call."""
         ...
 
-    def sample(self, slots: Int32s, masks: TokenMasks | None) -> tuple[Int32s, list[TokenLogprob | None]]:
-        """A token for each row of the last `logits`, whose requests are these; waits for it. A token below 0 says that
-        the row has none: its request cannot go on."""
+    def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
+        """Chooses, or launches the choice of, a token for each row of the last `logits`, whose requests are these."""
+        ...
+
+    def sampled(self) -> tuple[Int32s, list[TokenLogprob | None]]:
+        """Waits for what was last to be sampled. A token below 0 says that the row has none: its request cannot go
+        on."""
+        ...
+
+    def mark_end(self) -> None:
+        """All of the step has been launched."""
+        ...
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether all of the step that was last marked is. Of an engine that `runs_ahead`."""
+        ...
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a step may be launched before the host has the tokens of the one before."""
         ...
 
     def finish(self) -> None:
-        """Waits for all of the step. Raises where the device failed."""
+        """Waits for all of the step that was last marked. Raises where the device failed."""
         ...
 
     def forget(self, layout: StepLayout) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from moeserve.kernels.embed.op import take_sampled
 from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.blocks.gpu.workspace import GpuBatch
@@ -26,6 +27,7 @@ def launch_every_kind(
     """Of steps of these sizes. Within `compile_ahead`: nothing runs. inputs: by size. tiles: some prompt's, for each of
     the model's forms."""
     for size in sizes:
+        take_sampled(inputs[size].token_ids, sampler.tokens)
         for batch in _kinds_of_batches(model, inputs[size], size, scopes, tiles):
             model.begin(batch)
             model.forward(batch)

@@ -1,8 +1,9 @@
 """The model on a GPU, decode steps recorded as CUDA graphs, with the pool beside it for what lies in RAM.
 
 The host does little in a step: it fills one pinned buffer, starts one graph (embedding to logits), then queues the
-sampling behind it while the GPU works, and waits once, for the tokens. Where the first layers are the CPU's
-(`cpu_stage.py`), it waits for them before.
+sampling behind it while the GPU works, and waits once, for the tokens. Before it waits it may launch the next step's
+layers, which take the tokens on the GPU. Where the first layers are the CPU's (`cpu_stage.py`), it waits for them
+before.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,18 +38,11 @@ from moeserve.worker.engines.slot_tables import SlotTables
 from moeserve.worker.engines.step_completion import StepCompletion
 from moeserve.worker.engines.step_inputs import MAX_RECORDED_DECODE, StepInputs
 from moeserve.worker.engines.streaming import Streaming
+from moeserve.worker.engines.token_choice import LogitRows, TokenChoice
 from moeserve.worker.engines.warm_up import WarmUp
 from moeserve.worker.expert_cache import ExpertCache
 from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
-
-
-class _LogitRows(NamedTuple):
-    """Rows of logits on the device, padded to a size of the head."""
-
-    logits: Tensor  # float32 [size, vocab]
-    slots: Tensor  # int32 [size]: request slots
-    num_rows: Tensor  # int32 [1]
 
 
 class GpuEngine:
@@ -84,7 +77,10 @@ class GpuEngine:
         self.logit_rows = model.head_sizes[-1]
         yields = ram_experts is not None and ram_experts.stream.threads >= usable_cores()
         self._done = StepCompletion(model.device, self.logit_rows, yields=yields)
+        # The host takes part in a step with experts or layers in RAM, and other GPUs have its tokens from the host.
+        self.runs_ahead = ram_experts is None and cpu_stage is None and model.stage is None
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
+        self._choice = TokenChoice(self._sampler, self._done)
         records_prompts = agree(
             ram_experts is None
             and cpu_stage is None
@@ -126,8 +122,7 @@ class GpuEngine:
         # Of the step under way.
         self._step = self._inputs[model.sizes[0]]
         self._has_logits = False
-        self._rows: _LogitRows | None = None
-        self._is_waited_for = False
+        self._rows: LogitRows | None = None
 
     @property
     def description(self) -> str:
@@ -177,7 +172,6 @@ class GpuEngine:
     ) -> None:
         """Launches the step, with the head where it is a recorded one. A step that is observed never is."""
         self._step = inputs = self._inputs[rounded(layout.n, self._model.sizes)]
-        self._is_waited_for = False
         inputs.fill(layout, sequences)
         if self._cpu_stage is not None:
             self._cpu_stage.compute(layout, sequences, observer)
@@ -192,6 +186,7 @@ class GpuEngine:
             recorded = recorded or self._recorded.decode(kind, independent=independent)
         self._has_logits = recorded is not None
         if recorded is not None:
+            inputs.copy(self._sampler.tokens)
             self._before_step()
             self._model.begin()
             recorded()
@@ -203,7 +198,7 @@ class GpuEngine:
             return
         if observer is None and self._replay_prompts(kind, layout, num_decode, each_alone=each_alone):
             return
-        inputs.copy()
+        inputs.copy(self._sampler.tokens)
         tiles = None if each_alone else self._on_device(self._tiles(layout, num_decode))
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
         batch = inputs.batch(num_decode, tiles, streamed, rows_independent=independent, scope=kind.scope)
@@ -238,6 +233,7 @@ class GpuEngine:
         if len(tiles) > inputs.max_tiles:
             return False
         inputs.fill_prompts(num_decode, tiles)
+        inputs.copy(self._sampler.tokens)
         self._model.begin()
         replay()
         return True
@@ -260,23 +256,25 @@ class GpuEngine:
             logits = self._recorded.logits[size]
         else:
             logits = self._model.logits(self._step.size, rows, count)
-        self._rows = _LogitRows(logits, slots, count)
+        self._rows = LogitRows(logits, slots, count)
         return logits[:n]
 
-    def sample(self, slots: Int32s, masks: TokenMasks | None) -> tuple[Int32s, list[TokenLogprob | None]]:
+    def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
         assert self._rows is not None
-        logits, device_slots, count = self._rows
-        chosen = self._sampler.sample(logits, slots, device_slots, count, masks)
-        wanted = self._sampler.wanted_logprobs(slots)
-        has_wanted = any(top is not None for top in wanted)
-        scores = self._sampler.score(logits, chosen, count) if has_wanted else None
-        tokens = self._done.read(chosen[: len(slots)])
-        self._is_waited_for = True
-        return tokens, [None] * len(slots) if scores is None else scores.read(wanted)
+        self._choice.launch(self._rows, slots, masks)
+
+    def sampled(self) -> tuple[Int32s, list[TokenLogprob | None]]:
+        return self._choice.read()
+
+    def mark_end(self) -> None:
+        self._choice.mark_end()
+
+    @property
+    def is_computed(self) -> bool:
+        return self._done.is_reached
 
     def finish(self) -> None:
-        if not self._is_waited_for:
-            self._done.wait()
+        self._done.wait()
         self._model.check()
 
     def forget(self, layout: StepLayout) -> None:
@@ -309,41 +307,41 @@ class GpuEngine:
             if replay is not None:
                 inputs.fill_prompts(0, tiles[0])
 
-        def run() -> None:
+        def launch() -> None:
+            inputs.copy()
             self._model.begin(batch)
             if replay is not None:
                 replay()
             else:
-                inputs.copy()
                 self._model.forward(batch)
-            self._done.wait()
-            self._model.check()
 
-        return run
+        return self._waiting(launch)
 
     def dummy_decode(self, rows: int) -> Callable[[], None]:
         """What runs a recorded step of so many rows (one of the sizes) that belong to nobody, and waits for it. For
         timing, before the first request."""
         vocab = self._model.shape.vocab_size
-        self._inputs[rows].fill_dummy(rows, vocab, is_prompt=False)
+        inputs = self._inputs[rows]
+        inputs.fill_dummy(rows, vocab, is_prompt=False)
         if self.micro_batches is not None and rows in self.micro_batches.decode_parts:
             return self._waiting(self.micro_batches.dummy_decode(rows, vocab))
         recorded = self._recorded.decode(StepKind(rows, AdapterScope.NONE), independent=True)
         assert recorded is not None
 
-        def run() -> None:
+        def launch() -> None:
+            inputs.copy()
             self._model.begin()
             recorded()
 
-        return self._waiting(run)
+        return self._waiting(launch)
 
     def _waiting(self, launches: Callable[[], None]) -> Callable[[], None]:
         """The same, which then waits for the step."""
 
         def run() -> None:
             launches()
-            self._done.wait()
-            self._model.check()
+            self._done.mark()
+            self.finish()
 
         return run
 

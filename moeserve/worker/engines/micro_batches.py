@@ -75,7 +75,9 @@ class MicroBatches:
         recorder = CudaGraphRecorder(self._model.device)
         for size in sizes:
             if size // DECODE_PARTS >= LEAST_ROWS:
-                self._decode[size] = recorder.record(partial(self._launch_decode, size), _nothing)
+                copies = partial(self._copy_decode, size)
+                replay = recorder.record(partial(self._launch_decode, size), copies)
+                self._decode[size] = partial(_after, copies, replay)
         self.decode_parts = set(self._decode)
 
     @property
@@ -84,7 +86,7 @@ class MicroBatches:
 
     def decode(self, size: int, layout: StepLayout, sequences: Sequences) -> Launches | None:
         """What runs the step, whose rows are independent of one another, and its head; None: it is not to go in parts.
-        The whole step's inputs have been filled."""
+        The whole step's inputs are copied before."""
         half = size // DECODE_PARTS
         if size not in self.decode_parts or layout.n <= half:
             return None
@@ -99,13 +101,14 @@ class MicroBatches:
             self._inputs_of(half, number).fill_dummy(half, vocab, is_prompt=False)
         return self._decode[size]
 
+    def _copy_decode(self, size: int) -> None:
+        for number in range(DECODE_PARTS):
+            self._inputs_of(size // DECODE_PARTS, number).copy()
+
     def _launch_decode(self, size: int) -> None:
         half, whole = size // DECODE_PARTS, self._whole[size]
-        whole.copy()
         for number in range(DECODE_PARTS):
-            own = self._inputs_of(half, number)
-            own.copy()
-            batch = own.batch(half, None, 0.0, rows_independent=True)
+            batch = self._inputs_of(half, number).batch(half, None, 0.0, rows_independent=True)
             self._model.forward(batch, part=StepPart(number * half, number == DECODE_PARTS - 1))
         if self._model.has_head:
             rows, _, count = whole.head(0, size)
@@ -214,5 +217,6 @@ def _divide(row: Row, count: int) -> tuple[Row, Row]:
     return first, rest
 
 
-def _nothing() -> None:
-    """Before a recorded step: none of its experts are in RAM."""
+def _after(first: Launches, then: Launches) -> None:
+    first()
+    then()

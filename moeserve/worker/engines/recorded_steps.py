@@ -38,7 +38,7 @@ class _Name(NamedTuple):
 
 
 class RecordedSteps:
-    """Each copies its inputs, and computes all layers."""
+    """Each computes all layers of inputs that have been copied."""
 
     def __init__(self, model: GpuDecoder, inputs: Mapping[int, StepInputs]) -> None:
         """inputs: by size; those with room for tiles are of recorded steps with prompts, too."""
@@ -83,7 +83,9 @@ class RecordedSteps:
             return False
         name = self._wanted.pop(0) if self._wanted else self._planned[0]
         self._planned.remove(name)
-        self._inputs[name.kind.size].clear()
+        inputs = self._inputs[name.kind.size]
+        inputs.clear()
+        inputs.copy()
         launch = {"decode": self._decode_step, "small": self._small_step, "prompts": self._prompt_step}
         launches = partial(launch[name.family], name.kind)
         self._recorded[name] = self._recorder.record(launches, self._model.begin)
@@ -112,7 +114,6 @@ class RecordedSteps:
 
     def _decode_step(self, kind: StepKind, *, independent: bool = True) -> None:
         size, inputs = kind.size, self._inputs[kind.size]
-        inputs.copy()
         self._model.forward(inputs.batch(size, None, 0.0, rows_independent=independent, scope=kind.scope))
         if self._model.has_head:
             rows, _, count = inputs.head(0, size)
@@ -122,6 +123,4 @@ class RecordedSteps:
         self._decode_step(kind, independent=False)
 
     def _prompt_step(self, kind: StepKind) -> None:
-        inputs = self._inputs[kind.size]
-        inputs.copy()
-        self._model.forward(inputs.recorded_prompts(kind.scope))
+        self._model.forward(self._inputs[kind.size].recorded_prompts(kind.scope))

@@ -21,14 +21,27 @@ class StepCompletion:
         self._tokens = torch.empty(head_rows, dtype=torch.int32, pin_memory=self._is_gpu)
         self._event = torch.cuda.Event(blocking=yields) if self._is_gpu else None
 
-    def wait(self) -> None:
+    def mark(self) -> None:
+        """What has been launched so far is what is waited for."""
         if self._event is not None:
             self._event.record()
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether all that was marked last has been computed."""
+        return self._event is None or bool(self._event.query())
+
+    def wait(self) -> None:
+        """For what was marked last."""
+        if self._event is not None:
             self._event.synchronize()
 
-    def read(self, tokens: Tensor) -> NDArray[np.int32]:
-        """Up to head_rows of them. The array is the caller's."""
-        here = self._tokens[: len(tokens)]
-        here.copy_(tokens, non_blocking=True)
+    def bring(self, tokens: Tensor) -> None:
+        """Launches the copy of up to head_rows tokens, and marks it."""
+        self._tokens[: len(tokens)].copy_(tokens, non_blocking=True)
+        self.mark()
+
+    def brought(self, count: int) -> NDArray[np.int32]:
+        """Waits for them. The array is the caller's."""
         self.wait()
-        return here.numpy().copy()
+        return self._tokens[:count].numpy().copy()

@@ -1,4 +1,5 @@
-"""A step's rows on their way to the GPU: one pinned buffer, one copy.
+"""A step's rows on their way to the GPU: one pinned buffer, one copy. What stands in the place of tokens that the host
+does not know yet is completed there.
 
 counts     [COUNTS]   the step's rows, then how many of them are sampled by each call of the head, and last how many
                       attend each by itself, MIXED_DECODE_ROWS together; 16 bytes apart, as kernels are compiled for
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.delta_net.op import StepSequences, chunks_of
+from moeserve.kernels.embed.op import take_sampled
 from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.blocks.gpu.workspace import MIXED_DECODE_ROWS, GpuBatch, GpuStateRows
@@ -66,6 +68,8 @@ class StepInputs:
             COUNTS + fields * stride + 4 * max_tiles, dtype=torch.int32, pin_memory=device.type == "cuda"
         )
         self._device = torch.zeros_like(self._host, device=device)
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._awaits_tokens = False
         end = COUNTS + fields * stride
         self._fields = self._host[COUNTS:end].view(fields, stride).numpy()
         self._tiles = self._host[end:].view(max_tiles, 4).numpy()
@@ -92,14 +96,17 @@ class StepInputs:
         self._adapters_on_device = on_device[fields - 1, :size]
 
     def fill(self, layout: StepLayout, sequences: Sequences) -> None:
-        """On the host; the copy before must have been made."""
+        """On the host. Waits for the copy before."""
+        if self._copied is not None:
+            self._copied.synchronize()
         n, m = layout.n, len(layout.sampled_rows)
         self._counts[:] = 0
         self._counts[0] = n
         for call, first in enumerate(range(0, m, self._head_rows)):
             self._counts[_ALIGN * (1 + call)] = min(m - first, self._head_rows)
         f = self._fields
-        f[0, :n] = sequences.tokens[layout.sequence, layout.position]
+        f[0, :n] = tokens = sequences.tokens[layout.sequence, layout.position]
+        self._awaits_tokens = bool(tokens.min(initial=0) < 0)
         f[1, :n] = layout.position
         f[2, :n] = layout.kv_slots
         f[3, :n] = layout.sequence
@@ -120,6 +127,7 @@ class StepInputs:
 
     def clear(self) -> None:
         """No rows, for a step that only is to be recorded."""
+        self._awaits_tokens = False
         self._counts[:] = 0
         f = self._fields
         f[:] = 0
@@ -137,6 +145,7 @@ class StepInputs:
         before there is any request: their KV goes to the slots 0 .. n - 1, their state to slot 0. The step may be
         larger than the KV pool and a request: then the last position is there several times, and what has no slot is
         not stored."""
+        self._awaits_tokens = False
         self._counts[:] = 0
         self._counts[0] = n
         f = self._fields
@@ -172,9 +181,15 @@ class StepInputs:
     def max_tiles(self) -> int:
         return len(self._tiles)
 
-    def copy(self) -> None:
-        """Launches the copy to the device."""
+    def copy(self, sampled: Tensor | None = None) -> None:
+        """Launches the copy to the device. sampled: int32, of the step before, where tokens of it are awaited
+        (`Sequences.expect`)."""
         self._device.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        if self._awaits_tokens:
+            assert sampled is not None
+            take_sampled(self.token_ids, sampled)
 
     def batch(
         self,

@@ -95,6 +95,7 @@ class Follower:
             self._engine.bind(seq, self._sequences.bind(seq))
         layout = StepLayout(plan.rows)
         self._engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=None)
+        self._engine.mark_end()
         self._engine.finish()
         self._last_rows = plan.rows
 

@@ -170,6 +170,7 @@ class LeaderRunner(Runner):
     ) -> None:
         super().__init__(engine, ready, constraints, recorder)
         self.group = group
+        self.runs_ahead = False  # the others have a step's tokens from here
         self._last_rows: list[Row] = []  # of the last step, those that were sampled
 
     def step(self, plan: StepPlan) -> StepResult:

@@ -7,6 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,10 @@ from torch._C._distributed_c10d import FileStore
 
 from moeserve.kernels.collectives.all_reduce import AllReduce, ProcessGroupSum
 from moeserve.kernels.collectives.fastest import FastestSum
-from moeserve.kernels.collectives.peer_memory import peer_sums
+from moeserve.kernels.collectives.fastest_norm import choose_norms
+from moeserve.kernels.collectives.peer_memory import peer_sum_norm, peer_sums
 from moeserve.kernels.collectives.stage_link import PeerLink, ProcessGroupLink, StageLink
+from moeserve.kernels.collectives.sum_norm_op import SumNorm
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,13 @@ ENVIRONMENT = {
     "NCCL_SOCKET_IFNAME": "lo",
     "GLOO_SOCKET_IFNAME": "lo",
 }
+
+
+class RankSums(NamedTuple):
+    """How blocks are summed over all ranks."""
+
+    all_reduce: AllReduce
+    within_norm: SumNorm | None  # within the norm behind a block, for the sizes that it takes
 
 
 class RankGroup(ABC):
@@ -45,25 +55,30 @@ class RankGroup(ABC):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
-    def connect(self, sizes: Sequence[int]) -> AllReduce:
-        """Waits for all ranks. The sum over them, for messages of `sizes` numbers, float32 or of 16 bits. Once in a
-        process: PyTorch's symmetric memory does not meet a second time. On GPUs each size has been summed when it
-        returns: what that takes of the memory, and keeps, is taken before others count what is free."""
+    def connect(self, rows: Sequence[int], hidden: int, experts: int) -> RankSums:
+        """Waits for all ranks. The sum over them, for messages of `rows` rows of `hidden` numbers, float32 or of 16
+        bits, behind which there may be a router of so many experts. Once in a process: PyTorch's symmetric memory does
+        not meet a second time. On GPUs each size has been summed when it returns: what that takes of the memory, and
+        keeps, is taken before others count what is free."""
         group = self._meet()
         safe = ProcessGroupSum(group)
         if self.device.type != "cuda":
-            return safe
+            return RankSums(safe, None)
         sums: AllReduce = safe
+        within_norm: SumNorm | None = None
         try:
-            sums = FastestSum(safe, peer_sums(group, self.device, 4 * max(sizes)), self.agree)
+            sums = FastestSum(safe, peer_sums(group, self.device, 4 * max(rows) * hidden), self.agree)
+            within_norm = peer_sum_norm(group, self.device, max(rows), hidden, experts)
         except RuntimeError as error:
             log.warning("the GPUs do not reach one another's memory, sums are slower: %s", error)
-        for size in sizes:
+        for each in rows:
             for dtype in (torch.float32, torch.bfloat16):
-                sums(torch.zeros(size, dtype=dtype, device=self.device))
+                sums(torch.zeros(each, hidden, dtype=dtype, device=self.device))
+        if within_norm is not None:
+            choose_norms(within_norm, sums, rows, hidden, experts, self.device, self.agree)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        return sums
+        return RankSums(sums, within_norm)
 
     def connect_stages(self, rows: int, hidden: int) -> StageLink:
         """The same where each rank has some of the layers: from the rank before and to the next, for steps of up to so

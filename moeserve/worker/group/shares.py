@@ -10,8 +10,8 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.kernels.collectives.all_reduce import AllReduce
 from moeserve.models.blocks.gpu.stage import Stage
+from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.interface import ModelShape
 from moeserve.models.rank_share import RankShare, share_of, stage_of
 from moeserve.models.sources.source import ModelSource
@@ -26,8 +26,7 @@ log = logging.getLogger(__name__)
 class Connections:
     """Of one rank with the others: sums, or the neighbours of its layers."""
 
-    mixer_sum: AllReduce | None = None
-    ffn_sums: list[AllReduce | None] | None = None
+    sums: GpuSums | None = None
     stage: Stage | None = None
 
 
@@ -71,19 +70,18 @@ def share_among(
         raise ConfigError(f"--gpus {config.gpus}: {error}; {remedy}") from error
 
 
-def connect(share: RankShare, ranks: RankGroup, max_tokens: int) -> Connections:
-    """Waits for all ranks. max_tokens: of a step."""
+def connect(share: RankShare, ranks: RankGroup, max_tokens: int, *, is_observed: bool) -> Connections:
+    """Waits for all ranks. max_tokens: of a step. is_observed: on this rank a `LayerObserver` sees some steps."""
     shape = share.shape
     if share.is_stage:
         link = ranks.connect_stages(step_sizes(max_tokens)[-1], shape.hidden_size)
         return Connections(stage=Stage(link, share.rank, share.num_ranks))
-    sizes = [rows * shape.hidden_size for rows in step_sizes(max_tokens)]
-    all_reduce = ranks.connect(sizes)
+    all_reduce, within_norm = ranks.connect(step_sizes(max_tokens), shape.hidden_size, shape.num_experts)
     layers = range(shape.num_layers)
-    return Connections(
-        all_reduce if share.divides_attention else None,
-        [None if layer in share.whole_ffns else all_reduce for layer in layers],
-    )
+    mixer = all_reduce if share.divides_attention else None
+    ffns = [None if layer in share.whole_ffns else all_reduce for layer in layers]
+    shows_sums = ranks.of_leader(int(is_observed))  # the others do as it does
+    return Connections(sums=GpuSums(mixer, ffns, None if shows_sums else within_norm))
 
 
 def gpu_experts(placement: Placement, share: RankShare | None) -> list[list[int]]:

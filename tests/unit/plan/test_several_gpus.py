@@ -62,6 +62,25 @@ def test_a_prompt(capsys: pytest.CaptureFixture[str], large: Path, parallel: str
     assert gain * one < two < 2 * one
 
 
+LARGER = {"hidden_size": 4096, "num_layers": 94, "num_heads": 64, "num_kv_heads": 4, "expert_width": 1536}
+
+
+@pytest.mark.parametrize(
+    ("shape", "measured"),
+    [({}, {"1": 584, "64": 7598}), (LARGER, {"1": 192, "64": 1459})],
+    ids=["30B", "235B"],
+)
+def test_what_two_h200s_reached(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, shape: dict[str, int], measured: dict[str, float]
+) -> None:
+    """Tokens a second, docs/results/2026-11-23-several-gpus.md and 2026-11-26-two-gpus.md."""
+    header = tmp_path / "header.gguf"
+    write_header(header, qwen3moe(**shape))
+    rates = ("--gpu-memory", "139", "--gpu-bandwidth", "4800", "--gpu-tflops", "790", "--ram", "16")
+    planned = run(capsys, "--model", str(header), "--gpus", "2", *rates)["speed"]["decode"]
+    assert {streams: planned[streams] for streams in measured} == pytest.approx(measured, rel=0.2)
+
+
 def test_the_text_names_each_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     from moeserve.cli import main
 

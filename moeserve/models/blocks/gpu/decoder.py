@@ -25,7 +25,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels.collectives.all_reduce import AllReduce
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
@@ -45,6 +44,7 @@ from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
+from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -81,8 +81,7 @@ class GpuDecoder:
         from_cpu: Tensor | None = None,
         states: Sequence[StateLayer] = (),
         forced_rows: int = 0,
-        mixer_sum: AllReduce | None = None,
-        ffn_sums: Sequence[AllReduce | None] | None = None,
+        sums: GpuSums | None = None,
         adapters: GpuAdapters | None = None,
         window_table: Tensor | None = None,
         stage: Stage | None = None,
@@ -92,8 +91,7 @@ class GpuDecoder:
         [requests, length], the KV slots of each request by position. handoff, expert_stream, prefill: see
         `GpuFfnBlock`. from_cpu: float32 [max_tokens, hidden] in pinned memory, where a step's x is instead of coming
         from an embedding. forced_rows: steps of up to so many rows take the routers' choice from `forced_routing`.
-        mixer_sum, ffn_sums: where several GPUs compute the model, by what the mixers' outputs and each layer's
-        feed-forward's are summed over them; None: they are whole. adapters: those that rows may ask for.
+        sums: where several GPUs compute the model; None: every block is whole. adapters: those that rows may ask for.
         window_table: the slot table of windowed layers; None: they have no slots of their own. stage: where other GPUs
         have the layers before or behind. num_in_ram: see `GpuFfnBlock`."""
         self.shape = shape
@@ -115,7 +113,7 @@ class GpuDecoder:
         # What comes from elsewhere is scaled already.
         self._embedding_scale = shape.embedding_scale if self._row_numbers is None else 1.0
         forms = forms_of(shape, max_model_len, self.device, weights.rope_factors)
-        self._mixer_sum = mixer_sum
+        self._sums = GpuSums(None, [None] * self.num_layers, None) if sums is None else sums
         self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, forms, window_table)
         self._latent_attention = GpuLatentAttentionBlock(slot_table, forms)
         self.forced_routing = (
@@ -130,8 +128,8 @@ class GpuDecoder:
             handoff,
             expert_stream,
             prefill,
+            self._sums,
             self.forced_routing,
-            ffn_sums,
             num_in_ram,
         )
         self.sizes = step_sizes(max_tokens)
@@ -146,12 +144,11 @@ class GpuDecoder:
             else torch.float16,
             float_weights=has_float_weights(weights),
             adapter_rank=0 if adapters is None else adapters.rank,
+            experts_here=_experts_here(weights) if expert_stream is None else None,
         )
         self.head_sizes = [size for size in self.sizes if size <= GPU_LOGIT_ROWS]
         logits = torch.empty(self.head_sizes[-1], shape.vocab_size, device=self.device)
-        is_whole = all(
-            part is None for part in (handoff, expert_stream, stage, adapters, mixer_sum, ffn_sums)
-        )
+        is_whole = all(part is None for part in (handoff, expert_stream, stage, adapters, sums))
         of_layers = [
             (layer, kv[index], states[index : index + 1], shape.layers[self._first_layer + index])
             for index, layer in enumerate(weights.layers)
@@ -221,8 +218,7 @@ class GpuDecoder:
             self._mixer_norm(index, s, batch.count)
             adapters = self._adapters_of(index, batch, s)
             self._mix_tokens(index, layer, batch, s, adapters)
-            if self._mixer_sum is not None:
-                self._mixer_sum(s.output)
+            self._sums.add_mixer(s)
             self._ffn.mix(index, s, batch.count, adapters)
             if observer is not None:
                 self._show_layer(index, s, observer)
@@ -355,6 +351,12 @@ class GpuDecoder:
             routing=self._ffn.routing(index, s),
             expert_output=output,
         )
+
+
+def _experts_here(weights: GpuWeights) -> int:
+    """Of the layer that has most of them."""
+    here = [layer.moe.experts for layer in weights.layers if layer.moe is not None]
+    return max((experts.gate.experts for experts in here if experts is not None), default=0)
 
 
 def _as_planes(rows: Tensor, device: torch.device) -> Planes:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.collectives.all_reduce import AllReduce
 from moeserve.kernels.experts.op import shared_gate
 from moeserve.kernels.experts.sum_parts import sum_parts
 from moeserve.kernels.handoff import ExpertHandoff
@@ -25,12 +24,13 @@ from moeserve.kernels.linear.op import Gated
 from moeserve.kernels.norm import reference
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
-from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
+from moeserve.kernels.routing.op import route, select_streamed_routes
 from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
 from moeserve.models.blocks.gpu.expert_run import ExpertRun, PendingSum, gated_product
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapters
+from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, Routes
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_stream import ExpertStream
@@ -50,15 +50,15 @@ class GpuFfnBlock:
         handoff: ExpertHandoff | None,
         expert_stream: ExpertStream | None,
         prefill: Sequence[str] | None,
+        sums: GpuSums,
         forced_routing: ForcedRouting | None = None,
-        sums: Sequence[AllReduce | None] | None = None,
         num_in_ram: Sequence[int] | None = None,
     ) -> None:
         """layers: of the last ones of `shape`. handoff: to the experts in RAM, where there are any; expert_stream: the
-        other way, for the layers whose `prefill` is not "cpu". sums: of each layer, over the GPUs that have the rest
-        of it; None: it is whole here. num_in_ram: experts that the hand-off has, by layer; None: all that are not here.
+        other way, for the layers whose `prefill` is not "cpu". sums: over the GPUs that have the rest of
+        a layer. num_in_ram: experts that the hand-off has, by layer; None: all that are not here.
         """
-        self._sums: Sequence[AllReduce | None] = [None] * len(layers) if sums is None else sums
+        self._sums = sums
         self._forced_routing = forced_routing
         self._eps = shape.rms_eps
         self._hidden = shape.hidden_size
@@ -128,9 +128,8 @@ class GpuFfnBlock:
                 self._add_unrouted(index, ffn.expert, s, count, adapters, names.FFN_PARTS)
         else:
             self._mix_experts(index, ffn, s, count, adapters)
-        all_reduce = self._sums[index]
-        if all_reduce is not None:
-            self._sum_over_gpus(index, all_reduce, s, count)
+        if self._sums.sums_ffn(index):
+            self._sum_over_gpus(index, s, count)
 
     def _mix_experts(
         self, index: int, ffn: GpuMoe, s: GpuWorkspace, count: Tensor, adapters: LayerAdapters | None
@@ -176,9 +175,12 @@ class GpuFfnBlock:
             dense = self._unrouted_part(index, s)
             sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, weight, self._eps, y)
             return
-        attended = (
-            s.output.view(s.rows, -1) if self.fuses_router_norm(index, s) else None
-        )  # still to be added
+        attended = self._sums.attended(s) if self.fuses_router_norm(index, s) else None  # still to be added
+        within = None if rows is not None or parts is None else self._sums.ffn_within_norm(index, parts)
+        if within is not None:
+            assert parts is not None
+            within.add_norm(parts, s.x, count, weight, self._eps, y, attended=attended)
+            return
         add_norm(
             s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales,
             attended=attended,
@@ -187,14 +189,14 @@ class GpuFfnBlock:
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
         """Returns the layer's pending residual contributions."""
         routes, is_shared = self._routes(index, s), self._is_shared(index)
-        is_added = self._sums[index] is not None  # with this GPU's own
+        is_added = self._sums.sums_ffn(index)  # with this GPU's own
         pool_sum = s.pool_sum if is_shared and self._pool_works and not is_added else None
         if self._sandwich(index) is not None:
             return self._pending_experts(index, s, pool_sum)
         parts = routes.parts if self._has_parts(index) else None
         if s.is_small_batch:
             return PendingSum(parts, None, None, pool_sum)  # summed, in one part
-        if self._sums[index] is not None:
+        if is_added:
             return PendingSum(s.output, None, None, pool_sum)
         return PendingSum(parts, routes.weights, self._ids_here(index, routes), pool_sum)
 
@@ -235,7 +237,7 @@ class GpuFfnBlock:
             return False
         return not ffn.router.first.quantised
 
-    def _sum_over_gpus(self, index: int, all_reduce: AllReduce, s: GpuWorkspace, count: Tensor) -> None:
+    def _sum_over_gpus(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
         """Of a large batch in s.output: attention's has been added to x by then."""
         routes = self._routes(index, s)
         total = routes.parts
@@ -246,7 +248,7 @@ class GpuFfnBlock:
             if s.is_small_batch and not self._has_parts(index):
                 total.zero_()
             total.add_(s.pool_sum[:, None])
-        all_reduce(total)
+        self._sums.add_ffn(index, total)
 
     def _has_parts(self, index: int) -> bool:
         return self._has_routed_parts(index) or self._shapes[index].unrouted_width > 0
@@ -295,29 +297,23 @@ class GpuFfnBlock:
 
     def _norm(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
         """y, the norm of x with the attention's output."""
-        y, norm = s.y, self._layers[index].norm
-        exact = None if s.router_input is y.x else s.router_input
-        add_norm(
-            s.x, s.output, None, None, None, None, count, norm, self._eps, y.x, y.codes, y.scales, exact
-        )  # fmt: skip
+        exact = None if s.router_input is s.y.x else s.router_input
+        self._sums.mixer_norm(s, count, self._layers[index].norm, self._eps, exact)
 
     def _router(self, index: int, moe: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
         """The same, and the router's logits."""
-        y, output = s.y, s.output.view(s.rows, -1)
+        y, router = s.y, moe.router
         if self.fuses_router_norm(index, s):
-            router = moe.router.first.codes[0]
-            norm_router(
-                s.x, output, count, moe.norm, self._eps, router, y.x, y.codes, y.scales, s.router_logits,
-                bias=moe.router.bias,
-            )  # fmt: skip
+            self._sums.mixer_norm_router(s, count, moe.norm, self._eps, router.first.codes[0], router.bias)
             return
         if moe.sandwich is None:
             self._norm(index, s, count)
         else:
             experts = self._experts_input(index, s)
+            output = s.output.view(s.rows, -1)
             sandwich_inputs(s.x, output, moe.sandwich, count, self._eps, y, s.router_input, experts)
-        into_router = y if moe.router.first.quantised else GpuActivations(s.router_input, None, None)
-        multiply(moe.router, into_router, count, s.router_logits)
+        into_router = y if router.first.quantised else GpuActivations(s.router_input, None, None)
+        multiply(router, into_router, count, s.router_logits)
 
     def _share_experts(
         self, index: int, moe: GpuMoe, local_expert_ids: Tensor, s: GpuWorkspace, count: Tensor

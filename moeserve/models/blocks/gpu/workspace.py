@@ -139,10 +139,11 @@ class GpuWorkspace:
         queries: torch.dtype,
         float_weights: bool,
         adapter_rank: int,
+        experts_here: int,
     ) -> None:
         """arena: uint8, shared with the workspaces of other sizes, as `decode` and `mixed_decode` may be. floats: of
         what the tensor cores multiply. queries: 16 bits, as attention reads keys. adapter_rank: as `gpu_step_buffers`
-        has it."""
+        has it. experts_here: the most of a layer that a product takes."""
         device = arena.device
         buffers = gpu_step_buffers(
             shape, rows, FLOATS[floats], float_weights=float_weights, adapter_rank=adapter_rank
@@ -183,13 +184,13 @@ class GpuWorkspace:
         self.blocks = BlockWorkspace(
             rows,
             shape.top_k,
-            shape.num_experts,
+            experts_here,
             device,
             is_large_batch=unpacks_experts(rows, shape.top_k, shape.num_experts),
         )
         # Of experts whose matrices are of types for it; None: steps are too small or too large.
         self.quads = (
-            QuadWorkspace(rows, shape.top_k, shape.num_experts, views["quads"])
+            QuadWorkspace(rows, shape.top_k, experts_here, views["quads"])
             if "quads" in views and floats == torch.bfloat16 and shape.num_experts
             else None
         )
@@ -227,8 +228,9 @@ def make_workspaces(
     queries: torch.dtype = torch.float16,
     float_weights: bool,
     adapter_rank: int = 0,
+    experts_here: int | None = None,
 ) -> dict[int, GpuWorkspace]:
-    """By size, over one another."""
+    """By size, over one another. experts_here: the most of a layer that a product takes; None: all."""
     nbytes = gpu_arena_bytes(
         shape, max_tokens, FLOATS[floats], float_weights=float_weights, adapter_rank=adapter_rank
     )
@@ -251,6 +253,7 @@ def make_workspaces(
             queries=queries,
             float_weights=float_weights,
             adapter_rank=adapter_rank,
+            experts_here=shape.num_experts if experts_here is None else experts_here,
         )
         for size in sizes
     }

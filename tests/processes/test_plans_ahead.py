@@ -1,0 +1,112 @@
+"""A worker that launches the next plan while it computes one, over a real line: the order of the answers, and ends."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from moeserve.messages.steps import StepPlan, StepResult
+from moeserve.messages.worker import WorkerDied
+from moeserve.router.worker_client import RpycWorker
+from tests.e2e.clients import within
+from tests.processes.test_rpc import answers_of, plan, results
+from tests.support.rpc_child import EXPERT_USE, RAISE, child_process
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    with child_process(tmp_path / "worker", "overlapping") as process:
+        yield process
+
+
+@pytest.fixture
+def worker(child: subprocess.Popen[str], tmp_path: Path) -> Iterator[RpycWorker]:
+    worker = RpycWorker(tmp_path / "worker")
+    worker.ready()
+    worker.submit(plan(0))  # what a start has put off is done behind a first call
+    results(worker, 1)
+    yield worker
+    worker.close()
+
+
+def going_on(step: int) -> StepPlan:
+    """A plan of rows alone."""
+    return msgspec.structs.replace(plan(step), new_seqs=[])
+
+
+def launched_before_the_result(answers: list[StepResult]) -> list[int]:
+    return [int(answer.compute_ms) for answer in answers]
+
+
+def test_the_next_plan_is_launched_while_one_is_computed(worker: RpycWorker) -> None:
+    worker.submit(plan(1))
+    worker.submit(going_on(2))
+    answers: list[StepResult] = []
+    for step in range(3, 9):
+        answers += results(worker, 1)
+        worker.submit(going_on(step))
+    answers += results(worker, 2)
+    assert [answer.step for answer in answers] == list(range(1, 9))
+    assert launched_before_the_result(answers) == [2, 3, 4, 5, 6, 7, 8, 8]
+    worker.submit(going_on(9))  # nothing is left over
+    assert [answer.step for answer in results(worker, 1)] == [9]
+    assert worker.poll() == []
+
+
+def test_a_plan_with_a_new_sequence_waits_for_the_one_before(worker: RpycWorker) -> None:
+    worker.submit(going_on(1))
+    worker.submit(plan(2))
+    first, second = results(worker, 2)
+    assert launched_before_the_result([first, second]) == [1, 2]
+
+
+def test_other_calls_are_executed_and_answered_between_their_steps(worker: RpycWorker) -> None:
+    worker.submit(going_on(1))
+    worker.request_expert_use()
+    worker.submit(going_on(2))
+    worker.submit(StepPlan(3, [], []))
+    worker.submit(going_on(4))
+    first, use, second, third, fourth = answers_of(worker, 5)
+    assert use == EXPERT_USE
+    steps = [answer.step for answer in (first, second, third, fourth) if isinstance(answer, StepResult)]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_a_failure_of_a_plan_that_was_launched_ahead_is_told(
+    child: subprocess.Popen[str], worker: RpycWorker
+) -> None:
+    worker.submit(plan(1, RAISE))
+    worker.submit(going_on(2))
+    with pytest.raises(WorkerDied, match="FloatingPointError: the model is on fire"):
+        results(worker, 2)
+    _, stderr = child.communicate(timeout=5)
+    assert child.returncode != 0
+    assert "the model is on fire" in stderr
+
+
+@pytest.mark.parametrize("submitted", [1, 2])
+def test_a_router_that_goes_meanwhile_is_not_the_last(
+    submitted: int, child: subprocess.Popen[str], worker: RpycWorker, tmp_path: Path
+) -> None:
+    for step in range(1, 1 + submitted):
+        worker.submit(going_on(step))
+    worker.close()
+    assert within(5, (tmp_path / "worker").exists)
+    assert child.poll() is None
+    another = RpycWorker(tmp_path / "worker")
+    another.ready()
+    another.submit(plan(7))
+    assert results(another, 1)[0].step == 7
+    another.shutdown()
+    assert child.wait(5) == 0
+
+
+def test_shutdown_ends_a_worker_that_computes(child: subprocess.Popen[str], worker: RpycWorker) -> None:
+    worker.submit(going_on(1))
+    worker.submit(going_on(2))
+    worker.shutdown()
+    assert child.wait(5) == 0
