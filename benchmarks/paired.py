@@ -7,8 +7,8 @@ work in turn, base new new base, so that what else the machine does meets both a
 apart differ by tens of percent on a shared machine, of runs that lie a second apart by a few.
 
 Printed for each kind of work: the median of the ratios new over base of tokens a second, pair by pair, with the 90%
-interval of that median by bootstrap. Both checkouts need their C++ module built; both must have
-moeserve/bench/engine.py with EngineBench.
+interval of that median by bootstrap. Both checkouts need their C++ module built, in moeserve/kernels where this
+Python's editable install is not theirs; both must have moeserve/bench/engine.py with EngineBench.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ import numpy as np
 
 # What each process runs: it answers each line "prefill B P" or "decode B P G" with the seconds it took.
 _ENGINE = """
+import os
 import sys
+
+def finds_another_checkout(finder):
+    found = finder.find_spec("moeserve", None)
+    return found is not None and not found.origin.startswith(os.getcwd() + os.sep)
+
+# An editable install's finder comes before PYTHONPATH, and knows one checkout alone.
+sys.meta_path[:] = [finder for finder in sys.meta_path if not finds_another_checkout(finder)]
 from moeserve.bench import engine as bench
 from moeserve.worker.loading import load_runner
 args = bench.command_parser().parse_args(sys.argv[1:])

@@ -82,6 +82,11 @@ class CpuStream:
         return self._native.pool
 
     def wait(self) -> None:
+        if (
+            not self._held
+        ):  # nothing was queued since the last wait: nobody computes while what that one left is let go
+            self._native.wait()
+            return
         self._released.clear()
         self._native.wait()
         self._held, self._released = self._released, self._held
@@ -187,21 +192,23 @@ class CpuStream:
         scale: float | None = None,
         v_norm: torch.Tensor | None = None,
         v_from_k: bool = False,
+        positions: torch.Tensor | None = None,
     ) -> None:
         """RMSNorm of q and k, NeoX rotation, q times `scale` (None: 1/sqrt(dim)); k and v into the KV pool.
 
         q [n, heads, dim] and k [n, kv_heads, dim] are changed in place. q_norm, k_norm: [dim] for a norm of each
         head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos, sin: [n, rotary_dim / 2];
-        the first rotary_dim (a multiple of 32) dimensions of each head are rotated. slots: int32 [n].
+        the first rotary_dim (a multiple of 32) dimensions of each head are rotated. slots: int32 [n]. With positions
+        (int32 [n]) cos and sin are of all positions, and row i is at positions[i].
         v_norm [dim]: v = RMSNorm(v) * v_norm of each head first; with `v_from_k` of k instead, as it comes, and what
         v holds is overwritten.
         """
         native = self._native
         native.rope_store(
-            q, k, v, q_norm, k_norm, eps, cos, sin, slots, kv, n, heads.num, heads.num_kv, heads.dim, scale,
-            v_norm, v_from_k,
+            q, k, v, q_norm, k_norm, eps, cos, sin, positions, slots, kv, n, heads.num, heads.num_kv, heads.dim,
+            scale, v_norm, v_from_k,
         )  # fmt: skip
-        self._held.append((q, k, v, q_norm, k_norm, cos, sin, slots, kv, v_norm))
+        self._held.append((q, k, v, q_norm, k_norm, cos, sin, positions, slots, kv, v_norm))
 
     def attention(
         self,
@@ -243,17 +250,19 @@ class CpuStream:
         scale: float,
         nope: Activations,
         queries: torch.Tensor,
+        *,
+        positions: torch.Tensor | None = None,
     ) -> None:
-        """q and the latent vectors of latent attention, as latent/reference.py says.
+        """q and the latent vectors of latent attention, as latent/reference.py says. positions: as in `rope_store`.
 
         q [n, heads, nope + rotary]; latent [n, rank + rotary]; norm [rank]; cos, sin [n, rotary / 2]; slots int32 [n].
         nope: [n * heads, nope]. queries [n, heads, rank + rotary]: the last `rotary` of each head are written. All
         widths are multiples of 32.
         """
         self._native.latent_store(
-            q, latent, norm, eps, cos, sin, slots, kv.keys, n, heads, scale, nope.native, queries
+            q, latent, norm, eps, cos, sin, positions, slots, kv.keys, n, heads, scale, nope.native, queries
         )
-        self._held.append((q, latent, norm, cos, sin, slots, kv, nope, queries))
+        self._held.append((q, latent, norm, cos, sin, positions, slots, kv, nope, queries))
 
     def linear_by_head(self, x: Activations, n: int, weights: Matrix, out: Activations) -> None:
         """out[t, h] = W_h x[t, h]: a matrix for each head. x: [n * heads, cols]; weights: [heads, rows, cols]; out:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -98,8 +99,10 @@ class Sequences:
     def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
         """Sampled tokens; the last one of a full context is never an input and has no place. The plan in flight
         has a row of a request that has just failed, too: in place of its token there is 0, which has an embedding."""
-        inside = positions < self.tokens.shape[1]
-        self.tokens[slots[inside], positions[inside]] = np.maximum(tokens[inside], 0)
+        if positions.max(initial=0) >= self.tokens.shape[1]:
+            inside = positions < self.tokens.shape[1]
+            slots, positions, tokens = slots[inside], positions[inside], tokens[inside]
+        self.tokens[slots, positions] = np.maximum(tokens, 0)
 
     def prompt_spans(self, rows: list[Row], layout: StepLayout, at_most: int) -> Iterator[PromptSpan]:
         """What prompt logprobs a step owes, in order, in spans of up to `at_most` tokens."""
@@ -128,20 +131,40 @@ class StepLayout:
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
-        self.req_slot = np.array([row.req_slot for row in rows], np.int32)
-        self.start = np.array([row.start for row in rows], np.int32)
-        self.count = np.array([row.count for row in rows], np.int32)
-        self.offset = np.cumsum(self.count, dtype=np.int32) - self.count
-        self.n = int(self.count.sum())
+        counts = [row.count for row in rows]
+        self.n = sum(counts)
+        self.req_slot: Int32s
+        self.start: Int32s
+        self.count: Int32s
+        self.offset: Int32s
+        self.req_slot, self.start, self.count, self.offset = np.array(
+            [
+                [row.req_slot for row in rows],
+                [row.start for row in rows],
+                counts,
+                [end - count for end, count in zip(accumulate(counts), counts, strict=True)],
+            ],
+            np.int32,
+        )
         self.kv_slots = np.frombuffer(b"".join([row.kv_slots for row in rows]), np.int32)
         # In the windowed layers' own pool; empty: they have none.
         self.window_slots = np.frombuffer(b"".join([row.window_slots for row in rows]), np.int32)
-        self.sequence = np.repeat(self.req_slot, self.count)  # [n]
-        self.position = np.repeat(self.start - self.offset, self.count) + np.arange(self.n, dtype=np.int32)
-        sampling = [row.sample for row in rows]
-        self.sampled_slots = self.req_slot[sampling]
-        self.sampled_rows = (self.offset + self.count - 1)[sampling]
-        self.sampled_positions = (self.start + self.count)[sampling]  # where the new tokens will stand
+        # [n] each. Of a step of a token a row, the usual one, they are what is there: its host has microseconds.
+        self.sequence: Int32s = self.req_slot
+        self.position: Int32s = self.start
+        if self.n != len(rows):
+            self.sequence = np.repeat(self.req_slot, self.count)
+            self.position = np.repeat(self.start - self.offset, self.count) + np.arange(
+                self.n, dtype=np.int32
+            )
+        self.sampled_slots: Int32s = self.req_slot
+        self.sampled_rows: Int32s = self.offset + self.count - 1
+        self.sampled_positions: Int32s = self.start + self.count  # where the new tokens will stand
+        if not all(row.sample for row in rows):
+            sampling = [row.sample for row in rows]
+            self.sampled_slots = self.sampled_slots[sampling]
+            self.sampled_rows = self.sampled_rows[sampling]
+            self.sampled_positions = self.sampled_positions[sampling]
 
 
 def entries(
@@ -149,9 +172,11 @@ def entries(
 ) -> list[Sampled]:
     """failed: of some rows, why their requests cannot go on; late: rows without a token in this step. Where there is no
     token, there is -1."""
-    none_allowed = dict.fromkeys(np.flatnonzero(tokens == NONE_ALLOWED).tolist(), NO_TOKEN_ALLOWED)
-    failed = none_allowed | failed
-    sampled = list(map(Sampled, tokens.tolist(), logprobs))
+    chosen = tokens.tolist()
+    if NONE_ALLOWED in chosen:
+        rows = (row for row, token in enumerate(chosen) if token == NONE_ALLOWED)
+        failed = dict.fromkeys(rows, NO_TOKEN_ALLOWED) | failed
+    sampled = list(map(Sampled, chosen, logprobs))
     for row, error in failed.items():
         sampled[row] = Sampled(-1, error=error)
     for row in late:

@@ -103,11 +103,14 @@ def run_rope_store(
     kv: KvLayer,
     *,
     scale: float | None = None,
+    positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The new q; k and v go to kv. The arguments are those of the reference."""
+    """The new q; k and v go to kv. The arguments are those of the reference, and positions."""
     q, k, v = (t.clone() for t in qkv)
     heads = Heads(q.shape[1], k.shape[1], q.shape[2])
-    stream.rope_store(q, k, v, *norms, eps, *tables, slots, kv, len(q), heads, scale=scale)
+    stream.rope_store(
+        q, k, v, *norms, eps, *tables, slots, kv, len(q), heads, scale=scale, positions=positions
+    )
     stream.wait()
     return q
 

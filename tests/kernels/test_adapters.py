@@ -66,13 +66,16 @@ class Engine:
             table[i, :count] = np.arange(row, row + count)
         zeros = np.zeros(len(prompts), np.int32)
         which = np.arange(len(prompts), dtype=np.int32)
+        of_rows = adapter_rows(np.repeat(np.array(adapters, np.int32), counts))
+        self.model.begin(
+            torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int32), of_rows
+        )
         self.model.plan_attention(rows, counts, zeros, which, table)
         batch = CpuBatch(
             n=n,
-            token_ids=torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int32),
-            positions=torch.cat([torch.arange(int(count)) for count in counts]),
+            positions=torch.cat([torch.arange(int(count), dtype=torch.int32) for count in counts]),
             kv_slots=torch.arange(n, dtype=torch.int32),
-            adapters=adapter_rows(np.repeat(np.array(adapters, np.int32), counts)),
+            adapters=of_rows,
         )
         self.model.forward(batch)
         found = []

@@ -25,7 +25,7 @@ from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.worker.cpu_loading import load_cpu_runner
-from moeserve.worker.engines.cpu import cpu_batch
+from moeserve.worker.engines.cpu import launch
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.runner import Runner
@@ -109,7 +109,7 @@ def test_the_same_bits_as_in_the_whole_model(tiny_model: Path) -> None:
     for start, slots in ((0, [9, 3]), (2, [11, 2])):  # the second pair behind a cached prefix
         layout = StepLayout([Row(0, start, 2, _ints(slots), True)])
         part.compute(layout, sequences)
-        whole.forward(cpu_batch(layout, sequences, whole))
+        launch(layout, sequences, whole)
         stream.wait()
         assert torch.equal(part.x[:2], whole.x[:2])
     assert (part.expert_token_counts.sum(axis=1) == 4 * c.top_k).all()

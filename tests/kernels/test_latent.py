@@ -91,12 +91,17 @@ def test_what_is_stored_and_what_becomes_of_q(isa: str) -> None:
     cos, sin, slots = angles.cos(), angles.sin(), torch.tensor([7, 0, 3, 4, 9], dtype=torch.int32)
     keys = torch.full((10, 1, RANK + ROTARY), 5.0, dtype=torch.float64)
     expected_nope, rotated = latent_store(q, latent, norm, eps, cos, sin, slots, keys, scale)
-    for threads in (1, 3):
+    positions = torch.tensor([4, 3, 2, 1, 0], dtype=torch.int32)
+    for threads, at, tables in (
+        (1, None, (cos, sin)),
+        (3, None, (cos, sin)),
+        (3, positions, (cos.flip(0), sin.flip(0))),
+    ):
         kv, room = KvLayer(keys.new_full(keys.shape, 5.0).half(), keys), Activations(n * heads, nope)
         queries = torch.full((n, heads, RANK + ROTARY), 5.0)
         stream = stream_of(isa, threads)
         stream.latent_store(
-            q, latent, norm, eps, cos, sin, slots, kv, n, heads, scale, room, queries.view(n, -1)
+            q, latent, norm, eps, *tables, slots, kv, n, heads, scale, room, queries.view(n, -1), positions=at
         )
         stream.wait()
         assert nmse(room.f32.view(n, heads, nope), expected_nope) < 1e-13

@@ -71,11 +71,11 @@ class Engine:
     def _batch(self, tokens: list[int], s: Sequence) -> CpuBatch:
         one = [np.array([value], np.int32) for value in (s.row, s.count, s.position, 0)]
         self._table = s.slots.numpy()[None]  # the plan points into it
+        self.model.begin(torch.tensor(tokens, dtype=torch.int32))
         self.model.plan_attention(*one, self._table)
         return CpuBatch(
             n=s.count,
-            token_ids=torch.tensor(tokens, dtype=torch.int32),
-            positions=torch.arange(s.position, s.position + s.count),
+            positions=torch.arange(s.position, s.position + s.count, dtype=torch.int32),
             kv_slots=s.slots[s.position : s.position + s.count].clone(),
             states=StateSequences(*(torch.tensor([v], dtype=torch.int32) for v in (0, s.count, STATE_SLOT))),
         )

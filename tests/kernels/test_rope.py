@@ -110,6 +110,21 @@ def test_variants_in_any_batch_and_on_any_threads(isa: str) -> None:
 
 
 @each_isa
+def test_positions_say_whose_angles_a_row_has(isa: str) -> None:
+    step = Step(9, 4, 2, 64)
+    q, keys = step.run(isa), step.kv.keys.clone()
+    step.kv.keys.fill_(7.0)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
+    of_all = tuple(torch.cat([torch.full((1, 32), 7.0), table[order]]) for table in step.tables)
+    positions = 1 + torch.argsort(order).int()
+    found = run_rope_store(
+        stream_of(isa), step.qkv, step.norms, 1e-6, of_all, step.slots, step.kv, positions=positions
+    )
+    assert torch.equal(found, q)
+    assert torch.equal(step.kv.keys, keys)
+
+
+@each_isa
 def test_float16_rounds_to_nearest_even_at_every_size(isa: str) -> None:
     """Subnormal, just below and above the largest, ties, infinite."""
     step = Step(1, 1, 1, 64)

@@ -179,6 +179,13 @@ WRONG: list[tuple[str, Callable[[], Arguments], str]] = [
     ("rope_store", lambda: {"cos": torch.ones(N, 32)}, "cos: rows of at most dim / 2"),
     ("rope_store", lambda: {"cos": torch.ones(N, 8)}, "cos: rows of at most dim / 2"),
     ("rope_store", lambda: {"sin": torch.ones(N, 8)}, "sin: rows of 16 elements wanted, not 8"),
+    ("rope_store", lambda: {"positions": torch.zeros(N)}, "positions: int32 wanted"),
+    ("rope_store", lambda: {"positions": ints(0, 1)}, "positions: 3 rows wanted, not 2"),
+    (
+        "rope_store",
+        lambda: {"positions": ints(0, 0, 0), "sin": torch.ones(2, 16)},
+        "sin: 3 rows wanted, not 2",
+    ),
     ("rope_store", lambda: {"kv": kv(dtype=torch.float32)}, "kv.keys: float16 wanted"),
     (
         "rope_store",
@@ -285,6 +292,9 @@ def test_sizes_that_do_not_fit(call: str, changes: Callable[[], Arguments], mess
         ("norm", {"rows": ints(0, 3, 1)}, "row 3"),
         ("rope_store", {"slots": ints(0, 8, 1)}, "KV slot 8"),
         ("latent_store", {"slots": ints(0, 8, 1)}, "KV slot 8"),
+        ("rope_store", {"positions": ints(0, 3, 1)}, "position 3"),
+        ("rope_store", {"positions": ints(0, -1, 1)}, "position -1"),
+        ("latent_store", {"positions": ints(0, 3, 1)}, "position 3"),
     ],
 )
 def test_ids_beside_what_they_address(call: str, changes: Arguments, message: str) -> None:

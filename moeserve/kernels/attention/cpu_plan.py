@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from moeserve.kernels import _C
-from moeserve.kernels.host_arrays import check_array
 from moeserve.kernels.stream_operands import Heads
 
 
@@ -25,25 +24,5 @@ def build_attention_plan(
     The arrays need not outlive the call, but for slot_table (int32 [max_num_seqs, max_model_len], C order). Raises
     ValueError as the stream's calls do, and IndexError for rows, positions or request slots beside the table.
     """
-    columns = {"rows": rows, "counts": counts, "positions": positions, "req_slots": req_slots}
-    for name, column in columns.items():
-        check_array(column, name, np.int32)
-        if column.shape != (len(rows),):
-            raise ValueError(f"{name}: shape {(len(rows),)} wanted, not {column.shape}")
-    check_array(slot_table, "slot_table", np.int32)
-    if slot_table.ndim != 2:
-        raise ValueError(f"slot_table: two dimensions wanted, not {slot_table.ndim}")
-    plan.build(
-        len(rows),
-        rows.ctypes.data,
-        counts.ctypes.data,
-        positions.ctypes.data,
-        req_slots.ctypes.data,
-        slot_table.ctypes.data,
-        slot_table.shape[0],
-        slot_table.shape[1],
-        heads.num,
-        heads.num_kv,
-        heads.value_dim or heads.dim,
-        threads,
-    )
+    value_dim = heads.value_dim or heads.dim
+    plan.build(rows, counts, positions, req_slots, slot_table, heads.num, heads.num_kv, value_dim, threads)

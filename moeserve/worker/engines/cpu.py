@@ -19,8 +19,19 @@ from moeserve.worker.sampler import CpuSampler
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 
-def cpu_batch(layout: StepLayout, sequences: Sequences, model: CpuDecoder) -> CpuBatch:
-    """A step's rows for the CPU. Plans the model's attention; the rows' KV slots are remembered."""
+def launch(
+    layout: StepLayout, sequences: Sequences, model: CpuDecoder, observer: LayerObserver | None = None
+) -> None:
+    """Queues a step. The rows' KV slots are remembered."""
+    adapters = adapter_rows(sequences.adapters[layout.sequence])
+    model.begin(torch.from_numpy(sequences.tokens[layout.sequence, layout.position]), adapters)
+    model.forward(_batch(layout, sequences, model, adapters), observer)
+
+
+def _batch(
+    layout: StepLayout, sequences: Sequences, model: CpuDecoder, adapters: AdapterRows | None
+) -> CpuBatch:
+    """Plans the model's attention, too."""
     sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
     windows = None
     if sequences.has_window_slots:
@@ -32,11 +43,10 @@ def cpu_batch(layout: StepLayout, sequences: Sequences, model: CpuDecoder) -> Cp
     )
     return CpuBatch(
         n=layout.n,
-        token_ids=torch.from_numpy(sequences.tokens[layout.sequence, layout.position]),
-        positions=torch.from_numpy(layout.position.astype(np.int64)),
+        positions=torch.from_numpy(layout.position),
         kv_slots=torch.from_numpy(layout.kv_slots.copy()),
         states=state_sequences(layout, sequences) if model.has_states else None,
-        adapters=adapter_rows(sequences.adapters[layout.sequence]),
+        adapters=adapters,
         window_slots=windows,
     )
 
@@ -98,7 +108,7 @@ class CpuEngine:
     def forward(
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
-        self._model.forward(cpu_batch(layout, sequences, self._model), observer)
+        launch(layout, sequences, self._model, observer)
 
     def score(self, span: PromptSpan) -> list[TokenLogprob]:
         return self._sampler.prompt_logprobs(self._logits(span.logit_rows), span.targets, span.top_n)

@@ -18,7 +18,7 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.observer import LayerObserver
-from moeserve.worker.engines.cpu import cpu_batch
+from moeserve.worker.engines.cpu import launch
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
@@ -46,7 +46,7 @@ class CpuStage:
         self, layout: StepLayout, sequences: Sequences, observer: LayerObserver | None = None
     ) -> None:
         """Returns when x is there. The GPU must be done with the step before."""
-        self._model.forward(cpu_batch(layout, sequences, self._model), observer)
+        launch(layout, sequences, self._model, observer)
         self._stream.wait()
 
     def fill_dummy(self, n: int) -> None:

@@ -9,7 +9,9 @@
 #include <string>
 #include <utility>
 
+#include "host_array.h"
 #include "stream.h"
+#include "tensor_arg.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -22,6 +24,23 @@ using Address = uintptr_t;
 template <class T>
 T* at(Address a) {
   return reinterpret_cast<T*>(a);
+}
+
+// See build_attention_plan in kernels/attention/cpu_plan.py.
+void build_plan(AttentionPlan& plan, nb::handle rows, nb::handle counts, nb::handle positions,
+                nb::handle req_slots, nb::handle slot_table, int heads, int kv_heads, int value_dim,
+                int threads) {
+  const HostInts row(rows, "rows", 1), count(counts, "counts", 1), position(positions, "positions", 1),
+      req_slot(req_slots, "req_slots", 1), table(slot_table, "slot_table", 2);
+  const int64_t n = row.size(0);
+  const std::pair<const char*, const HostInts*> columns[] = {
+      {"counts", &count}, {"positions", &position}, {"req_slots", &req_slot}};
+  for (const auto& [name, column] : columns) {
+    if (column->size(0) == n) continue;
+    reject(name, "shape (" + std::to_string(n) + ",) wanted, not (" + std::to_string(column->size(0)) + ",)");
+  }
+  plan.build(static_cast<int>(n), row.data(), count.data(), position.data(), req_slot.data(), table.data(),
+             table.size(0), table.size(1), heads, kv_heads, value_dim, threads);
 }
 
 }  // namespace
@@ -73,13 +92,7 @@ void bind_engine(nb::module_& m) {
       .def_ro("cuts", &AttentionPlan::cuts)
       .def_ro("slices", &AttentionPlan::slices)
       .def_ro("together", &AttentionPlan::together)
-      .def("build", [](AttentionPlan& p, int sequences, Address row, Address count, Address position,
-                       Address req_slot, Address table, int64_t rows, int64_t stride, int heads, int kv_heads,
-                       int value_dim, int threads) {
-        p.build(sequences, at<const int32_t>(row), at<const int32_t>(count), at<const int32_t>(position),
-                at<const int32_t>(req_slot), at<const int32_t>(table), rows, stride, heads, kv_heads,
-                value_dim, threads);
-      });
+      .def("build", &build_plan);
 
   nb::class_<Pool>(m, "Pool")
       .def_prop_ro("threads", &Pool::threads)
@@ -110,12 +123,12 @@ void bind_engine(nb::module_& m) {
       .def("softcap", &Stream::softcap)
       .def("linear", &Stream::linear)
       .def("rope_store", &Stream::rope_store, "q"_a, "k"_a, "v"_a, "q_norm"_a.none(), "k_norm"_a.none(),
-           "eps"_a, "cos"_a, "sin"_a, "slots"_a, "kv"_a, "n"_a, "heads"_a, "kv_heads"_a, "dim"_a,
-           "scale"_a.none(), "v_norm"_a.none(), "v_from_k"_a)
+           "eps"_a, "cos"_a, "sin"_a, "positions"_a.none(), "slots"_a, "kv"_a, "n"_a, "heads"_a, "kv_heads"_a,
+           "dim"_a, "scale"_a.none(), "v_norm"_a.none(), "v_from_k"_a)
       .def("attention", &Stream::attention, "plan"_a, "q"_a, "kv"_a, "out"_a, "heads"_a, "kv_heads"_a,
            "dim"_a, "value_dim"_a, "window"_a, "sinks"_a.none(), "gate"_a.none())
       .def("latent_store", &Stream::latent_store, "q"_a, "latent"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,
-           "slots"_a, "keys"_a, "n"_a, "heads"_a, "scale"_a, "nope"_a, "queries"_a)
+           "positions"_a.none(), "slots"_a, "keys"_a, "n"_a, "heads"_a, "scale"_a, "nope"_a, "queries"_a)
       .def("linear_by_head", &Stream::linear_by_head, "x"_a, "n"_a, "weights"_a, "out"_a)
       .def("route", &Stream::route, "logits"_a, "n"_a, "ids"_a, "weights"_a, "scoring"_a, "normalize"_a,
            "scale"_a, "groups"_a, "top_groups"_a, "group_best"_a, "bias"_a.none(), "expert_scale"_a.none())

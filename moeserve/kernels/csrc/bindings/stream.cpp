@@ -193,8 +193,8 @@ void Stream::linear(const Activations& x, int n, const LinearGroup& weights, con
 }
 
 void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
-                        Tensor sin, Tensor slots, nb::object layer, int n, int heads, int kv_heads, int dim,
-                        nb::object scale, Tensor v_norm, bool v_from_k) {
+                        Tensor sin, Tensor positions, Tensor slots, nb::object layer, int n, int heads,
+                        int kv_heads, int dim, nb::object scale, Tensor v_norm, bool v_from_k) {
   check_heads(heads, kv_heads, dim);
   const int64_t half = tensor_arg(cos, "cos", Element::kFloat32).cols, width = int64_t{kv_heads} * dim;
   if (half < 16 || half % 16 != 0 || 2 * half > dim) {
@@ -211,8 +211,10 @@ void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_no
   op.q_norm = head_norm(q_norm, "q_norm", heads, dim, op.full_q_norm);
   op.k_norm = head_norm(k_norm, "k_norm", kv_heads, dim, op.full_k_norm);
   op.eps = eps;
-  op.cos = rows_arg<float>(cos, "cos", n, half);
-  op.sin = rows_arg<float>(sin, "sin", n, half);
+  const Angles angles = angles_arg(cos, sin, positions, n, half);
+  op.cos = angles.cos;
+  op.sin = angles.sin;
+  op.positions = angles.positions;
   op.slots = rows_arg<int32_t>(slots, "slots", n, 1);
   const KvPools kv = kv_pools(layer, width);
   check_ids("KV slot", op.slots, n, kv.slots);

@@ -58,8 +58,8 @@ class Stream {
   void linear(const Activations& x, int n, const LinearGroup& weights, const nanobind::list& out, bool add);
   // kv: a KvLayer of cpu_stream.py.
   void rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
-                  Tensor sin, Tensor slots, nanobind::object kv, int n, int heads, int kv_heads, int dim,
-                  nanobind::object scale, Tensor v_norm, bool v_from_k);
+                  Tensor sin, Tensor positions, Tensor slots, nanobind::object kv, int n, int heads,
+                  int kv_heads, int dim, nanobind::object scale, Tensor v_norm, bool v_from_k);
   void attention(AttentionPlan& plan, Tensor q, nanobind::object kv, const Activations& out, int heads,
                  int kv_heads, int dim, int value_dim, int window, Tensor sinks, Tensor gate);
   void route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring, bool normalize,
@@ -73,8 +73,9 @@ class Stream {
   void lora(const Activations& x, int n, Tensor rows, Tensor adapters, const nanobind::list& tables,
             const nanobind::list& out, Tensor shrunk);
   // stream_latent.cpp
-  void latent_store(Tensor q, Tensor latent, Tensor norm, float eps, Tensor cos, Tensor sin, Tensor slots,
-                    Tensor keys, int n, int heads, float scale, const Activations& nope, Tensor queries);
+  void latent_store(Tensor q, Tensor latent, Tensor norm, float eps, Tensor cos, Tensor sin, Tensor positions,
+                    Tensor slots, Tensor keys, int n, int heads, float scale, const Activations& nope,
+                    Tensor queries);
   void linear_by_head(const Activations& x, int n, const Matrix& weights, const Activations& out);
   // stream_states.cpp
   void delta_net(Tensor qkv, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate, Tensor dt_bias,

@@ -18,6 +18,21 @@ inline void check_ids(const char* what, const int32_t* ids, int n, int64_t count
                           std::to_string(count) + ")");
 }
 
+struct Angles {
+  const float *cos, *sin;    // [angles, half]
+  const int32_t* positions;  // [n], or nullptr: row i's angles are the i-th
+};
+
+// positions: None, where there are angles for n rows.
+inline Angles angles_arg(nanobind::handle cos, nanobind::handle sin, nanobind::handle positions, int n,
+                         int64_t half) {
+  const int64_t rows = positions.is_none() ? n : tensor_arg(cos, "cos", Element::kFloat32).rows;
+  const Angles angles{rows_arg<float>(cos, "cos", rows, half), rows_arg<float>(sin, "sin", rows, half),
+                      positions.is_none() ? nullptr : rows_arg<int32_t>(positions, "positions", n, 1)};
+  if (angles.positions != nullptr) check_ids("position", angles.positions, n, rows);
+  return angles;
+}
+
 inline void check_activations(const Activations& a, const char* name, int64_t rows, int64_t cols,
                               bool integer) {
   if (a.cols != cols) {

@@ -6,8 +6,8 @@
 namespace moeserve {
 
 void Stream::latent_store(Tensor q, Tensor latent, Tensor norm, float eps, Tensor cos, Tensor sin,
-                          Tensor slots, Tensor keys, int n, int heads, float scale, const Activations& nope,
-                          Tensor queries) {
+                          Tensor positions, Tensor slots, Tensor keys, int n, int heads, float scale,
+                          const Activations& nope, Tensor queries) {
   const int64_t half = tensor_arg(cos, "cos", Element::kFloat32).cols, rotary = 2 * half;
   const int64_t rank = tensor_arg(norm, "norm", Element::kFloat32).size(), width = rank + rotary;
   if (half < 16 || half % 16 != 0) {
@@ -22,8 +22,10 @@ void Stream::latent_store(Tensor q, Tensor latent, Tensor norm, float eps, Tenso
   op.latent = rows_arg<float>(latent, "latent", n, width);
   op.norm = sized_arg<float>(norm, "norm", rank);
   op.eps = eps;
-  op.cos = rows_arg<float>(cos, "cos", n, half);
-  op.sin = rows_arg<float>(sin, "sin", n, half);
+  const Angles angles = angles_arg(cos, sin, positions, n, half);
+  op.cos = angles.cos;
+  op.sin = angles.sin;
+  op.positions = angles.positions;
   op.slots = rows_arg<int32_t>(slots, "slots", n, 1);
   op.pool = rows_arg<uint16_t>(keys, "kv.keys", 0, width);
   check_ids("KV slot", op.slots, n, tensor_arg(keys, "kv.keys", Element::kFloat16).rows);

@@ -16,6 +16,11 @@ void split_pairs(const float* x, int n, float* out) {
 
 }  // namespace
 
+void LatentStoreOp::rotate(int64_t t, float* x) const {
+  const int64_t at = (positions == nullptr ? t : positions[t]) * (rotary / 2);
+  k->rope(x, cos + at, sin + at, rotary);
+}
+
 void LatentStoreOp::store_head(int64_t t, int head) const {
   const int64_t row = t * heads + head, width = rank + rotary;
   const float* from = q + row * (nope.cols + rotary);
@@ -25,7 +30,7 @@ void LatentStoreOp::store_head(int64_t t, int head) const {
   if (nope.q8 != nullptr) k->quantize(first, nope.cols, nope.codes(row), nope.metas(row));
   float* rotated = queries + row * width + rank;
   split_pairs(from + nope.cols, rotary, rotated);
-  k->rope(rotated, cos + t * (rotary / 2), sin + t * (rotary / 2), rotary);
+  rotate(t, rotated);
   k->scale(scale, rotary, rotated);
 }
 
@@ -35,7 +40,7 @@ void LatentStoreOp::store_latent(Team& team, int64_t t) const {
   auto* x = static_cast<float*>(team.scratch(width * sizeof(float)));
   k->rms_norm(from, norm, eps, rank, x);
   split_pairs(from + rank, rotary, x + rank);
-  k->rope(x + rank, cos + t * (rotary / 2), sin + t * (rotary / 2), rotary);
+  rotate(t, x + rank);
   k->to_half(x, width, pool + static_cast<int64_t>(slots[t]) * width);
 }
 

@@ -13,10 +13,11 @@ struct LatentStoreOp {
   const float* latent;  // [n, rank + rotary]
   const float* norm;    // [rank]
   float eps;
-  const float* cos;  // [n, rotary / 2]
+  const float* cos;  // [angles, rotary / 2]
   const float* sin;
-  const int32_t* slots;  // [n]
-  uint16_t* pool;        // [slots, rank + rotary] of this layer
+  const int32_t* positions;  // [n]: which of the angles are a row's; nullptr: row i's are the i-th
+  const int32_t* slots;      // [n]
+  uint16_t* pool;            // [slots, rank + rotary] of this layer
   int n, heads, rank, rotary;
   float scale;       // of q
   Activations nope;  // [n * heads, ..]: q's first part of each head, scaled
@@ -24,6 +25,7 @@ struct LatentStoreOp {
   void operator()(Team& team) const;
 
  private:
+  void rotate(int64_t t, float* x) const;
   void store_head(int64_t t, int head) const;
   void store_latent(Team& team, int64_t t) const;
 };

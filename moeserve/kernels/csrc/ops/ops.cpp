@@ -144,12 +144,12 @@ void KvPool::store(const Kernels& k, const float* x, int count, int64_t at) cons
   }
 }
 
-void RopeStoreOp::norm_rotate(float* x, int num, const float* norm, bool full, int64_t token) const {
+void RopeStoreOp::norm_rotate(float* x, int num, const float* norm, bool full, int64_t angle) const {
   if (norm != nullptr && full) k->rms_norm(x, norm, eps, num * dim, x);
   for (int h = 0; h < num; ++h) {
     float* head = x + h * dim;
     if (norm != nullptr && !full) k->rms_norm(head, norm, eps, dim, head);
-    k->rope(head, cos + token * (rotary / 2), sin + token * (rotary / 2), rotary);
+    k->rope(head, cos + angle * (rotary / 2), sin + angle * (rotary / 2), rotary);
   }
 }
 
@@ -159,15 +159,15 @@ void RopeStoreOp::operator()(Team& team) const {
   team.last_phase();
   const int q_count = heads / parts, kv_count = kv_heads / parts;
   team.for_units(int64_t{n} * parts, [&](int64_t unit) {
-    const int64_t t = unit / parts;
+    const int64_t t = unit / parts, angle = positions == nullptr ? t : positions[t];
     float* own_q = q + unit * q_count * dim;
     const int64_t kv = unit * kv_count * dim;  // where its numbers of `key` and `value` begin
-    norm_rotate(own_q, q_count, q_norm, full_q_norm, t);
+    norm_rotate(own_q, q_count, q_norm, full_q_norm, angle);
     k->scale(scale, q_count * dim, own_q);
     for (int h = 0; v_norm != nullptr && h < kv_count; ++h) {
       k->rms_norm(value_source + kv + h * dim, v_norm, eps, dim, value + kv + h * dim);
     }
-    norm_rotate(key + kv, kv_count, k_norm, full_k_norm, t);
+    norm_rotate(key + kv, kv_count, k_norm, full_k_norm, angle);
     const int64_t at = (int64_t{slots[t]} * parts + unit % parts) * kv_count * dim;
     keys.store(*k, key + kv, kv_count * dim, at);
     values.store(*k, value + kv, kv_count * dim, at);

@@ -176,17 +176,18 @@ struct RopeStoreOp {
   const float* k_norm;  // likewise
   bool full_q_norm, full_k_norm;
   float eps;
-  const float* cos;  // [n, rotary / 2]
+  const float* cos;  // [angles, rotary / 2]
   const float* sin;
-  const int32_t* slots;  // [n]
-  KvPool keys, values;   // of this layer
+  const int32_t* positions;  // [n]: which of the angles are a row's; nullptr: row i's are the i-th
+  const int32_t* slots;      // [n]
+  KvPool keys, values;       // of this layer
   int n, heads, kv_heads, dim, rotary;
   float scale;  // of q
   void operator()(Team& team) const;
 
  private:
   // x [num, dim]: one token's heads.
-  void norm_rotate(float* x, int num, const float* norm, bool full, int64_t token) const;
+  void norm_rotate(float* x, int num, const float* norm, bool full, int64_t angle) const;
 };
 
 enum class Scoring : int { kSoftmax, kSigmoid, kSoftmaxTopK };

@@ -14,6 +14,23 @@ from moeserve.models.loading.cpu_weights import CpuAttention
 from moeserve.models.sources.gguf import names
 
 
+def project_qkv(
+    stream: CpuStream,
+    w: CpuAttention,
+    shape: AttentionShape,
+    form: CpuForm,
+    eps: float,
+    n: int,
+    space: CpuWorkspace,
+    adapters: LayerAdapters | None,
+) -> None:
+    """What of it needs nothing of a step but x."""
+    stream.norm(space.x, w.norm, eps, n, space.y)
+    outputs = [form.q, form.k] if shape.v_from_k else [form.q, form.k, form.v]
+    projected = [*outputs, space.gate] if shape.is_gated else outputs
+    project(stream, space.y, n, w.qkv, projected, adapters, shape.qkv_parts)
+
+
 def attend(
     stream: CpuStream,
     w: CpuAttention,
@@ -25,18 +42,15 @@ def attend(
     space: CpuWorkspace,
     adapters: LayerAdapters | None,
 ) -> None:
+    """Behind `project_qkv`."""
     n, plan, slots = batch.n, form.plan, batch.kv_slots
     if shape.window and batch.window_slots is not None:
         plan, slots = form.window_plan, batch.window_slots
-    stream.norm(space.x, w.norm, eps, n, space.y)
-    gate = space.gate if shape.is_gated else None
-    outputs = [form.q, form.k] if shape.v_from_k else [form.q, form.k, form.v]
-    projected = outputs if gate is None else [*outputs, gate]
-    project(stream, space.y, n, w.qkv, projected, adapters, shape.qkv_parts)
     stream.rope_store(
         form.q, form.k, form.v, w.q_norm, w.k_norm, eps, form.cos, form.sin, slots, kv, n, form.heads,
-        scale=shape.scale, v_norm=w.v_norm, v_from_k=shape.v_from_k,
+        scale=shape.scale, v_norm=w.v_norm, v_from_k=shape.v_from_k, positions=batch.positions,
     )  # fmt: skip
+    gate = space.gate if shape.is_gated else None
     stream.attention(
         plan, form.q, kv, form.attended, form.heads, window=shape.window, sinks=w.sinks, gate=gate
     )

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.stream_operands import KvLayer, StateLayer
-from moeserve.models.blocks.cpu.attention import attend
-from moeserve.models.blocks.cpu.delta_net import recur
+from moeserve.kernels.stream_operands import AdapterRows, KvLayer, StateLayer
+from moeserve.models.blocks.cpu.attention import attend, project_qkv
+from moeserve.models.blocks.cpu.delta_net import project_delta, recur
 from moeserve.models.blocks.cpu.ffn import feed_forward, mix
 from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of
-from moeserve.models.blocks.cpu.latent import attend_latent
+from moeserve.models.blocks.cpu.latent import attend_latent, project_latent
 from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
 from moeserve.models.blocks.cpu.sandwich import mix_sandwiched
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
@@ -96,7 +96,7 @@ class CpuDecoder:
         window_table: Int32s | None = None,
     ) -> None:
         """The sequences of the next `forward`, as `build_attention_plan` says. window_table: for windowed layers; None:
-        the same as the others'. The stream is idle."""
+        the same as the others'. No attention is queued."""
         threads = self._stream.threads
         for form in self._forms.values():
             build_attention_plan(
@@ -112,19 +112,25 @@ class CpuDecoder:
         """float32 [max_tokens, hidden]: the residual stream behind the last layer of `forward`, until the next one."""
         return self._space.x
 
-    def forward(self, batch: CpuBatch, observer: LayerObserver | None = None) -> None:
-        """Queues all layers for up to max_tokens rows. The residual stream then holds what `logits` reads. For an
-        observer it waits after every layer."""
+    def begin(self, token_ids: Tensor, adapters: AdapterRows | None = None) -> None:
+        """Queues what needs no more of a step than its tokens (int32 [n], n up to max_tokens) and which adapters they
+        ask for, so that the pool is at work while the rest is made for `forward`, which follows."""
         self._num_forwards += 1
-        space, table, n = self._space, self._weights.embedding, batch.n
-        for form in self._forms.values():
-            form.take_angles(batch.positions)
-        scale = self.shape.embedding_scale
-        self._stream.embed(table.table, table.ggml_type, batch.token_ids, n, space.x, scale=scale)
+        table, scale = self._weights.embedding, self.shape.embedding_scale
+        n = len(token_ids)
+        self._stream.embed(table.table, table.ggml_type, token_ids, n, self._space.x, scale=scale)
+        if self._weights.layers:
+            self._project(0, n, adapters)
+
+    def forward(self, batch: CpuBatch, observer: LayerObserver | None = None) -> None:
+        """Queues all layers for the rows of `begin`. The residual stream then holds what `logits` reads. For an
+        observer it waits after every layer."""
         if observer is not None:
             self._stream.wait()
-            observer.embedding(space.x)
+            observer.embedding(self._space.x)
         for index in range(len(self._weights.layers)):
+            if index:
+                self._project(index, batch.n, batch.adapters)
             self._mix_tokens(index, batch)
             if observer is None:
                 self._feed_forward(index, batch)
@@ -186,26 +192,41 @@ class CpuDecoder:
         self._stream.wait()
         return time.perf_counter() - start, sum(e.bytes_each * e.gate.experts for e in experts)
 
-    def _mix_tokens(self, index: int, batch: CpuBatch) -> None:
-        adapters = self._adapters_of(index, batch)
+    def _project(self, index: int, n: int, adapters: AdapterRows | None) -> None:
+        """The layer's products of x, before its tokens meet others."""
+        stream, space = self._stream, self._space
         w, mixer, eps = self._weights.layers[index].mixer, self.shape.layers[index].mixer, self.shape.rms_eps
         if isinstance(mixer, AttentionShape):
             assert isinstance(w, CpuAttention)
-            form = self._forms[mixer.form]
-            attend(self._stream, w, mixer, form, eps, self._kv[index], batch, self._space, adapters)
+            of_layer = self._adapters_of(index, adapters)
+            project_qkv(stream, w, mixer, self._forms[mixer.form], eps, n, space, of_layer)
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
-            form = self._forms[mixer.form]
-            attend_latent(self._stream, w, mixer, form, eps, self._kv[index], batch, self._space)
+            project_latent(stream, w, mixer, eps, n, space)
         else:
             assert isinstance(w, CpuDeltaNet)
-            recur(self._stream, w, mixer, eps, self._states[index], batch, self._space)
+            project_delta(stream, w, eps, n, space)
 
-    def _adapters_of(self, index: int, batch: CpuBatch) -> LayerAdapters | None:
-        return None if self._adapters is None else self._adapters.layer(index, batch.adapters)
+    def _mix_tokens(self, index: int, batch: CpuBatch) -> None:
+        """Behind `_project`."""
+        stream, space = self._stream, self._space
+        w, mixer, eps = self._weights.layers[index].mixer, self.shape.layers[index].mixer, self.shape.rms_eps
+        if isinstance(mixer, AttentionShape):
+            assert isinstance(w, CpuAttention)
+            adapters = self._adapters_of(index, batch.adapters)
+            attend(stream, w, mixer, self._forms[mixer.form], eps, self._kv[index], batch, space, adapters)
+        elif isinstance(mixer, LatentAttentionShape):
+            assert isinstance(w, CpuLatentAttention)
+            attend_latent(stream, w, mixer, self._forms[mixer.form], self._kv[index], batch, space)
+        else:
+            assert isinstance(w, CpuDeltaNet)
+            recur(stream, w, mixer, eps, self._states[index], batch, space)
+
+    def _adapters_of(self, index: int, rows: AdapterRows | None) -> LayerAdapters | None:
+        return None if self._adapters is None else self._adapters.layer(index, rows)
 
     def _feed_forward(self, index: int, batch: CpuBatch) -> None:
-        n, adapters = batch.n, self._adapters_of(index, batch)
+        n, adapters = batch.n, self._adapters_of(index, batch.adapters)
         ffn, shape, eps = self._weights.layers[index].ffn, self.shape.layers[index].moe, self.shape.rms_eps
         if isinstance(ffn, CpuDenseFfn):
             feed_forward(self._stream, ffn, eps, n, self._space, adapters)

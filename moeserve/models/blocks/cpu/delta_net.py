@@ -9,6 +9,13 @@ from moeserve.models.interface import GatedDeltaNetShape
 from moeserve.models.loading.cpu_weights import CpuDeltaNet
 
 
+def project_delta(stream: CpuStream, w: CpuDeltaNet, eps: float, n: int, space: CpuWorkspace) -> None:
+    """qkv, z, b, a: what of it needs nothing of a step but x."""
+    assert space.delta is not None
+    stream.norm(space.x, w.norm, eps, n, space.y)
+    stream.linear(space.y, n, w.inputs, space.delta.inputs)
+
+
 def recur(
     stream: CpuStream,
     w: CpuDeltaNet,
@@ -18,11 +25,10 @@ def recur(
     batch: CpuBatch,
     space: CpuWorkspace,
 ) -> None:
+    """Behind `project_delta`."""
     n, delta = batch.n, space.delta
     assert delta is not None
     assert batch.states is not None
-    stream.norm(space.x, w.norm, eps, n, space.y)
-    stream.linear(space.y, n, w.inputs, delta.inputs)
     qkv, z, b = delta.inputs[:3]
     a = None if shape.merged_gates else delta.inputs[3]
     stream.delta_net(qkv, z, b, a, w.parameters, eps, shape.heads, state, batch.states, n, delta.out)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import AttentionPlan
@@ -19,7 +18,9 @@ RopeTables = tuple[Tensor, Tensor]  # cos and sin of every position's angles: se
 
 class CpuForm:
     """Heads, the angles of all positions, and a step's buffers, which lie in those of the workspace. Owns the
-    plans."""
+    plans.
+
+    cos, sin: float32 [positions, rotary_dim / 2]."""
 
     def __init__(
         self,
@@ -32,9 +33,7 @@ class CpuForm:
         self.heads = _heads_of(shape)
         self.plan = AttentionPlan()  # of the step's sequences
         self.window_plan = AttentionPlan()  # the same for windowed layers that have KV slots of their own
-        self._all_cos, self._all_sin = angles
-        self.cos = torch.empty(tokens, shape.rotary_dim // 2)
-        self.sin = torch.empty(tokens, shape.rotary_dim // 2)
+        self.cos, self.sin = angles
         if isinstance(shape, AttentionShape):
             self.q, self.k, self.v = (
                 memory.view(-1)[: tokens * width].view(tokens, width)
@@ -45,12 +44,6 @@ class CpuForm:
                 )
             )
         self.attended = Activations(tokens, shape.output_width, within=space.widest_mixed)
-
-    def take_angles(self, positions: Tensor) -> None:
-        """Of the step's rows. positions: int64 [n]."""
-        n = len(positions)
-        torch.index_select(self._all_cos, 0, positions, out=self.cos[:n])
-        torch.index_select(self._all_sin, 0, positions, out=self.sin[:n])
 
 
 def angles_of(

@@ -16,17 +16,16 @@ from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuLatentAttention
 
 
-def attend_latent(
+def project_latent(
     stream: CpuStream,
     w: CpuLatentAttention,
     shape: LatentAttentionShape,
-    form: CpuForm,
     eps: float,
-    kv: KvLayer,
-    batch: CpuBatch,
+    n: int,
     space: CpuWorkspace,
 ) -> None:
-    n, s = batch.n, space.latent
+    """q and latent: what of it needs nothing of a step but x."""
+    s = space.latent
     assert s is not None
     stream.norm(space.x, w.norm, eps, n, space.y)
     if w.q_b is None:
@@ -38,9 +37,23 @@ def attend_latent(
         stream.linear(space.y, n, w.inputs, [s.q_a, s.latent])
         stream.norm(s.q_a, w.q_a_norm, shape.latent_eps, n, s.q_a_normed)
         stream.linear(s.q_a_normed, n, w.q_b, [s.q])
+
+
+def attend_latent(
+    stream: CpuStream,
+    w: CpuLatentAttention,
+    shape: LatentAttentionShape,
+    form: CpuForm,
+    kv: KvLayer,
+    batch: CpuBatch,
+    space: CpuWorkspace,
+) -> None:
+    """Behind `project_latent`."""
+    n, s = batch.n, space.latent
+    assert s is not None
     stream.latent_store(
         s.q, s.latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.kv_slots, kv, n, shape.num_heads,
-        shape.scale, s.nope, s.queries.f32,
+        shape.scale, s.nope, s.queries.f32, positions=batch.positions,
     )  # fmt: skip
     stream.linear_by_head(s.nope, n, w.k_b, s.queries)
     stream.attention(form.plan, s.queries.f32, kv, s.attended, form.heads)

@@ -11,25 +11,23 @@ from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
 
 
 class CpuBatch:
-    """The rows of one step, on the host. `CpuDecoder.plan_attention` describes their sequences to attention."""
+    """The rows of one step, on the host. `CpuDecoder.begin` has their tokens, `plan_attention` their sequences."""
 
-    __slots__ = ("adapters", "kv_slots", "n", "positions", "states", "token_ids", "window_slots")
+    __slots__ = ("adapters", "kv_slots", "n", "positions", "states", "window_slots")
 
     def __init__(
         self,
         n: int,
-        token_ids: torch.Tensor,
         positions: torch.Tensor,
         kv_slots: torch.Tensor,
         states: StateSequences | None = None,
         adapters: AdapterRows | None = None,
         window_slots: torch.Tensor | None = None,
     ) -> None:
-        """token_ids, kv_slots (where each row's KV goes): int32 [n]; positions: int64 [n]. states: whose recurrent
-        states the rows move on, where the model has any. adapters: None where no row asks for one. window_slots: int32
-        [n], where the KV of windowed layers goes; None: to kv_slots."""
+        """positions, kv_slots (where each row's KV goes): int32 [n]. states: whose recurrent states the rows move on,
+        where the model has any. adapters: None where no row asks for one. window_slots: int32 [n], where the KV of
+        windowed layers goes; None: to kv_slots."""
         self.n = n
-        self.token_ids = token_ids
         self.positions = positions
         self.kv_slots = kv_slots
         self.states = states
