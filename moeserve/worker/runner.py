@@ -43,6 +43,7 @@ class _Step:
     sampled: list[Sampled] = field(default_factory=list)  # those that have been read
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
+    is_ahead: bool = False  # launched before the step before had ended
     unread: slice | None = None  # of the sampled rows, the group whose tokens are not read yet
 
 
@@ -123,6 +124,7 @@ class Runner:
     def advance(self, plan: StepPlan) -> StepResult:
         """Launches a plan behind the step under way, gives the result of that one, and goes on with the plan's."""
         step = self._launch(plan)
+        step.is_ahead = True
         result = self.finish()
         self._under_way = step
         self._sample(step)
@@ -133,12 +135,14 @@ class Runner:
         step = self._under_way
         assert step is not None
         self._read(step)
-        self.engine.finish()
+        interval_ms = self.engine.finish()
         if step.record is not None:
             step.record.finish(step.sampled)
         ended = time.perf_counter()
         idle_s = max(0.0, step.started - self._step_ended)
         compute_ms = (ended - max(step.started, self._step_ended)) * 1e3
+        if step.is_ahead and interval_ms:
+            compute_ms = interval_ms  # the host may have launched the next step when this one ended
         self._step_ended, self._under_way = ended, None
         if step.compiled:
             log.warning(

@@ -106,8 +106,9 @@ class Engine(Protocol):
         """Whether a step may be launched before the host has the tokens of the one before."""
         ...
 
-    def finish(self) -> None:
-        """Waits for all of the step that was last marked. Raises where the device failed."""
+    def finish(self) -> float:
+        """Waits for all of the step that was last marked. Raises where the device failed. Returns the milliseconds from
+        the end of the step before to this one's, by the device's clock; 0: it has none."""
         ...
 
     def forget(self, layout: StepLayout) -> None:

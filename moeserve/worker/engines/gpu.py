@@ -273,9 +273,10 @@ class GpuEngine:
     def is_computed(self) -> bool:
         return self._done.is_reached
 
-    def finish(self) -> None:
-        self._done.wait()
+    def finish(self) -> float:
+        interval_ms = self._done.finish()
         self._model.check()
+        return interval_ms
 
     def forget(self, layout: StepLayout) -> None:
         slots = layout.kv_slots.tolist(), layout.window_slots.tolist() or None
