@@ -74,6 +74,7 @@ class Runner:
         self._pages = pages
         self._grammars: dict[int, str] = {}  # of StepPlan.grammars, those that are not dropped yet
         self._step_ended = time.perf_counter()
+        self._last_layout: StepLayout | None = None  # of the last step with rows
         self._under_way: _Step | None = None
         self.runs_ahead = engine.runs_ahead and recorder is None  # whether any plan `may_follow`
 
@@ -169,7 +170,7 @@ class Runner:
             self._bind(seq)
         if plan.forks:
             self.engine.fork(*self._sequences.fork(plan.forks))
-        layout = StepLayout(plan.rows)
+        layout = self._last_layout = StepLayout(plan.rows)
         recorder = self._recorder
         record = None if recorder is None else recorder.start(layout, self._sequences, self._ready)
         self.engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=record)

@@ -31,11 +31,10 @@ from moeserve.messages.ranks import (
     RankValue,
     RankValues,
 )
-from moeserve.messages.steps import Row, StepPlan
+from moeserve.messages.steps import StepPlan
 from moeserve.process import EXIT_USER_ERROR, die_with, end_at_once
 from moeserve.worker.engines.engine import Engine
 from moeserve.worker.group.expert_use import rank_experts
-from moeserve.worker.group.leader import sampled_places
 from moeserve.worker.group.line import receive_from_leader, send
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.sequences import Sequences, StepLayout
@@ -65,7 +64,7 @@ class Follower:
         self._engine = engine
         self._first_layer = first_layer
         self._sequences = Sequences(max_num_seqs, max_model_len)
-        self._last_rows: list[Row] = []
+        self._last_layout: StepLayout | None = None
 
     def run(self, line: socket.socket) -> None:
         """Until the leader closes the line."""
@@ -82,22 +81,23 @@ class Follower:
                 send(line, rank_experts(self._engine, self._first_layer))
             else:
                 assert isinstance(said, RankForget)
-                self._engine.forget(StepLayout(self._last_rows))
+                if self._last_layout is not None:
+                    self._engine.forget(self._last_layout)
 
     def _append(self, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> None:
-        slots, positions = sampled_places([row for row in self._last_rows if row.sample])
-        self._sequences.append(slots, positions, tokens)
+        last = self._last_layout
+        if last is not None:
+            self._sequences.append(last.sampled_slots, last.sampled_positions, tokens)
 
     def _step(self, plan: StepPlan) -> None:
         if plan.state_copies:
             self._engine.copy_states(np.frombuffer(plan.state_copies, np.int32).reshape(-1, 2))
         for seq in plan.new_seqs:
             self._engine.bind(seq, self._sequences.bind(seq))
-        layout = StepLayout(plan.rows)
+        layout = self._last_layout = StepLayout(plan.rows)
         self._engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=None)
         self._engine.mark_end()
         self._engine.finish()
-        self._last_rows = plan.rows
 
 
 def _spin(line: socket.socket) -> None:

@@ -36,7 +36,7 @@ from moeserve.messages.ranks import (
     RankValue,
     RankValues,
 )
-from moeserve.messages.steps import ExpertUse, Row, StepPlan, StepResult, WorkerReady
+from moeserve.messages.steps import ExpertUse, StepPlan, StepResult, WorkerReady
 from moeserve.process import python_environment
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.engines.engine import Engine
@@ -171,12 +171,10 @@ class LeaderRunner(Runner):
         super().__init__(engine, ready, constraints, recorder)
         self.group = group
         self.runs_ahead = False  # the others have a step's tokens from here
-        self._last_rows: list[Row] = []  # of the last step, those that were sampled
 
     def step(self, plan: StepPlan) -> StepResult:
         if plan.rows:
             self.group.step(plan, self._last_sampled())
-            self._last_rows = [row for row in plan.rows if row.sample]
         return super().step(plan)
 
     def rehearse(self, plan: StepPlan) -> StepResult:
@@ -191,13 +189,9 @@ class LeaderRunner(Runner):
 
     def _last_sampled(self) -> Int32s:
         """As they stand in the tables of tokens, which followers keep too. Behind a full context there is no place."""
-        slots, positions = sampled_places(self._last_rows)
-        inside = np.minimum(positions, self._sequences.tokens.shape[1] - 1)
-        sampled: Int32s = self._sequences.tokens[slots, inside]
+        last = self._last_layout
+        if last is None:
+            return np.zeros(0, np.int32)
+        inside = np.minimum(last.sampled_positions, self._sequences.tokens.shape[1] - 1)
+        sampled: Int32s = self._sequences.tokens[last.sampled_slots, inside]
         return sampled
-
-
-def sampled_places(rows: Sequence[Row]) -> tuple[Int32s, Int32s]:
-    """Request slots and positions of the tokens that these rows sample."""
-    slots = np.array([row.req_slot for row in rows], np.int32)
-    return slots, np.array([row.start + row.count for row in rows], np.int32)
