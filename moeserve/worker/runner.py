@@ -43,7 +43,6 @@ class _Step:
     sampled: list[Sampled] = field(default_factory=list)  # those that have been read
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
-    is_ahead: bool = False  # launched before the step before had ended
     unread: slice | None = None  # of the sampled rows, the group whose tokens are not read yet
 
 
@@ -96,6 +95,7 @@ class Runner:
 
     def start(self, plan: StepPlan) -> None:
         """Launches a plan with rows, while none is under way: `finish` gives its result."""
+        self.engine.begin()
         self._under_way = step = self._launch(plan)
         self._sample(step)
 
@@ -109,13 +109,15 @@ class Runner:
         return self.engine.is_computed
 
     def may_follow(self, plan: StepPlan) -> bool:
-        """Whether `advance` takes this plan: it has rows alone, whose tokens are known or being sampled."""
-        step = self._under_way
+        """Whether `advance` takes this plan: it has rows alone, whose tokens are known or being sampled, and they are
+        launched so fast that the result of the step under way is not late."""
+        step, rows = self._under_way, sum(row.count for row in plan.rows)
         return (
             self.runs_ahead
             and step is not None
             and len(step.layout.sampled_rows) <= self.engine.logit_rows
             and bool(plan.rows)
+            and self.engine.launches_at_once(rows, has_prompts=rows > len(plan.rows))
             and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
             and not (plan.grammars or plan.dropped_grammars)
             and all(self._sequences.prompt_logprobs[row.req_slot] is None for row in plan.rows)
@@ -124,7 +126,6 @@ class Runner:
     def advance(self, plan: StepPlan) -> StepResult:
         """Launches a plan behind the step under way, gives the result of that one, and goes on with the plan's."""
         step = self._launch(plan)
-        step.is_ahead = True
         result = self.finish()
         self._under_way = step
         self._sample(step)
@@ -135,14 +136,13 @@ class Runner:
         step = self._under_way
         assert step is not None
         self._read(step)
-        interval_ms = self.engine.finish()
+        device_ms = self.engine.finish()
         if step.record is not None:
             step.record.finish(step.sampled)
         ended = time.perf_counter()
         idle_s = max(0.0, step.started - self._step_ended)
-        compute_ms = (ended - max(step.started, self._step_ended)) * 1e3
-        if step.is_ahead and interval_ms:
-            compute_ms = interval_ms  # the host may have launched the next step when this one ended
+        # The host may have been launching the next step when this one ended.
+        compute_ms = device_ms or (ended - max(step.started, self._step_ended)) * 1e3
         self._step_ended, self._under_way = ended, None
         if step.compiled:
             log.warning(

@@ -127,6 +127,12 @@ class CpuEngine:
     def mark_end(self) -> None:
         """Steps end before the next one is launched."""
 
+    def begin(self) -> None:
+        """The host's clock says how long a step takes."""
+
+    def launches_at_once(self, rows: int, *, has_prompts: bool) -> bool:
+        return False
+
     def finish(self) -> float:
         self._stream.wait()  # where no row had logits
         return 0.0

@@ -20,8 +20,14 @@ class StepCompletion:
         self._is_gpu = device.type == "cuda"
         self._tokens = torch.empty(head_rows, dtype=torch.int32, pin_memory=self._is_gpu)
         made = (torch.cuda.Event(enable_timing=True, blocking=yields) for _ in range(2 * self._is_gpu))
-        self._ends = list(made)  # of this step, then of the one before
+        self._ends = list(made)  # of this step, then of the one before, or where this one began
         self._has_before = False
+
+    def begin(self) -> None:
+        """A step begins, while none is under way: its time is counted from here."""
+        if self._is_gpu:
+            self._ends[1].record()
+            self._has_before = True
 
     def mark(self) -> None:
         """What has been launched so far is what is waited for."""
@@ -39,8 +45,9 @@ class StepCompletion:
             self._ends[0].synchronize()
 
     def finish(self) -> float:
-        """Waits for the last mark of a step. Returns the milliseconds from the end of the step before to then, by the
-        GPU's clock: the host may have been launching another step meanwhile. 0: nobody knows."""
+        """Waits for the last mark of a step. Returns the milliseconds from its beginning to then, or from the end of
+        the step before if it was launched ahead, by the GPU's clock: the host may have been launching another
+        meanwhile. 0: nobody knows."""
         self.wait()
         if not self._is_gpu:
             return 0.0
