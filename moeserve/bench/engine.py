@@ -195,6 +195,7 @@ class EngineBench:
                 continue
             if runner.may_follow(plan):
                 runner.advance(plan)
+                runner.launch_rest()
             else:
                 if runner.is_under_way:
                     runner.finish()

@@ -47,7 +47,10 @@ class PlansAhead:
 
     def _result(self, worker: OverlappingWorker) -> WorkerAnswer:
         """Of the last call, with those that come meanwhile."""
-        while worker.is_under_way and not worker.is_computed:
+        while worker.is_under_way:
+            worker.launch_rest()  # of a plan whose call has just returned the result before it
+            if worker.is_computed:
+                break
             self._take_call()
         if self._later is None:
             return worker.finish()

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Step:
-    """Launched; its result is still to come."""
+    """Its result is still to come."""
 
     plan: StepPlan
     layout: StepLayout
@@ -43,6 +43,7 @@ class _Step:
     sampled: list[Sampled] = field(default_factory=list)  # those that have been read
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
+    is_launched: bool = False  # all of it; else all but the sampling
     unread: slice | None = None  # of the sampled rows, the group whose tokens are not read yet
 
 
@@ -96,8 +97,8 @@ class Runner:
     def start(self, plan: StepPlan) -> None:
         """Launches a plan with rows, while none is under way: `finish` gives its result."""
         self.engine.begin()
-        self._under_way = step = self._launch(plan)
-        self._sample(step)
+        self._under_way = self._launch(plan)
+        self.launch_rest()
 
     @property
     def is_under_way(self) -> bool:
@@ -105,7 +106,7 @@ class Runner:
 
     @property
     def is_computed(self) -> bool:
-        """Whether `finish` would not wait."""
+        """Whether `finish` would not wait. After `launch_rest`."""
         return self.engine.is_computed
 
     def may_follow(self, plan: StepPlan) -> bool:
@@ -124,17 +125,24 @@ class Runner:
         )
 
     def advance(self, plan: StepPlan) -> StepResult:
-        """Launches a plan behind the step under way, gives the result of that one, and goes on with the plan's."""
+        """Launches a plan's layers behind the step under way, and gives the result of that one. `launch_rest`
+        follows."""
         step = self._launch(plan)
         result = self.finish()
         self._under_way = step
-        self._sample(step)
         return result
+
+    def launch_rest(self) -> None:
+        """The sampling of the step under way, if it is still to be launched. It may wait for the masks that the tokens
+        of the step before lead to."""
+        if self._under_way is not None and not self._under_way.is_launched:
+            self._sample(self._under_way)
 
     def finish(self) -> StepResult:
         """Waits for the step under way."""
         step = self._under_way
         assert step is not None
+        assert step.is_launched
         self._read(step)
         device_ms = self.engine.finish()
         if step.record is not None:
@@ -269,6 +277,7 @@ class Runner:
                 self._sequences.expect(slots, positions)
         self.engine.mark_end()
         step.compiled += self.engine.kernels_compiled
+        step.is_launched = True
 
     def _read(self, step: _Step) -> None:
         """The tokens that are being sampled, if there are any."""
