@@ -23,7 +23,7 @@ import psutil
 REPOSITORY = Path(__file__).resolve().parents[1]
 READY_S = 60.0  # until a server is ready; on a GPU the first one compiles kernels
 READY_ON_GPU_S = 300.0
-OTHER_CHECKOUT = Path(__file__).with_name("other_checkout")  # a sitecustomize.py
+OF_CHECKOUT = Path(__file__).with_name("of_checkout")  # a sitecustomize.py
 _URL = re.compile(r"http://[\w.\[\]:]+:\d+")
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULTILINE)
 
@@ -48,10 +48,10 @@ def clean_environment() -> dict[str, str]:
 
 
 def imports_from(checkout: Path) -> dict[str, str]:
-    """What a process and those it starts need in their environment to run this checkout's moeserve."""
-    if checkout == REPOSITORY:
-        return {"PYTHONPATH": str(checkout)}
-    return {"PYTHONPATH": f"{checkout}{os.pathsep}{OTHER_CHECKOUT}", "BENCHMARK_CHECKOUT": str(checkout)}
+    """What a process and those it starts need in their environment to run this checkout's moeserve, whichever one their
+    Python has an editable install of."""
+    checkout = checkout.resolve()
+    return {"PYTHONPATH": f"{checkout}{os.pathsep}{OF_CHECKOUT}", "BENCHMARK_CHECKOUT": str(checkout)}
 
 
 class Server:
