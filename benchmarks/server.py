@@ -50,8 +50,7 @@ def clean_environment() -> dict[str, str]:
 def imports_from(checkout: Path) -> dict[str, str]:
     """What a process and those it starts need in their environment to run this checkout's moeserve, whichever one their
     Python has an editable install of."""
-    checkout = checkout.resolve()
-    return {"PYTHONPATH": f"{checkout}{os.pathsep}{OF_CHECKOUT}", "BENCHMARK_CHECKOUT": str(checkout)}
+    return {"PYTHONPATH": f"{checkout.resolve()}{os.pathsep}{OF_CHECKOUT}"}
 
 
 class Server:

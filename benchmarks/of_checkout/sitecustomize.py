@@ -1,11 +1,11 @@
-"""Run by every Python that starts with this folder on PYTHONPATH: moeserve is then that of the checkout in
-$BENCHMARK_CHECKOUT. The finder of an editable install comes before PYTHONPATH, and knows one checkout alone."""
+"""Run by every Python that starts with this folder on PYTHONPATH: moeserve is then that of the checkout before it
+there. The finder of an editable install comes before PYTHONPATH, and knows one checkout alone."""
 
 import os
 import sys
 from importlib.machinery import PathFinder
 
-CHECKOUT = os.environ["BENCHMARK_CHECKOUT"] + os.sep
+CHECKOUT = sys.path[sys.path.index(os.path.dirname(__file__)) - 1] + os.sep
 
 
 def _finds_another(finder: object) -> bool:
