@@ -219,7 +219,7 @@ def report(model: StepTime, samples: list[StepSample]) -> str:
         f"{model.decode_context * 1e9:.1f} ns for each position that a decode row reads, and "
         f"{model.decode_span * 1e9:.1f} ns for each that the farthest one reads",
         f"{model.prefill_pairs * 1e9:.2f} ns for each pair of a prompt token and a position that it reads",
-        f"{model.sampled_row * 1e6:.1f} us for each row that samples",
+        f"{model.sampled_row * 1e6:.1f} us for each row that samples, and {model.sampling * 1e3:.2f} ms if any does",
         f"{model.prompt * 1e3:.2f} ms for having a prompt, and {model.prompt_span * 1e9:.1f} ns for each position up "
         "to its end",
         *_of_launches(model),

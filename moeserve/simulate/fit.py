@@ -56,7 +56,7 @@ def _fit(
         weights = 1 / np.sqrt(np.maximum(abs(features @ found - 1), SMALLEST_ERROR))
     seconds = np.cumsum(found[: len(knots)]).tolist()
     of_decode = np.cumsum(found[len(knots) : len(knots) + len(decode)]).tolist()
-    context, decode_span, pairs, sampled, prompt, span = found[len(knots) + len(decode) :].tolist()
+    context, decode_span, pairs, sampled, sampling, prompt, span = found[len(knots) + len(decode) :].tolist()
     return StepTime(
         source,
         knots,
@@ -70,6 +70,7 @@ def _fit(
         decode_seconds=of_decode,
         adds_rows=adds_rows,
         decode_span=decode_span,
+        sampling=sampling,
     )
 
 
@@ -95,7 +96,8 @@ def _features(load: StepLoad, knots: list[int], decode: list[int], adds_rows: bo
 def _linear(load: StepLoad) -> list[float]:
     """What StepTime's coefficients are of."""
     of_rows = [load.decode_context, load.decode_span]
-    return [*of_rows, load.prefill_pairs, load.sampled_rows, load.has_prompt, load.prompt_span]
+    sampling = [load.sampled_rows, float(load.sampled_rows > 0)]
+    return [*of_rows, load.prefill_pairs, *sampling, load.has_prompt, load.prompt_span]
 
 
 def _rises(size: int, knots: list[int]) -> list[float]:

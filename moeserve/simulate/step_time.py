@@ -5,6 +5,7 @@
             + decode_span    x (of these, the most that one row reads)
             + prefill_pairs  x (pairs of a prompt token and a position that it reads)
             + sampled_row    x (rows that sample)
+            + sampling       if any does
             + prompt         if it has prompt tokens
             + prompt_span    x (the end of its farthest chunk)
 
@@ -14,10 +15,10 @@ the step, or else, as on a GPU, cost what they cost alone (`adds_rows`): whichev
 
 `base` is piecewise linear through measured points: between one token and a full step it bends where all experts'
 weights are read anyway and the step becomes compute-bound. The next terms are linear: attention and the vocabulary
-projection. Both spans and `prompt` are those of a GPU; the prompt's are as in the router's own model
-(`router/core/step_cost.py`). Prompts take other kernels than decode rows, and a few tokens far into a prompt walk over
-all keys before them as slowly as many. One decode row far into its answer occupies a part of a GPU: positions cost less
-where many rows read them.
+projection, whose weights are read once for all rows that sample. Both spans and `prompt` are those of a GPU; the
+prompt's are as in the router's own model (`router/core/step_cost.py`). Prompts take other kernels than decode rows, and
+a few tokens far into a prompt walk over all keys before them as slowly as many. One decode row far into its answer
+occupies a part of a GPU: positions cost less where many rows read them.
 
 Where the worker runs ahead, `base` of decode rows is that of steps launched while the one before is computed. One that
 is not takes `launch` longer, which the host needs before the GPU begins.
@@ -108,6 +109,7 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_seconds: list[NotNegative] = []
     adds_rows: bool = False  # rows beside prompts cost what they cost alone; else they are tokens of the step
     decode_span: NotNegative = 0.0
+    sampling: NotNegative = 0.0
     # Of a worker that runs ahead. The most tokens of a step with prompts that is launched behind the one before; decode
     # rows alone always are. 0: no step is.
     ahead_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
@@ -138,6 +140,7 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             + self._of_contexts(load)
             + self.prefill_pairs * load.prefill_pairs
             + self.sampled_row * load.sampled_rows
+            + self.sampling * (load.sampled_rows > 0)
             + self.prompt * load.has_prompt
             + self.prompt_span * load.prompt_span
         )

@@ -31,6 +31,7 @@ MODEL = StepTime(
     prompt=5e-3,
     prompt_span=1e-6,
     decode_span=3e-6,
+    sampling=2e-3,
 )
 
 
@@ -60,7 +61,7 @@ def test_base_is_a_line_through_its_points_and_on(tokens: int, ms: float) -> Non
 
 
 def test_all_terms_add_up() -> None:
-    decode = 0.016 + 0.002 + 0.00006 + 0.0003
+    decode = 0.016 + 0.002 + 0.00006 + 0.0003 + 0.002
     assert MODEL.of(StepLoad(4, 1000, 2000, 3)) == pytest.approx(decode)
     assert MODEL.of(StepLoad(4, 1000, 2000, 3, 1, 700)) == pytest.approx(decode + 0.005 + 0.0007)
     assert MODEL.of(StepLoad(4, 1000, 2000, 3, decode_span=600)) == pytest.approx(decode + 0.0018)
@@ -93,6 +94,7 @@ def test_fit_finds_the_model_in_its_own_steps() -> None:
     assert found.sampled_row == pytest.approx(MODEL.sampled_row, rel=1e-2)
     assert found.prompt == pytest.approx(MODEL.prompt, rel=1e-2)
     assert found.prompt_span == pytest.approx(MODEL.prompt_span, rel=1e-2)
+    assert found.sampling == pytest.approx(MODEL.sampling, rel=1e-2)
     assert found.decode_span == pytest.approx(MODEL.decode_span, rel=1e-2)
 
 
