@@ -23,7 +23,9 @@ def start() -> tuple[Mask, Mask]:
     return cached, movable
 
 
-@pytest.mark.parametrize(("distances", "streams", "most"), [(LOCAL, 1, 40), (LOCAL, 5, 7), (UNIFORM, 3, 40)])
+@pytest.mark.parametrize(
+    ("distances", "streams", "most"), [(LOCAL, 1, 40), (LOCAL, 5, 7), (UNIFORM, 3, 40), (LOCAL, 20, 400)]
+)
 def test_the_same_decisions(distances: ReuseDistances, streams: int, most: int) -> None:
     trace = generate(
         distances, "", tokens=400 * streams, layers=LAYERS, experts=EXPERTS, top_k=4, seed=streams

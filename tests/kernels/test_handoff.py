@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
 from tests.kernels.handoff_world import (  # isort: skip  (first: it sets up the interpreter)
@@ -63,6 +64,11 @@ def test_steps_are_answered_layer_by_layer(stream: CpuStream) -> None:
     stream.wait()
     h.check()
     assert torch.equal(h.expert_token_counts(2), expert_token_counts)
+    assert h.expert_reads(np.array([False, False, True, False])) == expert_token_counts[1].sum()
+    reads = [h.expert_token_counts(layer)[1].sum() for layer in (0, 3)]
+    assert h.expert_reads(np.array([True, True, False, True])) == sum(reads) > 0
+    with pytest.raises(ValueError, match="one entry for each layer"):
+        h.expert_reads(np.ones(3, np.bool_))
     for out, case in zip(got, expected, strict=True):
         assert torch.equal(out, alone(stream, *case))
     h.close()

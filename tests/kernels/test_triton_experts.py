@@ -170,7 +170,8 @@ def test_up_of_few_tokens_in_passes() -> None:
 @pytest.mark.parametrize(
     ("cols", "tokens", "expected"),
     [
-        (2880, 1, (16, 2, 1024, 4)),  # gpt-oss-20b: 3 x 8 instead of 32 for 23 K blocks
+        (2880, 1, (8, 4, 4096, 8)),
+        (2880, 2, (16, 2, 1024, 4)),  # gpt-oss-20b: 3 x 8 instead of 32 for 23 K blocks
         (2880, 8, (16, 2, 1024, 4)),
         (2048, 1, (16, 2, 2048, 8)),
         (4096, 1, (8, 4, 4096, 8)),

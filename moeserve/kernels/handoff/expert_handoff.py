@@ -114,10 +114,6 @@ class ExpertHandoff:
         self._token_counts: list[Tensor] = [
             own[: 2 * count].view(2, count) for own, count in zip(self._counts, experts, strict=True)
         ]
-        self._read_at: dict[bytes, npt.NDArray[np.int64]] = {}  # by layers: where in the counts
-        self._is_read_count = np.zeros(self._counts.shape, np.bool_)
-        for own, count in zip(self._is_read_count, experts, strict=True):
-            own[count : 2 * count] = True
         self._native: _C.Handoff | None = self._make_native(some, timeout_s)
 
     def defer(self, max_deferred: int) -> None:
@@ -205,10 +201,7 @@ class ExpertHandoff:
     def expert_reads(self, layers: npt.NDArray[np.bool_]) -> int:
         """Experts whose weights steps have read since the start, those of `layers` [layers] together, each once a step.
         Between steps."""
-        key = layers.tobytes()
-        if key not in self._read_at:
-            self._read_at[key] = np.flatnonzero(self._is_read_count & layers[:, None])
-        return int(self._counts.numpy().reshape(-1).take(self._read_at[key]).sum())
+        return self._live().expert_reads(layers)
 
     def close(self) -> None:
         """Ends the watchdog; a step still under way is abandoned, which lets the device finish it. May be called

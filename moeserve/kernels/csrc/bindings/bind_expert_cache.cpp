@@ -18,6 +18,19 @@ namespace {
 using Mask = nb::ndarray<const bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Counts = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+// used[i]: whether count i has changed, if there are slots. Returns how many have; `before` becomes `now`. No step adds
+// 2^32 tokens to a count, so that its lower half tells.
+int32_t find_used(const int64_t* now, int n, uint8_t has_slots, uint32_t* before, uint8_t* used) {
+  int32_t sum = 0;
+  for (int i = 0; i < n; ++i) {
+    const auto count = static_cast<uint32_t>(now[i]);
+    used[i] = static_cast<uint8_t>(count != before[i]) & has_slots;
+    before[i] = count;
+    sum += used[i];
+  }
+  return sum;
+}
+
 // The policy behind counters that only rise: what a step used is what they say more than before it.
 class CountedPolicy {
  public:
@@ -39,18 +52,15 @@ class CountedPolicy {
 
   // Returns how many experts the step used.
   int64_t observe(const Counts& counts, bool streamed) {
-    check(counts);
-    int64_t wanted = 0;
+    const int64_t* now = check(counts).data();
     if (streamed)
-      for (size_t i = 0; i < size(); ++i) tokens_[i] = counts.data()[i] - before_[i];
+      for (size_t i = 0; i < size(); ++i) tokens_[i] = static_cast<uint32_t>(now[i]) - before_[i];
+    int64_t wanted = 0;
     for (int layer = 0; layer < layers_; ++layer) {
       const size_t first = static_cast<size_t>(layer) * experts_;
-      for (size_t i = first; i < first + experts_; ++i) {
-        used_[i] = counts.data()[i] > before_[i] && has_slots_[layer];
-        wanted += used_[i];
-      }
+      wanted +=
+          find_used(now + first, experts_, has_slots_[layer], before_.data() + first, used_.data() + first);
     }
-    std::memcpy(before_.data(), counts.data(), sizeof(int64_t) * size());
     if (streamed) keep_hottest();
     policy_.observe(used_.data());
     return wanted;
@@ -94,7 +104,7 @@ class CountedPolicy {
 
   const int layers_, experts_;
   ExpertCachePolicy policy_;
-  std::vector<int64_t> before_, tokens_;
+  std::vector<uint32_t> before_, tokens_;  // the counts so far, and what a step has added
   std::vector<uint8_t> used_;
   std::vector<int> slots_;
   std::vector<uint8_t> has_slots_;

@@ -1,5 +1,6 @@
 // Python's view of the hand-off. Addresses are plain integers; the shapes are in moeserve/kernels/handoff.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -25,6 +26,14 @@ Handoff::Slot make_slot(const Activations& y, Address ids, Address deferred_ids,
                         Address result) {
   return {y, at<const int32_t>(ids), at<const int32_t>(deferred_ids), at<const float>(weights),
           at<float>(result)};
+}
+
+using Mask = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+int64_t expert_reads(const Handoff& handoff, const Mask& layers) {
+  if (layers.size() != handoff.layers())
+    throw std::invalid_argument("layers: one entry for each layer wanted");
+  return handoff.expert_reads(reinterpret_cast<const uint8_t*>(layers.data()));
 }
 
 }  // namespace
@@ -71,6 +80,7 @@ void bind_handoff(nb::module_& m) {
           "pool"_a, "isa"_a, "layers"_a, "requests"_a, "answers"_a, "even"_a, "odd"_a, "h"_a, "starts"_a,
           "active"_a, "routes"_a, "max_tokens"_a, "top_k"_a, "timeout_s"_a, nb::keep_alive<1, 2>())
       .def("begin", &Handoff::begin, ReleaseGil())
+      .def("expert_reads", &expert_reads, "layers"_a.noconvert())
       .def("error", &Handoff::error)
       .def("abandon", &Handoff::abandon, ReleaseGil(), "why"_a);
   handoff.attr("FLAG_BYTES") = Handoff::kFlagBytes;

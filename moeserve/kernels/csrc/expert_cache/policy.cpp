@@ -1,7 +1,10 @@
 #include "expert_cache/policy.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
+#include <limits>
 
 namespace moeserve {
 namespace {
@@ -11,6 +14,22 @@ constexpr double kEvidence =
     4 * ExpertCachePolicy::kWatched;  // watched steps without which nothing is expected
 constexpr double kDoubt = 2.0;        // standard deviations that chance may have added
 constexpr uint32_t kNever = 0u - 2 * ExpertCachePolicy::kWatched;  // before the first step
+constexpr int32_t kNobody = std::numeric_limits<int32_t>::max();   // in the place of a score's bits
+
+// By themselves, as the compiler takes bytes that are written through members for anything.
+void find_missed(const uint8_t* used, const uint8_t* movable, const uint8_t* cached, size_t size,
+                 uint8_t* missed) {
+  for (size_t i = 0; i < size; ++i) missed[i] = used[i] & movable[i] & (cached[i] ^ 1);
+}
+
+// The scores of those who may go, as bits, which are in their order as scores are not negative; kNobody for all others.
+void find_going(const uint8_t* used, const uint8_t* movable, const uint8_t* cached, const float* scores,
+                int n, int32_t* going) {
+  for (int e = 0; e < n; ++e) {
+    const int32_t mask = -static_cast<int32_t>(cached[e] & movable[e] & (used[e] ^ 1));
+    going[e] = (std::bit_cast<int32_t>(scores[e]) & mask) | (kNobody & ~mask);
+  }
+}
 
 }  // namespace
 
@@ -25,6 +44,8 @@ ExpertCachePolicy::ExpertCachePolicy(int layers, int experts, const uint8_t* cac
   went_.assign(size, kNever);
   came_band_.assign(size, 0);
   went_band_.assign(size, 0);
+  missed_.assign(size, 0);
+  going_.assign(experts, kNobody);
 }
 
 void ExpertCachePolicy::observe(const uint8_t* used) {
@@ -81,32 +102,40 @@ const std::vector<ExpertMove>& ExpertCachePolicy::choose(const uint8_t* used, in
   return moves_;
 }
 
+// Passes over all experts are without branches; what depends on data is done for the few that a step has missed.
 void ExpertCachePolicy::find_candidates(const uint8_t* used) {
   candidates_.clear();
+  find_missed(used, movable_.data(), cached_.data(), scores_.size(), missed_.data());
   for (int layer = 0; layer < layers_; ++layer) {
     const int64_t first = static_cast<int64_t>(layer) * experts_;
     coming_.clear();
-    going_.clear();
-    for (int e = 0; e < experts_; ++e) {
-      const int64_t i = first + e;
-      if (!movable_[i]) continue;
-      if (cached_[i]) {
-        if (!used[i]) going_.emplace_back(scores_[i], e);
-      } else if (used[i]) {
-        coming_.emplace_back(-scores_[i], e);
-      }
+    const uint8_t *begin = missed_.data() + first, *end = begin + experts_, *at = begin;
+    while ((at = static_cast<const uint8_t*>(std::memchr(at, 1, end - at))) != nullptr) {
+      const auto expert = static_cast<int>(at++ - begin);
+      coming_.emplace_back(-scores_[first + expert], expert);
     }
-    const size_t pairs = std::min(coming_.size(), going_.size());
-    if (pairs == 0) continue;
+    if (coming_.empty()) continue;
     std::sort(coming_.begin(), coming_.end());
-    std::partial_sort(going_.begin(), going_.begin() + static_cast<int64_t>(pairs), going_.end());
-    for (size_t rank = 0; rank < pairs; ++rank) {
-      const float gain = -coming_[rank].first - going_[rank].first;
+    find_going(used + first, movable_.data() + first, cached_.data() + first, scores_.data() + first,
+               experts_, going_.data());
+    for (const auto& [score, incoming] : coming_) {
+      const int outgoing = take_lowest();
+      if (outgoing < 0) break;
+      const float gain = -score - scores_[first + outgoing];
       if (!(gain > 0.0f)) break;
       const auto band = std::lower_bound(kEdges.begin(), kEdges.end(), gain) - kEdges.begin();
-      candidates_.push_back({layer, coming_[rank].second, going_[rank].second, gain, static_cast<int>(band)});
+      candidates_.push_back({layer, incoming, outgoing, gain, static_cast<int>(band)});
     }
   }
+}
+
+int ExpertCachePolicy::take_lowest() {
+  int32_t lowest = kNobody;
+  for (const int32_t score : going_) lowest = std::min(lowest, score);
+  if (lowest == kNobody) return -1;
+  const auto at = std::find(going_.begin(), going_.end(), lowest);
+  *at = kNobody;
+  return static_cast<int>(at - going_.begin());
 }
 
 void ExpertCachePolicy::watch() {

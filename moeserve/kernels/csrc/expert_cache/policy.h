@@ -44,6 +44,8 @@ class ExpertCachePolicy {
     int band;
   };
   void find_candidates(const uint8_t* used);
+  // Of those in going_ the one that has the lowest score, of equal ones the first, which then is taken; -1: there is none left.
+  int take_lowest();
   void watch();
   bool is_watched(uint32_t since) const { return step_ - since <= kWatched; }
 
@@ -58,8 +60,10 @@ class ExpertCachePolicy {
   uint32_t step_ = 0;
   // Sums that decay: reads spared, reads seen of either expert, and steps for which an exchange was watched.
   std::array<double, kBands> spared_{}, seen_{}, watched_{};
-  std::vector<Candidate> candidates_, could_;          // those of this step, and those that are to be watched
-  std::vector<std::pair<float, int>> coming_, going_;  // of a layer: score, expert
+  std::vector<Candidate> candidates_, could_;  // those of this step, and those that are to be watched
+  std::vector<uint8_t> missed_;                // [layers, experts]
+  std::vector<std::pair<float, int>> coming_;  // of a layer: the score, negative, and the expert
+  std::vector<int32_t> going_;                 // of a layer: each expert's score in bits, or nobody's
   std::vector<ExpertMove> moves_;
 };
 

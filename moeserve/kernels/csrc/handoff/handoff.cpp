@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <utility>
 
 namespace moeserve {
@@ -60,6 +61,17 @@ Handoff::~Handoff() {
 void Handoff::begin() {
   const uint32_t step = begun_.fetch_add(1) + 1;
   pool_.submit(ServeOp{this, step});
+}
+
+int64_t Handoff::expert_reads(const uint8_t* layers) const {
+  int64_t reads = 0;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& l = layers_[i];
+    if (layers[i] == 0 || l.gate == nullptr) continue;
+    const int64_t* of_experts = l.expert_token_counts + l.gate->experts;
+    reads += std::accumulate(of_experts, of_experts + l.gate->experts, int64_t{0});
+  }
+  return reads;
 }
 
 std::string Handoff::error() {

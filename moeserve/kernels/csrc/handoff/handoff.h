@@ -66,6 +66,9 @@ class Handoff {
 
   // Queues the pool's part of one step.
   void begin();
+  // Experts whose weights steps have read so far, of the layers that are marked. Between steps.
+  int64_t expert_reads(const uint8_t* layers) const;
+  size_t layers() const { return layers_.size(); }
   // What went wrong first; empty: nothing.
   std::string error();
   // Gives up what is under way: the GPU's waits end, with worthless results.

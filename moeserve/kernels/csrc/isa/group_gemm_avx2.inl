@@ -1,4 +1,4 @@
-// Without VNNI. A tile is a half of the panel's rows by up to four tokens, so that its sums fit in registers and a weight
+// Without VNNI. A tile is a half of the panel's rows by up to six tokens, so that its sums fit in registers and a weight
 // vector is loaded once for them.
 
 // A product of a quad is two int16, each the sum of two u8 x s8 products (vpmaddubsw). Products of several
@@ -37,7 +37,7 @@ inline void dot_quads(const Codes& codes, const int8_t* const (&x)[N], VI (&sums
     const VB w = codes(quad);
     __m256i w_lo = w.lo, w_hi = w.hi;
     compute_now(w_lo, w_hi);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int t = 0; t < N; ++t) {
       const __m256i four = broadcast_quad(x[t] + 4 * q).lo;
       const __m256i a = _mm256_maddubs_epi16(w_lo, four), b = _mm256_maddubs_epi16(w_hi, four);
@@ -52,7 +52,7 @@ inline void dot_quads(const Codes& codes, const int8_t* const (&x)[N], VI (&sums
     }
     if constexpr ((q - From) % run == run - 1) {
       const __m256i one = _mm256_set1_epi16(1);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int t = 0; t < N; ++t) {
         const __m256i a = _mm256_madd_epi16(lo[t], one), b = _mm256_madd_epi16(hi[t], one);
         sums[t].lo = q - From < run ? a : _mm256_add_epi32(sums[t].lo, a);
@@ -65,9 +65,41 @@ inline VB low_nibbles(VB codes) { return and_b(codes, 15); }
 inline VB high_nibbles(VB codes) { return and_b(shr_b<4>(codes), 15); }
 
 template <int N>
-inline void add_sixteen_fold(const VI (&high)[N], VI (&sums)[N]) {
-#pragma GCC unroll 4
-  for (int t = 0; t < N; ++t) sums[t] = add_i(sums[t], shl_i<4>(high[t]));
+inline void broadcast_quads(const int8_t* const (&x)[N], int q, __m256i (&four)[N]) {
+#pragma GCC unroll 6
+  for (int t = 0; t < N; ++t) four[t] = broadcast_quad(x[t] + 4 * q).lo;
+}
+
+// Adds a quad's products with w to sums of 16 bits, or begins them.
+template <bool First, int N>
+inline void add_products(const VB& w, const __m256i (&four)[N], __m256i (&lo)[N], __m256i (&hi)[N]) {
+  __m256i w_lo = w.lo, w_hi = w.hi;
+  compute_now(w_lo, w_hi);
+#pragma GCC unroll 6
+  for (int t = 0; t < N; ++t) {
+    const __m256i a = _mm256_maddubs_epi16(w_lo, four[t]), b = _mm256_maddubs_epi16(w_hi, four[t]);
+    lo[t] = First ? a : _mm256_add_epi16(lo[t], a);
+    hi[t] = First ? b : _mm256_add_epi16(hi[t], b);
+    compute_now(lo[t], hi[t]);
+  }
+}
+
+// The sums of codes of 8 bits, whose quads' nibbles `low` and `high` give. Both at once: an activation is loaded once.
+template <int From, int To, int N, class Low, class High>
+inline void dot_nibbles(const Low& low, const High& high, const int8_t* const (&x)[N], VI (&sums)[N]) {
+  static_assert(most_sum(To - From, 15) <= kMostInt16);
+  __m256i low_lo[N], low_hi[N], high_lo[N], high_hi[N], four[N];
+  for_quads<From, To>([&](auto quad) {
+    broadcast_quads(x, quad, four);
+    add_products<quad == From>(low(quad), four, low_lo, low_hi);
+    add_products<quad == From>(high(quad), four, high_lo, high_hi);
+  });
+  const __m256i one = _mm256_set1_epi16(1), sixteen = _mm256_set1_epi16(16);
+#pragma GCC unroll 6
+  for (int t = 0; t < N; ++t) {
+    sums[t] = {_mm256_add_epi32(_mm256_madd_epi16(low_lo[t], one), _mm256_madd_epi16(high_lo[t], sixteen)),
+               _mm256_add_epi32(_mm256_madd_epi16(low_hi[t], one), _mm256_madd_epi16(high_hi[t], sixteen))};
+  }
 }
 
 // The codes of a group of 32 columns of a half, unpacked where they are used: for so few tokens that storing them
@@ -80,10 +112,8 @@ struct PackedCodes {
   void dot(const int8_t* const (&x)[N], VI (&sums)[N]) const {
     auto codes = [&](auto quad) { return F::template quad<decltype(quad)::value>(p); };
     if constexpr (kNibbles<F>) {
-      VI high[N];
-      dot_quads<15, From, To>([&](auto quad) { return high_nibbles(codes(quad)); }, x, high);
-      dot_quads<15, From, To>([&](auto quad) { return low_nibbles(codes(quad)); }, x, sums);
-      add_sixteen_fold(high, sums);
+      dot_nibbles<From, To>([&](auto quad) { return low_nibbles(codes(quad)); },
+                            [&](auto quad) { return high_nibbles(codes(quad)); }, x, sums);
     } else {
       dot_quads<F::kMostCode, From, To>(codes, x, sums);
     }
@@ -112,12 +142,11 @@ struct UnpackedCodes {
 
   template <int From, int To, int N>
   void dot(const int8_t* const (&x)[N], VI (&sums)[N]) const {
-    constexpr int most = kNibbles<F> ? 15 : F::kMostCode;
-    dot_quads<most, From, To>([&](auto quad) { return load_b(low + quad * kBytes); }, x, sums);
+    auto lowest = [&](auto quad) { return load_b(low + quad * kBytes); };
     if constexpr (kNibbles<F>) {
-      VI sixteenths[N];
-      dot_quads<15, From, To>([&](auto quad) { return load_b(high + quad * kBytes); }, x, sixteenths);
-      add_sixteen_fold(sixteenths, sums);
+      dot_nibbles<From, To>(lowest, [&](auto quad) { return load_b(high + quad * kBytes); }, x, sums);
+    } else {
+      dot_quads<F::kMostCode, From, To>(lowest, x, sums);
     }
   }
 };
@@ -125,7 +154,7 @@ struct UnpackedCodes {
 // Where N tokens' group begins.
 template <int N>
 inline void group_of(const void* const* rows, int64_t group, const int8_t* (&x)[N]) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int t = 0; t < N; ++t) {
     x[t] = static_cast<const int8_t*>(rows[t]) + 32 * group;
     asm("" : "+r"(x[t]));  // else GCC adds the pointers in a vector and takes them out again
@@ -145,24 +174,53 @@ inline void token_tile(const Codes& w, const Scales& s, const void* const* rows,
   } else {
     w.template dot<0, 8>(x, lo);
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int t = 0; t < N; ++t) {
     accumulate<F>(lo[t], hi[t], s, meta_of(rows[t], cols, group), out + kPanelRows * t);
   }
 }
 
+// A function by itself, with all it calls within: GCC then has all registers for the tile's sums, which it would share with
+// what the caller has made ready.
+template <class F, int N, class Codes>
+[[gnu::noinline, gnu::flatten]] void token_tile_apart(const Codes& w, const Scales& s,
+                                                      const void* const* rows, int64_t cols, int64_t group,
+                                                      float* out) {
+  token_tile<F, N>(w, s, rows, cols, group, out);
+}
+
+// n tokens in tiles of N and of fewer.
+template <class F, int N, class Codes>
+inline void token_tiles(const Codes& w, const Scales& s, const void* const* rows, int64_t cols, int64_t group,
+                        int n, float* out) {
+  for (; n >= N; n -= N, rows += N, out += kPanelRows * N) {
+    token_tile_apart<F, N>(w, s, rows, cols, group, out);
+  }
+  if constexpr (N > 1) {
+    if (n > 0) token_tiles<F, N == 6 ? 4 : N - 1>(w, s, rows, cols, group, n, out);
+  }
+}
+
+// Of a type with two sums a token, and of the others: how many tokens' sums the registers hold.
+template <class F>
+constexpr int kTile = F::kSplit || kNibbles<F> ? 2 : 6;
+// Up to how many tokens codes are unpacked again for each tile, which is quicker than storing them: of plain nibbles up to
+// eight, of nibbles that are looked up for one tile of four.
+template <class F>
+constexpr int kMostUnpackedAgain = kTile<F> == 2 || F::type.high.bits > 0 ? 2
+                                   : F::type.table == CodeTable::None     ? 8
+                                                                          : 4;
+
 template <class F>
 [[gnu::always_inline]] inline void half_gemm(const uint8_t* codes, const Scales& s, const void* const* rows,
                                              int64_t cols, int64_t group, int n, float* out) {
-  if (n == 1) return token_tile<F, 1>(PackedCodes<F>{codes}, s, rows, cols, group, out);
-  if (n == 2) return token_tile<F, 2>(PackedCodes<F>{codes}, s, rows, cols, group, out);
-  constexpr int tile = F::kSplit ? 2 : 4;  // two sums a token where the scales are of 16 columns
-  const UnpackedCodes<F> w(codes);
-  int t = 0;
-  for (; t + tile <= n; t += tile) {
-    token_tile<F, tile>(w, s, rows + t, cols, group, out + kPanelRows * t);
+  if (n == 1) {
+    token_tile<F, 1>(PackedCodes<F>{codes}, s, rows, cols, group, out);
+  } else if (n <= kMostUnpackedAgain<F>) {
+    token_tiles<F, std::min(kMostUnpackedAgain<F>, 4)>(PackedCodes<F>{codes}, s, rows, cols, group, n, out);
+  } else {
+    token_tiles<F, kTile<F>>(UnpackedCodes<F>(codes), s, rows, cols, group, n, out);
   }
-  for (; t < n; ++t) token_tile<F, 1>(w, s, rows + t, cols, group, out + kPanelRows * t);
 }
 
 template <class F>
