@@ -20,6 +20,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.server import imports_from
+
 TYPES = "Q4_0,Q4_1,Q5_0,Q5_1,Q8_0,Q2_K,Q3_K,Q4_K,Q5_K,Q6_K,IQ4_NL,IQ4_XS,MXFP4"
 
 # What each process runs: it answers each line "ISA TYPE TOKENS" with the CPU seconds of a call.
@@ -72,7 +74,7 @@ class Engine:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _ENGINE],
             cwd=checkout,
-            env=os.environ | {"PYTHONPATH": str(checkout.resolve())},
+            env=os.environ | imports_from(checkout),
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

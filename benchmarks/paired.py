@@ -22,17 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.server import imports_from
+
 # What each process runs: it answers each line "prefill B P" or "decode B P G" with the seconds it took.
 _ENGINE = """
-import os
 import sys
-
-def finds_another_checkout(finder):
-    found = finder.find_spec("moeserve", None)
-    return found is not None and not found.origin.startswith(os.getcwd() + os.sep)
-
-# An editable install's finder comes before PYTHONPATH, and knows one checkout alone.
-sys.meta_path[:] = [finder for finder in sys.meta_path if not finds_another_checkout(finder)]
 from moeserve.bench import engine as bench
 from moeserve.worker.loading import load_runner
 args = bench.command_parser().parse_args(sys.argv[1:])
@@ -51,7 +45,7 @@ class Engine:
     """One checkout's engine. RuntimeError with the last line it wrote where it ends."""
 
     def __init__(self, checkout: Path, python: str, arguments: list[str]) -> None:
-        environment = os.environ | {"PYTHONPATH": str(checkout)}
+        environment = os.environ | imports_from(checkout)
         self._process = subprocess.Popen(
             [python, "-c", _ENGINE, *arguments],
             cwd=checkout,

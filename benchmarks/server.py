@@ -23,6 +23,7 @@ import psutil
 REPOSITORY = Path(__file__).resolve().parents[1]
 READY_S = 60.0  # until a server is ready; on a GPU the first one compiles kernels
 READY_ON_GPU_S = 300.0
+OF_CHECKOUT = Path(__file__).with_name("of_checkout")  # a sitecustomize.py
 _URL = re.compile(r"http://[\w.\[\]:]+:\d+")
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULTILINE)
 
@@ -46,6 +47,12 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("MOESERVE_")}
 
 
+def imports_from(checkout: Path) -> dict[str, str]:
+    """What a process and those it starts need in their environment to run this checkout's moeserve, whichever one their
+    Python has an editable install of."""
+    return {"PYTHONPATH": f"{checkout.resolve()}{os.pathsep}{OF_CHECKOUT}"}
+
+
 class Server:
     """`python launch.py` on a free port, ready when the constructor returns.
 
@@ -66,7 +73,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=self._log_file,
             stderr=subprocess.STDOUT,
-            env=clean_environment() | {"PYTHONPATH": str(checkout)},
+            env=clean_environment() | imports_from(checkout),
         )
         self.base_url = ""
         if ready_timeout is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.server import READY_S, REPOSITORY, clean_environment, common_flags
+from benchmarks.server import READY_S, REPOSITORY, clean_environment, common_flags, imports_from
 
 _READY = re.compile(r"ready: listening at [^,]+, port (\d+)")
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30")
@@ -66,7 +66,7 @@ class WorkerHost:
             stdin=subprocess.DEVNULL,
             stdout=self._log_file,
             stderr=subprocess.STDOUT,
-            env=clean_environment() | {"PYTHONPATH": str(REPOSITORY)},
+            env=clean_environment() | imports_from(REPOSITORY),
         )
         self.port = self._wait_until_ready(time.monotonic() + self._ready_timeout)
 

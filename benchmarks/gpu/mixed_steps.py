@@ -10,40 +10,19 @@ for the first of those that run. What no kernel has is idle. A header of benchma
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 import time
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.gpu.traced import Event, trace
 
 STEPS = 5
 LINES = 24
 
 
-def trace(steps: list[Any]) -> list[tuple[str, tuple[int, ...], float, float]]:
-    """Name, grid, start and end in microseconds of all that the GPU does in these steps."""
-    import torch
-    from torch.profiler import ProfilerActivity
-
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for step in steps:
-            step()
-        torch.cuda.synchronize()
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profiler.export_chrome_trace(file.name)
-        events = json.loads(Path(file.name).read_text())["traceEvents"]
-    found = [
-        (e["name"][:40], tuple(e["args"].get("grid", ())), float(e["ts"]), float(e["ts"] + e["dur"]))
-        for e in events
-        if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    ]
-    return sorted(found, key=lambda event: event[2])
-
-
-def report(title: str, walls: list[float], events: list[tuple[str, tuple[int, ...], float, float]]) -> None:
+def report(title: str, walls: list[float], events: list[Event]) -> None:
     """walls: seconds of each step, not traced."""
     share: dict[tuple[str, tuple[int, ...]], list[float]] = defaultdict(list)
     end, idle, gaps = events[0][2], 0.0, 0
@@ -51,7 +30,7 @@ def report(title: str, walls: list[float], events: list[tuple[str, tuple[int, ..
         if start > end:
             idle += start - end
             gaps += 1
-        share[name, grid].append(max(0.0, stop - max(start, end)))
+        share[name[:40], grid].append(max(0.0, stop - max(start, end)))
         end = max(end, stop)
     span = (end - events[0][2]) / STEPS / 1e3
     wall = sorted(walls)[len(walls) // 2] * 1e3

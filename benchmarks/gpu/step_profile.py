@@ -9,36 +9,24 @@ for the one before.
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.traced import trace
 from moeserve.kernels import launch
 
 STEPS = 3
 LINES = 26
 
 
-def profile(step: Any) -> dict[tuple[str, tuple[int, ...]], list[float]]:
+def profile(step: Callable[[], object]) -> dict[tuple[str, tuple[int, ...]], list[float]]:
     """Microseconds of each launch of STEPS steps, by kernel and grid."""
-    import torch
-    from torch.profiler import ProfilerActivity
-
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(STEPS):
-            step()
-        torch.cuda.synchronize()
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profiler.export_chrome_trace(file.name)
-        events = json.loads(Path(file.name).read_text())["traceEvents"]
     found: dict[tuple[str, tuple[int, ...]], list[float]] = defaultdict(list)
-    for event in events:
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
-            found[event["name"][:48], tuple(event["args"].get("grid", ()))].append(event["dur"])
+    for event in trace([step] * STEPS):
+        found[event.name[:48], event.grid].append(event.end - event.start)
     return found
 
 

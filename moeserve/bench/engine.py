@@ -144,6 +144,7 @@ class EngineBench:
                 in_window = self._windows.take(seq, start, count)
                 row = Row(seq, start, count, slots, start + count == prompt, in_window)
                 yield StepPlan(self._step, new, [row], state_copies=zeroed)
+                self._windows.leave(seq, start + count)
                 new, zeroed = [], b""
 
     def decode(self, batch: int, prompt: int, gen: int) -> float:
@@ -195,6 +196,7 @@ class EngineBench:
                 continue
             if runner.may_follow(plan):
                 runner.advance(plan)
+                runner.launch_rest()
             else:
                 if runner.is_under_way:
                     runner.finish()

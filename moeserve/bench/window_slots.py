@@ -25,8 +25,13 @@ class WindowSlots:
         held = self._held.setdefault(seq, deque())
         while held and held[-1][0] >= start:
             self._free.append(held.pop()[1])
-        while held and held[0][0] < start - self._window + 1:
-            self._free.append(held.popleft()[1])
+        self.leave(seq, start)
         taken = [self._free.popleft() for _ in range(count)]
         held.extend(zip(range(start, start + count), taken, strict=True))
         return np.array(taken, np.int32).tobytes()
+
+    def leave(self, seq: int, position: int) -> None:
+        """Between two plans: a sequence goes on at this position. What no row from there on reads is free."""
+        held = self._held.get(seq, deque())
+        while held and held[0][0] < position - self._window + 1:
+            self._free.append(held.popleft()[1])

@@ -97,7 +97,12 @@ class OverlappingWorker(Worker, Protocol):
     @abstractmethod
     def advance(self, plan: StepPlan) -> StepResult:
         """Launches a plan behind the one under way, waits for the result of that one and returns it. The plan is then
-        the one under way."""
+        the one under way; `launch_rest` is the next call."""
+        ...
+
+    @abstractmethod
+    def launch_rest(self) -> None:
+        """Launches what `advance` has left of its plan, which may have to wait for something on the host."""
         ...
 
     @abstractmethod

@@ -21,7 +21,9 @@ class PlansAhead:
         self._worker = worker
         self._overlapping = cast(OverlappingWorker, worker) if worker.runs_ahead else None
         self._take_call = take_call
-        self._later: WorkerAnswer | None = None  # of a nested call that was no plan
+        # Of the nested call that was last, what its place in the order does not let it do before it returns.
+        self._plan: StepPlan | None = None
+        self._call: Callable[[], WorkerAnswer] | None = None
 
     def step(self, plan: StepPlan) -> WorkerAnswer:
         worker = self._overlapping
@@ -32,24 +34,28 @@ class PlansAhead:
             return self._result(worker)
         if worker.may_follow(plan):
             return worker.advance(plan)
-        result = worker.finish()
-        worker.start(plan)
-        return result
+        self._plan = plan
+        return worker.finish()
 
     def answer(self, call: Callable[[], WorkerAnswer]) -> WorkerAnswer:
         """Of a call that needs the steps before it to have ended."""
         worker = self._overlapping
         if worker is None or not worker.is_under_way:
             return call()
-        result = worker.finish()
-        self._later = call()
-        return result
+        self._call = call
+        return worker.finish()
 
     def _result(self, worker: OverlappingWorker) -> WorkerAnswer:
-        """Of the last call, with those that come meanwhile."""
-        while worker.is_under_way and not worker.is_computed:
+        """Of the last call, with those that come meanwhile. What a nested call has left is done when its answer, the
+        result of the step before, is on its way."""
+        while worker.is_under_way:
+            worker.launch_rest()
+            if worker.is_computed:
+                return worker.finish()
             self._take_call()
-        if self._later is None:
-            return worker.finish()
-        later, self._later = self._later, None
-        return later
+            if self._plan is not None:
+                plan, self._plan = self._plan, None
+                worker.start(plan)
+        assert self._call is not None
+        call, self._call = self._call, None
+        return call()

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """Launched; its result is still to come."""
+    """Its result is still to come."""
 
     plan: StepPlan
     layout: StepLayout
@@ -43,6 +43,7 @@ class LaunchedStep:
     sampled: list[Sampled] = field(default_factory=list)  # those that have been read
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
+    is_launched: bool = False  # all of it; else all but the sampling
     unread: slice | None = None  # of the sampled rows, the group whose tokens are not read yet
 
 
@@ -94,8 +95,9 @@ class Runner:
 
     def start(self, plan: StepPlan) -> None:
         """Launches a plan with rows, while none is under way: `finish` gives its result."""
-        self._under_way = step = self._launch(plan)
-        self._sample(step)
+        self.engine.begin()
+        self._under_way = self._launch(plan)
+        self.launch_rest()
 
     @property
     def is_under_way(self) -> bool:
@@ -103,41 +105,51 @@ class Runner:
 
     @property
     def is_computed(self) -> bool:
-        """Whether `finish` would not wait."""
+        """Whether `finish` would not wait. After `launch_rest`."""
         return self.engine.is_computed
 
     def may_follow(self, plan: StepPlan) -> bool:
-        """Whether `advance` takes this plan: it has rows alone, whose tokens are known or being sampled."""
-        step = self._under_way
+        """Whether `advance` takes this plan: it has rows alone, whose tokens are known or being sampled, and they are
+        launched so fast that the result of the step under way is not late."""
+        step, rows = self._under_way, sum(row.count for row in plan.rows)
         return (
             self.runs_ahead
             and step is not None
             and len(step.layout.sampled_rows) <= self.engine.logit_rows
             and bool(plan.rows)
+            and self.engine.launches_at_once(rows, has_prompts=rows > len(plan.rows))
             and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
             and not (plan.grammars or plan.dropped_grammars)
             and all(self._sequences.prompt_logprobs[row.req_slot] is None for row in plan.rows)
         )
 
     def advance(self, plan: StepPlan) -> StepResult:
-        """Launches a plan behind the step under way, gives the result of that one, and goes on with the plan's."""
+        """Launches a plan's layers behind the step under way, and gives the result of that one. `launch_rest`
+        follows."""
         step = self._launch(plan)
         result = self.finish()
         self._under_way = step
-        self._sample(step)
         return result
+
+    def launch_rest(self) -> None:
+        """The sampling of the step under way, if it is still to be launched. It may wait for the masks that the tokens
+        of the step before lead to."""
+        if self._under_way is not None and not self._under_way.is_launched:
+            self._sample(self._under_way)
 
     def finish(self) -> StepResult:
         """Waits for the step under way."""
         step = self._under_way
         assert step is not None
+        assert step.is_launched
         self._read(step)
-        self.engine.finish()
+        device_ms = self.engine.finish()
         if step.record is not None:
             step.record.finish(step.sampled)
         ended = time.perf_counter()
         idle_s = max(0.0, step.started - self._step_ended)
-        compute_ms = (ended - max(step.started, self._step_ended)) * 1e3
+        # The host may have been launching the next step when this one ended.
+        compute_ms = device_ms or (ended - max(step.started, self._step_ended)) * 1e3
         self._step_ended, self._under_way = ended, None
         if step.compiled:
             log.warning(
@@ -264,6 +276,7 @@ class Runner:
                 self._sequences.expect(slots, positions)
         self.engine.mark_end()
         step.compiled += self.engine.kernels_compiled
+        step.is_launched = True
 
     def _read(self, step: LaunchedStep) -> None:
         """The tokens that are being sampled, if there are any."""

@@ -64,8 +64,8 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
 
     def exposed_adapters(self, wanted: bytes) -> bytes:
         """AdaptersWanted in, an AdaptersReport out, or a WorkerError as above."""
-        call = partial(self._runner.adapters, codec.ADAPTERS_WANTED.decode(wanted))
-        return self._answer(lambda: self._plans.answer(call))
+        adapters, decode = self._runner.adapters, codec.ADAPTERS_WANTED.decode
+        return self._answer(lambda: self._plans.answer(partial(adapters, decode(wanted))))
 
     def _answer(self, call: Callable[[], WorkerAnswer]) -> bytes:
         try:

@@ -17,7 +17,7 @@ SIZE = MessageSize(1, 80, HIDDEN, EXPERTS)  # of one rank, whose sum is what it 
 
 
 class Wrong(SumNorm):
-    """With more than one row."""
+    """With more than eight rows."""
 
     def add_norm(
         self,
@@ -32,7 +32,7 @@ class Wrong(SumNorm):
         attended: Tensor | None = None,
     ) -> None:
         super().add_norm(own, x, count, weight, eps, y, exact, attended=attended)
-        x[1:] += 1
+        x[8:] += 1
 
 
 def chosen(of: type[SumNorm], rows: list[int], seconds: list[float], others: float = 9.0) -> list[bool]:
@@ -60,7 +60,11 @@ def chosen(of: type[SumNorm], rows: list[int], seconds: list[float], others: flo
 
 
 def test_a_size_whose_norm_sums_faster() -> None:
-    assert chosen(SumNorm, [1, 2, 80], [3.0, 2.0, 2.0, 2.5, 3.0, 1.0]) == [True, False, True]
+    assert chosen(SumNorm, [8, 16, 80], [3.0, 2.0, 2.0, 2.5, 3.0, 1.0]) == [True, False, True]
+
+
+def test_no_size_of_a_few_rows() -> None:
+    assert chosen(SumNorm, [1, 4, 8], [3.0, 2.0]) == [False, False, True]
 
 
 def test_no_size_without_room() -> None:
@@ -68,8 +72,8 @@ def test_no_size_without_room() -> None:
 
 
 def test_no_size_with_which_it_is_wrong() -> None:
-    assert chosen(Wrong, [1, 4], [3.0, 2.0]) == [True, False]
+    assert chosen(Wrong, [8, 16], [3.0, 2.0]) == [True, False]
 
 
 def test_no_size_with_which_another_rank_found_it_wrong() -> None:
-    assert chosen(SumNorm, [1], [], others=0.0) == [False]
+    assert chosen(SumNorm, [8], [], others=0.0) == [False]

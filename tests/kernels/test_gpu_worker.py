@@ -261,6 +261,7 @@ def test_what_is_launched_ahead_is_what_is_launched_one_by_one(all_on_gpu: Runne
     for plan in plans[1:]:
         assert runner.may_follow(plan)
         overlapped.append(runner.advance(plan))
+        runner.launch_rest()
     overlapped.append(runner.finish())
     assert not runner.is_under_way
     assert told(overlapped) == told(one_by_one)

@@ -57,6 +57,24 @@ def test_the_next_plan_is_launched_while_one_is_computed(worker: RpycWorker) -> 
     assert worker.poll() == []
 
 
+def test_a_result_does_not_wait_for_the_rest_of_the_next_plan(tmp_path: Path) -> None:
+    """Of its sampling, say, which may wait for the mask that this result's token leads to."""
+    path = tmp_path / "worker"
+    with child_process(path, "overlapping", "seen"):
+        worker = RpycWorker(path)
+        worker.ready()
+        worker.submit(plan(0))
+        results(worker, 1)
+        worker.submit(going_on(1))
+        for step in range(1, 5):
+            worker.submit(going_on(step + 1))
+            (result,) = results(worker, 1)
+            assert launched_before_the_result([result]) == [step + 1]
+            path.with_suffix(f".{step}").touch()
+        results(worker, 1)
+        worker.close()
+
+
 def test_a_plan_with_a_new_sequence_waits_for_the_one_before(worker: RpycWorker) -> None:
     worker.submit(going_on(1))
     worker.submit(plan(2))

@@ -2,7 +2,7 @@
 
 The prompt's second token says what its steps do: 0 answer at once, 1 raise, 2 take 0.2 s, 3 answer with
 prompt logprobs of several megabytes, 4 panic as Rust code does. With "overlapping", steps take 50 ms on a device of its
-own, one after another, and plans without new sequences are launched ahead.
+own, one after another, and plans without new sequences are launched ahead; with "seen" too, all but their rest.
 """
 
 from __future__ import annotations
@@ -78,9 +78,12 @@ class OverlappingRunner(ScriptedRunner, OverlappingWorker):
 
     runs_ahead = True
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Path | None = None) -> None:
+        """seen: SEEN.N says that the result of step N has been."""
         super().__init__()
+        self._seen = seen
         self._under_way: tuple[StepPlan, float] | None = None
+        self._has_rest = False
         self._launched = 0
         self._device_is_free = 0.0  # from then on
 
@@ -100,6 +103,7 @@ class OverlappingRunner(ScriptedRunner, OverlappingWorker):
     @property
     def is_computed(self) -> bool:
         assert self._under_way is not None
+        assert not self._has_rest
         return time.monotonic() >= self._under_way[1]
 
     def may_follow(self, plan: StepPlan) -> bool:
@@ -108,11 +112,20 @@ class OverlappingRunner(ScriptedRunner, OverlappingWorker):
     def advance(self, plan: StepPlan) -> StepResult:
         launched = self._launch(plan)
         result = self.finish()
-        self._under_way = launched
+        self._under_way, self._has_rest = launched, True
         return result
+
+    def launch_rest(self) -> None:
+        """Of a plan that was launched ahead, waits for the file that says the result before has been seen."""
+        if self._has_rest and self._seen is not None:
+            seen = self._seen.with_suffix(f".{self._launched - 1}")
+            while not seen.exists():
+                time.sleep(0.001)
+        self._has_rest = False
 
     def finish(self) -> StepResult:
         assert self._under_way is not None
+        assert not self._has_rest
         (plan, end), self._under_way = self._under_way, None
         time.sleep(max(0.0, end - time.monotonic()))
         return msgspec.structs.replace(self.step(plan), compute_ms=float(self._launched))
@@ -120,6 +133,12 @@ class OverlappingRunner(ScriptedRunner, OverlappingWorker):
     def expert_use(self) -> ExpertUse:
         assert self._under_way is None
         return EXPERT_USE
+
+
+def runner_of(options: list[str], path: Path) -> ScriptedRunner:
+    if "overlapping" not in options:
+        return ScriptedRunner()
+    return OverlappingRunner(path if "seen" in options else None)
 
 
 @contextmanager
@@ -143,7 +162,7 @@ def child_process(path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 if __name__ == "__main__":
     serve(
-        OverlappingRunner() if "overlapping" in sys.argv else ScriptedRunner(),
+        runner_of(sys.argv[2:], Path(sys.argv[1])),
         Path(sys.argv[1]),
         lambda: print("listening", flush=True),
         lambda: None,

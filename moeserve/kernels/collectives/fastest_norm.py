@@ -15,6 +15,9 @@ from moeserve.kernels.collectives.sum_norm_op import ROUTER_ROWS, ROW_TYPE, WORD
 from moeserve.kernels.norm.op import add_norm
 
 EPS = 1e-6
+# Of a message within a norm. With fewer it is faster by itself here, but not in a step, whose other kernels begin while
+# a sum waits: one stream took 2 to 4% longer (docs/results/2026-11-26-two-gpus.md).
+LEAST_ROWS = 8
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +32,12 @@ def choose_norms(
     agree: Callable[[float], float],
     measure: Callable[[Callable[[], None]], float] = seconds_of,
 ) -> None:
-    """`within_norm` takes messages from now on with as many of `rows` as it is right and faster with. agree: makes a
+    """`within_norm` takes messages from now on with as many of `rows`, LEAST_ROWS or more, as it is right and faster
+    with. agree: makes a
     number the same on all ranks, the least. measure: the seconds of a call."""
     for n in rows:
         own = _numbers(n, hidden, device).to(torch.float32 if n <= WORD_ROWS else ROW_TYPE)
-        if not within_norm.fits(own):
+        if n < LEAST_ROWS or not within_norm.fits(own):
             continue
         if agree(float(_is_right(within_norm, all_reduce, own, experts))) < 1.0:
             log.warning("sums of %d rows within the norm are wrong", n)

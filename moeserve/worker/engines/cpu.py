@@ -127,8 +127,15 @@ class CpuEngine:
     def mark_end(self) -> None:
         """Steps end before the next one is launched."""
 
-    def finish(self) -> None:
+    def begin(self) -> None:
+        """The host's clock says how long a step takes."""
+
+    def launches_at_once(self, rows: int, *, has_prompts: bool) -> bool:
+        return False
+
+    def finish(self) -> float:
         self._stream.wait()  # where no row had logits
+        return 0.0
 
     def forget(self, layout: StepLayout) -> None:
         self._model.forget(layout.kv_slots.tolist(), layout.window_slots.tolist() or None)

@@ -28,10 +28,10 @@ class ExpertCounts(NamedTuple):
 
 class Engine(Protocol):
     """Owns the model, its KV cache and the sampler's state. Calls come from one thread, a step's in this order:
-    `copy_states`, `bind` of its new requests, `fork`, `forward`, `score`, then `logits`, `sample` and `sampled` for
-    each group of sampled rows, `mark_end` before the last group is read, `finish`. Where the engine `runs_ahead`, the
-    next step's `forward` may come between `mark_end` and `sampled`, if it needs no calls before it and this step
-    samples one group; `Sequences.expect` has what it awaits."""
+    `begin`, `copy_states`, `bind` of its new requests, `fork`, `forward`, `score`, then `logits`, `sample` and
+    `sampled` for each group of sampled rows, `mark_end` before the last group is read, `finish`. Where it `runs_ahead`,
+    the next step's `forward`, without `begin`, may come between `mark_end` and `sampled`, if it needs no calls before
+    it and this step samples one group; `Sequences.expect` has what it awaits."""
 
     @property
     def logit_rows(self) -> int:
@@ -52,6 +52,10 @@ class Engine(Protocol):
     def warm_on(self, *, is_idle: bool) -> bool:
         """Between two steps: does a piece of what the start has put off, if it is time for one. is_idle: nothing waits
         to be computed. False when nothing is left."""
+        ...
+
+    def begin(self) -> None:
+        """A step begins, and none is under way."""
         ...
 
     def copy_states(self, pairs: Int32s) -> None:
@@ -106,8 +110,13 @@ class Engine(Protocol):
         """Whether a step may be launched before the host has the tokens of the one before."""
         ...
 
-    def finish(self) -> None:
-        """Waits for all of the step that was last marked. Raises where the device failed."""
+    def launches_at_once(self, rows: int, *, has_prompts: bool) -> bool:
+        """Whether the launch of a step of so many rows takes the host much less than a step takes the device."""
+        ...
+
+    def finish(self) -> float:
+        """Waits for all of the step that was last marked. Raises where the device failed. Returns its milliseconds by
+        the device's clock, from `begin` on or, launched ahead, from the end of the step before; 0: it has none."""
         ...
 
     def forget(self, layout: StepLayout) -> None:

@@ -214,9 +214,8 @@ class GpuEngine:
 
     def _scope_of(self, layout: StepLayout, sequences: Sequences) -> AdapterScope:
         adapters = self._model.adapters
-        if adapters is None:
-            return AdapterScope.NONE
-        return adapters.scope_for(sequences.adapters[layout.req_slot].tolist())
+        asked = sequences.adapters[layout.req_slot].tolist()
+        return AdapterScope.NONE if adapters is None else adapters.scope_for(asked)
 
     def _before_step(self, *, streams: bool = False) -> None:
         if self.expert_cache is not None:
@@ -278,9 +277,16 @@ class GpuEngine:
     def is_computed(self) -> bool:
         return self._done.is_reached
 
-    def finish(self) -> None:
-        self._done.wait()
+    def begin(self) -> None:
+        self._done.begin()
+
+    def launches_at_once(self, rows: int, *, has_prompts: bool) -> bool:
+        return self._recorded.covers(rows, has_prompts=has_prompts)
+
+    def finish(self) -> float:
+        interval_ms = self._done.finish()
         self._model.check()
+        return interval_ms
 
     def forget(self, layout: StepLayout) -> None:
         slots = layout.kv_slots.tolist(), layout.window_slots.tolist() or None
@@ -323,8 +329,7 @@ class GpuEngine:
         return self._waiting(launch)
 
     def dummy_decode(self, rows: int) -> Callable[[], None]:
-        """What runs a recorded step of so many rows (one of the sizes) that belong to nobody, and waits for it. For
-        timing, before the first request."""
+        """The same of a recorded step of so many rows (one of the sizes) that belong to nobody."""
         vocab = self._model.shape.vocab_size
         inputs = self._inputs[rows]
         inputs.fill_dummy(rows, vocab, is_prompt=False)

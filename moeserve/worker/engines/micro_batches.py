@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import torch
 from torch import Tensor
 
 from moeserve.messages.steps import Row
@@ -21,6 +20,7 @@ from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.blocks.gpu.stage import StepPart
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.worker.engines.graphs import CudaGraphRecorder, Launches
+from moeserve.worker.engines.prompt_tiles import tiles_on
 from moeserve.worker.engines.row_counts import leading_ones, rounded
 from moeserve.worker.engines.step_inputs import StepInputs
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
@@ -159,15 +159,10 @@ class MicroBatches:
         self, inputs: StepInputs, num_decode: int, tiles: list[Int32s] | None, part: StepPart
     ) -> None:
         inputs.copy()
-        on_device = None if tiles is None else tuple(self._on_device(each) for each in tiles)
+        on_device = None if tiles is None else tiles_on(self._model.device, tiles)
         batch = inputs.batch(num_decode, on_device, 0.0)
         self._model.begin(batch)
         self._model.forward(batch, part=part)
-
-    def _on_device(self, tiles: Int32s) -> Tensor:
-        """By a copy that does not wait for the part before, as one from memory that is not pinned would."""
-        here, device = torch.from_numpy(tiles), self._model.device
-        return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
     def _inputs_of(self, size: int, number: int) -> StepInputs:
         if (size, number) not in self._own:

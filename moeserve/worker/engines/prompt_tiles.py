@@ -11,6 +11,7 @@ from moeserve.kernels.attention.op import prefill_tiles, tile_tokens
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
+from moeserve.worker.engines.pinned import pinned_copy
 from moeserve.worker.sequences import Int32s
 
 # Steps with prompts of up to so many rows are recorded; larger ones take the GPU longer than their launches the host.
@@ -37,4 +38,4 @@ def tiles_of(
 
 
 def tiles_on(device: torch.device, tiles: list[Int32s]) -> tuple[Tensor, ...]:
-    return tuple(torch.from_numpy(of_form).to(device) for of_form in tiles)
+    return tuple(pinned_copy(of_form, device) for of_form in tiles)

@@ -91,6 +91,11 @@ class RecordedSteps:
         self._recorded[name] = self._recorder.record(launches, self._model.begin)
         return True
 
+    def covers(self, rows: int, *, has_prompts: bool) -> bool:
+        """Whether steps of so many rows are recorded, or will be."""
+        largest = max((size for size, inputs in self._inputs.items() if inputs.max_tiles), default=0)
+        return not has_prompts or rows <= max(SMALL_BATCH_ROWS, largest)
+
     def decode_sizes(self, max_num_seqs: int) -> list[int]:
         """Of the decode steps that are recorded."""
         most = rounded(max_num_seqs, self._model.sizes)

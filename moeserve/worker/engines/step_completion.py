@@ -1,4 +1,4 @@
-"""How the host waits for a step on the GPU."""
+"""How the host waits for a step on the GPU, and learns how long it took."""
 
 from __future__ import annotations
 
@@ -19,22 +19,43 @@ class StepCompletion:
     def __init__(self, device: torch.device, head_rows: int, *, yields: bool) -> None:
         self._is_gpu = device.type == "cuda"
         self._tokens = torch.empty(head_rows, dtype=torch.int32, pin_memory=self._is_gpu)
-        self._event = torch.cuda.Event(blocking=yields) if self._is_gpu else None
+        made = (torch.cuda.Event(enable_timing=True, blocking=yields) for _ in range(2 * self._is_gpu))
+        self._ends = list(made)  # of this step, then of the one before, or where this one began
+        self._has_before = False
+
+    def begin(self) -> None:
+        """A step begins, while none is under way: its time is counted from here."""
+        if self._is_gpu:
+            self._ends[1].record()
+            self._has_before = True
 
     def mark(self) -> None:
         """What has been launched so far is what is waited for."""
-        if self._event is not None:
-            self._event.record()
+        if self._is_gpu:
+            self._ends[0].record()
 
     @property
     def is_reached(self) -> bool:
         """Whether all that was marked last has been computed."""
-        return self._event is None or bool(self._event.query())
+        return not self._is_gpu or bool(self._ends[0].query())
 
     def wait(self) -> None:
         """For what was marked last."""
-        if self._event is not None:
-            self._event.synchronize()
+        if self._is_gpu:
+            self._ends[0].synchronize()
+
+    def finish(self) -> float:
+        """Waits for the last mark of a step. Returns the milliseconds from its beginning to then, or from the end of
+        the step before if it was launched ahead, by the GPU's clock: the host may have been launching another
+        meanwhile. 0: nobody knows."""
+        self.wait()
+        if not self._is_gpu:
+            return 0.0
+        end, before = self._ends
+        interval = float(before.elapsed_time(end)) if self._has_before else 0.0
+        self._ends.reverse()
+        self._has_before = True
+        return interval
 
     def bring(self, tokens: Tensor) -> None:
         """Launches the copy of up to head_rows tokens, and marks it."""

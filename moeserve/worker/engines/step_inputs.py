@@ -25,6 +25,7 @@ from moeserve.kernels.embed.op import take_sampled
 from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.blocks.gpu.workspace import MIXED_DECODE_ROWS, GpuBatch, GpuStateRows
+from moeserve.worker.engines.pinned import pinned_copy
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 COUNTS = 160
@@ -241,9 +242,9 @@ class StepInputs:
         aligned = np.zeros((3, -(-len(first) // _ALIGN) * _ALIGN), np.int32)
         aligned[:, : len(first)] = first, count, slot
         device = self._device.device
-        of_first, of_count, of_slot = torch.from_numpy(aligned).to(device)[:, : len(first)]
+        of_first, of_count, of_slot = pinned_copy(aligned, device)[:, : len(first)]
         chunked = StepSequences(of_first, of_count, of_slot, self._sequences.row_sequence)
-        chunks = torch.from_numpy(chunks_of(first, count)).to(device)
+        chunks = pinned_copy(chunks_of(first, count), device)
         return GpuStateRows(self._sequences, num_decode, chunked, chunks)
 
     def head(self, call: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
