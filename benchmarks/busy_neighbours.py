@@ -153,7 +153,8 @@ def main(arguments: list[str]) -> int:
     if args.base is not None:
         engines.append(Ours("base", args.base, shared))
     if args.llama_python is not None:
-        engines.append(LlamaCpp(args.llama_python, model, args.threads, PROMPT, "wall", not args.no_repack))
+        form = "not-repacked" if args.no_repack else "repacked"
+        engines.append(LlamaCpp(args.llama_python, model, args.threads, PROMPT, "wall", form, args.batch))
     alone: dict[str, float] = {}
     print(f"{'load':<12}{'engine':<22}{'tok/s':>8}{'of alone':>10}{'ours over it':>14}{'least':>8}")
     for load in args.loads.split(","):

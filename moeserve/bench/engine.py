@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from moeserve.bench.plans_in_turn import run_in_turn
 from moeserve.bench.results import Measured, results_of, write_results
 from moeserve.bench.window_slots import WindowSlots
 from moeserve.command_line import add_shared_options, read_options, resolve
@@ -187,23 +188,14 @@ class EngineBench:
         self._step += 1
 
     def run_all(self, plans: Iterable[StepPlan]) -> None:
-        """One after another, as a server does: where the runner runs ahead, each is launched while the one before is
-        computed."""
-        runner = self._runner
+        """One after another, as a server does."""
+        for _ in run_in_turn(self._runner, self._counted(plans)):
+            pass
+
+    def _counted(self, plans: Iterable[StepPlan]) -> Iterator[StepPlan]:
         for plan in plans:
-            if not runner.runs_ahead:
-                self.run(plan)
-                continue
-            if runner.may_follow(plan):
-                runner.advance(plan)
-                runner.launch_rest()
-            else:
-                if runner.is_under_way:
-                    runner.finish()
-                runner.start(plan)
+            yield plan
             self._step += 1
-        if runner.is_under_way:
-            runner.finish()
 
 
 def _slots(batch: int, seq: int, start: int, count: int) -> bytes:

@@ -30,6 +30,16 @@ class WindowSlots:
         held.extend(zip(range(start, start + count), taken, strict=True))
         return np.array(taken, np.int32).tobytes()
 
+    def take_last(self, seq: int, position: int) -> bytes:
+        """For `NewSeq.prefix_window_slots`, of a new sequence that goes on at `position`: what its next row reads."""
+        if not self._window:
+            return b""
+        held = self._held.get(seq, deque())
+        while held:
+            self._free.append(held.popleft()[1])
+        start = max(position - self._window + 1, 0)
+        return self.take(seq, start, position - start)
+
     def leave(self, seq: int, position: int) -> None:
         """Between two plans: a sequence goes on at this position. What no row from there on reads is free."""
         held = self._held.get(seq, deque())

@@ -56,7 +56,7 @@ def _fit(
         weights = 1 / np.sqrt(np.maximum(abs(features @ found - 1), SMALLEST_ERROR))
     seconds = np.cumsum(found[: len(knots)]).tolist()
     of_decode = np.cumsum(found[len(knots) : len(knots) + len(decode)]).tolist()
-    context, pairs, sampled, prompt, span = found[len(knots) + len(decode) :].tolist()
+    context, decode_span, pairs, sampled, sampling, prompt, span = found[len(knots) + len(decode) :].tolist()
     return StepTime(
         source,
         knots,
@@ -69,6 +69,8 @@ def _fit(
         decode_rows=decode,
         decode_seconds=of_decode,
         adds_rows=adds_rows,
+        decode_span=decode_span,
+        sampling=sampling,
     )
 
 
@@ -79,7 +81,7 @@ def relative_errors(model: StepTime, samples: Sequence[StepSample]) -> Floats:
 
 def _features(load: StepLoad, knots: list[int], decode: list[int], adds_rows: bool) -> Floats:
     """How much of the first point of `base` and of each rise to the next a step of so many tokens has, then the same of
-    the points of decode steps, then the features that StepTime's coefficients are of, in its order; float64."""
+    the points of decode steps, then those of `_linear`; float64."""
     if decode and load.is_decode:
         # That they sample is in the points; of prompts they have nothing.
         linear = _linear(load._replace(sampled_rows=0))
@@ -87,13 +89,15 @@ def _features(load: StepLoad, knots: list[int], decode: list[int], adds_rows: bo
     adds = adds_rows and load.decode_rows > 0
     others = load.without_rows if adds else load
     rows = _rises(load.decode_rows, decode) if adds else [0.0] * len(decode)
-    linear = _linear(others._replace(decode_context=load.decode_context))
+    linear = _linear(others._replace(decode_context=load.decode_context, decode_span=load.decode_span))
     return np.array([*_rises(others.tokens, knots), *rows, *linear], np.float64)
 
 
 def _linear(load: StepLoad) -> list[float]:
-    """What StepTime's coefficients are of, in their order."""
-    return [load.decode_context, load.prefill_pairs, load.sampled_rows, load.has_prompt, load.prompt_span]
+    """What StepTime's coefficients are of."""
+    of_rows = [load.decode_context, load.decode_span]
+    sampling = [load.sampled_rows, float(load.sampled_rows > 0)]
+    return [*of_rows, load.prefill_pairs, *sampling, load.has_prompt, load.prompt_span]
 
 
 def _rises(size: int, knots: list[int]) -> list[float]:

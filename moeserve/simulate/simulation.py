@@ -85,6 +85,7 @@ class Simulation:
         self._worker = VirtualWorker(
             self.limits, self.step_time, self.timing, self._clients.output_lens, self.tiers
         )
+        self._scheduler.learn(self._worker.ready().measured_steps)
         self._frontend_free_at = 0.0
         self._running = TimeWeightedGauge()
         self._waiting = TimeWeightedGauge()

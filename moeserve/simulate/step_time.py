@@ -2,8 +2,10 @@
 
     seconds = base(tokens in the step)
             + decode_context x (KV positions that decode rows read)
+            + decode_span    x (of these, the most that one row reads)
             + prefill_pairs  x (pairs of a prompt token and a position that it reads)
             + sampled_row    x (rows that sample)
+            + sampling       if any does
             + prompt         if it has prompt tokens
             + prompt_span    x (the end of its farthest chunk)
 
@@ -13,8 +15,13 @@ the step, or else, as on a GPU, cost what they cost alone (`adds_rows`): whichev
 
 `base` is piecewise linear through measured points: between one token and a full step it bends where all experts'
 weights are read anyway and the step becomes compute-bound. The next terms are linear: attention and the vocabulary
-projection. The last two are those of a GPU, as in the router's own model (`router/core/step_cost.py`): prompts take
-other kernels than decode rows, and a few tokens far into a prompt walk over all keys before them as slowly as many.
+projection, whose weights are read once for all rows that sample. Both spans and `prompt` are those of a GPU; the
+prompt's are as in the router's own model (`router/core/step_cost.py`). Prompts take other kernels than decode rows, and
+a few tokens far into a prompt walk over all keys before them as slowly as many. One decode row far into its answer
+occupies a part of a GPU: positions cost less where many rows read them.
+
+Where the worker runs ahead, `base` of decode rows is that of steps launched while the one before is computed. One that
+is not takes `launch` longer, which the host needs before the GPU begins.
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ import msgspec
 from msgspec import Meta
 
 from moeserve.errors import UserError
-from moeserve.messages.steps import StepPlan
+from moeserve.messages.steps import MeasuredStep, StepPlan
 
 NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
 
@@ -47,14 +54,14 @@ class StepLoad(NamedTuple):
     has_prompt: int = 0  # 1: there are prompt tokens
     prompt_span: int = 0  # the end of the farthest chunk
     decode_rows: int = 0
+    decode_span: int = 0  # the most positions that one of them reads
 
     @property
     def without_rows(self) -> StepLoad:
         """The same without its decode rows and what they read."""
         rows = self.decode_rows
-        return self._replace(
-            tokens=self.tokens - rows, sampled_rows=self.sampled_rows - rows, decode_context=0, decode_rows=0
-        )
+        left = self._replace(tokens=self.tokens - rows, sampled_rows=self.sampled_rows - rows)
+        return left._replace(decode_context=0, decode_rows=0, decode_span=0)
 
     @property
     def is_decode(self) -> bool:
@@ -64,7 +71,7 @@ class StepLoad(NamedTuple):
 
 def load_of(plan: StepPlan) -> StepLoad:
     """The features of a plan."""
-    tokens = context = pairs = sampled = span = decoding = 0
+    tokens = context = pairs = sampled = span = decoding = longest = 0
     for row in plan.rows:
         count, start = row.count, row.start
         tokens += count
@@ -72,10 +79,11 @@ def load_of(plan: StepPlan) -> StepLoad:
         if count == 1:
             context += start + 1
             decoding += 1
+            longest = max(longest, start + 1)
         else:
             pairs += count * start + count * (count + 1) // 2
             span = max(span, start + count)
-    return StepLoad(tokens, context, pairs, sampled, int(span > 0), span, decoding)
+    return StepLoad(tokens, context, pairs, sampled, int(span > 0), span, decoding, longest)
 
 
 class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,11 +108,21 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_rows: list[int] = []
     decode_seconds: list[NotNegative] = []
     adds_rows: bool = False  # rows beside prompts cost what they cost alone; else they are tokens of the step
+    decode_span: NotNegative = 0.0
+    sampling: NotNegative = 0.0
+    # Of a worker that runs ahead. The most tokens of a step with prompts that is launched behind the one before; decode
+    # rows alone always are. 0: no step is.
+    ahead_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    launch: NotNegative = 0.0
+    # What the measured worker told its router of the cost of steps, before the first request; on a CPU nothing.
+    measured_steps: list[MeasuredStep] = []
 
     def __post_init__(self) -> None:
         _check("tokens", self.tokens, "seconds", self.seconds)
         if self.decode_rows or self.decode_seconds:
             _check("decode_rows", self.decode_rows, "decode_seconds", self.decode_seconds)
+        if any(min(msgspec.structs.astuple(step)) < 0 for step in self.measured_steps):
+            raise ValueError("`measured_steps` must not be negative")
 
     def base(self, tokens: int) -> float:
         """Seconds. Beyond the measured points, the first or last segment is extrapolated."""
@@ -115,16 +133,20 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.decode_rows and (load.is_decode or (self.adds_rows and load.decode_rows)):
             count = load.tokens if load.is_decode else load.decode_rows
             alone = _interpolated(count, self.decode_rows, self.decode_seconds)
-            rows = alone + self.decode_context * load.decode_context
+            rows = alone + self._of_contexts(load)
             return rows if load.is_decode else rows + self.of(load.without_rows)
         return (
             self.base(load.tokens)
-            + self.decode_context * load.decode_context
+            + self._of_contexts(load)
             + self.prefill_pairs * load.prefill_pairs
             + self.sampled_row * load.sampled_rows
+            + self.sampling * (load.sampled_rows > 0)
             + self.prompt * load.has_prompt
             + self.prompt_span * load.prompt_span
         )
+
+    def _of_contexts(self, load: StepLoad) -> float:
+        return self.decode_context * load.decode_context + self.decode_span * load.decode_span
 
 
 def _check(sizes_name: str, sizes: list[int], times_name: str, times: list[float]) -> None:

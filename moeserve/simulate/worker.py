@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from moeserve.messages.pages import TIERS, Tier
-from moeserve.messages.steps import ExpertUse, Sampled, StepPlan, StepResult, WorkerReady
+from moeserve.messages.steps import ExpertUse, MeasuredStep, Sampled, StepPlan, StepResult, WorkerReady
 from moeserve.messages.worker import Worker
 from moeserve.router.core.limits import Limits
-from moeserve.simulate.step_time import StepTime, load_of
+from moeserve.simulate.step_time import StepLoad, StepTime, load_of
 from moeserve.simulate.tiers import SimulatedTiers, TierModel
 
 ANSWER_ID, STOP_ID = 1, 2  # token ids below every id of a prompt (workload.prompts)
@@ -28,7 +28,8 @@ class Timing:
     )
     reply: float  # a token from the router to the client
     hop: float  # a plan from the router to an idle worker, and a result back
-    gap: float  # between two steps when the second plan has arrived before the first step ends
+    # Between two steps when the second plan has arrived before the first step ends, and is not launched before.
+    gap: float
     # What the other processes' work for a token adds to a step, where they share the worker's cores.
     token_cpu: float = 0.0
 
@@ -44,6 +45,7 @@ def virtual_ready(
     num_state_slots: int,
     tiers: Collection[Tier] = (),
     prompts_first: bool = False,
+    measured_steps: Sequence[MeasuredStep] = (),
 ) -> WorkerReady:
     """The WorkerReady of a worker that has no weights."""
     names = [name for name in TIERS if name in tiers]
@@ -65,6 +67,7 @@ def virtual_ready(
         kv_write_bytes=8 << 20,  # all at once
         kv_tiers=names,
         prompts_first=prompts_first,
+        measured_steps=list(measured_steps),
     )
 
 
@@ -105,6 +108,8 @@ class VirtualWorker(Worker):
             experts_per_token=limits.experts_per_token,
             num_state_slots=limits.num_state_slots,
             tiers=() if self._tiers is None else self._limits.tiers,
+            prompts_first=self._step_time.prompts_first,
+            measured_steps=self._step_time.measured_steps,
         )
 
     def expert_use(self) -> ExpertUse:
@@ -121,7 +126,12 @@ class VirtualWorker(Worker):
             self._last_position[new.req_slot] = end
         load = load_of(plan)
         seconds = self._step_time.of(load) + self._timing.token_cpu * load.sampled_rows
-        start = max(self.now + self._timing.hop, self._free_at + self._timing.gap)
+        arrival = self.now + self._timing.hop
+        start = max(arrival, self._free_at + self._timing.gap)
+        if arrival <= self._free_at and self._may_follow(plan, load):
+            start = self._free_at
+        elif load.is_decode:
+            seconds += self._step_time.launch
         idle = start - self._free_at
         self._free_at = start + seconds
         self.busy += seconds
@@ -135,6 +145,12 @@ class VirtualWorker(Worker):
         self.result_at = self._free_at + self._timing.hop
         pages = None if self._tiers is None else self._tiers.report(self._free_at)
         return StepResult(plan.step, sampled, {}, compute_ms=seconds * 1e3, idle_ms=idle * 1e3, pages=pages)
+
+    def _may_follow(self, plan: StepPlan, load: StepLoad) -> bool:
+        """Whether it is launched where the step before is still computed, as `OverlappingWorker.may_follow` says."""
+        most = self._step_time.ahead_tokens
+        is_small = load.tokens <= most or (most > 0 and load.is_decode)
+        return is_small and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
 
     def _wait_for_pages(self, step: int) -> StepResult:
         """A plan without rows."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.bench.engine import EngineBench
+from moeserve.bench.plans_in_turn import run_in_turn
 from moeserve.bench.steps import StepBench
 from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.worker.cpu_loading import load_cpu_runner
@@ -48,8 +50,8 @@ class Noted(EngineBench):
         super().__init__(runner, step_tokens)
         self.results: list[StepResult] = []
 
-    def run(self, plan: StepPlan) -> None:
-        self.results.append(self._runner.step(plan))
+    def run_all(self, plans: Iterable[StepPlan]) -> None:
+        self.results += [answered.result for answered in run_in_turn(self._runner, plans)]
 
 
 def test_benches_hand_out_window_slots(tmp_path: Path) -> None:

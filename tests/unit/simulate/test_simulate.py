@@ -7,9 +7,11 @@ import time
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 
 from moeserve.messages.pages import Tier, TierCounts
+from moeserve.messages.steps import MeasuredStep
 from moeserve.router.core.limits import Limits
 from moeserve.simulate.simulation import Simulation, SimulationResult, TimeWeightedGauge
 from moeserve.simulate.step_time import StepTime
@@ -76,6 +78,44 @@ def test_what_surrounds_a_step() -> None:
     (outcome,) = simulate(single((0, 5, 3)), timing=timing).outcomes
     assert ms(outcome.ttft) == 3 + 1 + 10 + 1 + 2
     assert [ms(gap) for gap in outcome.itls] == [10.5, 10.5]
+
+
+def test_steps_launched_ahead_follow_without_a_gap() -> None:
+    """As above, but where steps of decode rows are launched while the one before is computed: the first is a prompt's,
+    and step 3 is planned long before 2 ends. With a hop longer than a step no plan is there in time: the gap is the
+    way, and the step takes the launch more."""
+    ahead = msgspec.structs.replace(TEN_MS, ahead_tokens=64, launch=0.004)
+    timing = Timing(frontend=0.003, reply=0.002, hop=0.001, gap=0.0005)
+    (outcome,) = simulate(single((0, 5, 3)), ahead, timing).outcomes
+    assert ms(outcome.ttft) == 3 + 1 + 10 + 1 + 2
+    assert [ms(gap) for gap in outcome.itls] == [10, 10]
+    far = Timing(frontend=0, reply=0, hop=0.020, gap=0.0005)
+    (outcome,) = simulate(single((0, 5, 4)), ahead, far).outcomes
+    assert [ms(gap) for gap in outcome.itls] == [10, 20 + 20 + 10 + 4 - 10, 10]
+
+
+def test_chunks_above_what_is_launched_ahead_wait_for_the_host() -> None:
+    """Three of 40 tokens, each 0.5 ms behind the one before, or without a gap where 40 may be launched ahead."""
+    timing = Timing(frontend=0, reply=0, hop=0, gap=0.0005)
+    for most, gaps in ((39, 2), (40, 0)):
+        ahead = msgspec.structs.replace(TEN_MS, ahead_tokens=most)
+        (outcome,) = simulate(single((1, 120, 1)), ahead, timing, max_num_batched_tokens=40).outcomes
+        assert ms(outcome.ttft) == 30 + 0.5 * gaps
+
+
+def test_the_router_begins_with_what_the_worker_measured() -> None:
+    """Seven prompts that come while the first is computed: a router that has seen steps of 256 tokens alone doubles
+    their size, one that knows those of 2,048 takes all at once."""
+    workload = single((0, 256, 40), *[(0.005, 256, 40)] * 7)
+    took = []
+    for measured in ([], [MeasuredStep(0, 0, 0, n, 10.0) for n in (64, 256, 2048)]):
+        known = msgspec.structs.replace(TEN_MS, measured_steps=measured)
+        result = Simulation(
+            workload, limits(max_num_batched_tokens=2048, prefill_share=1.0), known, NOTHING_ELSE
+        ).run()
+        took.append(sorted(ms(outcome.sent + outcome.ttft) for outcome in result.outcomes))
+    assert took[1] == [10] + [30] * 7
+    assert took[0][-1] > 40
 
 
 def test_tokens_take_from_a_step_where_cores_are_shared() -> None:

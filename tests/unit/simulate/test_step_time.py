@@ -30,6 +30,8 @@ MODEL = StepTime(
     sampled_row=1e-4,
     prompt=5e-3,
     prompt_span=1e-6,
+    decode_span=3e-6,
+    sampling=2e-3,
 )
 
 
@@ -44,9 +46,11 @@ def test_load_of_a_plan() -> None:
     """Two decode rows at positions 9 and 99; positions 10, 11 and 12 of a prompt read 11 + 12 + 13."""
     plan = rows((9, 1, True), (99, 1, True), (10, 3, False))
     assert load_of(plan) == StepLoad(
-        5, 110, prefill_pairs=36, sampled_rows=2, has_prompt=1, prompt_span=13, decode_rows=2
+        5, 110, prefill_pairs=36, sampled_rows=2, has_prompt=1, prompt_span=13, decode_rows=2, decode_span=100
     )
-    assert load_of(rows((9, 1, True))) == StepLoad(1, 10, prefill_pairs=0, sampled_rows=1, decode_rows=1)
+    assert load_of(rows((9, 1, True))) == StepLoad(
+        1, 10, prefill_pairs=0, sampled_rows=1, decode_rows=1, decode_span=10
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,9 +61,10 @@ def test_base_is_a_line_through_its_points_and_on(tokens: int, ms: float) -> Non
 
 
 def test_all_terms_add_up() -> None:
-    decode = 0.016 + 0.002 + 0.00006 + 0.0003
+    decode = 0.016 + 0.002 + 0.00006 + 0.0003 + 0.002
     assert MODEL.of(StepLoad(4, 1000, 2000, 3)) == pytest.approx(decode)
     assert MODEL.of(StepLoad(4, 1000, 2000, 3, 1, 700)) == pytest.approx(decode + 0.005 + 0.0007)
+    assert MODEL.of(StepLoad(4, 1000, 2000, 3, decode_span=600)) == pytest.approx(decode + 0.0018)
 
 
 def random_loads(count: int, seed: int) -> list[StepLoad]:
@@ -73,6 +78,7 @@ def random_loads(count: int, seed: int) -> list[StepLoad]:
             int(draw(0, size + 1)),
             has_prompt := int(draw(0, 2)),
             has_prompt * int(draw(0, 5000)),
+            decode_span=int(draw(0, 4000)),
         )
         for size in random.choice(MODEL.tokens, count)
     ]
@@ -88,6 +94,8 @@ def test_fit_finds_the_model_in_its_own_steps() -> None:
     assert found.sampled_row == pytest.approx(MODEL.sampled_row, rel=1e-2)
     assert found.prompt == pytest.approx(MODEL.prompt, rel=1e-2)
     assert found.prompt_span == pytest.approx(MODEL.prompt_span, rel=1e-2)
+    assert found.sampling == pytest.approx(MODEL.sampling, rel=1e-2)
+    assert found.decode_span == pytest.approx(MODEL.decode_span, rel=1e-2)
 
 
 def test_steps_of_decode_rows_alone_have_times_of_their_own() -> None:
@@ -123,7 +131,10 @@ def test_fit_is_never_negative_and_never_descends() -> None:
     random = np.random.default_rng(4)
     samples = [StepSample(load, random.uniform(0.001, 0.1)) for load in random_loads(60, 5)]
     found = fit(samples, "noise alone")
-    assert min(*found.seconds, found.decode_context, found.prefill_pairs, found.sampled_row) >= 0
+    assert (
+        min(*found.seconds, found.decode_context, found.decode_span, found.prefill_pairs, found.sampled_row)
+        >= 0
+    )
     assert min(found.prompt, found.prompt_span) >= 0
     assert all(a <= b for a, b in pairwise(found.seconds))
 
@@ -150,6 +161,8 @@ def test_written_and_read_it_is_the_same(tmp_path: Path) -> None:
         ({"decode_rows": [2, 1], "decode_seconds": [0.1, 0.2]}, "`decode_rows` must ascend"),
         ({"decode_context": -1}, ">= 0"),
         ({"decode_contxt": 1}, "unknown field"),
+        ({"launch": -1}, ">= 0"),
+        ({"measured_steps": [[0, 0, 0, -16, 1.0]]}, "must not be negative"),
         ({"source": None}, "source"),
     ],
 )

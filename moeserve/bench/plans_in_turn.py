@@ -1,0 +1,38 @@
+"""Plans one after another, as a server's worker gets them: the next one is there while a step is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, cast
+
+from moeserve.messages.steps import StepPlan, StepResult
+from moeserve.messages.worker import OverlappingWorker, Worker
+
+
+class Answered(NamedTuple):
+    result: StepResult
+    is_ahead: bool  # launched while the step before was computed
+
+
+def run_in_turn(worker: Worker, plans: Iterable[StepPlan]) -> Iterator[Answered]:
+    """Their results, in order. Where the worker runs ahead, a plan that may follow is launched behind the step under
+    way. All plans have rows."""
+    if not worker.runs_ahead:
+        for plan in plans:
+            yield Answered(worker.step(plan), is_ahead=False)
+        return
+    runner = cast(OverlappingWorker, worker)
+    is_ahead = False  # the step under way
+    for plan in plans:
+        if runner.is_under_way and runner.may_follow(plan):
+            result = runner.advance(plan)
+            runner.launch_rest()
+            yield Answered(result, is_ahead)
+            is_ahead = True
+            continue
+        if runner.is_under_way:
+            yield Answered(runner.finish(), is_ahead)
+        runner.start(plan)
+        is_ahead = False
+    if runner.is_under_way:
+        yield Answered(runner.finish(), is_ahead)
