@@ -101,9 +101,8 @@ class Follower:
         layout = self._last_layout = StepLayout(plan.rows)
         self._engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=None)
         self._unsampled.append(layout)
-        if (
-            self._engine.runs_ahead
-        ):  # the leader may: then the next step reads what this one samples on the GPU
+        # Where the leader may run ahead, the next step reads on the GPU what this one samples.
+        if self._engine.runs_ahead:
             self._sequences.expect(layout.sampled_slots, layout.sampled_positions)
         else:
             self._wait()
