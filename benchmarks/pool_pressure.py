@@ -38,14 +38,14 @@ class Run:
     lengths: list[int]
 
 
-def body(index: int, mean_length: int, stop: list[str], vocabulary: int = 4096) -> dict[str, Any]:
+def body(index: int, mean_length: int, stop: list[str], vocabulary: int) -> dict[str, Any]:
     """The rest of the context is asked for; 1 token in mean_length ends the answer, or one of `stop`."""
     ends = {"stop": stop} if stop else {"stop_token_ids": list(range(0, vocabulary, mean_length))[1:256]}
     return (
         SAMPLING
         | ends
         | {
-            "prompt": prompt_ids(PROMPT, seed=100 + index),
+            "prompt": prompt_ids(PROMPT, seed=100 + index, highest=min(vocabulary, 4000)),
             "max_tokens": CONTEXT - PROMPT,
             "seed": index,
             "return_tokens_as_token_ids": True,
@@ -108,6 +108,12 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--mean-length", type=int, default=300, help="of an answer, in tokens")
     parser.add_argument(
+        "--vocabulary",
+        type=int,
+        default=1536,
+        help="tokens of the model (default: those of the packaged one)",
+    )
+    parser.add_argument(
         "--stop", action="append", default=[], help="text that ends answers, for models of a large vocabulary"
     )
     parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
@@ -115,7 +121,9 @@ def main() -> None:
         "--skip-alone", action="store_true", help="compare the answers of the two ways with each other only"
     )
     args = parser.parse_args()
-    requests = [body(index, args.mean_length, args.stop) for index in range(CLIENTS * args.rounds)]
+    requests = [
+        body(index, args.mean_length, args.stop, args.vocabulary) for index in range(CLIENTS * args.rounds)
+    ]
     expected = None if args.skip_alone else served(args.model, requests, places=1, clients=1)
     for name, places in (("full reservation", FULL_LENGTH_REQUESTS), ("predicted lengths", CLIENTS)):
         run = served(args.model, requests, places, CLIENTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 64 << 20  # that is allocated at once: torch pins powers of two
+PAUSE = 3.0  # between two chunks that are pinned ahead, times as long as the first of them took
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +82,13 @@ class HostBlocks:
             self._free += page.blocks
 
     def grow_all(self) -> None:
-        """Allocates all of it: to pin a chunk takes longer than a step may wait."""
+        """Allocates all of it: to pin a chunk takes longer than a step may wait. What a GPU is given meanwhile waits,
+        too, so that there are pauses for that."""
+        began = time.perf_counter()
         while self.grow():
-            pass
+            if self.is_pinned:
+                time.sleep(PAUSE * (time.perf_counter() - began))
+            began = time.perf_counter()
 
     def grow(self) -> bool:
         """Adds a chunk; False: there are all, or the machine has no more memory."""

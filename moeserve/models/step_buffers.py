@@ -22,8 +22,9 @@ GPU_LOGIT_ROWS = 256  # 156 MB
 ALIGNMENT = 256  # bytes, of every buffer in a GPU's arena
 
 # Up to so many rows products on a GPU take int8 activations (kernels/linear), and experts every route by itself
-# (kernels/experts).
-SMALL_BATCH_ROWS = 16
+# (kernels/experts). Steps of 16 rows are 1.05 to 1.4 times as fast without, those of 8 no faster
+# (docs/results/2026-11-26-gpu-kernels.md).
+SMALL_BATCH_ROWS = 8
 # Steps of up to so many rows keep what is between two products in float32: it costs them nothing. Larger ones round it,
 # but not where weights are floats: there it would be much of the error (BF16, a whole prompt: 5.6e-5 from the truth,
 # where llama.cpp is at 3.6e-5).

@@ -11,12 +11,11 @@ import numpy as np
 
 from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.messages.schema import GenerateRequest, RequestError, TokensItem
+from moeserve.simulate.connections import At, Connections
 from moeserve.simulate.worker import ANSWER_ID, STOP_ID
 from moeserve.workload.metrics import Outcome
 from moeserve.workload.prompts import TokenHistory
 from moeserve.workload.trace import Workload
-
-At = Callable[[float, Callable[[float], None]], None]  # (virtual seconds, action at that time)
 
 
 @dataclass(slots=True)
@@ -41,13 +40,14 @@ class Clients:
         max_concurrency: int | None,
         max_tokens: int | None,
         on_end: Callable[[], object],
+        connect: float = 0.0,
     ) -> None:
         """`send` takes each request when it leaves the client. `max_concurrency` bounds the open requests; None: no
         bound. `max_tokens` is what every request asks for; None: the length that its answer will have. `on_end` is
-        called when a request ends."""
+        called when a request ends. `connect`: seconds that opening a connection takes."""
         self._workload = workload
         self._at = at
-        self._send = send
+        self._connections = Connections(connect, at, send)
         self._num_free = max_concurrency if max_concurrency is not None else workload.num_requests
         self._max_tokens = max_tokens
         self._on_end = on_end
@@ -89,7 +89,8 @@ class Clients:
         sampling = SamplingParams(
             max_tokens=self._max_tokens or wanted.output_len, seed=request_id, stop_token_ids=(STOP_ID,)
         )
-        self._send(GenerateRequest(request_id, prompt.tobytes(), sampling, TextOptions(), now), now)
+        request = GenerateRequest(request_id, prompt.tobytes(), sampling, TextOptions(), now)
+        self._connections.ask(request, now)
 
     def item(self, item: TokensItem, now: float) -> None:
         """Takes new tokens of an answer, or its end, at virtual time `now`."""
@@ -120,6 +121,7 @@ class Clients:
         """Lets the next request in; the session continues or, after an error, ends."""
         entry = self._open.pop(request_id)
         del self.output_lens[request_id]
+        self._connections.ended()
         self._on_end()
         self._at(now, self._start_next)
         turns = self._workload.sessions[entry.session].turns

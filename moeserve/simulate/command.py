@@ -132,9 +132,17 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--ram-written-per-s",
         type=real(0, 1e12, above=True),
-        default=RAM_TOKENS_PER_S,
+        default=RAM_WRITTEN_PER_S,
         metavar="R",
-        help=f"how many tokens' KV a second is copied from the GPU (default: {RAM_TOKENS_PER_S:g})",
+        help=f"how many tokens' KV a second is copied from the GPU (default: {RAM_WRITTEN_PER_S:g})",
+    )
+    engine.add_argument(
+        "--ram-step-tokens",
+        type=whole(PAGE_TOKENS, 1 << 30),
+        default=RAM_STEP_TOKENS,
+        metavar="N",
+        help="how many tokens' KV is copied from the GPU with a step while answers wait, which makes the step longer "
+        f"(default: {RAM_STEP_TOKENS}, 64 MiB of 48 layers of 2 KiB a token)",
     )
     engine.add_argument(
         "--disk-tokens",
@@ -171,9 +179,11 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         engine.add_argument(flag, type=ms, default=value * 1e3, metavar="MS", help=text)
 
 
-# Seconds, measured with the packaged step-time model's server: docs/results/2026-11-22-router-notes.md.
-DEFAULT_TIMING = Timing(frontend=0.0015, reply=0.001, hop=0.0003, gap=0.00015)
+# Seconds: docs/results/2026-11-22-router-notes.md; frontend and connect on 16 cores: 2026-11-26-gpu-server.md there.
+DEFAULT_TIMING = Timing(frontend=0.0005, reply=0.001, hop=0.0003, gap=0.00015, connect=0.0008)
 RAM_TOKENS_PER_S = 250_000.0  # assumed: 48 layers of 2 KiB a token at 25 GB/s
+RAM_WRITTEN_PER_S = 400_000.0  # of 48 layers beside an H200: docs/results/2026-11-26-gpu-server.md
+RAM_STEP_TOKENS = 672  # whole pages within 64 MiB of 48 layers
 DISK_TOKENS_PER_S = 9400.0  # of 12 layers: docs/results/2026-11-22-disk-tier.md
 DISK_WRITTEN_PER_S = 14_000.0  # of 12 layers: docs/results/2026-11-25-tiers.md
 _TIMES = {
@@ -181,6 +191,7 @@ _TIMES = {
     "reply": "from the router to the client, for each token",
     "hop": "from the router to an idle worker, and back",
     "gap": "between two steps",
+    "connect": "the client's time to open a connection; those of requests that come at once are all opened first",
     "token_cpu": "what each token adds to a step where the other processes have no cores of their own",
 }
 
@@ -210,6 +221,7 @@ def _simulation(args: argparse.Namespace) -> Simulation:
         num_state_slots=args.num_state_slots,
         tiers=tiers.keys(),
         prompts_first=step_time.prompts_first,
+        ram_step_tokens=args.ram_step_tokens if args.ram_tokens else 0,
     )
     return Simulation(
         workload=workload_from(args),

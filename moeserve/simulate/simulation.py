@@ -80,7 +80,13 @@ class Simulation:
         self._order = itertools.count()
         self._scheduler = Scheduler(self.limits)
         self._clients = Clients(
-            self.workload, self._at, self._send, self.max_concurrency, self.max_tokens, self.on_end
+            self.workload,
+            self._at,
+            self._send,
+            self.max_concurrency,
+            self.max_tokens,
+            self.on_end,
+            self.timing.connect,
         )
         self._worker = VirtualWorker(
             self.limits, self.step_time, self.timing, self._clients.output_lens, self.tiers

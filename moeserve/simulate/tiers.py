@@ -50,10 +50,12 @@ class _Tier:
     def __contains__(self, key: bytes) -> bool:
         return key in self._pages or key in self._states
 
-    def write(self, key: bytes, now: float, *, is_state: bool) -> None:
+    def write(self, key: bytes, now: float, *, is_state: bool) -> float:
+        """Returns the seconds that it takes."""
         seconds = self._write_s * (self._state_tokens if is_state else self._page_tokens)
         self._written_until = max(self._written_until, now) + seconds
         self._writes.append((_Job(self._written_until, key, seconds), is_state))
+        return seconds
 
     def _put(self, key: bytes, *, is_state: bool) -> None:
         if is_state:
@@ -125,14 +127,16 @@ class SimulatedTiers:
         self._in_order = list(self._tiers.values())  # the fastest first
         self._is_first = True
 
-    def order(self, orders: PageOrders, now: float) -> None:
+    def order(self, orders: PageOrders, now: float) -> float:
+        """Returns the seconds by which the plan's step is longer: what goes to RAM is copied out before it."""
         fastest, slowest = self._in_order[0], self._in_order[-1]
         used = orders.used
         fastest.use(used[at : at + PAGE_KEY_BYTES] for at in range(0, len(used), PAGE_KEY_BYTES))
+        written = 0.0
         for write in orders.writes:
-            fastest.write(write.key, now, is_state=False)
+            written += fastest.write(write.key, now, is_state=False)
         for state in orders.state_writes:
-            fastest.write(state.key, now, is_state=True)
+            written += fastest.write(state.key, now, is_state=True)
         for key in orders.to_disk:
             if key in fastest:
                 slowest.write(key, now, is_state=fastest.is_state(key))
@@ -141,6 +145,7 @@ class SimulatedTiers:
         for key in [*(page.key for page in orders.loads), *(state.key for state in orders.state_loads)]:
             tier = next((tier for tier in self._in_order if key in tier), slowest)
             tier.load(key, now)
+        return written if "ram" in self._tiers else 0.0
 
     @property
     def next_at(self) -> float | None:

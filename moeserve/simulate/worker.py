@@ -32,6 +32,7 @@ class Timing:
     gap: float
     # What the other processes' work for a token adds to a step, where they share the worker's cores.
     token_cpu: float = 0.0
+    connect: float = 0.0  # the client's, to open a connection (`connections.py`)
 
 
 def virtual_ready(
@@ -46,8 +47,10 @@ def virtual_ready(
     tiers: Collection[Tier] = (),
     prompts_first: bool = False,
     measured_steps: Sequence[MeasuredStep] = (),
+    ram_step_tokens: int = 0,
 ) -> WorkerReady:
-    """The WorkerReady of a worker that has no weights."""
+    """The WorkerReady of a worker that has no weights. ram_step_tokens: of a tier in RAM, how many tokens' KV is copied
+    out with a step; 0: all at once, as where disk is all there is."""
     names = [name for name in TIERS if name in tiers]
     return WorkerReady(
         num_kv_slots=num_kv_slots,
@@ -64,7 +67,7 @@ def virtual_ready(
         num_state_slots=num_state_slots,
         kv_page_tokens=PAGE_TOKENS if names else 0,
         kv_page_bytes=PAGE_TOKENS,  # as if a token took one
-        kv_write_bytes=8 << 20,  # all at once
+        kv_write_bytes=ram_step_tokens or 8 << 20,
         kv_tiers=names,
         prompts_first=prompts_first,
         measured_steps=list(measured_steps),
@@ -117,15 +120,16 @@ class VirtualWorker(Worker):
         return ExpertUse(0, self._limits.num_experts, self._limits.experts_per_token, b"", b"")
 
     def step(self, plan: StepPlan) -> StepResult:
+        copying = 0.0
         if self._tiers is not None and plan.pages is not None:
-            self._tiers.order(plan.pages, max(self.now + self._timing.hop, self._free_at))
+            copying = self._tiers.order(plan.pages, max(self.now + self._timing.hop, self._free_at))
         if not plan.rows:
             return self._wait_for_pages(plan.step)
         for new in plan.new_seqs:
             end = new.num_prompt + self._output_lens[new.sampling.seed] - 1
             self._last_position[new.req_slot] = end
         load = load_of(plan)
-        seconds = self._step_time.of(load) + self._timing.token_cpu * load.sampled_rows
+        seconds = self._step_time.of(load) + self._timing.token_cpu * load.sampled_rows + copying
         arrival = self.now + self._timing.hop
         start = max(arrival, self._free_at + self._timing.gap)
         if arrival <= self._free_at and self._may_follow(plan, load):

@@ -18,7 +18,7 @@ from moeserve.worker.group.ranks import set_environment
 
 HIDDEN, EXPERTS, EPS = 2048, 128, 1e-6
 ROWS = [1, 2, 4, 16, 64, 128, 256, 4096]
-ROUTED = [1, 2, 8, 16]
+ROUTED = [1, 2, 8]
 ROUNDS, REPLAYS = 4, 24  # bfloat16 has all integers up to 256
 DELAY = 100_000  # clock cycles by which one rank or another comes late
 

@@ -54,7 +54,7 @@ CALLS = {
     "piecewise attention, wide": "piecewise(torch.float16, 256)",
     "piecewise attention, floats": "piecewise(f32, 80)",
     "sums over GPUs": "over_gpus(f32), over_gpus(torch.bfloat16)",
-    "adapters, few rows": "adapters(16, f32)",
+    "adapters, few rows": "adapters(8, f32)",
     "adapters, many rows": "adapters(2000, torch.bfloat16)",
     "pages": "pages(1024), pages(6)",
     "promotions": "promotions(), hand_off(4)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,23 @@ def test_memory_may_be_taken_ahead() -> None:
     assert not blocks.grow(), "there are all"
     assert blocks.take(5 * CHUNK_BYTES // 2) is not None
     assert blocks.take(1) is None
+
+
+def test_between_two_chunks_that_are_pinned_a_gpu_gets_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = HostBlocks(CHUNK_BYTES // 2, 5 * CHUNK_BYTES // 2, pinned=False)
+    blocks.is_pinned = True  # which takes a GPU's driver
+    calls: list[tuple[float, float]] = []
+
+    def grow() -> bool:
+        began = time.perf_counter()
+        time.sleep(0.02)
+        calls.append((began, time.perf_counter()))
+        return len(calls) < 4
+
+    monkeypatch.setattr(blocks, "grow", grow)
+    blocks.grow_all()
+    assert len(calls) == 4
+    assert all(after[0] - before[1] >= 2 * 0.02 for before, after in pairwise(calls))
 
 
 def test_memory_is_taken_later_where_answers_wait() -> None:

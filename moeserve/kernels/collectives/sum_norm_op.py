@@ -17,7 +17,7 @@ from moeserve.kernels.norm.op import norm_warps
 from moeserve.kernels.routing.op import experts_at_once
 
 WORD_ROWS = 64  # and fewer go as words, float32
-ROUTER_ROWS = (1, 2, 4, 8, 16)  # rows whose router's product is in the same kernel
+ROUTER_ROWS = (1, 2, 4, 8)  # rows of a small batch, whose router's product is in the same kernel
 MAX_BYTES = 64 << 20  # of a message that goes as rows: there is room for twice as much from every other GPU
 ROW_TYPE = torch.bfloat16  # of such: one, as rows of another would lie across these
 TRIAL_POLLS = 1 << 20  # about a second

@@ -36,7 +36,7 @@ class Method:
 
 def method_for(tokens: int) -> Method:
     """By the rows of the batch, the padding included. The borders are measured (benchmarks/gpu_kernels.py)."""
-    if tokens <= 16:
+    if tokens <= 8:
         return Method(1)
     if tokens <= 64:
         # 133 registers, the compiler's choice, leave room for 3 programs of a multiprocessor instead of 4.

@@ -19,7 +19,7 @@ from moeserve.kernels.planes.layout import K_BLOCK, k_blocks_of
 from moeserve.quantization import QUANT_TYPES, BlockLayout
 
 GATED_COLUMNS = 1024  # of a program
-GEMV_TOKENS = 16  # above, a dense product is faster on the tensor cores
+GEMV_TOKENS = 8  # above, a dense product is faster on the tensor cores
 MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4  # a head has programs enough for that from fewer tokens on
 NARROW_ROWS, NARROW_TOKENS = 256, 512  # a router's few rows fill no larger tiles until here
 

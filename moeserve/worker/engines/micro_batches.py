@@ -27,7 +27,7 @@ from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 MAX_PARTS = 8
 DECODE_PARTS = 2
-LEAST_ROWS = 2 * SMALL_BATCH_ROWS  # of a part: fewer take as long as one
+LEAST_ROWS = 4 * SMALL_BATCH_ROWS  # of a part: fewer take as long as one
 
 TilesOf = Callable[[Int32s, Int32s, Int32s, Int32s], list[Int32s]]
 
