@@ -9,19 +9,6 @@
 // A weight vector is unpacked once for all tokens of the call; the tile of accumulators stays in L1. What differs
 // between formats is in format_traits.inl, a group's products are in group_gemm.inl.
 
-// How far ahead of the unpacking the panel is fetched. Without it a Zen 5 core read 22 GB/s, with it 35 to 40.
-constexpr int kPrefetchBytes = 4096;
-
-// Where reading stands kPrefetchBytes after `p`: further on in the panel or, past its end, in the next one.
-inline const uint8_t* reading_ahead(const uint8_t* p, const uint8_t* end, const uint8_t* next) {
-  const uint8_t* ahead = p + kPrefetchBytes;
-  return ahead >= end && next != nullptr ? next + (ahead - end) : ahead;
-}
-
-inline void prefetch(const uint8_t* p, int bytes) {
-  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);
-}
-
 // One block column for all tokens. `first_group` counts groups of 32 columns from the start of the row; `ahead` is
 // fetched meanwhile, a group's worth at a time so that the line fill buffers are never full.
 template <class F>
@@ -45,6 +32,7 @@ void gemm_integer(const Panel& panel, const uint8_t* next, int64_t cols, const v
   std::memset(out, 0, sizeof(float) * kPanelRows * n);
   if (panel.stride == 0) {
     const uint8_t* end = panel.data + cols / layout.cols * layout.block_bytes;
+    if (panel_gemm<Format<T>>(panel.data, end, next, cols, rows, n, out)) return;
     for (int64_t b = 0; b < cols / layout.cols; ++b) {
       const uint8_t* block = panel.data + b * layout.block_bytes;
       block_gemm<Format<T>>(block, reading_ahead(block, end, next), b * groups, cols, rows, n, out);

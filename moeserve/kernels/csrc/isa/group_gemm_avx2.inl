@@ -232,3 +232,89 @@ template <class F>
     half_gemm<F>(codes + half * F::layout.half_bytes(), s[half], rows, cols, group, n, out + 16 * half);
   }
 }
+
+// Panels of types whose blocks have 32 columns are computed in one loop: a call for each block would be a third of so small a
+// block's time (docs/results/2026-11-26-families.md).
+
+// N tokens, few enough for one tile. What both halves need of a token is made once; the scales are read when the products
+// are summed, whose registers they would take.
+template <class F, int N>
+[[gnu::noinline, gnu::flatten]] void panel_of_few(const uint8_t* panel, const uint8_t* end,
+                                                  const uint8_t* next, int64_t cols, const void* const* rows,
+                                                  float* out) {
+  constexpr PanelLayout layout = F::layout;
+  static_assert(layout.cols == 32 && !F::kSplit);
+  for (int64_t group = 0; panel < end; ++group, panel += layout.block_bytes) {
+    prefetch(reading_ahead(panel, end, next), layout.block_bytes);
+    const int8_t* x[N];
+    VI zeros[N];
+    for (int t = 0; t < N; ++t) {
+      x[t] = static_cast<const int8_t*>(rows[t]) + 32 * group;
+      zeros[t] = zero_sums<F>(meta_of(rows[t], cols, group));
+    }
+    for (int half = 0; half < 2; ++half) {
+      VI sums[N];
+      PackedCodes<F>{panel + layout.header_bytes + half * layout.half_bytes()}.template dot<0, 8>(x, sums);
+      const Scales s = F::scales(panel, 0, half);
+      for (int t = 0; t < N; ++t) {
+        const GroupMeta& meta = meta_of(rows[t], cols, group);
+        accumulate_whole<F>(sums[t], zeros[t], s, meta, out + kPanelRows * t + 16 * half);
+      }
+    }
+  }
+}
+
+// n tokens in tiles of N and of fewer.
+template <class F, int N>
+inline void inner_tiles(const UnpackedCodes<F>& w, const Scales& s, const void* const* rows, int64_t cols,
+                        int64_t group, int n, float* out) {
+#pragma GCC unroll 1
+  for (; n >= N; n -= N, rows += N, out += kPanelRows * N) token_tile<F, N>(w, s, rows, cols, group, out);
+  if constexpr (N > 1) {
+    if (n > 0) inner_tiles<F, N / 2>(w, s, rows, cols, group, n, out);
+  }
+}
+
+// Any number of tokens.
+template <class F>
+[[gnu::noinline, gnu::flatten]] void panel_of_many(const uint8_t* panel, const uint8_t* end,
+                                                   const uint8_t* next, int64_t cols, const void* const* rows,
+                                                   int n, float* out) {
+  constexpr PanelLayout layout = F::layout;
+  for (int64_t group = 0; panel < end; ++group, panel += layout.block_bytes) {
+    prefetch(reading_ahead(panel, end, next), layout.block_bytes);
+#pragma GCC unroll 1
+    for (int half = 0; half < 2; ++half) {
+      const UnpackedCodes<F> w(panel + layout.header_bytes + half * layout.half_bytes());
+      const Scales s = F::scales(panel, 0, half);
+      inner_tiles<F, kNibbles<F> ? 2 : 4>(w, s, rows, cols, group, n, out + 16 * half);
+    }
+  }
+}
+
+// False: the type's blocks are larger.
+template <class F>
+inline bool panel_gemm(const uint8_t* panel, const uint8_t* end, const uint8_t* next, int64_t cols,
+                       const void* const* rows, int n, float* out) {
+  if constexpr (F::layout.cols != 32) {
+    return false;
+  } else {
+    switch (n) {
+      case 1:
+        panel_of_few<F, 1>(panel, end, next, cols, rows, out);
+        break;
+      case 2:
+        panel_of_few<F, 2>(panel, end, next, cols, rows, out);
+        break;
+      case 3:
+        panel_of_few<F, 3>(panel, end, next, cols, rows, out);
+        break;
+      case 4:
+        panel_of_few<F, 4>(panel, end, next, cols, rows, out);
+        break;
+      default:
+        panel_of_many<F>(panel, end, next, cols, rows, n, out);
+    }
+    return true;
+  }
+}

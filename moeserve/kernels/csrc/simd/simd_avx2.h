@@ -112,6 +112,7 @@ inline VI and_i(VI a, int mask) {
 }
 inline VI or_i(VI a, VI b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
 inline VI sub_i(VI a, VI b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+inline VI max_i(VI a, VI b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
 template <int N>
 inline VI shr_i(VI a) {
   return {_mm256_srli_epi32(a.lo, N), _mm256_srli_epi32(a.hi, N)};

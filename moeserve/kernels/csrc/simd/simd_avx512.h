@@ -88,6 +88,7 @@ inline VI load_i8(const uint8_t* p) {
 inline VI and_i(VI a, int mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(mask))}; }
 inline VI or_i(VI a, VI b) { return {_mm512_or_si512(a.v, b.v)}; }
 inline VI sub_i(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline VI max_i(VI a, VI b) { return {_mm512_max_epi32(a.v, b.v)}; }
 template <int N>
 inline VI shr_i(VI a) {
   return {_mm512_srli_epi32(a.v, N)};

@@ -140,6 +140,7 @@ inline VI load_i8(const uint8_t* p) {
 inline VI and_i(VI a, int mask) { return {a.v & mask}; }
 inline VI or_i(VI a, VI b) { return {a.v | b.v}; }
 inline VI sub_i(VI a, VI b) { return {a.v - b.v}; }
+inline VI max_i(VI a, VI b) { return {a.v > b.v ? a.v : b.v}; }
 template <int N>
 inline VI shr_i(VI a) {
   return {a.v >> N};
