@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 64 << 20  # that is allocated at once: torch pins powers of two
+from moeserve.kernels.host_pinning import pin, unpin
+
+CHUNK_BYTES = 64 << 20  # that is allocated and pinned at once
 PAUSE = 3.0  # between two chunks that are pinned ahead, times as long as the first of them took
 
 log = logging.getLogger(__name__)
@@ -60,6 +63,9 @@ class HostBlocks:
         self._growing = threading.Lock()
         self._chunks: list[Tensor] = []
         self._free: list[int] = []
+        self._pinned: list[int] = []  # their addresses
+        if pinned:
+            weakref.finalize(self, unpin, self._pinned)
 
     @property
     def max_bytes(self) -> int:
@@ -98,9 +104,7 @@ class HostBlocks:
             if count <= 0:
                 return False
             try:
-                chunk = torch.empty(
-                    self._chunk, self.block_bytes, dtype=torch.uint8, pin_memory=self.is_pinned
-                )
+                chunk = self._allocate()
             except (RuntimeError, MemoryError) as error:
                 self._most = first
                 log.warning("RAM for pages of KV ends at %d MiB: %s", self.max_bytes >> 20, error)
@@ -109,6 +113,15 @@ class HostBlocks:
                 self._chunks.append(chunk)
                 self._free += reversed(range(first, first + count))
             return True
+
+    def _allocate(self) -> Tensor:
+        """A chunk's memory. The machine gives it while it is written to, not while the driver pins it: a machine that
+        takes long for that would hold up the GPU."""
+        if not self.is_pinned:
+            return torch.empty(self._chunk, self.block_bytes, dtype=torch.uint8)
+        chunk = torch.full((self._chunk, self.block_bytes), 1, dtype=torch.uint8)
+        self._pinned.append(pin(chunk))
+        return chunk
 
     def _parts(self, blocks: list[int], num_bytes: int) -> list[Tensor]:
         parts = [self._chunks[block // self._chunk][block % self._chunk] for block in blocks]

@@ -194,6 +194,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.config",
         "moeserve.errors",
         "moeserve.models.interface",
+        "moeserve.kernels.host_pinning",
         "moeserve.kernels.pages",
         "moeserve.kernels.stream_operands",
         "moeserve.units",

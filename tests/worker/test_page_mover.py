@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from moeserve.kernels.stream_operands import KvLayer
+from moeserve.kv import host_blocks
 from moeserve.kv.cache_pages import CachePages, kv_tensors
 from moeserve.kv.device_pages import DevicePages, Staging
 from moeserve.kv.disk.fingerprint import Fingerprint
@@ -189,6 +190,21 @@ def test_memory_may_be_taken_ahead() -> None:
     assert not blocks.grow(), "there are all"
     assert blocks.take(5 * CHUNK_BYTES // 2) is not None
     assert blocks.take(1) is None
+
+
+def test_a_chunk_has_its_memory_before_it_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[bool] = []
+
+    def pin(chunk: torch.Tensor) -> int:
+        pinned.append(bool(chunk.all()))  # it has been written to
+        return chunk.data_ptr()
+
+    monkeypatch.setattr(host_blocks, "pin", pin)
+    monkeypatch.setattr(host_blocks, "unpin", lambda addresses: None)
+    blocks = HostBlocks(CHUNK_BYTES // 2, 2 * CHUNK_BYTES, pinned=True)
+    blocks.grow()
+    assert blocks.take(2 * CHUNK_BYTES) is not None
+    assert pinned == [True, True]
 
 
 def test_between_two_chunks_that_are_pinned_a_gpu_gets_its_work(monkeypatch: pytest.MonkeyPatch) -> None:

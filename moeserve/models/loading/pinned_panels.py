@@ -12,8 +12,7 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import Matrix
 from moeserve.kernels.handoff import CpuExperts
-
-_MAPPED = 2  # cudaHostRegisterMapped: kernels read it too
+from moeserve.kernels.host_pinning import pin, unpin
 
 
 class PinnedPanels:
@@ -36,22 +35,13 @@ class PinnedPanels:
 
     def _pin(self) -> None:
         pinned: list[int] = []
-        weakref.finalize(self, _unpin, pinned)
+        weakref.finalize(self, unpin, pinned)
         for panels in self.layers:
             for tensor in panels or []:
-                error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), len(tensor), _MAPPED)
-                if int(error) != 0:
-                    raise RuntimeError(f"cudaHostRegister of {len(tensor)} bytes: error {int(error)}")
-                pinned.append(tensor.data_ptr())
+                pinned.append(pin(tensor))
 
 
 def panel_bytes(matrix: Matrix) -> Tensor:
     """The matrix's own memory: uint8."""
     at = (ctypes.c_uint8 * matrix.bytes).from_address(matrix.address)
     return torch.from_numpy(np.ctypeslib.as_array(at))
-
-
-def _unpin(pinned: list[int]) -> None:
-    torch.cuda.synchronize()
-    for address in pinned:
-        torch.cuda.cudart().cudaHostUnregister(address)
