@@ -67,9 +67,8 @@ class StepBench:
         self._num_steps = 0
         self._random = np.random.default_rng(0)
         self.samples: list[StepSample] = []
-        self.launch_s = (
-            0.0  # what a step takes longer that is not launched behind another; written by `measure`
-        )
+        # What a step takes longer that is not launched behind another; written by `measure`.
+        self.launch_s = 0.0
 
     def measure(self) -> None:
         sizes = powers_of_two(SMALLEST_CHUNK, self._step_tokens)

@@ -20,6 +20,7 @@ import pytest
 from benchmarks.server import Server, running_server, stream_events, title_of
 from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST
 from moeserve.launcher.process_table import PROCESSES
+from tests.conftest import TEST_DEVICE
 from tests.e2e.clients import TEXT, completion, health_url, is_empty, streamed, within
 
 SCHEMA = {
@@ -146,6 +147,12 @@ def repeated(server: Server) -> dict[str, Any]:
     return completion(server, prompt=TEXT)
 
 
+def repeats(server: Server, answer: dict[str, Any]) -> bool:
+    """It gives this answer, and again from the cache: on a GPU, only that one is promised."""
+    whole, cached = (completion(server, prompt=TEXT) for _ in "ab")
+    return cached == answer and (TEST_DEVICE == "cuda" or whole == answer)
+
+
 def health(server: Server) -> int:
     with suppress(httpx.TransportError):
         return httpx.get(server.base_url + "/health", timeout=5).status_code
@@ -230,7 +237,7 @@ def test_a_lost_httpserver_is_replaced_and_nothing_of_its_requests_is_left(own_s
             list(events)
     assert within(10, lambda: health(own_server) == 200), own_server.log
     assert within(5, lambda: is_empty(own_server))
-    assert repeated(own_server) == before
+    assert repeats(own_server, before)
     assert within(5, lambda: own_server.metrics()["moeserve:num_aborts_total"] >= 16)
     assert [own_server.named(name) for name in ("router", "detokenizer", "worker")] == kept
     assert own_server.named("httpserver") != lost
@@ -337,7 +344,7 @@ def test_a_stopped_process_is_noticed_and_replaced(own_server: Server, name: str
         assert httpx.get(own_server.base_url + "/health").json()["status"] in ("unresponsive", "restarting")
     assert within(30, lambda: not process.is_running()), own_server.log
     assert within(20, lambda: health(own_server) == 200)
-    assert repeated(own_server) == before
+    assert repeats(own_server, before)
     assert "because it was stopped" in own_server.log
     assert own_server.named("httpserver") == httpserver, "it has answered every heartbeat request"
 
@@ -348,7 +355,7 @@ def test_a_worker_that_is_stopped_while_nothing_runs_is_noticed(own_server: Serv
     before = repeated(own_server)
     worker.suspend()
     assert within(60, lambda: back(own_server, worker)), own_server.log
-    assert repeated(own_server) == before
+    assert repeats(own_server, before)
 
 
 @pytest.mark.slow

@@ -33,8 +33,7 @@ def choose_norms(
     measure: Callable[[Callable[[], None]], float] = seconds_of,
 ) -> None:
     """`within_norm` takes messages from now on with as many of `rows`, LEAST_ROWS or more, as it is right and faster
-    with. agree: makes a
-    number the same on all ranks, the least. measure: the seconds of a call."""
+    with. agree: makes a number the same on all ranks, the least. measure: the seconds of a call."""
     for n in rows:
         own = _numbers(n, hidden, device).to(torch.float32 if n <= WORD_ROWS else ROW_TYPE)
         if n < LEAST_ROWS or not within_norm.fits(own):

@@ -77,12 +77,10 @@ class Pace:
         """The longest stall of the decode rows, or of a first token that is ready, in one step."""
         if self._share == 1.0:
             return UNLIMITED_MS
-        short = max(alone_ms, STALL_PER_FIXED_COST * self._cost.fixed_ms(rows))
-        if protected_share == 1.0 and not self._streams:
-            return short
         long = max(alone_ms, LEAST_CHUNK_MS_ALONE, CHUNK_PER_FIXED_COST_ALONE * self._cost.fixed_ms(0))
         if self._streams:
             return long
+        short = max(alone_ms, STALL_PER_FIXED_COST * self._cost.fixed_ms(rows))
         return protected_share * short + (1.0 - protected_share) * long
 
     def planned(
@@ -95,12 +93,12 @@ class Pace:
         next_ms: float | None = None,
     ) -> None:
         """Accounts for a planned step that stalls its decode rows for `stall_ms`, while `prompts` could be served.
-        next_ms: of a step with a chunk, how long the next chunk of a prompt under way will stall them; 0: there is
-        none. None: the step has no chunk."""
+        next_ms: where prompts stream, of a step with a chunk, how long the next chunk of a prompt under way will stall
+        them; 0: there is none."""
         if not rows or self._share == 1.0:
             self._debt_ms = self._ahead_ms = 0.0
             return
-        if self._streams and next_ms is not None:
+        if next_ms is not None:
             stall_ms += next_ms - self._ahead_ms
             self._ahead_ms = next_ms
         elif not prompts:

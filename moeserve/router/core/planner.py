@@ -138,7 +138,8 @@ class Planner:
             if request.state is not State.PREFILL:  # its first token must not wait for other long prompts
                 spent = scheduled.expected_ms - alone_ms
                 budget_ms = min(budget_ms, self._pace.stall_ms(rows, alone_ms, 1.0) - spent)
-        next_ms = self._next_chunk_ms(rows) if scheduled.prompt_tokens else None
+        streams = self._limits.streams_prompts and scheduled.prompt_tokens
+        next_ms = self._next_chunk_ms(rows) if streams else None
         self._pace.planned(
             rows, alone_ms, scheduled.expected_ms - alone_ms, protected_share, prompts, next_ms
         )
