@@ -138,7 +138,17 @@ def test_large_tiles() -> None:
     assert nmse(out.cpu(), reference(x, dequantize(p, 0).cpu())) < 1e-7
 
 
-@pytest.mark.parametrize("tile", [(8, 32, 4, 4, 2), (16, 64, 2, 4, 2), (32, 32, 2, 4, 3)])
+@pytest.mark.parametrize(
+    "tile",
+    [
+        (8, 32, 4, 4, 2),
+        (16, 64, 2, 4, 2),
+        (32, 32, 2, 4, 3),
+        (16, 32, 8, 8, 2),
+        (16, 64, 8, 16, 2),
+        (16, 32, 16, 16, 1),
+    ],
+)
 def test_batches_of_units(tile: tuple[int, int, int, int, int]) -> None:
     """More units than columns, rows in blocks, rows and tokens that fill no tile. Up to 16
     tokens at once weights stay exact; before more they are rounded to float16."""

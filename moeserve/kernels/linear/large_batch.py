@@ -131,6 +131,7 @@ def large_batch_linear(
     scratch: UnpackScratch,
     *,
     bias: Tensor | None = None,
+    tile: FloatTile | None = None,
 ) -> None:
     """As `linear`: out[i] = W x[i] + bias for rows i < count[0], the last columns by the other matrix."""
     rows = weight.rows + (0 if other is None else other.rows)
@@ -138,7 +139,7 @@ def large_batch_linear(
     unpack(weight, both, is_early=True)
     if other is not None:
         unpack(other, both, at=weight.rows, is_early=True)
-    run_float_gemm(x, both, count, out, bias=bias, tile=dense_float_tile(len(out), rows))
+    run_float_gemm(x, both, count, out, bias=bias, tile=tile or dense_float_tile(len(out), rows))
 
 
 def run_float_gemm(

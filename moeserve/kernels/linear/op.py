@@ -114,19 +114,44 @@ class GemmTile:
     registers: int | None = None  # of a thread at most
 
 
+_ANY = 1 << 31
+# Tokens and rows of the (first) matrix at most, and the tile: the first line that fits. Measured (gpu_kernels.py tune
+# and gpu/dense_forms.py of benchmarks/). Few tokens at a time, so that there are programs enough: their blocks take the
+# same weights apart, which the L2 has. A head has programs enough. Three stages for q, k and v of 33 tokens and more: a
+# layer of 64 takes 240 us instead of 244.
+DENSE_TILES: tuple[tuple[int, int, GemmTile], ...] = (
+    (8, 4096, GemmTile(8, 32, 4, 4, 2, sliced_k=True)),
+    (8, _ANY, GemmTile(8, 64, 4, 4, 2, sliced_k=True)),
+    (32, 4096, GemmTile(16, 32, 4, 4, 2, sliced_k=True)),
+    (32, MANY_ROWS, GemmTile(16, 64, 4, 4, 2, sliced_k=True)),
+    (16, _ANY, GemmTile(16, 64, 4, 4, 2, sliced_k=True)),
+    (32, _ANY, GemmTile(32, 64, 2, 4, 3, sliced_k=True)),
+    (64, 4096, GemmTile(16, 64, 4, 4, 2, sliced_k=True)),
+    (64, MANY_ROWS, GemmTile(16, 64, 4, 4, 3, sliced_k=True)),
+    (_ANY, MANY_ROWS, GemmTile(64, 128, 2, 4, 2)),
+    (_ANY, _ANY, GemmTile(64, 128, 2, 4, 2, sliced_k=True)),
+)
+
+
 def dense_tile(tokens: int, rows: int) -> GemmTile:
-    """Measured (benchmarks/gpu_kernels.py tune). Few tokens at a time, so that there are programs enough: their blocks
-    take the same weights apart, which the L2 has. A head has programs enough. Three stages for q, k and v of 33 tokens
-    and more: a layer of 64 takes 240 us instead of 244."""
-    if rows > MANY_ROWS and tokens > 32:
-        return GemmTile(64, 128, 2, 4, 2, sliced_k=True)
-    if tokens > 64:
-        return GemmTile(64, 128, 2, 4, 2)
-    if rows > MANY_ROWS and tokens > 16:
-        return GemmTile(32, 64, 2, 4, 3, sliced_k=True)
-    bn = 32 if rows <= 4096 and tokens <= 32 else 64
-    stages = 3 if 4096 < rows <= MANY_ROWS and tokens > 32 else 2
-    return GemmTile(8 if tokens <= 8 else 16, bn, 4, 4, stages, sliced_k=True)
+    return next(
+        tile for most_tokens, most_rows, tile in DENSE_TILES if tokens <= most_tokens and rows <= most_rows
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PairsTile:
+    """Of `narrow_gemm.py`."""
+
+    tokens: int
+    rows: int  # of the matrix
+    columns: int  # at once
+    warps: int
+
+
+def pairs_tile(tokens: int) -> PairsTile:
+    """A layer with a router of 128 rows takes 20 us less than by GEMV at 256 tokens, 4 us at 64 and 128."""
+    return PairsTile(8, 8, 128, 4) if tokens > 128 else PairsTile(4, 8, 256, 4)
 
 
 def narrow_tile(tokens: int) -> GemmTile:
@@ -165,7 +190,7 @@ def linear(
     assert x is not None
     is_narrow = weight.format is None and weight.rows <= NARROW_ROWS
     if is_narrow and n <= NARROW_TOKENS:
-        run_narrow_gemm(x, weight, other, count, out, bias=bias)
+        run_narrow_gemm(x, weight, other, count, out, tile=pairs_tile(n), bias=bias)
     else:
         gemm_tile = narrow_tile(n) if is_narrow else dense_tile(n, weight.rows)
         run_gemm(x, weight, other, None, count, out, tile=gemm_tile, bias=bias)
@@ -244,16 +269,16 @@ def run_narrow_gemm(
     count: Tensor,
     out: Tensor,
     *,
+    tile: PairsTile,
     bias: Tensor | None = None,
 ) -> None:
     """narrow_gemm.narrow_gemm_kernel: matrices of floats, x and bias of any."""
-    # A layer with a router of 128 rows takes 20 us less than by GEMV at 256 tokens, 4 us at 64 and 128.
-    bm, bn, bk = (8, 8, 128) if len(out) > 128 else (4, 8, 256)
+    bn = tile.rows
     rows = -(-weight.rows // bn) + (0 if second is None else -(-second.rows // bn))
     narrow_gemm_kernel(
-        (rows, -(-len(out) // bm)), x, weight.codes, None if second is None else second.codes, bias, count, out,
-        weight.rows, 0 if second is None else second.rows, weight.cols, bm, bn, bk, pdl(),
-        num_warps=4, launch_pdl=pdl(),
+        (rows, -(-len(out) // tile.tokens)), x, weight.codes, None if second is None else second.codes, bias, count,
+        out, weight.rows, 0 if second is None else second.rows, weight.cols, tile.tokens, bn, tile.columns, pdl(),
+        num_warps=tile.warps, launch_pdl=pdl(),
     )  # fmt: skip
 
 
