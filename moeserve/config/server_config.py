@@ -109,8 +109,8 @@ class ServerConfig(ApiConfig):
         "Capacity",
         "share of the time that prompts get while answers are under way, which keep the rest of their speed; "
         "more where prompts outnumber answers; 1: prompts come first, in the largest steps, which serves throughput "
-        "and lets answers wait for them (default: 0.4; 0.46 where prompts bring experts from "
-        "RAM to a GPU, so that answers keep half of their speed; 1 where all experts are on a GPU)",
+        "and lets answers wait for them (default: 0.4; 0.5 where prompts bring experts from "
+        "RAM to a GPU; 1 where all experts are on a GPU)",
         low=0.01,
         high=1,
         metavar="SHARE",

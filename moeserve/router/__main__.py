@@ -38,6 +38,7 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         max_num_queued_tokens=config.max_num_queued_tokens,
         max_itl_ms=config.max_itl_ms,
         prefill_share=_prefill_share(config, ready),
+        streams_prompts=ready.streams_prompts,
         reuse_prefixes=config.prefix_cache != "off",
         isolate_tenants=config.prefix_cache == "per-key",
         num_experts=ready.num_experts,

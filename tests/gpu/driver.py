@@ -101,7 +101,9 @@ class Driver:
     ) -> list[TokenLogprob]:
         """Each step launched while the one before is computed. sampling: with logprobs."""
         plans = [
-            StepPlan(step, [], [self.row(slot, 1, sample=True)]) if step else self._first(slot, tokens, sampling)
+            StepPlan(step, [], [self.row(slot, 1, sample=True)])
+            if step
+            else self._first(slot, tokens, sampling)
             for step in range(count)
         ]
         out = []

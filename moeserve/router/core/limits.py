@@ -12,7 +12,7 @@ from moeserve.router.core.tier_sizes import TierSizes
 
 DEFAULT_PREFILL_SHARE = 0.4
 # Where prompts bring experts in RAM to a GPU: an answer keeps half of its speed, and a prompt takes twice its time.
-STREAMED_PREFILL_SHARE = 0.46
+STREAMED_PREFILL_SHARE = 0.5
 PROMPTS_FIRST = 1.0  # the share with which every step takes as many prompt tokens as it has room for
 
 
@@ -30,6 +30,7 @@ class Limits:
     prefill_share: float = (
         DEFAULT_PREFILL_SHARE  # of the time, for prompts while other requests decode (`pace.py`)
     )
+    streams_prompts: bool = False  # chunks of prompts bring experts from RAM to a GPU (`pace.py`)
     reuse_prefixes: bool = True
     isolate_tenants: bool = False  # API keys do not share cached prefixes
     num_experts: int = 0  # of a layer; 0: a dense model

@@ -11,6 +11,10 @@ Every step serves every decode row, and what prompt tokens add to the step stall
   1 - prefill_share of the speed that they have without prompts. When there are more prompts than answers, each prompt
   gets the time that it would get beside one answer, so that a backlog of prompts shrinks.
 
+Where a prompt's chunks bring experts from RAM to a GPU, whatever their size, a chunk beside answers is as long as one
+alone, and a prompt has few of them. The time of the chunk to come is then a debt already when one is served: else the
+pause behind the last one would be missing where only a few count, and answers would lose more than their share.
+
 At a share of 1, prompts come first: a step takes as many of their tokens as it has room for, and answers get a token
 with each. That serves throughput, and it is the default where all experts are on a GPU: a step of 8,192 prompt tokens
 takes half a second there, and one of 500 is hardly shorter than one of 16. A limit on inter-token latency holds all the
@@ -40,12 +44,17 @@ UNLIMITED_MS = 1e9
 
 
 class Pace:
-    def __init__(self, cost: StepCost, max_itl_ms: float | None, prefill_share: float) -> None:
-        """`max_itl_ms` limits the latency between two tokens of an answer; None: no limit. 0 < prefill_share <= 1."""
+    def __init__(
+        self, cost: StepCost, max_itl_ms: float | None, prefill_share: float, *, streams: bool = False
+    ) -> None:
+        """`max_itl_ms` limits the latency between two tokens of an answer; None: no limit. 0 < prefill_share <= 1.
+        streams: prompts bring experts from RAM to a GPU."""
         self._cost = cost
         self._max_itl_ms = max_itl_ms
         self._share = prefill_share
+        self._streams = streams
         self._debt_ms = 0.0
+        self._ahead_ms = 0.0  # of the debt, what is for a chunk to come
 
     def prefill_budget_ms(self, rows: int, alone_ms: float, protected_share: float) -> float:
         """Milliseconds that prompts may add now to a step of `rows` decode rows, which takes `alone_ms` without them.
@@ -69,18 +78,33 @@ class Pace:
         if self._share == 1.0:
             return UNLIMITED_MS
         short = max(alone_ms, STALL_PER_FIXED_COST * self._cost.fixed_ms(rows))
-        if protected_share == 1.0:
+        if protected_share == 1.0 and not self._streams:
             return short
         long = max(alone_ms, LEAST_CHUNK_MS_ALONE, CHUNK_PER_FIXED_COST_ALONE * self._cost.fixed_ms(0))
+        if self._streams:
+            return long
         return protected_share * short + (1.0 - protected_share) * long
 
     def planned(
-        self, rows: int, alone_ms: float, stall_ms: float, protected_share: float, prompts: int
+        self,
+        rows: int,
+        alone_ms: float,
+        stall_ms: float,
+        protected_share: float,
+        prompts: int,
+        next_ms: float | None = None,
     ) -> None:
-        """Accounts for a planned step that stalls its decode rows for `stall_ms`, while `prompts` could be served."""
+        """Accounts for a planned step that stalls its decode rows for `stall_ms`, while `prompts` could be served.
+        next_ms: of a step with a chunk, how long the next chunk of a prompt under way will stall them; 0: there is
+        none. None: the step has no chunk."""
         if not rows or self._share == 1.0:
-            self._debt_ms = 0.0
+            self._debt_ms = self._ahead_ms = 0.0
             return
+        if self._streams and next_ms is not None:
+            stall_ms += next_ms - self._ahead_ms
+            self._ahead_ms = next_ms
+        elif not prompts:
+            self._ahead_ms = 0.0
         weight = self._share / (1.0 - self._share)  # of a prompt, where a decode row has 1
         earned = alone_ms * weight * max(1.0, prompts / rows)
         self._debt_ms = max(self._debt_ms + stall_ms * protected_share - earned, 0.0)

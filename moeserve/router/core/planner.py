@@ -41,7 +41,7 @@ class Planner:
         self._shares = shares
         self._cost = cost
         self._turns = turns
-        self._pace = Pace(cost, limits.max_itl_ms, limits.prefill_share)
+        self._pace = Pace(cost, limits.max_itl_ms, limits.prefill_share, streams=limits.streams_prompts)
         self._order = PromptOrder(waiting, shares)
         if memory.tiers is not None:
             memory.tiers.recompute_ms = self._recompute_ms
@@ -138,7 +138,18 @@ class Planner:
             if request.state is not State.PREFILL:  # its first token must not wait for other long prompts
                 spent = scheduled.expected_ms - alone_ms
                 budget_ms = min(budget_ms, self._pace.stall_ms(rows, alone_ms, 1.0) - spent)
-        self._pace.planned(rows, alone_ms, scheduled.expected_ms - alone_ms, protected_share, prompts)
+        next_ms = self._next_chunk_ms(rows) if scheduled.prompt_tokens else None
+        self._pace.planned(
+            rows, alone_ms, scheduled.expected_ms - alone_ms, protected_share, prompts, next_ms
+        )
+
+    def _next_chunk_ms(self, rows: int) -> float:
+        """How long the next chunk of the prompts under way will stall `rows` decode rows; 0: all are read."""
+        left, start = 0, 0
+        for request in self._batch.prefilling:
+            left, start = left + request.prompt_left, max(start, len(request.slots))
+        count = min(left, self._limits.max_num_batched_tokens - rows)
+        return self._cost.chunk_ms(rows, start, count, span=0)
 
     def _has_room(self, scheduled: ScheduledStep, budget_ms: float) -> bool:
         """Whether one more prompt token fits. The first chunk of a step fits whatever it costs; see LEAST_CHUNK."""
