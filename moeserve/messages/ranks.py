@@ -38,10 +38,12 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankStep(msgspec.Struct, frozen=True, tag=True):
-    """A step for all ranks, with what the one before has sampled."""
+    """A step for all ranks, with what those before have sampled."""
 
     plan: StepPlan
-    sampled: bytes  # int32: of each row of the last plan with `sample`, in order
+    # int32, of each row of a plan with `sample`, in order: of the plans whose tokens are known and not told yet, in
+    # order. Where the leader runs ahead, those of the last plan come later: the GPUs have them from the leader's.
+    sampled: list[bytes]
 
 
 class RankForget(msgspec.Struct, frozen=True, tag=True):

@@ -196,7 +196,9 @@ def load_gpu_engine(
     name = _device(placement, device, in_ram, 1 if ranks is None else ranks.num_ranks)
     cache = moving.cache(weights, placement, model)
     agree = bool if ranks is None else ranks.all_say
-    engine = GpuEngine(model, tables, config.max_num_seqs, name, experts, cpu_stage, cache, agree)
+    engine = GpuEngine(
+        model, tables, config.max_num_seqs, name, experts, cpu_stage, cache, agree, connections.from_first
+    )
     is_gpu = device.type == "cuda"
     kept = None
     if is_gpu and ranks is None:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Step:
+class LaunchedStep:
     """Its result is still to come."""
 
     plan: StepPlan
@@ -75,8 +75,7 @@ class Runner:
         self._pages = pages
         self._grammars: dict[int, str] = {}  # of StepPlan.grammars, those that are not dropped yet
         self._step_ended = time.perf_counter()
-        self._last_layout: StepLayout | None = None  # of the last step with rows
-        self._under_way: _Step | None = None
+        self._under_way: LaunchedStep | None = None
         self.runs_ahead = engine.runs_ahead and recorder is None  # whether any plan `may_follow`
 
     def ready(self) -> WorkerReady:
@@ -172,7 +171,7 @@ class Runner:
             cache,
         )
 
-    def _launch(self, plan: StepPlan) -> _Step:
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
         """All but the sampling."""
         started = time.perf_counter()
         self._move_state(plan)
@@ -182,12 +181,12 @@ class Runner:
             self._bind(seq)
         if plan.forks:
             self.engine.fork(*self._sequences.fork(plan.forks))
-        layout = self._last_layout = StepLayout(plan.rows)
+        layout = StepLayout(plan.rows)
         recorder = self._recorder
         record = None if recorder is None else recorder.start(layout, self._sequences, self._ready)
         self.engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=record)
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout)
-        return _Step(plan, layout, record, started, -compiled_before, prompt_logprobs)
+        return LaunchedStep(plan, layout, record, started, -compiled_before, prompt_logprobs)
 
     def _move_state(self, plan: StepPlan) -> None:
         """Executes the plan's page orders and state copies."""
@@ -256,7 +255,7 @@ class Runner:
             found.setdefault(span.row, []).extend(self.engine.score(span))
         return found
 
-    def _sample(self, step: _Step) -> None:
+    def _sample(self, step: LaunchedStep) -> None:
         """Launches it; of several groups of rows all but the last are read."""
         layout = step.layout
         for first in range(0, len(layout.sampled_rows), self.engine.logit_rows):
@@ -279,7 +278,7 @@ class Runner:
         step.compiled += self.engine.kernels_compiled
         step.is_launched = True
 
-    def _read(self, step: _Step) -> None:
+    def _read(self, step: LaunchedStep) -> None:
         """The tokens that are being sampled, if there are any."""
         if step.unread is None:
             return

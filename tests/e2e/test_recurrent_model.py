@@ -23,7 +23,7 @@ cpu_engine = pytest.mark.cpu_engine("a GPU's kernels depend on how many rows a s
 @pytest.fixture(scope="module")
 def recurrent() -> Iterator[Server]:
     """Its KV is too small for all that run: some are preempted."""
-    with running_server(MODEL, "--max-num-seqs", "8", "--max-total-tokens", "480") as running:
+    with running_server(MODEL, "--max-num-seqs", "8", "--max-total-tokens", "320") as running:
         yield running
 
 

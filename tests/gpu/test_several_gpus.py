@@ -1,4 +1,4 @@
-"""A model divided among two GPUs, both ways: as near to the truth as llama.cpp, and the same text as on one."""
+"""A model divided among two and four GPUs, both ways: as near to the truth as llama.cpp, the same text as on one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from tests.gpu.test_parity import NAMES, _folder, tops
 
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
+GPUS = [gpus for gpus in (2, 4) if gpus <= torch.cuda.device_count()]
 CHUNKS = [512, 33, 7, 1]
+EXPERTS = 8  # of a layer of every fixture
 _led: list[str] = []  # the fixture that this process has led a group for
 
 
@@ -36,19 +38,31 @@ def fixture(request: pytest.FixtureRequest) -> Fixture:
     return Fixture.load(golden)
 
 
-# How it is divided, and how many of a GPU's experts of a layer are there; the others are in RAM.
-WAYS = [("tensor", None), ("layers", None), ("tensor", 2), ("layers", 4)]
+# Among how many, how, and whether half of a GPU's experts of a layer are in RAM.
+WAYS = [(gpus, way, in_ram) for gpus in GPUS for way in ("tensor", "layers") for in_ram in (False, True)]
 
 
-@pytest.fixture(scope="module", params=WAYS, ids=lambda way: f"{way[0]}-{way[1] or 'all'}")
+def named(way: tuple[int, str, bool]) -> str:
+    return f"{way[0]}-{way[1]}-{'half' if way[2] else 'all'}"
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=named)
 def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Iterator[Driver]:
-    parallel, num_gpu_experts = request.param
+    gpus, parallel, in_ram = request.param
     if _led:  # PyTorch's symmetric memory meets once in a process
-        pytest.skip(f"a process leads one group: run it alone, pytest -k '{fixture.name}-{parallel}'")
+        pytest.skip(
+            f"a process leads one group: run it alone, pytest -k '{named(request.param)} and {fixture.name}'"
+        )
     _led.append(fixture.name)
     (model,) = _folder().rglob(f"{fixture.name}.gguf")
+    of_a_gpu = EXPERTS // gpus if parallel == "tensor" else EXPERTS
     config = small_config(
-        model, device="cuda", gpus="2", parallel=parallel, num_gpu_experts=num_gpu_experts, threads=8
+        model,
+        device="cuda",
+        gpus=str(gpus),
+        parallel=parallel,
+        num_gpu_experts=of_a_gpu // 2 if in_ram else None,
+        threads=8,
     )
     try:
         runner = load_runner(config, lambda *_: None)
@@ -105,7 +119,8 @@ import os, signal, sys
 from tests.gpu.driver import small_config
 from moeserve.worker.loading import load_runner
 from tests.gpu.driver import Driver
-runner = load_runner(small_config(sys.argv[1], device="cuda", gpus="2", parallel=sys.argv[2]), lambda *_: None)
+config = small_config(sys.argv[1], device="cuda", gpus=sys.argv[2], parallel=sys.argv[3])
+runner = load_runner(config, lambda *_: None)
 driver = Driver(runner)
 driver.generate(0, [1, 2, 3, 4], 4)
 follower = runner.group._followers[0].pid
@@ -116,11 +131,11 @@ while True:
 """
 
 
-@pytest.mark.parametrize("parallel", ["tensor", "layers"])
-def test_a_killed_rank_ends_the_group(parallel: str) -> None:
+@pytest.mark.parametrize(("gpus", "parallel"), [(2, "layers"), *((gpus, "tensor") for gpus in GPUS)])
+def test_a_killed_rank_ends_the_group(gpus: int, parallel: str) -> None:
     """As it ended, within two seconds, and no process stays."""
     model = _folder() / "tiny-qwen3moe-q4_k_m.gguf"
-    command = [sys.executable, "-c", KILLED, str(model), parallel]
+    command = [sys.executable, "-c", KILLED, str(model), str(gpus), parallel]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert worker.stdout is not None
     follower = next(int(line) for line in worker.stdout if line.strip().isdigit())  # NCCL may say its version

@@ -1,4 +1,4 @@
-"""The sum over two GPUs within the norm behind it, recorded and replayed, each GPU late in turn."""
+"""The sum over GPUs within the norm behind it, recorded and replayed, each GPU late in turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 
 
-def test_two_gpus_sum_within_norms(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_gpus_sum_within_norms(gpus: int, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"needs {gpus} GPUs")
     command = [sys.executable, "-m", "tests.gpu.sum_norm_rank"]
-    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path / "rendezvous")]) for rank in range(2)]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(gpus), str(tmp_path / "rendezvous")])
+        for rank in range(gpus)
+    ]
+    assert [rank.wait(120) for rank in ranks] == [0] * gpus

@@ -15,6 +15,7 @@ from gguf.constants import GGMLQuantizationType
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
+from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.models.open import open_dummy_model
 from moeserve.worker.engines import micro_batches
 from moeserve.worker.engines.gpu import GpuEngine
@@ -125,6 +126,31 @@ def decoded_together(runner: Runner) -> list[list[int]]:
     driver.step(new, [driver.row(slot, 2, sample=True) for slot in range(3)])
     steps = [driver.step([], [driver.row(slot, 1, sample=True) for slot in range(3)]) for _ in range(1)]
     return [[entry.token_id for entry in step.sampled] for step in steps]
+
+
+@pytest.mark.parametrize("two_ranks", [WAYS[0]], indirect=True, ids=str)
+def test_steps_launched_ahead(two_ranks: Runner, one_rank: Runner) -> None:
+    """Each GPU takes the tokens of the step before from the first one, while the host has not seen them."""
+    drivers = [Driver(runner) for runner in (two_ranks, one_rank)]
+    found: list[StepResult] = []
+    expected: list[StepResult] = []
+    for slot in range(2):  # the second request comes when all has been told
+        start = PROMPT[4 * slot : 4 * slot + 4]
+        for driver, steps in zip(drivers, (found, expected), strict=True):
+            plans = [StepPlan(1, [driver.new(slot, start, GREEDY)], [driver.row(slot, 4, sample=True)])]
+            plans += [StepPlan(2 + i, [], [driver.row(slot, 1, sample=True)]) for i in range(3)]
+            steps += run_ahead(driver.runner, plans)
+    assert [step.sampled[0].token_id for step in found] == [step.sampled[0].token_id for step in expected]
+    assert len({step.sampled[0].token_id for step in expected}) > 2
+
+
+def run_ahead(runner: Runner, plans: list[StepPlan]) -> list[StepResult]:
+    runner.start(plans[0])
+    results = []
+    for plan in plans[1:]:
+        assert runner.may_follow(plan)
+        results.append(runner.advance(plan))
+    return [*results, runner.finish()]
 
 
 @both_ways

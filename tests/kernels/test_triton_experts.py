@@ -29,7 +29,8 @@ def random_ids(n: int, experts: int, top_k: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("n", "experts", "top_k", "block"), [(1, 128, 8, 4), (40, 7, 3, 4), (150, 8, 8, 16), (9, 5, 1, 64)]
+    ("n", "experts", "top_k", "block"),
+    [(1, 128, 8, 4), (40, 7, 3, 4), (150, 8, 8, 16), (9, 5, 1, 64), (2052, 16, 8, 128)],
 )
 def test_alignment(n: int, experts: int, top_k: int, block: int) -> None:
     """Every live route in one block, its expert's, in order; nothing else anywhere."""

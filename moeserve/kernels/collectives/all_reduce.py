@@ -22,6 +22,20 @@ class AllReduce(Protocol):
         ...
 
 
+class FromFirst:
+    """What the first rank has, to all ranks, as a sum in which the others have zeros."""
+
+    def __init__(self, all_reduce: AllReduce, rank: int) -> None:
+        self._all_reduce = all_reduce
+        self._rank = rank
+
+    def __call__(self, x: Tensor) -> None:
+        """As `AllReduce`. x: int32, numbers that are exact in float32."""
+        if self._rank:
+            x.zero_()
+        self._all_reduce(x)
+
+
 class ProcessGroupSum:
     """`AllReduce` by torch.distributed: NCCL, or gloo on a CPU."""
 

@@ -2,8 +2,7 @@
 
 The host does little in a step: it fills one pinned buffer, starts one graph (embedding to logits), then queues the
 sampling behind it while the GPU works, and waits once, for the tokens. Before it waits it may launch the next step's
-layers, which take the tokens on the GPU. Where the first layers are the CPU's (`cpu_stage.py`), it waits for them
-before.
+layers, which take the tokens on the GPU. First it waits for layers that are the CPU's (`cpu_stage.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from moeserve.cpus import usable_cores
+from moeserve.kernels.collectives.all_reduce import FromFirst
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq
@@ -61,10 +61,12 @@ class GpuEngine:
         cpu_stage: CpuStage | None = None,
         expert_cache: ExpertCache | None = None,
         agree: Callable[[bool], bool] = bool,
+        from_first: FromFirst | None = None,
     ) -> None:
         """tables: the model's, of max_num_seqs + 1 request slots. ram_experts: the model's, where there are any.
         cpu_stage: the layers before the model's, if it has no embedding. agree: whether a condition holds on all of
-        several GPUs, which record the same steps and run them in the same parts."""
+        several GPUs, which record the same steps and run them in the same parts. from_first: where each of them has a
+        part of every layer: only the first one samples."""
         self._model = model
         self._tiles_of = partial(tiles_of, model.shape.forms)
         self._on_device = partial(tiles_on, model.device)
@@ -77,10 +79,15 @@ class GpuEngine:
         self.logit_rows = model.head_sizes[-1]
         yields = ram_experts is not None and ram_experts.stream.threads >= usable_cores()
         self._done = StepCompletion(model.device, self.logit_rows, yields=yields)
-        # The host computes the first layers of a step, or the other GPUs have its tokens from the host.
-        self.runs_ahead = cpu_stage is None and model.stage is None
+        # The host computes the first layers of a step, or GPUs of other layers have its rows; with experts in RAM on
+        # several GPUs nobody has tried.
+        is_alone = ram_experts is None or from_first is None
+        self.runs_ahead = agree(is_alone and cpu_stage is None and model.stage is None)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
         self._choice = TokenChoice(self._sampler, self._done)
+        self._from_first = from_first
+        if from_first is not None:
+            from_first(self._sampler.tokens)  # the way that is fastest is found
         records_prompts = agree(
             ram_experts is None
             and cpu_stage is None
@@ -187,7 +194,7 @@ class GpuEngine:
         if recorded is not None:
             self._model.begin()  # the pool's threads wake while the host prepares the step
             inputs.fill(layout, sequences)
-            inputs.copy(self._sampler.tokens)
+            inputs.copy(self._sampler.tokens, self._from_first)
             self._before_step()
             recorded()
             if self.expert_cache is not None:
@@ -200,7 +207,7 @@ class GpuEngine:
             return
         if observer is None and self._replay_prompts(kind, layout, num_decode, each_alone=each_alone):
             return
-        inputs.copy(self._sampler.tokens)
+        inputs.copy(self._sampler.tokens, self._from_first)
         tiles = None if each_alone else self._on_device(self._tiles(layout, num_decode))
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
         batch = inputs.batch(num_decode, tiles, streamed, rows_independent=independent, scope=kind.scope)
@@ -231,7 +238,7 @@ class GpuEngine:
         if len(tiles) > inputs.max_tiles:
             return False
         inputs.fill_prompts(num_decode, tiles)
-        inputs.copy(self._sampler.tokens)
+        inputs.copy(self._sampler.tokens, self._from_first)
         self._model.begin()
         replay()
         return True

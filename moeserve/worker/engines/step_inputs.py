@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moeserve.kernels.collectives.all_reduce import FromFirst
 from moeserve.kernels.delta_net.op import StepSequences, chunks_of
 from moeserve.kernels.embed.op import take_sampled
 from moeserve.models.adapters.scope import AdapterScope
@@ -182,14 +183,16 @@ class StepInputs:
     def max_tiles(self) -> int:
         return len(self._tiles)
 
-    def copy(self, sampled: Tensor | None = None) -> None:
+    def copy(self, sampled: Tensor | None = None, from_first: FromFirst | None = None) -> None:
         """Launches the copy to the device. sampled: int32, of the step before, where tokens of it are awaited
-        (`Sequences.expect`)."""
+        (`Sequences.expect`); from_first: brings them from the first of several GPUs."""
         self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
         if self._awaits_tokens:
             assert sampled is not None
+            if from_first is not None:
+                from_first(sampled)
             take_sampled(self.token_ids, sampled)
 
     def batch(

@@ -12,6 +12,7 @@ import faulthandler
 import select
 import socket
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class Follower:
         self._first_layer = first_layer
         self._sequences = Sequences(max_num_seqs, max_model_len)
         self._last_layout: StepLayout | None = None
+        self._unsampled: deque[StepLayout] = deque()  # steps whose tokens the leader has not told
 
     def run(self, line: socket.socket) -> None:
         """Until the leader closes the line."""
@@ -75,7 +77,8 @@ class Follower:
             except (EOFError, ConnectionError):
                 return
             if isinstance(said, RankStep):
-                self._append(np.frombuffer(said.sampled, np.int32))
+                for tokens in said.sampled:
+                    self._append(np.frombuffer(tokens, np.int32))
                 self._step(said.plan)
             elif isinstance(said, RankExpertsWanted):
                 send(line, rank_experts(self._engine, self._first_layer))
@@ -85,17 +88,27 @@ class Follower:
                     self._engine.forget(self._last_layout)
 
     def _append(self, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> None:
-        last = self._last_layout
-        if last is not None:
-            self._sequences.append(last.sampled_slots, last.sampled_positions, tokens)
+        layout = self._unsampled.popleft()
+        self._sequences.append(layout.sampled_slots, layout.sampled_positions, tokens)
 
     def _step(self, plan: StepPlan) -> None:
+        if plan.state_copies or plan.new_seqs:
+            self._wait()
         if plan.state_copies:
             self._engine.copy_states(np.frombuffer(plan.state_copies, np.int32).reshape(-1, 2))
         for seq in plan.new_seqs:
             self._engine.bind(seq, self._sequences.bind(seq))
         layout = self._last_layout = StepLayout(plan.rows)
         self._engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=None)
+        self._unsampled.append(layout)
+        # Where the leader may run ahead, the next step reads on the GPU what this one samples.
+        if self._engine.runs_ahead:
+            self._sequences.expect(layout.sampled_slots, layout.sampled_positions)
+        else:
+            self._wait()
+
+    def _wait(self) -> None:
+        """For what has been launched."""
         self._engine.mark_end()
         self._engine.finish()
 

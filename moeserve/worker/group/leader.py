@@ -43,8 +43,7 @@ from moeserve.worker.engines.engine import Engine
 from moeserve.worker.group.expert_use import rank_experts, together
 from moeserve.worker.group.line import receive_from_follower, send
 from moeserve.worker.group.ranks import RankGroup, set_environment
-from moeserve.worker.runner import Runner
-from moeserve.worker.sequences import Int32s
+from moeserve.worker.runner import LaunchedStep, Runner
 from moeserve.worker.step_recorder import StepRecorder
 
 FOLLOWER = (sys.executable, "-P", "-m", "moeserve.worker.group.follower")
@@ -99,9 +98,9 @@ class LeaderGroup(RankGroup):
         self._tell(RankValues(values))
         return values
 
-    def step(self, plan: StepPlan, sampled: Int32s) -> None:
-        """Has the followers run `plan`; sampled: of the last one."""
-        self._tell(RankStep(plan, sampled.tobytes()))
+    def step(self, plan: StepPlan, sampled: list[bytes]) -> None:
+        """Has the followers run `plan`; sampled: see `RankStep`."""
+        self._tell(RankStep(plan, sampled))
 
     def forget(self) -> None:
         """Nothing stays of the last step."""
@@ -170,12 +169,7 @@ class LeaderRunner(Runner):
     ) -> None:
         super().__init__(engine, ready, constraints, recorder)
         self.group = group
-        self.runs_ahead = False  # the others have a step's tokens from here
-
-    def step(self, plan: StepPlan) -> StepResult:
-        if plan.rows:
-            self.group.step(plan, self._last_sampled())
-        return super().step(plan)
+        self._sampled: list[bytes] = []  # what followers have not been told
 
     def rehearse(self, plan: StepPlan) -> StepResult:
         result = super().rehearse(plan)
@@ -187,11 +181,17 @@ class LeaderRunner(Runner):
         ranks = [rank_experts(self.engine, 0), *self.group.experts()]
         return together(ranks, self._ready.num_experts, self._ready.experts_per_token)
 
-    def _last_sampled(self) -> Int32s:
-        """As they stand in the tables of tokens, which followers keep too. Behind a full context there is no place."""
-        last = self._last_layout
-        if last is None:
-            return np.zeros(0, np.int32)
-        inside = np.minimum(last.sampled_positions, self._sequences.tokens.shape[1] - 1)
-        sampled: Int32s = self._sequences.tokens[last.sampled_slots, inside]
-        return sampled
+    def finish(self) -> StepResult:
+        step = self._under_way
+        assert step is not None
+        result = super().finish()
+        # As they stand in the tables of tokens, which followers keep too. Behind a full context there is no place.
+        layout, tokens = step.layout, self._sequences.tokens
+        inside = np.minimum(layout.sampled_positions, tokens.shape[1] - 1)
+        self._sampled.append(tokens[layout.sampled_slots, inside].tobytes())
+        return result
+
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
+        sampled, self._sampled = self._sampled, []
+        self.group.step(plan, sampled)
+        return super()._launch(plan)

@@ -10,6 +10,7 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.kernels.collectives.all_reduce import FromFirst
 from moeserve.models.blocks.gpu.stage import Stage
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.interface import ModelShape
@@ -27,6 +28,7 @@ class Connections:
     """Of one rank with the others: sums, or the neighbours of its layers."""
 
     sums: GpuSums | None = None
+    from_first: FromFirst | None = None
     stage: Stage | None = None
 
 
@@ -81,7 +83,8 @@ def connect(share: RankShare, ranks: RankGroup, max_tokens: int, *, is_observed:
     mixer = all_reduce if share.divides_attention else None
     ffns = [None if layer in share.whole_ffns else all_reduce for layer in layers]
     shows_sums = ranks.of_leader(int(is_observed))  # the others do as it does
-    return Connections(sums=GpuSums(mixer, ffns, None if shows_sums else within_norm))
+    sums = GpuSums(mixer, ffns, None if shows_sums else within_norm)
+    return Connections(sums=sums, from_first=FromFirst(all_reduce, ranks.rank))
 
 
 def gpu_experts(placement: Placement, share: RankShare | None) -> list[list[int]]:
