@@ -16,7 +16,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from benchmarks.header import qwen3moe, write_header
 from moeserve.expert_cache.policy import DECAY
 from moeserve.kernels import _C
-from moeserve.messages.sampling import TokenLogprob
+from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.models.open import open_dummy_model
 from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.engines.gpu import GpuEngine
@@ -25,7 +25,7 @@ from moeserve.worker.expert_cache import ExpertCache
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.start import Start
-from tests.gpu.driver import Driver, small_config
+from tests.gpu.driver import TOP, Driver, small_config
 from tests.support.random_promotions import RandomPolicy
 
 pytestmark = pytest.mark.slow  # minutes under the interpreter
@@ -119,6 +119,25 @@ def test_promotions_in_every_step_change_nothing(
     assert counts.misses > 0
     assert len(seen) > 1 or steps == len(tokens)
     assert worst < max(0.1, 2 * static)
+
+
+def test_steps_launched_ahead_find_whole_experts(model: Path, runner: Runner) -> None:
+    """A step is launched while the one before is computed, and experts move between the two."""
+    cache, driver = cache_of(runner), Driver(runner)
+    cpu = Driver(load_cpu_runner(config_of(model), lambda *_: None))
+    cache.policy = RandomPolicy(cache._maps.on_gpu, np.ones((LAYERS, EXPERTS), np.bool_))
+    before, worst, steps, length = cache.totals, 0.0, 0, 40 if DEVICE == "cuda" else 6
+    while steps < STEPS:
+        drawn = SamplingParams(max_tokens=1 << 20, temperature=1.0, seed=steps, logprobs=TOP)
+        found = driver.generate_ahead(0, PROMPT[:2], length, drawn)
+        expected = cpu.score(0, PROMPT[:2] + [entry.token_id for entry in found], 42)[1:-1]
+        assert [entry.token_id for entry in expected] == [entry.token_id for entry in found]
+        worst = max(worst, distance(found, expected))
+        steps += length
+    moved = cache.totals.promotions - before.promotions
+    print(f"AHEAD {steps} steps, {moved} promotions: {worst:.4f} from the CPU")
+    assert moved >= LAYERS * steps // 4
+    assert worst < 0.1
 
 
 def test_streamed_prompts_beside_a_cache(
