@@ -21,17 +21,16 @@ _SIX_BIT_MIN = tl.constexpr(int(StoredScales.SIX_BIT_MIN))
 _SIX_BIT_Q3_K = tl.constexpr(int(StoredScales.SIX_BIT_Q3_K))
 _SIX_BIT_IQ4_XS = tl.constexpr(int(StoredScales.SIX_BIT_IQ4_XS))
 _ROWS = tl.constexpr(PANEL_ROWS)
-UNPACKERS = 16
 
 
 @triton.jit
 def move_codes(
-    panels, codes, panel, part,
+    panels, codes, part,
     K_BLOCKS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, PANEL: tl.constexpr, HEADER: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr,
     NIBBLES_OR_BYTES: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """A part of panel `panel`'s 32 rows. panels, codes: int32 words of four codes.
+    """A part of a panel's 32 rows. panels, codes: int32 words of four codes.
 
     K_BLOCKS, GROUPS (of 32 columns) of a row, BLOCK_GROUPS of a block; BLOCK, PANEL, HEADER in words; then the layout's
     vectors of each kind. X: a power of two from 4 K_BLOCKS on, a row's words of a part.
@@ -39,7 +38,7 @@ def move_codes(
     row, x = tl.arange(0, _ROWS)[None, :], tl.arange(0, X)[:, None]
     first_group, i = x // 4 * 4, x % 4
     VECTORS: tl.constexpr = BITS + PAIRS + NIBBLES_OR_BYTES
-    base = panels + panel * PANEL + HEADER + row // 16 * (VECTORS * 16) + row % 16
+    base = panels + tl.program_id(0).to(tl.int64) * PANEL + HEADER + row // 16 * (VECTORS * 16) + row % 16
     LOW: tl.constexpr = NIBBLES_OR_BYTES if NIBBLES_OR_BYTES > 0 else PAIRS
     out = tl.zeros([X, _ROWS], tl.int32)
     if (NIBBLES_OR_BYTES > 0) & (part < LOW):
@@ -65,23 +64,23 @@ def move_codes(
             )
             word = tl.load(base + at, (group < GROUPS) & (x < 4 * K_BLOCKS), 0)
             out |= ((word >> (2 * i)) & 0x03030303) << (2 * k)
-    to = (panel * _ROWS + row) * PARTS + part
+    to = (tl.program_id(0).to(tl.int64) * _ROWS + row) * PARTS + part
     tl.store(codes + to * (4 * K_BLOCKS) + x, out, x < 4 * K_BLOCKS)
 
 
 @triton.jit
 def move_scales(
-    panels, scales, supers, panel,
+    panels, scales, supers,
     STORED: tl.constexpr, BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, HALVES: tl.constexpr, OCTETS: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Of panel `panel`'s 32 rows. panels, scales: bytes; supers: int32, where the type has any.
+    """Of a panel's 32 rows. panels, scales: bytes; supers: int32, where the type has any.
 
     STORED: quantization.StoredScales; BYTES: a row's of scales; BLOCKS of a row, with BLOCK_GROUPS scales each, BLOCK
     in bytes; the header's halves and octets. Y, S: powers of two from BYTES and BLOCKS on.
     """
     row, y = tl.arange(0, _ROWS)[None, :], tl.arange(0, Y)[:, None]
-    base = panels + panel * (BLOCKS * BLOCK)
+    base = panels + tl.program_id(0).to(tl.int64) * (BLOCKS * BLOCK)
     octets = base + 2 * HALVES * _ROWS + row
     if OCTETS == 0:  # float16: a scale, and a min where there is one
         block, byte = y // (2 * HALVES), y % (2 * HALVES)
@@ -112,7 +111,7 @@ def move_scales(
             out = ((low & 15) | (high & 3) << 4) - 32
         else:
             out = tl.load(at + j * _ROWS, live, 0)
-    to = panel * _ROWS + row
+    to = tl.program_id(0).to(tl.int64) * _ROWS + row
     tl.store(scales + to * BYTES + y, out.to(tl.uint8), y < BYTES)
     if supers is not None:
         s = tl.arange(0, S)[:, None]
@@ -136,15 +135,14 @@ def unpack_kernel(
     if tl.program_id(1) < PARTS:
         HEADER: tl.constexpr = _ROWS * (2 * HALVES + OCTETS) // 4
         move_codes(
-            panels, codes, tl.program_id(0).to(tl.int64), tl.program_id(1), K_BLOCKS, PARTS, GROUPS, BLOCK_GROUPS,
-            BLOCK_BYTES // 4, BLOCKS * BLOCK_BYTES // 4, HEADER, BITS, PAIRS, NIBBLES_OR_BYTES, X,
+            panels, codes, tl.program_id(1), K_BLOCKS, PARTS, GROUPS, BLOCK_GROUPS, BLOCK_BYTES // 4,
+            BLOCKS * BLOCK_BYTES // 4, HEADER, BITS, PAIRS, NIBBLES_OR_BYTES, X,
         )  # fmt: skip
     else:
         move_scales(
             panel_bytes,
             scales,
             supers,
-            tl.program_id(0).to(tl.int64),
             STORED,
             SCALE_BYTES,
             BLOCKS,
@@ -159,39 +157,37 @@ def unpack_kernel(
 
 @kernel
 def unpack_scattered_kernel(
-    addresses, HAS_SUPERS: tl.constexpr, PANELS: tl.constexpr,
+    addresses, HAS_SUPERS: tl.constexpr,
     K_BLOCKS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BITS: tl.constexpr, PAIRS: tl.constexpr, NIBBLES_OR_BYTES: tl.constexpr, STORED: tl.constexpr,
     SCALE_BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SCALES: tl.constexpr, BLOCK_BYTES: tl.constexpr,
     HALVES: tl.constexpr, OCTETS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs of a matrix, matrices). addresses int64 [matrices, 4]: of each the panels (0: there is none), and
-    where its codes, scales and supers go. PANELS: of a matrix; each is PARTS of codes and the scales."""
-    at = addresses + 4 * tl.program_id(1)
+    """Grid (panels of a matrix, PARTS of the codes and one program for the scales, matrices). addresses int64
+    [matrices, 4]: of each the panels (0: there is none), and where its codes, scales and supers go."""
+    at = addresses + 4 * tl.program_id(2)
     panels = tl.load(at)
     if panels != 0:
-        for piece in range(tl.program_id(0), PANELS * (PARTS + 1), tl.num_programs(0)):
-            panel, part = piece // (PARTS + 1), piece % (PARTS + 1)
-            if part < PARTS:
-                HEADER: tl.constexpr = _ROWS * (2 * HALVES + OCTETS) // 4
-                move_codes(
-                    panels.to(tl.pointer_type(tl.int32)), tl.load(at + 1).to(tl.pointer_type(tl.int32)),
-                    panel, part, K_BLOCKS, PARTS, GROUPS, BLOCK_GROUPS, BLOCK_BYTES // 4,
-                    BLOCKS * BLOCK_BYTES // 4, HEADER, BITS, PAIRS, NIBBLES_OR_BYTES, X,
+        if tl.program_id(1) < PARTS:
+            HEADER: tl.constexpr = _ROWS * (2 * HALVES + OCTETS) // 4
+            move_codes(
+                panels.to(tl.pointer_type(tl.int32)), tl.load(at + 1).to(tl.pointer_type(tl.int32)),
+                tl.program_id(1), K_BLOCKS, PARTS, GROUPS, BLOCK_GROUPS, BLOCK_BYTES // 4,
+                BLOCKS * BLOCK_BYTES // 4, HEADER, BITS, PAIRS, NIBBLES_OR_BYTES, X,
+            )  # fmt: skip
+        else:
+            panel_bytes = panels.to(tl.pointer_type(tl.uint8))
+            scales = tl.load(at + 2).to(tl.pointer_type(tl.uint8))
+            if HAS_SUPERS:
+                move_scales(
+                    panel_bytes, scales, tl.load(at + 3).to(tl.pointer_type(tl.int32)), STORED, SCALE_BYTES,
+                    BLOCKS, BLOCK_SCALES, BLOCK_BYTES, HALVES, OCTETS, Y, S,
                 )  # fmt: skip
             else:
-                panel_bytes = panels.to(tl.pointer_type(tl.uint8))
-                scales = tl.load(at + 2).to(tl.pointer_type(tl.uint8))
-                if HAS_SUPERS:
-                    move_scales(
-                        panel_bytes, scales, tl.load(at + 3).to(tl.pointer_type(tl.int32)), panel, STORED,
-                        SCALE_BYTES, BLOCKS, BLOCK_SCALES, BLOCK_BYTES, HALVES, OCTETS, Y, S,
-                    )  # fmt: skip
-                else:
-                    move_scales(
-                        panel_bytes, scales, None, panel, STORED, SCALE_BYTES, BLOCKS, BLOCK_SCALES,
-                        BLOCK_BYTES, HALVES, OCTETS, Y, S,
-                    )  # fmt: skip
+                move_scales(
+                    panel_bytes, scales, None, STORED, SCALE_BYTES, BLOCKS, BLOCK_SCALES, BLOCK_BYTES, HALVES,
+                    OCTETS, Y, S,
+                )  # fmt: skip
 
 
 def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
@@ -219,8 +215,7 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
 
 
 def unpack_scattered(addresses: Tensor, kind: QuantType, rows: int, cols: int) -> None:
-    """Launches it for matrices [rows, cols] of a quantised type, wherever they lie on the addresses' device, by
-    UNPACKERS programs a matrix: what else runs there finds room.
+    """Launches it for matrices [rows, cols] of a quantised type, wherever they lie on the addresses' device.
 
     addresses: int64 [matrices, 4] of each matrix's panels (0: there is no such matrix), and of its codes, scales and
     supers in planes (0 where the type has none), all aligned to 16.
@@ -228,9 +223,10 @@ def unpack_scattered(addresses: Tensor, kind: QuantType, rows: int, cols: int) -
     f = kind.layout
     if f is None:
         raise ValueError(f"{kind.name} is not quantised")
-    sizes, panels = _sizes(kind, cols), rows // PANEL_ROWS
-    programs = min(UNPACKERS, panels * (sizes[1] + 1))
-    unpack_scattered_kernel((programs, len(addresses)), addresses, f.has_super, panels, *sizes, num_warps=4)
+    sizes = _sizes(kind, cols)
+    unpack_scattered_kernel(
+        (rows // PANEL_ROWS, sizes[1] + 1, len(addresses)), addresses, f.has_super, *sizes, num_warps=4
+    )
 
 
 def _sizes(kind: QuantType, cols: int) -> tuple[int, ...]:

@@ -195,10 +195,8 @@ class GpuEngine:
             self._model.begin()  # the pool's threads wake while the host prepares the step
             inputs.fill(layout, sequences)
             inputs.copy(self._sampler.tokens, self._from_first)
-            self._before_step()
-            recorded()
-            if self.expert_cache is not None:
-                self.expert_cache.after_launch()
+            with self._promoting():
+                recorded()
             return
         inputs.fill(layout, sequences)
         num_decode = layout.n if each_alone else leading_ones(layout.count)
@@ -211,20 +209,24 @@ class GpuEngine:
         tiles = None if each_alone else self._on_device(self._tiles(layout, num_decode))
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
         batch = inputs.batch(num_decode, tiles, streamed, rows_independent=independent, scope=kind.scope)
-        self._before_step(streams=self._model.streams(batch))
-        self._model.begin(batch)
-        self._model.forward(batch, observer)
-        if self.expert_cache is not None:
-            self.expert_cache.after_launch()
+        with self._promoting(streams=self._model.streams(batch), has_answers=num_decode > 0):
+            self._model.begin(batch)
+            self._model.forward(batch, observer)
 
     def _scope_of(self, layout: StepLayout, sequences: Sequences) -> AdapterScope:
         adapters = self._model.adapters
         asked = sequences.adapters[layout.req_slot].tolist()
         return AdapterScope.NONE if adapters is None else adapters.scope_for(asked)
 
-    def _before_step(self, *, streams: bool = False) -> None:
-        if self.expert_cache is not None:
-            self.expert_cache.before_step(streams=streams, until_ended=self._done.wait)
+    @contextmanager
+    def _promoting(self, *, streams: bool = False, has_answers: bool = False) -> Iterator[None]:
+        """Around a step's launch."""
+        cache = self.expert_cache
+        if cache is not None:
+            cache.before_step(streams=streams, has_answers=has_answers, until_ended=self._done.wait)
+        yield
+        if cache is not None:
+            cache.after_launch()
 
     def _replay_prompts(
         self, kind: StepKind, layout: StepLayout, num_decode: int, *, each_alone: bool
