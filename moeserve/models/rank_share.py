@@ -25,6 +25,7 @@ from itertools import accumulate
 from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape, MoeShape
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
+from moeserve.models.tensors import model_tensors
 
 ACTIVATION_GROUP = 32  # columns that share a scale of int8 activations
 K_BLOCK = 128  # columns that kernels take at a time: a cut elsewhere is padded
@@ -104,19 +105,26 @@ def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, nu
     cuts = cut_layers(sizes, [layer.attention is not None for layer in shape.layers], num_ranks)
     first, end = cuts[rank], cuts[rank + 1]
     layers = shape.layers[first:end]
+    own = replace(shape, layers=layers)
     return RankShare(
         rank,
         num_ranks,
-        replace(shape, layers=layers),
+        own,
         tuple(tuple(range(layer.num_experts)) for layer in layers),
         slices={},
-        absent=frozenset(),
+        absent=_of_no_layer(shape) - _of_no_layer(own),
         zeroed=frozenset(),
         divides_attention=False,
         whole_ffns=frozenset(range(len(layers))),
         first_layer=first,
         is_stage=True,
     )
+
+
+def _of_no_layer(shape: ModelShape) -> frozenset[str]:
+    """A model's tensors beside its layers'. Which there are depends on the layers: those without a window may have rope
+    factors, others have none."""
+    return frozenset(name for name in model_tensors(shape) if n.layer_of(name) is None)
 
 
 def cut_layers(sizes: Sequence[int], attends: Sequence[bool], parts: int) -> list[int]:

@@ -208,7 +208,11 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.huggingface",
     },
     "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
-    "moeserve.models.rank_share": {"moeserve.models.interface", "moeserve.models.sources.gguf"},
+    "moeserve.models.rank_share": {
+        "moeserve.models.interface",
+        "moeserve.models.sources.gguf",
+        "moeserve.models.tensors",
+    },
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
         "moeserve.models.interface",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType
 
 from benchmarks.header import qwen3moe, write_header
 from moeserve.models.interface import ModelShape
@@ -20,10 +21,12 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import model_tensors
 from moeserve.quantization.reference import dequantize
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models
+from tests.support.gemma_file import write_gemma
 
 FILES = sorted(OWN_FIXTURES.glob("tiny-*.gguf"))
 FAMILIES = ("gptoss", "glm4moe", "minimaxm2", "deepseek2", "qwen3", "qwen35moe")
 FILES += [model for family in FAMILIES for model in family_models(family)]
+UNDIVIDED = family_models("gemma4")  # its layers are not divided, but each GPU may have some of them
 
 
 def shares_of(path: Path, num_ranks: int) -> tuple[ModelSource, ModelShape, list[RankShare]]:
@@ -121,7 +124,7 @@ def test_more_gpus_than_experts_are_refused() -> None:
         share_of(read_shape(source), source.tensors, 0, 16)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES + UNDIVIDED, ids=lambda path: path.stem)
 def test_stages_together_are_the_model(path: Path) -> None:
     """Each is a model of its own, whose tensors are the file's."""
     source = open_model(path)
@@ -147,6 +150,16 @@ def test_stages_together_are_the_model(path: Path) -> None:
         last = n.of_layer(stage.shape.num_layers - 1, stage.shape.layers[-1].ffn_norm)
         assert np.array_equal(own.data(last), source.data(stage.name_in_model(last)))
     assert named.issuperset(model_tensors(shape))
+
+
+def test_a_stage_lacks_what_only_other_layers_take(tmp_path: Path) -> None:
+    """Of Gemma 4 the layers with a window take no rope factors."""
+    source = open_model(write_gemma(tmp_path / "gemma.gguf", GGMLQuantizationType.F32))
+    stages = [stage_of(read_shape(source), source.tensors, rank, 2) for rank in range(2)]
+    owns = [RankSource(source, stage) for stage in stages]
+    for stage, own in zip(stages, owns, strict=True):
+        check_tensors(stage.shape, own)
+    assert [n.ROPE_FREQS in own.tensors for own in owns] == [False, True]
 
 
 @pytest.mark.parametrize(
