@@ -75,7 +75,6 @@ class ExpertCache:
         self._bytes_of = np.array([slots.bytes_of(layer) for layer in range(len(movable))])
         self.policy: Policy = _C.ExpertCachePolicy(maps.on_gpu, movable, DECAY, PAYS)
         self._streams = False  # the step under way brings experts itself
-        self._has_answers = False  # beside answers
         self._ran = False
         self._has_news = False  # what the policy has not learnt from yet
         self._coming: Batch | None = None
@@ -83,12 +82,10 @@ class ExpertCache:
         self._hits = self._misses = self._promotions = self._bytes = 0
         self._taken = self.totals
 
-    def before_step(
-        self, *, streams: bool, has_answers: bool = False, until_ended: Callable[[], None] = lambda: None
-    ) -> None:
+    def before_step(self, *, streams: bool, until_ended: Callable[[], None] = lambda: None) -> None:
         """Launches the maps' changes. streams: the step brings experts in RAM to the GPU by itself: then every slot
-        holds an expert during it, and nothing else is copied. has_answers: beside answers, which go on with what they
-        have. until_ended: waits for the step under way, if there is one."""
+        holds an expert during it, and nothing else is copied. until_ended: waits for the step under way, if there is
+        one."""
         if streams or self._without_moves < QUIET:
             until_ended()
         changed = self._land(wait=streams)
@@ -96,12 +93,11 @@ class ExpertCache:
             self._observe()
             if not streams and not self._slots.is_filling:
                 # A prompt leaves its hottest behind at once; text brings what it misses as long as that pays.
-                pays = not self._streams or self._has_answers
-                changed |= self._start(self.policy.choose(self._slots.most, pays=pays))
+                changed |= self._start(self.policy.choose(self._slots.most, pays=not self._streams))
         if changed:
             self._maps.publish()
         self._slots.free()
-        self._streams, self._has_answers, self._ran = streams, has_answers, True
+        self._streams, self._ran = streams, True
 
     def after_launch(self) -> None:
         """Launches the copies, and the counts' to the host, which has them when the step has ended."""

@@ -209,7 +209,7 @@ class GpuEngine:
         tiles = None if each_alone else self._on_device(self._tiles(layout, num_decode))
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
         batch = inputs.batch(num_decode, tiles, streamed, rows_independent=independent, scope=kind.scope)
-        with self._promoting(streams=self._model.streams(batch), has_answers=num_decode > 0):
+        with self._promoting(streams=self._model.streams(batch)):
             self._model.begin(batch)
             self._model.forward(batch, observer)
 
@@ -219,11 +219,11 @@ class GpuEngine:
         return AdapterScope.NONE if adapters is None else adapters.scope_for(asked)
 
     @contextmanager
-    def _promoting(self, *, streams: bool = False, has_answers: bool = False) -> Iterator[None]:
+    def _promoting(self, *, streams: bool = False) -> Iterator[None]:
         """Around a step's launch."""
         cache = self.expert_cache
         if cache is not None:
-            cache.before_step(streams=streams, has_answers=has_answers, until_ended=self._done.wait)
+            cache.before_step(streams=streams, until_ended=self._done.wait)
         yield
         if cache is not None:
             cache.after_launch()

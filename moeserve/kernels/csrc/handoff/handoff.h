@@ -114,7 +114,8 @@ class Handoff {
   ExpertsOp op_{};
   int answering_ = -1;  // the layer that op_ answers; below 0: none
   bool more_ = false;
-  std::vector<std::atomic<int64_t>> reads_;  // of each layer's experts, so far; all in a few lines of the cache
+  std::vector<std::atomic<int64_t>>
+      reads_;                       // of each layer's experts, so far; all in a few lines of the cache
   std::atomic<int> unfinished_{0};  // threads still at op_
 
   std::atomic<uint32_t> begun_{0};   // steps; written by begin()
