@@ -10,16 +10,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from moeserve.bench.engine import EngineBench, TerminalBar
+from moeserve.bench.engine import EngineBench, TerminalBar, choosing
 from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.expert_cache.generate import PRESETS, generate
 from moeserve.expert_cache.routing_trace import RoutingTrace
 from moeserve.messages.expert_cache import ExpertCacheCounts
+from moeserve.messages.steps import StepPlan
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.worker.engines.gpu import GpuEngine
@@ -60,12 +62,10 @@ def rate(runner: Runner, trace: RoutingTrace, batch: int, gen: int) -> tuple[flo
 
 def _later_half(bench: EngineBench, batch: int, gen: int) -> float:
     forced = bench.forced(batch, gen)
+    assert forced is not None
     plans = [bench.decode_plan(batch, position) for position in range(PROMPT + gen // 2, PROMPT + gen)]
     began = time.perf_counter()
-    for step, plan in enumerate(plans, gen // 2):
-        if forced is not None:
-            forced.choose(step)
-        bench.run(plan)
+    bench.run_all(choosing(forced, plans, gen // 2))
     return time.perf_counter() - began
 
 
@@ -75,12 +75,15 @@ def after_a_change(runner: Runner, trace: RoutingTrace, gen: int) -> list[float]
     bench.prefill(1, PROMPT)
     forced = bench.forced(1, gen)
     assert forced is not None
-    ends = []
-    for step in range(gen):
-        forced.choose(step)
-        bench.run(bench.decode_plan(1, PROMPT + step))
-        ends.append(time.perf_counter())
-    rates: list[float] = (32 / np.diff(np.array(ends)[::32])).tolist()
+    times = []
+
+    def plans() -> Iterator[StepPlan]:
+        for step in range(gen):
+            times.append(time.perf_counter())
+            yield bench.decode_plan(1, PROMPT + step)
+
+    bench.run_all(choosing(forced, plans()))
+    rates: list[float] = (32 / np.diff(np.array(times)[::32])).tolist()
     return rates
 
 

@@ -22,7 +22,7 @@ from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.messages.schema import GenerateRequest, TokensOut
-from moeserve.messages.steps import StepPlan
+from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.router.__main__ import limits
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.worker.loading import load_runner
@@ -77,15 +77,28 @@ class Loop:
     def _step(self) -> None:
         while (plan := self.scheduler.plan(time.monotonic())) is not None:
             self._in_flight.append(plan)
-        if self._in_flight:
-            plan = self._in_flight.popleft()
-            prompt = sum(row.count for row in plan.rows if row.count > 1)
-            self.chunks += [prompt] if prompt else []
-            self.scheduler.step_result(self._runner.step(plan), time.monotonic())
+        result = self._launch(self._in_flight.popleft()) if self._in_flight else self._finished()
+        if result is not None:
+            self.scheduler.step_result(result, time.monotonic())
         now = time.perf_counter()
         for message in self.scheduler.take_messages():
             for item in message.items if isinstance(message, TokensOut) else ():
                 self.times[item.id].extend([now] * len(item.token_ids))
+
+    def _launch(self, plan: StepPlan) -> StepResult | None:
+        """Behind the step under way, as a server does; that one's result, if there is one."""
+        prompt = sum(row.count for row in plan.rows if row.count > 1)
+        self.chunks += [prompt] if prompt else []
+        if self._runner.may_follow(plan):
+            result: StepResult | None = self._runner.advance(plan)
+            self._runner.launch_rest()
+            return result
+        result = self._finished()
+        self._runner.start(plan)
+        return result
+
+    def _finished(self) -> StepResult | None:
+        return self._runner.finish() if self._runner.is_under_way else None
 
 
 def measure(runner: Runner, config: ServerConfig, share: float | None, prompt: int, answers: int) -> str:

@@ -153,12 +153,7 @@ class EngineBench:
         plans = [self.decode_plan(batch, position) for position in range(prompt, prompt + gen)]
         forced = self.forced(batch, gen)
         began = time.perf_counter()
-        if forced is None:
-            self.run_all(plans)
-        else:
-            for step, plan in enumerate(plans):
-                forced.choose(step)
-                self.run(plan)
+        self.run_all(plans if forced is None else choosing(forced, plans))
         return time.perf_counter() - began
 
     def forced(self, batch: int, gen: int) -> ForcedRouting | None:
@@ -196,6 +191,13 @@ class EngineBench:
         for plan in plans:
             yield plan
             self._step += 1
+
+
+def choosing(forced: ForcedRouting, plans: Iterable[StepPlan], first: int = 0) -> Iterator[StepPlan]:
+    """The plans, each when the trace's next step, from `first` on, is what routers choose then."""
+    for step, plan in enumerate(plans, first):
+        forced.choose(step)
+        yield plan
 
 
 def _slots(batch: int, seq: int, start: int, count: int) -> bytes:

@@ -1,9 +1,13 @@
 """The expert cache: between two steps, what the last one used decides which experts come to the GPU.
 
     before_step     what has arrived enters the host's maps; the last step's misses choose what comes next, whose slots
-                    leave the maps; the copies are launched, if that is one call
+                    leave the maps
     (the step is launched)
-    after_launch    else the copies, beside the step; and the step's counts of tokens to the host
+    after_launch    the copies, beside the step; and the step's counts of tokens to the host
+
+The next step may be launched while one is computed. As long as promotions come, `before_step` then waits for its end:
+a miss that is known a step later comes a step later. The GPU has nothing to do until the step is launched, so that what
+can wait for that is behind it. While nothing pays nothing is waited for, and the policy hears of a step one later.
 
 The policy is `moeserve.expert_cache`'s, the copies are `models/loading/expert_slots.py`'s.
 """
@@ -23,6 +27,8 @@ from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.models.loading.expert_maps import ExpertMaps
 from moeserve.models.loading.expert_slots import ExpertSlots
 from moeserve.models.loading.promotion_tables import Batch
+
+QUIET = 8  # choices without a promotion, from which on the step under way is not waited for
 
 Ids = npt.NDArray[np.int64]
 
@@ -46,7 +52,7 @@ class Policy(Protocol):
 
 
 class ExpertCache:
-    """Owns the maps' changes and the slots' contents. A step ends before the next one's `before_step`."""
+    """Owns the maps' changes and the slots' contents."""
 
     def __init__(
         self,
@@ -72,12 +78,16 @@ class ExpertCache:
         self._ran = False
         self._has_news = False  # what the policy has not learnt from yet
         self._coming: Batch | None = None
+        self._without_moves = 0  # choices, up to the last
         self._hits = self._misses = self._promotions = self._bytes = 0
         self._taken = self.totals
 
-    def before_step(self, *, streams: bool) -> None:
+    def before_step(self, *, streams: bool, until_ended: Callable[[], None] = lambda: None) -> None:
         """Launches the maps' changes. streams: the step brings experts in RAM to the GPU by itself: then every slot
-        holds an expert during it, and nothing else is copied."""
+        holds an expert during it, and nothing else is copied. until_ended: waits for the step under way, if there is
+        one."""
+        if streams or self._without_moves < QUIET:
+            until_ended()
         changed = self._land(wait=streams)
         if self._ran:
             self._observe()
@@ -87,21 +97,16 @@ class ExpertCache:
         if changed:
             self._maps.publish()
         self._slots.free()
-        if self._slots.starts_at_once:
-            self._fill()
         self._streams, self._ran = streams, True
 
     def after_launch(self) -> None:
         """Launches the copies, and the counts' to the host, which has them when the step has ended."""
-        self._fill()
+        if self._coming is not None and not self._slots.is_filling:
+            self._slots.fill(self._coming)
         self._copied.copy_(self._on_device, non_blocking=True)
         if self._has_news:
             self.policy.learn()
             self._has_news = False
-
-    def _fill(self) -> None:
-        if self._coming is not None and not self._slots.is_filling:
-            self._slots.fill(self._coming)
 
     def compile(self) -> None:
         """Within `compile_ahead`: every kernel that the copies need."""
@@ -112,9 +117,9 @@ class ExpertCache:
         self._slots.record()
 
     def forget_counts(self) -> None:
-        """The tokens counted so far were nobody's, and the device's counts and the pool's are zeros again."""
+        """The tokens counted so far were nobody's, and the device's counts are zeros again."""
         self.policy.forget()
-        self._reads = 0
+        self._reads = self._pool_reads(self._cached_layers)
         self._ran = False
 
     @property
@@ -155,7 +160,9 @@ class ExpertCache:
     def _start(self, moves: Ids) -> bool:
         """The slots leave the maps."""
         if not len(moves):
+            self._without_moves += 1
             return False
+        self._without_moves = 0
         self._coming = self._maps.start(moves)
         self._bytes += int(self._bytes_of[moves[:, 0]].sum())
         self._promotions += len(moves)

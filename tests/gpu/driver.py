@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from moeserve.bench.plans_in_turn import run_in_turn
 from moeserve.bench.window_slots import WindowSlots
 from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
@@ -94,3 +95,24 @@ class Driver:
             result = self.step([], [self.row(slot, 1, sample=True)])
             out.append(result.sampled[0].token_id)
         return out
+
+    def generate_ahead(
+        self, slot: int, tokens: list[int], count: int, sampling: SamplingParams
+    ) -> list[TokenLogprob]:
+        """Each step launched while the one before is computed. sampling: with logprobs."""
+        plans = [
+            StepPlan(step, [], [self.row(slot, 1, sample=True)])
+            if step
+            else self._first(slot, tokens, sampling)
+            for step in range(count)
+        ]
+        out = []
+        for answered in run_in_turn(self.runner, plans):
+            entry = answered.result.sampled[0].logprob
+            assert entry is not None
+            out.append(entry)
+        return out
+
+    def _first(self, slot: int, tokens: list[int], sampling: SamplingParams) -> StepPlan:
+        new = [self.new(slot, tokens, sampling)]
+        return StepPlan(0, new, [self.row(slot, len(tokens), sample=True)])

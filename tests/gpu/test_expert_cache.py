@@ -16,7 +16,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from benchmarks.header import qwen3moe, write_header
 from moeserve.expert_cache.policy import DECAY
 from moeserve.kernels import _C
-from moeserve.messages.sampling import TokenLogprob
+from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.models.open import open_dummy_model
 from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.engines.gpu import GpuEngine
@@ -25,7 +25,7 @@ from moeserve.worker.expert_cache import ExpertCache
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.start import Start
-from tests.gpu.driver import Driver, small_config
+from tests.gpu.driver import TOP, Driver, small_config
 from tests.support.random_promotions import RandomPolicy
 
 pytestmark = pytest.mark.slow  # minutes under the interpreter
@@ -91,6 +91,21 @@ def cache_of(runner: Runner) -> ExpertCache:
     return runner.engine.expert_cache
 
 
+class NoMoves(RandomPolicy):
+    def choose(self, most: int, *, pays: bool) -> np.ndarray:
+        return np.zeros((0, 3), np.int64)
+
+
+def let_arrive(runner: Runner) -> np.ndarray:
+    """bool [layers, experts]: who is on the GPU, when nobody is on the way any more. A policy begins with that: of a
+    slot that is nobody's it would never hear."""
+    cache, driver = cache_of(runner), Driver(runner)
+    cache.policy = NoMoves(cache._maps.on_gpu, np.ones((LAYERS, EXPERTS), np.bool_))
+    while (on_gpu := cache._maps.on_gpu).sum() < LAYERS * SLOTS:
+        driver.score(0, PROMPT[:2], 1)
+    return on_gpu
+
+
 def distance(found: list[TokenLogprob], truth: list[TokenLogprob]) -> float:
     return max(abs(a.logprob - b.logprob) for a, b in zip(found, truth, strict=True))
 
@@ -104,7 +119,7 @@ def test_promotions_in_every_step_change_nothing(
     runner.engine.expert_cache = None
     static = distance(driver.score(0, tokens, 1), truth)
     runner.engine.expert_cache = cache
-    cache.policy = RandomPolicy(cache._maps.on_gpu, np.ones((LAYERS, EXPERTS), np.bool_))
+    cache.policy = RandomPolicy(let_arrive(runner), np.ones((LAYERS, EXPERTS), np.bool_))
     seen, worst, steps = set(), 0.0, 0
     while steps < STEPS:
         worst = max(worst, distance(driver.score(0, tokens, 1), truth))
@@ -119,6 +134,36 @@ def test_promotions_in_every_step_change_nothing(
     assert counts.misses > 0
     assert len(seen) > 1 or steps == len(tokens)
     assert worst < max(0.1, 2 * static)
+
+
+def test_steps_launched_ahead_find_whole_experts(model: Path, runner: Runner) -> None:
+    """A step is launched while the one before is computed, and experts move between the two: each text is as near to
+    the CPU's logits as one step after another with experts that stay."""
+    cache, driver = cache_of(runner), Driver(runner)
+    assert isinstance(runner.engine, GpuEngine)
+    cpu = Driver(load_cpu_runner(config_of(model), lambda *_: None))
+    cache.policy = RandomPolicy(let_arrive(runner), np.ones((LAYERS, EXPERTS), np.bool_))
+    before, steps, length = cache.totals, 0, 40 if DEVICE == "cuda" else 6
+    distances, of_static = [], []
+    while steps < STEPS:
+        drawn = SamplingParams(max_tokens=1 << 20, temperature=1.0, seed=steps, logprobs=TOP)
+        found = driver.generate_ahead(0, PROMPT[:2], length, drawn)
+        text = PROMPT[:2] + [entry.token_id for entry in found]
+        expected = cpu.score(0, text, 42)[1:-1]
+        distances.append(distance(found, expected))
+        runner.engine.expert_cache = None
+        of_static.append(distance(driver.score(0, text, 1)[1:-1], expected))
+        runner.engine.expert_cache = cache
+        steps += length
+    moved = cache.totals.promotions - before.promotions
+    far = [sum(each > 0.1 for each in of) for of in (distances, of_static)]
+    print(
+        f"AHEAD {steps} steps, {moved} promotions: {max(distances):.4f} from the CPU, static {max(of_static):.4f}; "
+        f"the texts' mean {np.mean(distances):.4f}, static {np.mean(of_static):.4f}; far: {far[0]}, static {far[1]}"
+    )
+    assert moved >= LAYERS * steps // 4
+    for found_distance, static in zip(distances, of_static, strict=True):
+        assert found_distance < max(0.1, 2 * static)
 
 
 def test_streamed_prompts_beside_a_cache(
@@ -137,7 +182,7 @@ def test_streamed_prompts_beside_a_cache(
 def test_text_brings_its_experts(runner: Runner, tokens: list[int]) -> None:
     """With the policy itself: a token again and again finds its experts on the GPU."""
     cache, driver = cache_of(runner), Driver(runner)
-    cached = cache._maps.on_gpu
+    cached = let_arrive(runner)
     cache.policy = _C.ExpertCachePolicy(cached, np.ones_like(cached), DECAY, -1e9)
     driver.generate(0, tokens[:2], 2)
     before = cache.totals

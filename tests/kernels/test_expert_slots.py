@@ -28,7 +28,7 @@ from moeserve.models.loading.gpu_weights import (
 from moeserve.models.loading.pinned_panels import PinnedPanels, panel_bytes
 from moeserve.models.loading.ram_experts import RamExperts, expert_map_of
 from moeserve.quantization import QUANT_TYPES
-from moeserve.worker.expert_cache import ExpertCache
+from moeserve.worker.expert_cache import QUIET, ExpertCache
 from tests.kernels.weights import random_weights
 from tests.support.random_promotions import RandomPolicy
 
@@ -179,6 +179,31 @@ def test_the_text_decides() -> None:
     cache.before_step(streams=False)
     later = cache.take_counts()
     assert (later.hits, later.misses, later.promotions) == (16, 0, 0)
+
+
+def test_a_step_is_waited_for_as_long_as_experts_come() -> None:
+    """Then a miss is known at once. Where nothing pays, the next step is launched behind it without a look."""
+    world = World(FLOATS)
+    cache = world.cache()
+    waits: list[int] = []
+
+    def step(number: int, *experts: int, streams: bool = False) -> None:
+        cache.before_step(streams=streams, until_ended=lambda: waits.append(number))
+        world.check()
+        world.use(0, *experts)
+        cache.after_launch()
+
+    for number in range(QUIET + 4):
+        step(number, 2, 3)  # they come behind the first step, and there is nothing else to come
+    assert waits == list(range(waits[-1] + 1))
+    assert QUIET < len(waits) < QUIET + 4
+    step(100, 2, streams=True)
+    assert waits[-1] == 100
+    for number in range(200, 240):
+        step(number, 4, 5)  # until their scores are higher
+    again = [number for number in waits if number >= 200]
+    assert 200 < again[0] < again[-1] < 239
+    assert again == list(range(again[0], again[-1] + 1))
 
 
 def test_a_streamed_prompt_takes_what_the_pool_has() -> None:

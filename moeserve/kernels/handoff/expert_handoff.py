@@ -199,8 +199,8 @@ class ExpertHandoff:
         return self._token_counts[layer]
 
     def expert_reads(self, layers: npt.NDArray[np.bool_]) -> int:
-        """Experts whose weights steps have read since the start, those of `layers` [layers] together, each once a step.
-        Between steps."""
+        """Experts whose weights steps have read since the start, those of `layers` [layers] together, each once a step,
+        as far as the step under way has come."""
         return self._live().expert_reads(layers)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from moeserve.kernels.launch import kernel, next_power_of_2
 
 PROGRAMS = 16  # with CHUNK bytes each on their way
-CHUNK = 16 << 10
+CHUNK = 8 << 10
 
 
 @kernel

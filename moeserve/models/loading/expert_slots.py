@@ -68,11 +68,6 @@ class ExpertSlots:
             self._freed, self._done = torch.cuda.Event(), torch.cuda.Event()
 
     @property
-    def starts_at_once(self) -> bool:
-        """`fill` takes the host next to no time: it may be called before the step is launched."""
-        return self._launch is not None
-
-    @property
     def is_filling(self) -> bool:
         """A batch is under way."""
         return self._is_filling

@@ -79,8 +79,10 @@ class GpuEngine:
         self.logit_rows = model.head_sizes[-1]
         yields = ram_experts is not None and ram_experts.stream.threads >= usable_cores()
         self._done = StepCompletion(model.device, self.logit_rows, yields=yields)
-        # The host takes part in a step with experts or layers in RAM, and GPUs of other layers in its rows.
-        self.runs_ahead = agree(ram_experts is None and cpu_stage is None and model.stage is None)
+        # The host computes the first layers of a step, or GPUs of other layers have its rows; with experts in RAM on
+        # several GPUs nobody has tried.
+        is_alone = ram_experts is None or from_first is None
+        self.runs_ahead = agree(is_alone and cpu_stage is None and model.stage is None)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
         self._choice = TokenChoice(self._sampler, self._done)
         self._from_first = from_first
@@ -177,7 +179,6 @@ class GpuEngine:
     ) -> None:
         """Launches the step, with the head where it is a recorded one. A step that is observed never is."""
         self._step = inputs = self._inputs[rounded(layout.n, self._model.sizes)]
-        inputs.fill(layout, sequences)
         if self._cpu_stage is not None:
             self._cpu_stage.compute(layout, sequences, observer)
         # A request that is new may read the KV of rows of this very step, beside its own.
@@ -191,12 +192,13 @@ class GpuEngine:
             recorded = recorded or self._recorded.decode(kind, independent=independent)
         self._has_logits = recorded is not None
         if recorded is not None:
+            self._model.begin()  # the pool's threads wake while the host prepares the step
+            inputs.fill(layout, sequences)
             inputs.copy(self._sampler.tokens, self._from_first)
-            self._before_step()
-            self._model.begin()
-            recorded()
-            self._after_launch()
+            with self._promoting():
+                recorded()
             return
+        inputs.fill(layout, sequences)
         num_decode = layout.n if each_alone else leading_ones(layout.count)
         parted = self.micro_batches if observer is None else None
         if parted is not None and parted.run_prompts(inputs.size, layout, sequences):
@@ -207,23 +209,24 @@ class GpuEngine:
         tiles = None if each_alone else self._on_device(self._tiles(layout, num_decode))
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
         batch = inputs.batch(num_decode, tiles, streamed, rows_independent=independent, scope=kind.scope)
-        self._before_step(streams=self._model.streams(batch))
-        self._model.begin(batch)
-        self._model.forward(batch, observer)
-        self._after_launch()
+        with self._promoting(streams=self._model.streams(batch)):
+            self._model.begin(batch)
+            self._model.forward(batch, observer)
 
     def _scope_of(self, layout: StepLayout, sequences: Sequences) -> AdapterScope:
         adapters = self._model.adapters
         asked = sequences.adapters[layout.req_slot].tolist()
         return AdapterScope.NONE if adapters is None else adapters.scope_for(asked)
 
-    def _before_step(self, *, streams: bool = False) -> None:
-        if self.expert_cache is not None:
-            self.expert_cache.before_step(streams=streams)
-
-    def _after_launch(self) -> None:
-        if self.expert_cache is not None:
-            self.expert_cache.after_launch()
+    @contextmanager
+    def _promoting(self, *, streams: bool = False) -> Iterator[None]:
+        """Around a step's launch."""
+        cache = self.expert_cache
+        if cache is not None:
+            cache.before_step(streams=streams, until_ended=self._done.wait)
+        yield
+        if cache is not None:
+            cache.after_launch()
 
     def _replay_prompts(
         self, kind: StepKind, layout: StepLayout, num_decode: int, *, each_alone: bool

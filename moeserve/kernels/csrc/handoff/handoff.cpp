@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <utility>
 
 namespace moeserve {
@@ -41,6 +40,7 @@ Handoff::Handoff(const Kernels* kernels, Pool& pool, std::vector<Layer> layers, 
       max_tokens_(max_tokens),
       top_k_(top_k),
       timeout_s_(timeout_s),
+      reads_(layers_.size()),
       watchdog_([this] { watch(); }) {
   for (const Layer& l : layers_) {
     if (l.down != nullptr) parts_.fit(pool_, max_tokens_ * top_k_, l.down->rows);
@@ -65,12 +65,8 @@ void Handoff::begin() {
 
 int64_t Handoff::expert_reads(const uint8_t* layers) const {
   int64_t reads = 0;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const Layer& l = layers_[i];
-    if (layers[i] == 0 || l.gate == nullptr) continue;
-    const int64_t* of_experts = l.expert_token_counts + l.gate->experts;
-    reads += std::accumulate(of_experts, of_experts + l.gate->experts, int64_t{0});
-  }
+  for (size_t i = 0; i < reads_.size(); ++i)
+    if (layers[i] != 0) reads += reads_[i].load(std::memory_order_relaxed);
   return reads;
 }
 
@@ -164,6 +160,7 @@ bool Handoff::prepare(int layer, const int32_t* ids, uint32_t rows, float* out, 
     abandon("layer " + std::to_string(layer) + ": an expert was asked for that the CPU does not have");
     return false;
   }
+  reads_[layer].fetch_add(scratch_.active[0], std::memory_order_relaxed);
   op_.sums_at_once = scratch_.active[0] <= kFewExperts;
   unfinished_.store(pool_.threads(), std::memory_order_relaxed);
   return true;

@@ -66,7 +66,7 @@ class Handoff {
 
   // Queues the pool's part of one step.
   void begin();
-  // Experts whose weights steps have read so far, of the layers that are marked. Between steps.
+  // Experts whose weights steps have read so far, of the layers that are marked. At any time.
   int64_t expert_reads(const uint8_t* layers) const;
   size_t layers() const { return layers_.size(); }
   // What went wrong first; empty: nothing.
@@ -114,6 +114,8 @@ class Handoff {
   ExpertsOp op_{};
   int answering_ = -1;  // the layer that op_ answers; below 0: none
   bool more_ = false;
+  std::vector<std::atomic<int64_t>>
+      reads_;                       // of each layer's experts, so far; all in a few lines of the cache
   std::atomic<int> unfinished_{0};  // threads still at op_
 
   std::atomic<uint32_t> begun_{0};   // steps; written by begin()

@@ -106,7 +106,7 @@ class GpuFfnBlock:
             self._handoff.check()
 
     def pool_reads(self, layers: npt.NDArray[np.bool_]) -> int:
-        """Experts that the pool has read since the start, of these layers. Between steps."""
+        """Experts that the pool has read since the start, of these layers."""
         return 0 if self._handoff is None else self._handoff.expert_reads(layers)
 
     def forget_counts(self) -> None:
