@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.op import align_routes
 from moeserve.kernels.experts.quads import (
     K_BLOCKS,
@@ -21,6 +22,8 @@ from moeserve.kernels.experts.quads import (
 from moeserve.kernels.experts.reference import experts as reference
 from moeserve.kernels.linear.op import Gated, RouteBlocks
 from moeserve.kernels.planes import dequantize, empty_planes
+from moeserve.models.blocks.gpu.head_product import HeadProduct, head_product
+from moeserve.models.loading.gpu_weights import MergedLinear
 from moeserve.quantization import QUANT_TYPES
 from tests.kernels.test_triton_experts import random_ids, widened
 from tests.kernels.test_triton_linear import planes_of, tensors
@@ -91,6 +94,33 @@ def test_experts_by_quads(kinds: tuple[Type, Type, Type]) -> None:
         assert (parts._base[:, top_k:] == 77).all()  # type: ignore[index]
         got = (parts.cpu() * weights[..., None] * there).sum(1)[:live]
         assert nmse(got, expected) < (1e-6 if DEVICE == "cpu" else 1e-4)
+
+
+@pytest.mark.parametrize("rows", [17, 65] if DEVICE == "cpu" else [17, 64, 128, 200, 256])
+def test_a_head_by_quads(rows: int) -> None:
+    """As one expert of all rows; those that do not exist are nobody's."""
+    vocab, hidden, live = 80, 256, rows - 2
+    head = planes_of(Type.Q6_K, 1, vocab, hidden)
+    x = torch.randn(rows, hidden, generator=torch.Generator().manual_seed(1)).to(DTYPE)
+    logits = torch.zeros(rows, vocab, device=DEVICE)
+    by_quads = HeadProduct(rows, hidden, torch.device(DEVICE), DTYPE)
+    by_quads(MergedLinear(head), GpuActivations(x.to(DEVICE), None, None), counter(live), logits)
+    expected = x[:live].double() @ dequantize(head)[0].cpu().double().T
+    assert nmse(logits[:live].cpu(), expected) < (1e-6 if DEVICE == "cpu" else 1e-4)
+
+
+def test_which_heads() -> None:
+    """Of bfloat16, 17 rows and more, and one matrix of a type for it without a bias."""
+    q6_k, q8_0 = (
+        MergedLinear(empty_planes(QUANT_TYPES[kind], (1, 64, 512), "meta")) for kind in (Type.Q6_K, Type.Q8_0)
+    )
+    meta = torch.device("meta")
+    assert head_product(q6_k, 64, torch.bfloat16, meta) is not None
+    assert head_product(None, 64, torch.bfloat16, meta) is None
+    assert head_product(q6_k, 16, torch.bfloat16, meta) is None
+    assert head_product(q6_k, 64, torch.float16, meta) is None
+    assert head_product(q8_0, 64, torch.bfloat16, meta) is None
+    assert head_product(MergedLinear(q6_k.first, bias=torch.zeros(64)), 64, torch.bfloat16, meta) is None
 
 
 def test_which_matrices() -> None:

@@ -33,7 +33,7 @@ _LARGE = FloatTile(BLOCK, 256, 64, 8, 4)  # 533 and 479 TFLOP/s of an H200 for g
 
 def dense_float_tile(tokens: int, rows: int) -> FloatTile:
     """Of a product without experts: of few tokens so small that there are 128 programs or more. Measured up to 256
-    tokens (docs/results/2026-11-24-gpu-decode.md)."""
+    tokens (docs/results/2026-11-24-gpu-decode.md, 2026-11-26-gpu-kernels.md)."""
     if tokens > 1024:
         return _LARGE
     if tokens > 512:
@@ -42,7 +42,7 @@ def dense_float_tile(tokens: int, rows: int) -> FloatTile:
         return FloatTile(64, 128, 64, 4, 4)
     if tokens * rows > 256 * 2048:
         return FloatTile(64, 64, 64, 4, 4)
-    return FloatTile(64, 64 if tokens > 128 else 32, 128, 4, 3)
+    return FloatTile(64, 64 if tokens > 128 or tokens * rows > 128 * 2048 else 32, 128, 4, 6)
 
 
 class UnpackScratch:

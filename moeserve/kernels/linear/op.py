@@ -117,15 +117,18 @@ class GemmTile:
 _ANY = 1 << 31
 # Tokens and rows of the (first) matrix at most, and the tile: the first line that fits. Measured (gpu_kernels.py tune
 # and gpu/dense_forms.py of benchmarks/). Few tokens at a time, so that there are programs enough: their blocks take the
-# same weights apart, which the L2 has. A head has programs enough. Three stages for q, k and v of 33 tokens and more: a
-# layer of 64 takes 240 us instead of 244.
+# same weights apart, which the L2 has. Of few rows, which several GPUs divide further, a program's columns are divided
+# among more warps (docs/results/2026-11-26-gpu-kernels.md). A head has programs enough. Three stages for q, k and v of
+# 33 tokens and more: a layer of 64 takes 240 us instead of 244.
 DENSE_TILES: tuple[tuple[int, int, GemmTile], ...] = (
     (8, 4096, GemmTile(8, 32, 4, 4, 2, sliced_k=True)),
     (8, _ANY, GemmTile(8, 64, 4, 4, 2, sliced_k=True)),
-    (32, 4096, GemmTile(16, 32, 4, 4, 2, sliced_k=True)),
+    (16, 4096, GemmTile(16, 32, 4, 4, 2, sliced_k=True)),
+    (32, 4096, GemmTile(16, 32, 4, 8, 2, sliced_k=True)),
     (32, MANY_ROWS, GemmTile(16, 64, 4, 4, 2, sliced_k=True)),
     (16, _ANY, GemmTile(16, 64, 4, 4, 2, sliced_k=True)),
     (32, _ANY, GemmTile(32, 64, 2, 4, 3, sliced_k=True)),
+    (64, 2048, GemmTile(16, 32, 4, 8, 2, sliced_k=True)),
     (64, 4096, GemmTile(16, 64, 4, 4, 2, sliced_k=True)),
     (64, MANY_ROWS, GemmTile(16, 64, 4, 4, 3, sliced_k=True)),
     (_ANY, MANY_ROWS, GemmTile(64, 128, 2, 4, 2)),
@@ -150,8 +153,11 @@ class PairsTile:
 
 
 def pairs_tile(tokens: int) -> PairsTile:
-    """A layer with a router of 128 rows takes 20 us less than by GEMV at 256 tokens, 4 us at 64 and 128."""
-    return PairsTile(8, 8, 128, 4) if tokens > 128 else PairsTile(4, 8, 256, 4)
+    """A layer with a router of 128 rows takes 20 us less than by GEMV at 256 tokens, 4 us at 64 and 128; of up to 64
+    tokens and 2,048 columns tiles of more columns take 2 to 3 us less than those of 256."""
+    if tokens > 64:
+        return PairsTile(8, 8, 128, 4) if tokens > 128 else PairsTile(4, 8, 256, 4)
+    return PairsTile(8, 8, 512, 16) if tokens > 32 else PairsTile(4, 8, 512, 8)
 
 
 def narrow_tile(tokens: int) -> GemmTile:

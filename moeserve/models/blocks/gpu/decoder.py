@@ -38,6 +38,7 @@ from moeserve.models.blocks.gpu.delta_net import recur
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.forms import forms_of
+from moeserve.models.blocks.gpu.head_product import head_product
 from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
 from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
 from moeserve.models.blocks.gpu.linear import multiply
@@ -156,6 +157,9 @@ class GpuDecoder:
         # `compile_ahead` needs these alone.
         self._distinct_layers = distinct_layers(of_layers) if is_whole else list(range(self.num_layers))
         self._heads = {size: GpuHead(shape, logits, size, floats) for size in self.head_sizes}
+        self._head_products = {
+            size: head_product(weights.output, size, floats, self.device) for size in self.head_sizes
+        }
 
     @property
     def expert_token_counts(self) -> Tensor:
@@ -247,7 +251,11 @@ class GpuDecoder:
         else:
             y, x = head.final, self.stage.inbox
             add_norm(x, None, None, None, None, rows, count, norm, self.shape.rms_eps, y.x, y.codes, y.scales)
-        multiply(output, head.final, count, head.logits)
+        by_quads = self._head_products[len(rows)]
+        if by_quads is None:
+            multiply(output, head.final, count, head.logits)
+        else:
+            by_quads(output, head.final, count, head.logits)
         if self.shape.logit_softcap:
             softcap(head.logits, self.shape.logit_softcap, out=head.logits)
         return head.logits

@@ -1,0 +1,55 @@
+"""The head's product with some tens of rows and more, whose weights are taken apart once for up to 256 rows: by the
+products of kernels/experts/quads.py, as one expert that every row goes to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.experts.quads import QuadTile, quad_order, quads_down, takes_quads
+from moeserve.kernels.linear.op import RouteBlocks
+from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
+
+LEAST_ROWS = 17  # as fast as linear's tiles with 16 (docs/results/2026-11-26-gpu-kernels.md)
+
+
+def quad_tile(rows: int) -> tuple[int, QuadTile]:
+    """Rows of a block, and the tile; measured there."""
+    if rows > 128:
+        return 256, QuadTile(128, 8, 3)
+    return (128 if rows > 64 else 64), QuadTile(64, 4, 3)
+
+
+class HeadProduct:
+    """Of up to `rows` rows; owns its input in quad order."""
+
+    def __init__(
+        self, rows: int, hidden: int, device: torch.device, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        block, self._tile = quad_tile(rows)
+        routes = torch.arange(-(-rows // block) * block, dtype=torch.int32, device=device).view(-1, block)
+        routes[routes >= rows] = -1
+        self._routing = RouteBlocks(torch.zeros(len(routes), dtype=torch.int32, device=device), routes)
+        self._ordered = torch.empty(rows, hidden, dtype=dtype, device=device)
+
+    def __call__(self, weights: MergedLinear, x: GpuActivations, count: Tensor, logits: Tensor) -> None:
+        """logits[i] = W x[i] for i < count[0]. x [rows, hidden] of the type; logits float32 [rows, vocab]."""
+        first = weights.first
+        assert x.x is not None
+        quad_order(x.x, count, self._ordered)
+        quads_down(
+            self._ordered, plane_tensors(first), int(first.type), first.cols, self._routing, logits[:, None],
+            tile=self._tile,
+        )  # fmt: skip
+
+
+def head_product(
+    weights: MergedLinear | None, rows: int, floats: torch.dtype, device: torch.device
+) -> HeadProduct | None:
+    """None: the product is `multiply`'s. floats: of what the tensor cores multiply."""
+    if weights is None or weights.second is not None or weights.bias is not None:
+        return None
+    if rows < LEAST_ROWS or floats != torch.bfloat16 or not takes_quads(weights.first):
+        return None
+    return HeadProduct(rows, weights.first.cols, device)
