@@ -150,6 +150,7 @@ def run_ahead(runner: Runner, plans: list[StepPlan]) -> list[StepResult]:
     for plan in plans[1:]:
         assert runner.may_follow(plan)
         results.append(runner.advance(plan))
+        runner.launch_rest()
     return [*results, runner.finish()]
 
 
