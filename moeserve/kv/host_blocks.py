@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moeserve.kernels.host_pinning import pin, unpin
 
-CHUNK_BYTES = 64 << 20  # that is allocated and pinned at once
+CHUNK_BYTES = 16 << 20  # that is allocated and pinned at once: what a GPU is given waits for it
 PAUSE = 3.0  # between two chunks that are pinned ahead, times as long as the first of them took
 
 log = logging.getLogger(__name__)
