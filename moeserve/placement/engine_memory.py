@@ -14,10 +14,14 @@ from moeserve.models.step_buffers import (
     gpu_arena_bytes,
     step_sizes,
 )
+from moeserve.placement.sizes import ModelSizes
 
 # Recorded graphs, the kernels' code, the allocator's rounding. Measured:
 # docs/results/2026-11-20-hybrid-engine.md.
 GPU_OVERHEAD_BYTES = 640 << 20
+# Of a GPU's weights, what the allocator loses to rounding and to gaps between them: 3.1 of 134 GiB where a model of 133
+# had them full (docs/results/2026-11-26-four-gpus.md).
+ALLOCATOR_LOSS = 32  # as a divisor
 
 
 def gpu_reserved_bytes(
@@ -47,6 +51,11 @@ def gpu_reserved_bytes(
         + staging_bytes(config, KvLayout(shape).state_bytes())
         + overhead
     )
+
+
+def allocator_loss_bytes(sizes: ModelSizes, gpu: int) -> int:
+    """Of the weights that fit into `gpu` bytes."""
+    return min(sizes.gpu_bytes, gpu) // ALLOCATOR_LOSS
 
 
 def gpu_sampler_bytes(max_num_seqs: int, vocab: int, rows: int) -> int:

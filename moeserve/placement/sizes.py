@@ -91,6 +91,12 @@ class ModelSizes:
         """Of all layers together, in RAM."""
         return sum(layer.dense.cpu + layer.num_experts * layer.expert.cpu for layer in self.layers)
 
+    @property
+    def gpu_bytes(self) -> int:
+        """Of all weights, on a GPU."""
+        layers = sum(layer.dense.cuda + layer.num_experts * layer.expert.cuda for layer in self.layers)
+        return self.embedding.cuda + self.head.cuda + layers
+
     def kv_bytes(self, first: int = 0, end: int | None = None) -> int:
         """Of one token in the layers from `first` up to `end`."""
         return sum(layer.kv for layer in self.layers[first:end])

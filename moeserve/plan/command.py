@@ -19,7 +19,7 @@ from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
-from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.engine_memory import allocator_loss_bytes, gpu_reserved_bytes
 from moeserve.placement.group import refuse_placement_flags
 from moeserve.placement.options import (
     heat_counts,
@@ -98,6 +98,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     reserved = gpu_reserved_bytes(
         config, model, most_rows, float_weights=float_weights, adapter_rank=adapter_rank
     )
+    reserved += 0 if usable is None else allocator_loss_bytes(sizes, usable)
     adapter_bytes = 0 if gpu_adapters is None else gpu_adapters.num_bytes
     room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved + adapter_bytes)
     routing = RoutingProbabilities(model, options.counts)

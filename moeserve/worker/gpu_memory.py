@@ -15,7 +15,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
-from moeserve.placement.engine_memory import GPU_OVERHEAD_BYTES, gpu_reserved_bytes
+from moeserve.placement.engine_memory import GPU_OVERHEAD_BYTES, allocator_loss_bytes, gpu_reserved_bytes
 from moeserve.placement.group import place_share, share_sizes
 from moeserve.placement.options import (
     placement_options,
@@ -72,10 +72,14 @@ def plan_placement(
     )
     if adapters is not None:
         reserved += adapters.num_bytes
-    gpu = Gpu(free_bytes(device), reserved)
-    sizes = ModelSizes.of(source.tensors, layout)
+    free, sizes = free_bytes(device), ModelSizes.of(source.tensors, layout)
     if share is not None:
-        return place_share(config, share_sizes(sizes, share), shape, gpu, share, counts, available_bytes())
+        sizes = share_sizes(sizes, share)
+    if on_cuda:
+        reserved += allocator_loss_bytes(sizes, free)
+    gpu = Gpu(free, reserved)
+    if share is not None:
+        return place_share(config, sizes, shape, gpu, share, counts, available_bytes())
     options = with_window_pool(placement_options(config, shape), config, layout, max_tokens)
     options = with_state_slots(options, config, sizes, gpu)
     placement = with_expert_cache(place(sizes, options, gpu), sizes, config, available_bytes())

@@ -23,7 +23,7 @@ from moeserve.models.adapters.sizes import gpu_table_bytes
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement import ModelSizes
-from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.engine_memory import allocator_loss_bytes, gpu_reserved_bytes
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan import command
 from moeserve.plan.rates import CpuRates
@@ -264,6 +264,16 @@ def test_tiers_behind_a_gpu(capsys: pytest.CaptureFixture[str], tiny_model: Path
     assert "--kv-ram 9: " in fails(capsys, *gpu, "--kv-ram", "9")
 
 
+def test_a_full_gpu_has_room_for_what_its_allocator_loses(tiny_model: Path) -> None:
+    """3.1 GiB beside 134 GiB of weights were lost once; of a model that is larger than the GPU, of what fits."""
+    gguf = open_gguf(tiny_model)
+    sizes = ModelSizes.of(gguf.tensors, KvLayout(read_shape(gguf)))
+    of_all = sum(tensor.nbytes for tensor in gguf.tensors.values())
+    assert sizes.gpu_bytes == pytest.approx(of_all, rel=0.1)
+    assert allocator_loss_bytes(sizes, 2 * of_all) >= 3.1 / 134 * sizes.gpu_bytes
+    assert 3.1 / 134 * 1000 <= allocator_loss_bytes(sizes, 1000) < 50
+
+
 @pytest.mark.usefixtures("no_measuring")
 def test_a_gpu_that_is_too_small_for_all_layers(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
     gguf = open_gguf(tiny_model)
@@ -273,6 +283,7 @@ def test_a_gpu_that_is_too_small_for_all_layers(capsys: pytest.CaptureFixture[st
     two = sizes.head.cuda + sum(layer.dense.cuda + kv for layer in sizes.layers[1:])
     budget = (
         gpu_reserved_bytes(ServerConfig(), model, 512, float_weights=False)
+        + allocator_loss_bytes(sizes, 2 << 30)
         + two
         + sizes.layers[0].dense.cuda // 2
     )
