@@ -12,17 +12,31 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton.runtime import driver
 from triton.runtime.cache import triton_key
+from triton.runtime.errors import OutOfResources
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 # For kernels: inline assembly, which the interpreter lacks, only where they are compiled.
 COMPILED = tl.constexpr(not INTERPRETED)
+DEFAULT_STAGES = 3  # Triton's
+
+
+HOPPER_SHARED_MEMORY = 227 << 10  # bytes that a program may have
+
+
+@cache
+def shared_memory() -> int:
+    """Bytes that a program may have on this process's GPU."""
+    if INTERPRETED or not torch.cuda.is_available():
+        return HOPPER_SHARED_MEMORY
+    return int(driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"])
 
 
 def _has_dependent_launch() -> bool:
@@ -82,11 +96,38 @@ class Kernel:
         if found is None:
             _first_launches += 1
         if found is None or INTERPRETED:
-            self._compiled[key] = self.function[grid](*arguments, **options) or True
+            self._compiled[key] = self._launch_first(grid, arguments, options) or True
             return
         x, y, z = (*grid, 1, 1)[:3]
         stream = driver.active.get_current_stream(device)
         found.run(x, y, z, stream, found.function, found.packed_metadata, None, None, None, *arguments)
+
+    def _launch_first(
+        self, grid: tuple[int, ...], arguments: tuple[object, ...], options: dict[str, Any]
+    ) -> Any:
+        try:
+            return self.function[grid](*arguments, **options)
+        except OutOfResources as error:
+            fitting = self.with_fewer_stages(grid, arguments, options, error)
+            return self.function[grid](*arguments, **fitting)
+
+    def with_fewer_stages(
+        self,
+        grid: tuple[int, ...],
+        arguments: tuple[object, ...],
+        options: dict[str, Any],
+        error: OutOfResources,
+    ) -> dict[str, Any]:
+        """The options by which the kernel fits a GPU whose programs have less shared memory than those for which its
+        tiles were chosen: with fewer of them on their way. Raises `error` where it does not."""
+        for stages in range(options.get("num_stages", DEFAULT_STAGES) - 1, 0, -1):
+            fewer = options | {"num_stages": stages}
+            try:
+                self.function.warmup(*arguments, grid=grid, **fewer).run  # noqa: B018 - a property that loads
+            except OutOfResources:
+                continue
+            return fewer
+        raise error
 
     def note(self, key: tuple[object, ...], compiled: Any) -> None:
         """What later launches of this kind use."""
@@ -139,12 +180,33 @@ def compile_ahead(on_progress: Callable[[int, int], object] = lambda done, total
     ahead.load()
 
 
+class _Wanted(NamedTuple):
+    """A launch whose kernel is on its way."""
+
+    of: Kernel
+    key: tuple[object, ...]
+    compiled: Any
+    grid: tuple[int, ...]
+    arguments: tuple[object, ...]
+    options: dict[str, Any]
+
+    def loaded(self) -> Any:
+        found = self.compiled.result() if isinstance(self.compiled, triton.FutureKernel) else self.compiled
+        try:
+            found.run  # noqa: B018 - a property that loads
+        except OutOfResources as error:
+            fewer = self.of.with_fewer_stages(self.grid, self.arguments, self.options, error)
+            found = self.of.function.warmup(*self.arguments, grid=self.grid, **fewer)
+            found.run  # noqa: B018
+        return found
+
+
 class _CompilingAhead:
     """Kernels on their way. Several kinds of launches may be one kernel to Triton, which compiles it once."""
 
     def __init__(self, mode: triton.AsyncCompileMode, on_progress: Callable[[int, int], object]) -> None:
         self._mode = mode
-        self._wanted: list[tuple[Kernel, tuple[object, ...], Any]] = []
+        self._wanted: list[_Wanted] = []
         self._on_progress = on_progress
 
     def add(
@@ -157,7 +219,7 @@ class _CompilingAhead:
     ) -> None:
         compiled = True if INTERPRETED else of.function.warmup(*arguments, grid=grid, **options)
         of.note(key, compiled)  # so that it is not added again; replaced before any launch
-        self._wanted.append((of, key, compiled))
+        self._wanted.append(_Wanted(of, key, compiled, grid, arguments, options))
         self._tell()
 
     def wait(self) -> None:
@@ -166,11 +228,9 @@ class _CompilingAhead:
 
     def load(self) -> None:
         """Onto the device."""
-        for of, key, compiled in self._wanted:
-            if compiled is not True:
-                result = compiled.result() if isinstance(compiled, triton.FutureKernel) else compiled
-                result.run  # noqa: B018 - a property that loads
-                of.note(key, result)
+        for wanted in self._wanted:
+            if wanted.compiled is not True:
+                wanted.of.note(wanted.key, wanted.loaded())
 
     def _tell(self) -> None:
         futures = self._mode.raw_futures

@@ -1,9 +1,11 @@
-"""Code for a process of its own that compiles for a Hopper GPU what its argument launches (test_triton_compile.py)."""
+"""Code for a process of its own that compiles for a GPU what its first argument launches (test_triton_compile.py). The
+second: its compute capability, 90 (Hopper) if there is none."""
 
 from __future__ import annotations
 
 SCRIPT = """
-import sys, torch
+import sys, torch, triton
+from types import SimpleNamespace
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 import moeserve.kernels.launch as launch
@@ -12,7 +14,10 @@ NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", t
          torch.float8_e4m3fn: "fp8e4nv", torch.int64: "i64", torch.uint8: "u8", torch.float64: "fp64",
          torch.bool: "i1", torch.int16: "i16"}
 
-def compile_for_hopper(kernel, grid, *arguments, **options):
+TARGET = int(sys.argv[2]) if len(sys.argv) > 2 else 90
+SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 120: 101_376}[TARGET]  # bytes that a program may have
+
+def compile_for_gpu(kernel, grid, *arguments, **options):
     signature, constants, aligned = {}, {}, {}
     for i, (parameter, value) in enumerate(zip(kernel.function.params, arguments, strict=True)):
         name = parameter.name
@@ -24,17 +29,22 @@ def compile_for_hopper(kernel, grid, *arguments, **options):
         else:
             signature[name], constants[name] = "constexpr", value
     source = ASTSource(kernel.function, signature, constants, aligned)
-    compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    for stages in range(options.get("num_stages", launch.DEFAULT_STAGES), 0, -1):  # as Kernel.with_fewer_stages
+        compiled = compile(source, target=GPUTarget("cuda", TARGET, 32), options=options | {"num_stages": stages})
+        if compiled.metadata.shared <= SHARED:
+            break
     narrow = compiled.asm["ptx"].count("ld.global.b16")  # reads of 2 bytes
     single = compiled.asm["ptx"].count("cvt.rn.f16.s")  # conversions of one integer to float16
     pairs = compiled.asm["ptx"].count("fma.rn.bf16x2") + compiled.asm["ptx"].count("mul.rn.bf16x2")
     waits = compiled.asm["ptx"].count("wgmma.wait_group.sync.aligned 0")  # for all products under way
     print(kernel.function.__name__, compiled.metadata.shared, narrow, single, pairs, waits, flush=True)
-    assert compiled.metadata.shared <= 232_448, "more shared memory than a Hopper block has"
+    assert compiled.metadata.shared <= SHARED, "more shared memory than a block has"
 
-launch.Kernel.launch = lambda kernel, kind, grid, arguments, options: compile_for_hopper(
+launch.Kernel.launch = lambda kernel, kind, grid, arguments, options: compile_for_gpu(
     kernel, grid, *arguments, **options)
-launch.PDL = True
+launch.PDL = TARGET >= 90
+triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", TARGET, 32)))
+launch.shared_memory = lambda: SHARED
 """
 OPERATORS = """
 from moeserve.kernels.activations import GpuActivations
@@ -357,7 +367,7 @@ def over_gpus(dtype):
     inbox, peers = empty(2, 4, MAX_NUMBERS, dtype=torch.int64), empty(4, dtype=torch.int64)
     for polls in (0, 1000):
         push_sum_kernel((4,), empty(2048, dtype=dtype), inbox, peers, empty(256, dtype=i32), 2048, 1, 4, MAX_NUMBERS,
-                        polls, BLOCK, True, num_warps=4, launch_pdl=True)
+                        polls, BLOCK, launch.PDL, num_warps=4, launch_pdl=launch.PDL)
     sum_parts(empty(40, 8, 2048, dtype=dtype), empty(40, 8), empty(40, 8, dtype=i32), empty(1, dtype=i32),
               empty(40, 1, 2048, dtype=dtype))
     size = MessageSize(4, 200, 2048, 128)
@@ -390,9 +400,9 @@ def hand_off(n):
     for on_gpu, defer in ((None, 0), (ids, 0), (ids, 2)):
         publish_kernel((n,), x, ids, empty(n, 8), empty(128, dtype=i32), on_gpu, codes, metas, None, ids, ids,
                        empty(n, 8), long, word, word, long, flags, word, word if defer else None, word, 2048, 8, 8,
-                       defer, 2048, 8, True, num_warps=8, enable_fp_fusion=False)
-    poll_kernel((1,), word, word, True, num_warps=1)
-    combine_kernel((n,), x, flags, flags, x, 2048, 2048, True, num_warps=8)
+                       defer, 2048, 8, launch.PDL, num_warps=8, enable_fp_fusion=False)
+    poll_kernel((1,), word, word, launch.PDL, num_warps=1)
+    combine_kernel((n,), x, flags, flags, x, 2048, 2048, launch.PDL, num_warps=8)
 
 def pages(size):
     rows = PageRows([empty(40, size, dtype=torch.uint8)] * 2, 4)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moeserve.kernels.attention.decode import decode_kernel
 from moeserve.kernels.attention.prefill import prefill_kernel
-from moeserve.kernels.launch import next_power_of_2, pdl
+from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, next_power_of_2, pdl, shared_memory
 from moeserve.kernels.rope.op import rotary_dim
 
 LOG2E = 1.4426950408889634
@@ -55,6 +55,8 @@ PREFILL = {  # by the width of a head, a power of two
     512: PrefillTile(32, 32, 4, 2),
     1024: PrefillTile(64, 32, 8, 2),  # of 576, latent attention's, whose values are its keys
 }
+# The same with less shared memory than Hopper's. Not measured.
+PREFILL_SMALL = {1024: PrefillTile(32, 16, 4, 1)}
 
 
 def _score_scale(scale: float | None, dim: int) -> float:
@@ -235,7 +237,9 @@ def tile_tokens(heads: int, kv_heads: int, dim: int) -> int:
 
 def prefill_tile(dim: int) -> PrefillTile:
     """Of heads of this width."""
-    return PREFILL[max(128, next_power_of_2(dim))]
+    width = max(128, next_power_of_2(dim))
+    is_small = shared_memory() < HOPPER_SHARED_MEMORY
+    return PREFILL_SMALL.get(width, PREFILL[width]) if is_small else PREFILL[width]
 
 
 def prefill_attention(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.experts.op import num_blocks
-from moeserve.kernels.launch import pdl
+from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, pdl, shared_memory
 from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks, Weight, weight_of
 from moeserve.kernels.linear.quad_gemm import gated_quad_gemm_kernel, quad_gemm_kernel
 from moeserve.kernels.linear.quad_order import quad_order_kernel
@@ -53,8 +53,9 @@ def quad_method(tokens: int) -> QuadMethod:
 
 def takes_quads(*planes: Planes) -> bool:
     """Whether these matrices have codes, scales and columns for it: those of Q4_K_M, and Q4_0. Types by tables and of
-    other widths are not."""
-    return all(_takes_quads(p) for p in planes)
+    other widths are not. GPUs with less shared memory than Hopper's, which have no products of warpgroups either, take
+    none."""
+    return shared_memory() >= HOPPER_SHARED_MEMORY and all(_takes_quads(p) for p in planes)
 
 
 def _takes_quads(planes: Planes) -> bool:

@@ -4,13 +4,11 @@ where a step has room for the unpacked matrix."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
-from triton.runtime import driver
 
-from moeserve.kernels.launch import INTERPRETED, next_power_of_2, pdl
+from moeserve.kernels.launch import next_power_of_2, pdl, shared_memory
 from moeserve.kernels.linear.float_gemm import float_gemm_kernel
 from moeserve.kernels.linear.op import Gated, RouteBlocks, Weight
 from moeserve.kernels.linear.unpack import unpack_kernel
@@ -185,15 +183,7 @@ def run_float_gemm(
     )
 
 
-@cache
-def _shared_memory() -> int:
-    """Bytes that a program may have."""
-    if INTERPRETED or not torch.cuda.is_available():
-        return 227 << 10  # Hopper's
-    return int(driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"])
-
-
 def _stages(w: Tensor, tile: FloatTile) -> int:
     """As many tiles on their way as fit into the shared memory."""
     stage = (tile.tokens + tile.columns) * tile.depth * w.element_size()
-    return max(2, min(tile.stages, _shared_memory() // stage))
+    return max(2, min(tile.stages, shared_memory() // stage))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 from moeserve.kernels.launch import COMPILED
 from moeserve.kernels.planes.triton import high_half, low_half, scale_and_min
@@ -58,14 +59,22 @@ def _bfloat16_pair(number):
 
 @triton.constexpr_function
 def _weight_lines(F, f, low, high, s, m):
-    """Four bytes of a field's parts to two pairs of weights, in p and q; s and m: of each pair."""
+    """Four bytes of a field's parts to two pairs of weights, in p and q; s and m: of each pair. GPUs before Hopper have
+    no sums and products of bfloat16, but fma's: a * 1 + b, and a * b + -0, are rounded alike."""
     offset = 128 if F.has_own_min else 128 + F.offset
-    lines = [".reg .b32 p, q, c;", *_code_lines(F, f, low, high)]
+    lines = [".reg .b32 p, q, c, one, zero;", *_code_lines(F, f, low, high)]
     lines += [f"mov.b32 c, {_bfloat16_pair(-offset)};"]
+    is_hopper = cuda_capability_geq(9, 0)
+    if not is_hopper:
+        lines += [f"mov.b32 one, {_bfloat16_pair(1)};", "mov.b32 zero, 0x80008000;"]
     for pair, scale, least in zip("pq", s, m, strict=True):
-        lines.append(f"add.rn.bf16x2 {pair}, {pair}, c;")
-        of_own = f"fma.rn.bf16x2 {pair}, {pair}, {scale}, {least};"
-        lines.append(of_own if F.has_own_min else f"mul.rn.bf16x2 {pair}, {pair}, {scale};")
+        lines.append(
+            f"{f'add.rn.bf16x2 {pair}, {pair}' if is_hopper else f'fma.rn.bf16x2 {pair}, {pair}, one'}, c;"
+        )
+        if F.has_own_min or not is_hopper:
+            lines.append(f"fma.rn.bf16x2 {pair}, {pair}, {scale}, {least if F.has_own_min else 'zero'};")
+        else:
+            lines.append(f"mul.rn.bf16x2 {pair}, {pair}, {scale};")
     return lines
 
 
