@@ -3,9 +3,9 @@
     python -m benchmarks.gpu.dense_forms [--only qkv/4,out/4] [--rows 64] [--deadline 100]
 
 Few rows times few output columns make few programs, which wait more than they compute: the forms take K in more slices,
-by more warps, or other tiles. The chosen ones are `DENSE_TILES`, `pairs_tile` (linear/op.py) and `dense_float_tile`
-(linear/large_batch.py), so that a better form is a line of these. Every form is compared with float64 before it is
-timed, in a CUDA graph over copies of the weights that the L2 does not hold together.
+by more warps, or other tiles. The chosen ones are `DENSE_TILES`, `pairs_tile` (linear/op.py), `dense_float_tile`
+(linear/large_batch.py) and the head's `quad_tile` (head_product.py): a better form is a line of these. Every form is
+compared with float64 before it is timed, in a CUDA graph over copies of the weights that the L2 does not hold together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from benchmarks.gpu import warm_up as warming
 from benchmarks.gpu.layer import Q4, Q6
 from benchmarks.gpu.shape import BYTES_PER_S, SHAPE, random_planes, seconds, tensors
 from moeserve.kernels import launch
-from moeserve.kernels.experts.quads import QuadTile, quad_order, quads_down
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.experts.quads import QuadTile
 from moeserve.kernels.linear.large_batch import (
     FloatTile,
     UnpackScratch,
@@ -36,7 +37,6 @@ from moeserve.kernels.linear.large_batch import (
 from moeserve.kernels.linear.op import (
     GemmTile,
     PairsTile,
-    RouteBlocks,
     Weight,
     dense_tile,
     linear,
@@ -46,6 +46,8 @@ from moeserve.kernels.linear.op import (
     weight_of,
 )
 from moeserve.kernels.planes import Planes, dequantize
+from moeserve.models.blocks.gpu.head_product import LEAST_ROWS, HeadProduct, quad_tile
+from moeserve.models.loading.gpu_weights import MergedLinear
 from moeserve.quantization import QuantType
 from moeserve.quantization.table import F32
 
@@ -258,8 +260,15 @@ def case(name: str, n: int, form: Form, operands: Operands) -> Case:
         ),
         "pairs": lambda i: run_narrow_gemm(x, *of_copy(i), count, out, tile=PairsTile(*tile)),
     }
-    run = _by_quads(operands, x, out, tile) if method == "quads" else launches[str(method)]
+    if method == "quads" or (method == "chosen" and _is_by_quads(name, n)):
+        return Case(_by_quads(operands, x, out, tile or None), x, lambda: out)
+    run = launches[str(method)]
     return Case(run, x, lambda: out)
+
+
+def _is_by_quads(name: str, n: int) -> bool:
+    """As the decoder chooses for its head."""
+    return name == "head" and n >= LEAST_ROWS
 
 
 def _gemm_tile(tile: list[int], *, sliced_k: bool) -> GemmTile:
@@ -271,22 +280,15 @@ def _counter(n: int) -> Tensor:
     return torch.tensor([n], dtype=torch.int32, device="cuda")
 
 
-def _by_quads(operands: Operands, x: Tensor, out: Tensor, tile: list[int]) -> Callable[[int], None]:
-    """tile: tokens, then a QuadTile. All tokens are one expert's; the reordering of x is part of it."""
-    n = len(x)
-    blocks = -(-n // tile[0])
-    routes = torch.arange(blocks * tile[0], dtype=torch.int32, device="cuda").view(blocks, tile[0])
-    routing = RouteBlocks(
-        torch.zeros(blocks, dtype=torch.int32, device="cuda"), torch.where(routes < n, routes, -1).int()
-    )
-    count, ordered = _counter(n), torch.empty_like(x)
+def _by_quads(operands: Operands, x: Tensor, out: Tensor, tile: list[int] | None) -> Callable[[int], None]:
+    """tile: tokens, then a QuadTile; None: the chosen one. The reordering of x is part of it."""
+    n, hidden = x.shape
+    product = HeadProduct(n, hidden, x.device, tile=(tile[0], QuadTile(*tile[1:])) if tile else None)
+    count, y = _counter(n), GpuActivations(x, None, None)
 
     def run(i: int) -> None:
         (p,) = operands.copies[i % len(operands.copies)]
-        quad_order(x, count, ordered)
-        quads_down(
-            ordered, tensors(p), int(p.type), p.cols, routing, out.view(n, 1, -1), tile=QuadTile(*tile[1:])
-        )
+        product(MergedLinear(p), y, count, out)
 
     return run
 
@@ -332,6 +334,9 @@ def chosen_tile(name: str, n: int) -> str:
     product = PRODUCTS[name]
     if name == "router":
         return str(tuple(astuple(pairs_tile(n))))
+    if _is_by_quads(name, n):
+        block, of_quads = quad_tile(n)
+        return f"quads {(block, *astuple(of_quads))}"
     if n > 64 and name != "head":
         return str(astuple(dense_float_tile(n, product.rows)))
     return str(astuple(dense_tile(n, product.matrices[0][1]))[:5])
@@ -343,9 +348,7 @@ def main() -> None:
     )
     parser.add_argument("--only", default=",".join(PRODUCTS), help="products, as named above")
     parser.add_argument("--rows", default="", help="of tokens, such as 32,64 (all)")
-    parser.add_argument(
-        "--deadline", type=float, default=110.0, help="seconds; what is left then is left out"
-    )
+    parser.add_argument("--deadline", type=float, default=110.0, help="seconds; the rest is left out")
     options = parser.parse_args()
     began = time.monotonic()
     names, rows = options.only.split(","), [int(n) for n in options.rows.split(",") if n]

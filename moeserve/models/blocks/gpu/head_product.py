@@ -25,9 +25,15 @@ class HeadProduct:
     """Of up to `rows` rows; owns its input in quad order."""
 
     def __init__(
-        self, rows: int, hidden: int, device: torch.device, dtype: torch.dtype = torch.bfloat16
+        self,
+        rows: int,
+        hidden: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+        tile: tuple[int, QuadTile] | None = None,
     ) -> None:
-        block, self._tile = quad_tile(rows)
+        """tile: None: `quad_tile`'s."""
+        block, self._tile = tile or quad_tile(rows)
         routes = torch.arange(-(-rows // block) * block, dtype=torch.int32, device=device).view(-1, block)
         routes[routes >= rows] = -1
         self._routing = RouteBlocks(torch.zeros(len(routes), dtype=torch.int32, device=device), routes)
