@@ -31,9 +31,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     max_num_seqs: int  # request slots 0..max_num_seqs-1
     max_model_len: int
     vocab_size: int
-    weight_bytes: int
+    weight_bytes: int  # on all devices together, as kv_bytes
     kv_bytes: int
-    rss_bytes: int
     device: str  # "cpu (avx512_vnni, 2 threads)"
     max_num_batched_tokens: int = 512  # tokens of one step
     num_experts: int = 0  # of a layer; 0: a dense model. A token is routed to experts_per_token of them
