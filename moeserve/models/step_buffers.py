@@ -83,9 +83,8 @@ def gpu_step_buffers(
     buffers = [
         Buffer("x", (rows, hidden)),  # the residual stream
         *_activations("y", rows, hidden, acts, quantised=small),  # its norm
-        Buffer(
-            "projected", (rows * projected,), wide
-        ),  # q, k and v, or what a recurrent layer has of the kind
+        # q, k and v, or what a recurrent layer has of the kind.
+        Buffer("projected", (rows * projected,), wide),
         Buffer("q", (rows, model.q_width if latent is None else latent.latent_width), "float16"),
         *_activations("attended", rows, model.mixed_width, acts, quantised=small),
         Buffer("output", (rows, 1, hidden), wide),  # of the attention block
@@ -109,9 +108,8 @@ def gpu_step_buffers(
         buffers.append(Buffer("router_input", (rows, hidden)))
     if delta_net is not None:
         heads = delta_net.heads
-        buffers.append(
-            Buffer("delta_mixed", (rows, heads.channels), wide)
-        )  # q, k and v behind the convolution
+        # q, k and v behind the convolution.
+        buffers.append(Buffer("delta_mixed", (rows, heads.channels), wide))
         if not small:
             buffers.append(Buffer("delta_inverse", (rows, heads.value_heads, DELTA_CHUNK), wide))
     if rows > UNPACK_ROWS:
