@@ -174,6 +174,8 @@ class Accuracy:
                 self._config,
                 self._model,
                 most,
+                self._sizes,
+                placement.gpu_weight_bytes,
                 float_weights=has_float_weights(self._gguf.tensors, self._model),
             ),
         }

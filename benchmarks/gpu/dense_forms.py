@@ -79,7 +79,6 @@ PRODUCTS = {
     "out/2": Product(((Q4, 2048),), 2048),
     "head": Product(((Q6, SHAPE.vocab),), SHAPE.hidden),
 }
-FEW = (16, 32, 64)
 MANY = (128, 256)
 
 

@@ -29,9 +29,8 @@ class ToolFormat:
     guided_body: NewBody | None = None  # reads `guided` calls; None: `body` does
     takes_text_arguments: bool = False  # its templates take a call's arguments as text, not as an object
     inner_words: tuple[str, ...] = ()  # tags within `tags`
-    own_calls: GuidedCalls | None = (
-        None  # as `guided`, with the model's own tags around arguments; `body` reads them
-    )
+    # As `guided`, with the model's own tags around arguments; `body` reads them.
+    own_calls: GuidedCalls | None = None
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -65,9 +65,8 @@ class ToolCallParser:
         self._closings = (tags.close, *tags.ends, *following)
         self._stage = _Stage.TEXT
         self._body: CallBody | None = None
-        self._opening = (
-            ""  # what came before the body: white space, and the tag where the body has not read it
-        )
+        # What came before the body: white space, and the tag where the body has not read it.
+        self._opening = ""
         self._num_calls = 0
         self._space: list[str] = []  # before `_held`; format if a call comes next or came last
         self._held = ""  # of a tag

@@ -17,9 +17,8 @@ from .errors import GrammarError
 from .spec import GrammarSpec
 
 TIMEOUT_S: Final = 2.0  # of CPU time: it takes MAX_CPU_S to compile, and what llguidance does besides
-CACHE_BYTES: Final = (
-    16 << 20
-)  # of accepted specs and their grammars: agents send the same one with every request
+# Of accepted specs and their grammars: agents send the same one with every request.
+CACHE_BYTES: Final = 16 << 20
 
 
 class _Passed(NamedTuple):

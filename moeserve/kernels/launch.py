@@ -27,7 +27,6 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 COMPILED = tl.constexpr(not INTERPRETED)
 DEFAULT_STAGES = 3  # Triton's
 
-
 HOPPER_SHARED_MEMORY = 227 << 10  # bytes that a program may have
 
 
@@ -62,6 +61,13 @@ def pdl() -> bool:
 def next_power_of_2(n: int) -> int:
     """The least power of two that is no less than `n` > 0; Triton's tensors have such lengths."""
     return 1 << (n - 1).bit_length()
+
+
+def load(compiled: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+    """Onto the current GPU; returns what launches it there on `grid`. Raises OutOfResources whenever it does not fit; a
+    lookup of `compiled.run` would raise only the first time."""
+    launched: Callable[..., None] = compiled[(*grid, 1, 1)[:3]]
+    return launched
 
 
 class Kernel:
@@ -108,8 +114,9 @@ class Kernel:
         try:
             return self.function[grid](*arguments, **options)
         except OutOfResources as error:
-            fitting = self.with_fewer_stages(grid, arguments, options, error)
-            return self.function[grid](*arguments, **fitting)
+            compiled = self.with_fewer_stages(grid, arguments, options, error)
+            load(compiled, grid)(*arguments)
+            return compiled
 
     def with_fewer_stages(
         self,
@@ -117,16 +124,17 @@ class Kernel:
         arguments: tuple[object, ...],
         options: dict[str, Any],
         error: OutOfResources,
-    ) -> dict[str, Any]:
-        """The options by which the kernel fits a GPU whose programs have less shared memory than those for which its
-        tiles were chosen: with fewer of them on their way. Raises `error` where it does not."""
+    ) -> Any:
+        """The compiled kernel, loaded onto a GPU whose programs have less shared memory than those for which its tiles
+        were chosen: with fewer of them on their way. Raises `error` where it does not fit so either."""
         for stages in range(options.get("num_stages", DEFAULT_STAGES) - 1, 0, -1):
             fewer = options | {"num_stages": stages}
             try:
-                self.function.warmup(*arguments, grid=grid, **fewer).run  # noqa: B018 - a property that loads
+                compiled = self.function.warmup(*arguments, grid=grid, **fewer)
+                load(compiled, grid)
             except OutOfResources:
                 continue
-            return fewer
+            return compiled
         raise error
 
     def note(self, key: tuple[object, ...], compiled: Any) -> None:
@@ -193,11 +201,9 @@ class _Wanted(NamedTuple):
     def loaded(self) -> Any:
         found = self.compiled.result() if isinstance(self.compiled, triton.FutureKernel) else self.compiled
         try:
-            found.run  # noqa: B018 - a property that loads
+            load(found, self.grid)
         except OutOfResources as error:
-            fewer = self.of.with_fewer_stages(self.grid, self.arguments, self.options, error)
-            found = self.of.function.warmup(*self.arguments, grid=self.grid, **fewer)
-            found.run  # noqa: B018
+            return self.of.with_fewer_stages(self.grid, self.arguments, self.options, error)
         return found
 
 

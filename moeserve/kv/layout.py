@@ -19,9 +19,8 @@ class KvDtype:
 
     name: str  # a page's fingerprint has it
     number_bytes: int
-    scales: Literal["none", "block", "head"] = (
-        "none"  # a float16 for each KV_BLOCK numbers, or for a token's head
-    )
+    # A float16 for each KV_BLOCK numbers, or for a token's head.
+    scales: Literal["none", "block", "head"] = "none"
 
     def num_scales(self, head_dim: int) -> int:
         """Of a token's head."""

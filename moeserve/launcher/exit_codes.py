@@ -6,7 +6,6 @@ from typing import Final
 
 EXIT_STOPPED: Final = 0
 EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = (
-    2  # argparse's, and that of a process whose configuration cannot be used (process.EXIT_USER_ERROR)
-)
+# argparse's, and that of a process whose configuration cannot be used (process.EXIT_USER_ERROR).
+EXIT_USAGE: Final = 2
 EXIT_ENGINE_LOST: Final = 3

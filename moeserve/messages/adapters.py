@@ -61,9 +61,8 @@ class AdapterSource(msgspec.Struct, frozen=True, array_like=True):
     order: int  # unique while the router runs
     name: str  # for messages
     path: str
-    key: str = (
-        ""  # of one that was loaded before, which the worker may have; what lies at `path` may be another
-    )
+    # Of one that was loaded before, which the worker may have; what lies at `path` may be another.
+    key: str = ""
 
 
 class AdaptersWanted(msgspec.Struct, frozen=True, tag=True):

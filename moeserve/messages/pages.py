@@ -52,9 +52,8 @@ class TierNews(msgspec.Struct, frozen=True, array_like=True):
     stored: bytes = b""  # there from now on
     gone: bytes = b""  # no longer there
     refused: bytes = b""  # ordered to be written, which failed: the disk is full, or broken
-    skipped: bytes = (
-        b""  # ordered to be written, for which there was no room or which was not in RAM any more
-    )
+    # Ordered to be written, for which there was no room or which was not in RAM any more.
+    skipped: bytes = b""
     loaded: bytes = b""  # their KV is in the slots that the order named
     load_ms: float = 0.0  # time in which at least one page was being read
 

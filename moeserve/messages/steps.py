@@ -31,24 +31,21 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     max_num_seqs: int  # request slots 0..max_num_seqs-1
     max_model_len: int
     vocab_size: int
-    weight_bytes: int
+    weight_bytes: int  # on all devices together, as kv_bytes
     kv_bytes: int
-    rss_bytes: int
     device: str  # "cpu (avx512_vnni, 2 threads)"
     max_num_batched_tokens: int = 512  # tokens of one step
     num_experts: int = 0  # of a layer; 0: a dense model. A token is routed to experts_per_token of them
     experts_per_token: int = 0
-    num_state_slots: int = (
-        0  # slots 0.. of recurrent state, running or snapshot; 0: the model has no recurrent state
-    )
+    # Slots 0.. of recurrent state, running or snapshot; 0: the model has no recurrent state.
+    num_state_slots: int = 0
     # Slots of the windowed layers' own KV pool; 0: all layers have one. A row then has two slots for each position, and
     # the worker a second table by position, of which attention reads only the last `window` entries before a row.
     num_window_slots: int = 0
     window: int = 0  # tokens that a windowed layer attends to, at most
     prompts_first: bool = False  # steps are worth most when prompts fill them: all experts are on a GPU
-    streams_prompts: bool = (
-        False  # large steps bring experts in RAM to a GPU: a chunk costs much, whatever its size
-    )
+    # Large steps bring experts in RAM to a GPU: a chunk costs much, whatever its size.
+    streams_prompts: bool = False
     kv_page_tokens: int = 0  # of a page of the tiers behind the KV pool; 0: there are none
     kv_page_bytes: int = 0
     kv_write_bytes: int = 0  # of pages, copied out before a step whose decode rows would wait for more
@@ -81,9 +78,8 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     adapter: str = ""  # GenerateRequest.adapter
     tenant: str = ""  # GenerateRequest.key_name
     grammar: int = 0  # number of its grammar, which `sampling` is without then: see StepPlan; 0: none
-    prefix_window_slots: bytes = (
-        b""  # int32, of the last positions of `prefix_slots`; see WorkerReady.num_window_slots
-    )
+    # int32, of the last positions of `prefix_slots`; see WorkerReady.num_window_slots.
+    prefix_window_slots: bytes = b""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -101,9 +97,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     count: int
     kv_slots: bytes  # int32, `count` of them
     sample: bool  # sample the next token after the last position
-    window_slots: bytes = (
-        b""  # int32, `count` of them where windowed layers have a pool of their own; else none
-    )
+    # int32, `count` of them where windowed layers have a pool of their own; else none.
+    window_slots: bytes = b""
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):

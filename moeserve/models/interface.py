@@ -49,9 +49,8 @@ class AttentionShape:
     qk_norm: QkNorm = "none"
     qkv_bias: bool = False
     output_bias: bool = False
-    rotated: int | None = (
-        None  # of a head's dimensions the first so many rotate, half against half; None: all
-    )
+    # Of a head's dimensions the first so many rotate, half against half; None: all.
+    rotated: int | None = None
     window: int = 0  # a position sees itself and the window - 1 before it; 0: all before it
     has_sinks: bool = False  # each head's softmax has one more logit, which has no value
     # q's matrix has twice the rows: of each head q, then a gate, whose sigmoid multiplies the head's output.

@@ -61,10 +61,6 @@ class LatentAttentionShape:
         return self.num_heads * (self.nope_dim + self.rotary_dim)
 
     @property
-    def nope_width(self) -> int:
-        return self.num_heads * self.nope_dim
-
-    @property
     def latent_width(self) -> int:
         """Of all heads' attention in the latent space."""
         return self.num_heads * self.rank

@@ -9,15 +9,13 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import (
     CPU_LOGIT_ROWS,
     GPU_LOGIT_ROWS,
-    GpuFloat,
     cpu_step_buffers,
     gpu_arena_bytes,
     step_sizes,
 )
 from moeserve.placement.sizes import ModelSizes
 
-# Recorded graphs, the kernels' code, the allocator's rounding. Measured:
-# docs/results/2026-11-20-hybrid-engine.md.
+# Recorded graphs and the kernels' code. Measured: docs/results/2026-11-20-hybrid-engine.md.
 GPU_OVERHEAD_BYTES = 640 << 20
 # Of a GPU's weights, what the allocator loses to rounding and to gaps between them: 3.1 of 134 GiB where a model of 133
 # had them full (docs/results/2026-11-26-four-gpus.md).
@@ -28,34 +26,38 @@ def gpu_reserved_bytes(
     config: ServerConfig,
     shape: ModelShape,
     max_tokens: int,
+    sizes: ModelSizes,
+    usable: int,
     *,
     float_weights: bool,
-    floats: GpuFloat = "bfloat16",
-    overhead: int = GPU_OVERHEAD_BYTES,
     adapter_rank: int = 0,
+    on_cuda: bool = True,
 ) -> int:
     """Of a GPU engine whose largest step has `max_tokens` rows: the steps' buffers, logits, tables of slots and angles,
-    the sampler, what pages of KV pass through, and CUDA's own `overhead`. floats: what tensor cores multiply.
-    adapter_rank: as `gpu_step_buffers` has it."""
+    the sampler, what pages of KV pass through, and on CUDA its overhead and what the allocator loses of the weights.
+    usable: bytes of the GPU that the engine may take: no more of the weights, whose `sizes` they are, go there.
+    adapter_rank: as `gpu_step_buffers` has it. on_cuda: no for Triton's interpreter, which multiplies float32."""
     length = config.max_model_len or shape.context_length
     head_rows = max(size for size in step_sizes(max_tokens) if size <= GPU_LOGIT_ROWS)
     logits = 4 * head_rows * shape.vocab_size
     slot_table = 4 * (config.max_num_seqs + 1) * length
     angles = 4 * length * sum(form.rotary_dim for form in shape.forms)
+    of_cuda = GPU_OVERHEAD_BYTES + min(sizes.gpu_bytes, usable) // ALLOCATOR_LOSS
     return (
-        gpu_arena_bytes(shape, max_tokens, floats, float_weights=float_weights, adapter_rank=adapter_rank)
+        gpu_arena_bytes(
+            shape,
+            max_tokens,
+            "bfloat16" if on_cuda else "float32",
+            float_weights=float_weights,
+            adapter_rank=adapter_rank,
+        )
         + logits
         + slot_table
         + angles
         + gpu_sampler_bytes(config.max_num_seqs, shape.vocab_size, head_rows)
         + staging_bytes(config, KvLayout(shape).state_bytes())
-        + overhead
+        + (of_cuda if on_cuda else 0)
     )
-
-
-def allocator_loss_bytes(sizes: ModelSizes, gpu: int) -> int:
-    """Of the weights that fit into `gpu` bytes."""
-    return min(sizes.gpu_bytes, gpu) // ALLOCATOR_LOSS
 
 
 def gpu_sampler_bytes(max_num_seqs: int, vocab: int, rows: int) -> int:

@@ -61,9 +61,8 @@ class Placement:
     kv_bytes: int | None = None  # of the GPU's memory; None: no layer's KV is there
     kv_tokens: int | None = None  # that these hold in one pool for all layers
     state_slots: int = 0  # of recurrent state, for which there is room where the layers are
-    streaming_rule: str | None = (
-        None  # the first that asks for prefill "cuda", as it is quoted: it must be kept
-    )
+    # The first that asks for prefill "cuda", as it is quoted: it must be kept.
+    streaming_rule: str | None = None
 
     @property
     def num_experts(self) -> int:

@@ -19,7 +19,7 @@ from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
-from moeserve.placement.engine_memory import allocator_loss_bytes, gpu_reserved_bytes
+from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.group import refuse_placement_flags
 from moeserve.placement.options import (
     heat_counts,
@@ -92,13 +92,18 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     options = placement_options(config, model)
     usable = None if gpu is None else options.gpu_memory_budget or gpu - CUDA_CONTEXT_BYTES
     in_a_step = step_tokens(config.max_num_batched_tokens, model, usable)
-    float_weights = has_float_weights(gguf.tensors, model)
     most_rows = max(in_a_step, config.max_num_seqs)
-    adapter_rank = 0 if gpu_adapters is None else gpu_adapters.rank
-    reserved = gpu_reserved_bytes(
-        config, model, most_rows, float_weights=float_weights, adapter_rank=adapter_rank
-    )
-    reserved += 0 if usable is None else allocator_loss_bytes(sizes, usable)
+    reserved = 0
+    if usable is not None:
+        reserved = gpu_reserved_bytes(
+            config,
+            model,
+            most_rows,
+            sizes,
+            usable,
+            float_weights=has_float_weights(gguf.tensors, model),
+            adapter_rank=0 if gpu_adapters is None else gpu_adapters.rank,
+        )
     adapter_bytes = 0 if gpu_adapters is None else gpu_adapters.num_bytes
     room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved + adapter_bytes)
     routing = RoutingProbabilities(model, options.counts)

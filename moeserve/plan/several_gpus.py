@@ -18,7 +18,7 @@ from moeserve.models.rank_share import RankShare, share_of, stage_of
 from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement
-from moeserve.placement.engine_memory import allocator_loss_bytes, gpu_reserved_bytes
+from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.group import place_share, share_sizes
 from moeserve.placement.options import heat_counts
 from moeserve.placement.sizes import has_float_weights
@@ -82,13 +82,17 @@ def plan_group(
         own = RankSource(source, share)
         layout = layout_of(config, share.shape)
         rows = max(step_tokens(config.max_num_batched_tokens, share.shape, usable), config.max_num_seqs)
+        sizes = share_sizes(ModelSizes.of(own.tensors, layout), share)
         reserved = gpu_reserved_bytes(
-            config, share.shape, rows, float_weights=has_float_weights(own.tensors, share.shape)
+            config,
+            share.shape,
+            rows,
+            sizes,
+            usable,
+            float_weights=has_float_weights(own.tensors, share.shape),
         )
         if share.is_stage:
             reserved += 4 * rows * model.hidden_size  # what comes from the GPU before
-        sizes = share_sizes(ModelSizes.of(own.tensors, layout), share)
-        reserved += allocator_loss_bytes(sizes, usable)
         room = Gpu(gpu - CUDA_CONTEXT_BYTES, reserved)
         placement = place_share(config, sizes, share.shape, room, share, counts, ram)
         plans.append(GpuPlan(share, sizes, placement, reserved + CUDA_CONTEXT_BYTES))

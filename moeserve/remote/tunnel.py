@@ -11,9 +11,8 @@ import zmq
 from moeserve.remote.channel import ConnectionLost, FrameChannel
 from moeserve.remote.frames import MOST_BYTES, FrameError, Kind, decode_end, encode_frame
 
-MUCH_UNSENT: Final = (
-    4 << 20
-)  # bytes to the other machine from which on no more are taken from the local socket
+# Bytes to the other machine from which on no more are taken from the local socket.
+MUCH_UNSENT: Final = 4 << 20
 LAST_BYTES_S: Final = 1.0  # for the local end to take what came before the end
 
 

@@ -1,7 +1,4 @@
-"""The router's ways to reach a worker: `RpycWorker`, a process of its own, and `InProcessWorker`, an object.
-
-`messages/worker.py` states what the calls mean.
-"""
+"""The router's way to reach a worker, a process of its own. `messages/worker.py` states what the calls mean."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +22,6 @@ log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 10.0
 SHUTDOWN_TIMEOUT_S = 5.0
-
 
 Expected = TypeVar("Expected", StepResult, ExpertUse, AdaptersReport)
 
@@ -172,52 +166,3 @@ def peer_pid(sock: socket.socket) -> int:
     """The process at the other end of a Unix socket (unix(7), SO_PEERCRED)."""
     pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     return pid
-
-
-class InProcessWorker(WorkerClient):
-    """A worker in this process, executed by `poll`: for tests and benchmarks, which need no second process."""
-
-    has_read_ahead = False
-
-    pid = os.getpid()
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._calls: deque[Callable[[], WorkerAnswer]] = deque()
-        # Counts the calls that are not executed yet, so that `fileno` is readable while there are any.
-        self._signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
-
-    def ready(self) -> WorkerReady:
-        return self._worker.ready()
-
-    def submit(self, plan: StepPlan) -> None:
-        self._call(partial(self._worker.step, plan))
-
-    def request_expert_use(self) -> None:
-        self._call(self._worker.expert_use)
-
-    def request_adapters(self, wanted: AdaptersWanted) -> None:
-        self._call(partial(self._worker.adapters, wanted))
-
-    def _call(self, call: Callable[[], WorkerAnswer]) -> None:
-        self._calls.append(call)
-        os.eventfd_write(self._signal, 1)
-
-    def poll(self) -> list[WorkerAnswer]:
-        """Executes the oldest call, and only one, so that other events are handled between two steps."""
-        if not self._calls:
-            return []
-        os.eventfd_read(self._signal)
-        try:
-            return [self._calls.popleft()()]
-        except Exception as error:
-            raise WorkerDied(f"the worker failed: {type(error).__name__}: {error}") from error
-
-    def fileno(self) -> int:
-        return self._signal
-
-    def shutdown(self) -> None:
-        self.close()
-
-    def close(self) -> None:
-        os.close(self._signal)

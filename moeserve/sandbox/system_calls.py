@@ -26,9 +26,8 @@ _ALLOWED: Final[dict[str, tuple[int, int]]] = {
     "getrandom": (318, 278), "membarrier": (324, 283), "rseq": (334, 293),
 }  # fmt: skip
 _IOCTL: Final = (16, 29)
-_FIONBIO: Final = (
-    0x5421  # a socket's time-out; other requests could type into the terminal that stderr may be
-)
+# A socket's time-out; other requests could type into the terminal that stderr may be.
+_FIONBIO: Final = 0x5421
 _MACHINES: Final = {
     "x86_64": (0, 0xC000003E, 317),
     "aarch64": (1, 0xC00000B7, 277),

@@ -59,7 +59,6 @@ def virtual_ready(
         vocab_size=VOCAB_SIZE,
         weight_bytes=0,
         kv_bytes=0,
-        rss_bytes=0,
         device="virtual",
         max_num_batched_tokens=max_num_batched_tokens,
         num_experts=num_experts,

@@ -23,6 +23,7 @@ from .vocabulary import Vocabulary
 
 _TEMPLATE = "tokenizer.chat_template"
 MAX_TEMPLATE_BYTES = 1 << 20
+TIMEOUT_S = 2.0  # of CPU time, for each render
 # Variables of a template that come from elsewhere than chat_template_kwargs.
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 _DIED = "the chat template's process ended unexpectedly; the template may need too much memory"
@@ -43,7 +44,7 @@ class ChatRenderer:
         source: str | None,
         variables: Mapping[str, str],
         *,
-        timeout: float = 2.0,
+        timeout: float = TIMEOUT_S,
         max_output_chars: int = 1 << 24,
     ) -> None:
         """Starts the process and compiles the template; without one (`source` None) every render says so.
@@ -68,7 +69,12 @@ class ChatRenderer:
 
     @classmethod
     def from_gguf(
-        cls, gguf: ModelSource, vocabulary: Vocabulary, *, timeout: float = 2.0, template: str | None = None
+        cls,
+        gguf: ModelSource,
+        vocabulary: Vocabulary,
+        *,
+        timeout: float = TIMEOUT_S,
+        template: str | None = None,
     ) -> ChatRenderer:
         """The renderer of `template`, or else of the file's own one (tokenizer.chat_template).
 

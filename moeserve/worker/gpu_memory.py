@@ -15,7 +15,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
-from moeserve.placement.engine_memory import GPU_OVERHEAD_BYTES, allocator_loss_bytes, gpu_reserved_bytes
+from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.group import place_share, share_sizes
 from moeserve.placement.options import (
     placement_options,
@@ -39,11 +39,15 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
+def usable_bytes(device: torch.device, config: ServerConfig) -> int:
+    """Of the GPU's memory: its budget, or all that is free."""
+    budget = config.gpu_memory_budget
+    return free_bytes(device) if budget is None else int(budget * GIB)
+
+
 def step_tokens_on(device: torch.device, config: ServerConfig, shape: ModelShape) -> int:
     """The most tokens of a step."""
-    budget = config.gpu_memory_budget
-    usable = free_bytes(device) if budget is None else int(budget * GIB)
-    return step_tokens(config.max_num_batched_tokens, shape, usable)
+    return step_tokens(config.max_num_batched_tokens, shape, usable_bytes(device, config))
 
 
 def plan_placement(
@@ -59,25 +63,22 @@ def plan_placement(
     """Where every part of the model goes. share: this GPU's, if there are several, of which `layout` and `source`
     are. adapters: for which room is left. counts: with a share, [layers][experts] of the whole model. Raises
     ConfigError where that cannot be, with what would fit."""
-    shape, on_cuda = layout.shape, device.type == "cuda"
+    shape, sizes = layout.shape, ModelSizes.of(source.tensors, layout)
+    if share is not None:
+        sizes = share_sizes(sizes, share)
     reserved = gpu_reserved_bytes(
         config,
         shape,
         max_tokens,
+        sizes,
+        usable_bytes(device, config),
         float_weights=has_float_weights(source.tensors, shape),
-        # As gpu_weights.float_type: of two bytes, or not.
-        floats="bfloat16" if on_cuda else "float32",
-        overhead=GPU_OVERHEAD_BYTES if on_cuda else 0,
         adapter_rank=0 if adapters is None else adapters.rank,
+        on_cuda=device.type == "cuda",
     )
     if adapters is not None:
         reserved += adapters.num_bytes
-    free, sizes = free_bytes(device), ModelSizes.of(source.tensors, layout)
-    if share is not None:
-        sizes = share_sizes(sizes, share)
-    if on_cuda:
-        reserved += allocator_loss_bytes(sizes, free)
-    gpu = Gpu(free, reserved)
+    gpu = Gpu(free_bytes(device), reserved)
     if share is not None:
         return place_share(config, sizes, shape, gpu, share, counts, available_bytes())
     options = with_window_pool(placement_options(config, shape), config, layout, max_tokens)

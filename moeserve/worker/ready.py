@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import psutil
-
 from moeserve.config import ServerConfig
 from moeserve.kv.capacity import KvCapacity
 from moeserve.kv.layout import KvLayout
@@ -44,8 +42,7 @@ def ready_message(
     pages: PageMover | None = None,
     adapters: Sequence[AdapterAtStart] = (),
 ) -> WorkerReady:
-    """When everything is allocated: the process's memory is taken now. weight_bytes: on all devices together. pages: of
-    the tiers behind the KV pool, if there are any."""
+    """weight_bytes: on all devices together. pages: of the tiers behind the KV pool, if there are any."""
     return WorkerReady(
         num_kv_slots=capacity.num_slots,
         max_num_seqs=config.max_num_seqs,
@@ -53,7 +50,6 @@ def ready_message(
         vocab_size=layout.shape.vocab_size,
         weight_bytes=weight_bytes,
         kv_bytes=capacity.kv_bytes(layout),
-        rss_bytes=psutil.Process().memory_info().rss,
         device=device,
         max_num_batched_tokens=step_tokens,
         num_experts=layout.shape.num_experts,

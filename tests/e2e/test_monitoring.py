@@ -1,4 +1,4 @@
-"""Dashboard, alerts and documentation against the metrics of a real server, and against a real Prometheus."""
+"""Dashboard and alerts against the metrics of a real server, and against a real Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.server import REPOSITORY, Server
+from benchmarks.server import Server
 from tests.e2e.clients import TEXT, at_once, completion, within
 from tests.support.promql import (
     DASHBOARD,
@@ -82,12 +82,6 @@ def test_alerts_tell_of_labels_that_they_have(samples: dict[str, dict[str, set[s
                 labels |= samples[named.metric].keys()
             said = " ".join(rule["annotations"].values())
             assert set(re.findall(r"\$labels\.(\w+)", said)) <= labels
-
-
-def test_pages_name_what_the_server_exports(samples: dict[str, dict[str, set[str]]]) -> None:
-    known = samples.keys() | {re.sub(r"_(bucket|sum|count)$", "", name) for name in samples}
-    for page in (REPOSITORY / "docs").glob("*.md"):
-        assert set(re.findall(r"moeserve:\w+", page.read_text())) <= known, page.name
 
 
 # ---------------------------------------------------------------- a real Prometheus

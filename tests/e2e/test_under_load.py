@@ -95,9 +95,8 @@ def test_a_conversation_finds_all_of_its_past(server: Server) -> None:
             },
         )
         cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-        assert cached == (
-            0 if turn == 0 else len(so_far) - 10 - 1
-        )  # the answer's last token was never computed
+        # The answer's last token was never computed.
+        assert cached == (0 if turn == 0 else len(so_far) - 10 - 1)
         tokens = answer["choices"][0]["logprobs"]["tokens"]
         so_far = (
             so_far

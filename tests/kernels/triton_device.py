@@ -8,9 +8,8 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = (
-        "1"  # before triton is imported: the conftest.py of every folder that may import it begins with this module
-    )
+    # Before triton is imported: the conftest.py of every folder that may import it begins with this module.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 if DEVICE == "cpu":
     from tests.kernels import faster_interpreter  # noqa: F401

@@ -25,9 +25,10 @@ from moeserve.messages.schema import ReplaceWorker
 from moeserve.messages.steps import ExpertUse, NewSeq, Row, StepPlan, StepResult, WorkerError
 from moeserve.messages.worker import WorkerAnswer, WorkerClient, WorkerDied
 from moeserve.router.replacement import LaunchedWorkers
-from moeserve.router.worker_client import InProcessWorker, RpycWorker
+from moeserve.router.worker_client import RpycWorker
 from moeserve.worker.service import WorkerService
 from tests.e2e.clients import within
+from tests.support.in_process_worker import InProcessWorker
 from tests.support.rpc_child import (
     ANSWER,
     EXPERT_USE,

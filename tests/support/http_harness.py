@@ -62,7 +62,7 @@ def tokens_of(request: GenerateRequest) -> list[int]:
 
 def ready_message(vocab_size: int, slots: int | None = None, context: int = CONTEXT) -> EngineReady:
     slots = 4 * context if slots is None else slots
-    return EngineReady(WorkerReady(slots, 8, context, vocab_size, 0, 0, 0, "a test"))
+    return EngineReady(WorkerReady(slots, 8, context, vocab_size, 0, 0, "a test"))
 
 
 def logprobs_of(token_id: int, top: int) -> TokenLogprob:

@@ -31,7 +31,6 @@ READY = WorkerReady(
     vocab_size=1000,
     weight_bytes=1,
     kv_bytes=2,
-    rss_bytes=3,
     device="none",
 )
 EXPERT_USE = ExpertUse(1, 2, 1, array("q", [3, 4]).tobytes(), bytes([0, 1]))

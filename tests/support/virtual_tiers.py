@@ -10,9 +10,8 @@ from typing import TypeVar
 from moeserve.messages.pages import PAGE_KEY_BYTES, PageOrders, PageReport, Tier, TierNews
 
 T = TypeVar("T")
-UNREADABLE = (
-    -1
-)  # what a slot holds while a load may write to it, and before anything is written: no hash is -1
+# What a slot holds while a load may write to it, and before anything is written: no hash is -1.
+UNREADABLE = -1
 
 
 class _News:

@@ -100,14 +100,34 @@ def test_no_flag_is_documented_that_is_not_there(page: str) -> None:
     assert documented - flags == set()
 
 
-def test_metrics_are_documented() -> None:
+@cache
+def exposed_metrics() -> set[str]:
+    """Counters without their suffix."""
     exposition = Metrics("model").render()[0].decode()
-    exposed = {name.removesuffix("_total") for name in re.findall(r"^# TYPE (\S+)", exposition, re.MULTILINE)}
+    return {name.removesuffix("_total") for name in re.findall(r"^# TYPE (\S+)", exposition, re.MULTILINE)}
+
+
+def test_metrics_are_documented() -> None:
     page = (DOCS / "reference" / "metrics.md").read_text()
     documented = {
         name.removesuffix("_total") for name in re.findall(r"(?:(?:moeserve|vllm):|process_)\w+", page)
     }
-    assert documented == exposed
+    assert documented == exposed_metrics()
+
+
+def test_pages_name_metrics_that_there_are() -> None:
+    """`name_*` stands for several. Results are of their day."""
+    named = {
+        (title_of(page), name)
+        for page in PAGES
+        if page.parent.name != "results"
+        for name in re.findall(r"`((?:moeserve|vllm):\w+)", page.read_text())
+    }
+    assert len({page for page, _ in named}) > 5
+    for page, name in named:
+        stem = re.sub(r"_(total|bucket|sum|count)$", "", name)
+        whole = stem in exposed_metrics()
+        assert whole or (name.endswith("_") and any(one.startswith(name) for one in exposed_metrics())), page
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=title_of)

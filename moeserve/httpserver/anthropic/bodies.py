@@ -267,9 +267,8 @@ class MessagesRequest(CountTokensRequest):
 
     def generation_spec(self, arrival: float) -> GenerationSpec:
         spec = super().generation_spec(arrival)
-        spec.default_max_tokens = (
-            self.max_tokens
-        )  # a bound: Anthropic's clients ask for more than the context has
+        # A bound: Anthropic's clients ask for more than the context has.
+        spec.default_max_tokens = self.max_tokens
         spec.stop = tuple(self.stop_sequences)
         spec.temperature = self.temperature
         spec.top_p = self.top_p

@@ -90,9 +90,8 @@ class EngineClient:
     def __post_init__(self) -> None:
         self._ids = itertools.count(self.first_id)
         self._open: dict[int, RunningGeneration] = {}
-        self._constraint_bytes = (
-            0  # of the open generations' grammars, in each of which the worker keeps a place
-        )
+        # Of the open generations' grammars, in each of which the worker keeps a place.
+        self._constraint_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._aborts: set[asyncio.Task[None]] = set()

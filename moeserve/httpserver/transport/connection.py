@@ -21,9 +21,8 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.idle_connections import IdleConnections
 from moeserve.httpserver.transport.sse import JsonResponse
 
-MAX_HEAD_BYTES: Final = (
-    64 << 10
-)  # of the request line and headers; the same again for trailers and chunk extensions
+# Of the request line and headers; the same again for trailers and chunk extensions.
+MAX_HEAD_BYTES: Final = 64 << 10
 HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 120.0  # the largest takes 2.3 Mbit/s
 BODY_INTERVAL_S: Final = 10.0  # in each of which so many bytes of a body must come

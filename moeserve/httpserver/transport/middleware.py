@@ -26,9 +26,8 @@ from moeserve.httpserver.transport.refuse import REQUEST_ID_KEY, refuse
 BODY_BYTES_PER_TOKEN: Final = 64
 MIN_BODY_LIMIT: Final = 4 << 20
 MAX_BODY_BYTES: Final = 32 << 20  # also while the context is not known
-MAX_BODIES_BYTES: Final = (
-    256 << 20
-)  # of all requests together; a hostile body takes twenty times its bytes when parsed
+# Of all requests together; a hostile body takes twenty times its bytes when parsed.
+MAX_BODIES_BYTES: Final = 256 << 20
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -126,9 +125,8 @@ class BodyLimit:
         self.app = app
         self._apis = apis
         self._context = context
-        self._held: Counter[str] = (
-            Counter()
-        )  # bytes of bodies whose requests have not ended, by the key's name
+        # Bytes of bodies whose requests have not ended, by the key's name.
+        self._held: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

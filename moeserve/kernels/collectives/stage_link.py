@@ -16,9 +16,8 @@ from torch import Tensor
 from moeserve.kernels.launch import is_compiling_ahead
 
 SIGNAL = 0  # the channel of PyTorch's signals that a link has to itself
-TIMEOUT_MS = (
-    0  # a signal is waited for as long as it takes: the leader's watch ends a group whose rank has gone
-)
+# A signal is waited for as long as it takes: the leader's watch ends a group whose rank has gone.
+TIMEOUT_MS = 0
 
 
 class StageLink(Protocol):

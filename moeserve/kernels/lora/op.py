@@ -52,9 +52,8 @@ class Items:
     slots: Tensor  # int32 [n]: each row's adapter, -1 for none
     count: Tensor  # int32 [1]: rows that exist
     top_k: int = 1
-    ids: Tensor | None = (
-        None  # int32 [n, top_k], the experts, below 0: no route; perhaps columns of a wider tensor
-    )
+    # int32 [n, top_k], the experts, below 0: no route; perhaps columns of a wider tensor.
+    ids: Tensor | None = None
     blocks: RouteBlocks | None = None  # the routes sorted, for a large batch
 
     def tiling(self) -> tuple[int, int]:

@@ -26,11 +26,10 @@ class Limits:
     max_num_batched_tokens: int
     max_num_queued_reqs: int
     max_num_queued_tokens: int = 1 << 20
-    max_itl_ms: float | None = None  # limit on inter-token latency; None: none (`pace.py`)
-    prefill_share: float = (
-        DEFAULT_PREFILL_SHARE  # of the time, for prompts while other requests decode (`pace.py`)
-    )
-    streams_prompts: bool = False  # chunks of prompts bring experts from RAM to a GPU (`pace.py`)
+    max_itl_ms: float | None = None  # limit on inter-token latency; None: none (`pace.py`).
+    # Of the time, for prompts while other requests decode (`pace.py`).
+    prefill_share: float = DEFAULT_PREFILL_SHARE
+    streams_prompts: bool = False  # chunks of prompts bring experts from RAM to a GPU (`pace.py`).
     reuse_prefixes: bool = True
     isolate_tenants: bool = False  # API keys do not share cached prefixes
     num_experts: int = 0  # of a layer; 0: a dense model

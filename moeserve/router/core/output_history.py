@@ -15,9 +15,8 @@ from collections import deque
 WINDOW = 1000  # answers remembered, as in the paper
 # Lengths assumed at the start, mostly short with a long tail; each counts as one answer until WINDOW others have ended.
 PRIOR = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048)
-MIN_MORE = (
-    16  # tokens; an answer longer than any recent one is predicted to grow by an eighth, or by this many
-)
+# Tokens; an answer longer than any recent one is predicted to grow by an eighth, or by this many.
+MIN_MORE = 16
 
 _GOLDEN = 0.6180339887498949  # its multiples modulo 1 are a low-discrepancy sequence in [0, 1)
 

@@ -24,9 +24,8 @@ from moeserve.router.core.state_memory import StateMemory
 from moeserve.router.core.tier_sizes import TierSizes
 
 FIRST_WINDOWS: dict[Tier, int] = {"ram": 64, "disk": 4}  # pages, while the tier's rate is unknown
-WINDOW_MS = (
-    2000.0  # of reading at the measured rate; more than a step takes, so that the tier does not wait for one
-)
+# Of reading at the measured rate; more than a step takes, so that the tier does not wait for one.
+WINDOW_MS = 2000.0
 LEAST_PATIENCE_S = 2.0  # without any page, after which the waiting prompt is computed instead
 PATIENCE = 2.0  # times what computing the rest takes
 

@@ -128,9 +128,8 @@ class Request:
         self.last_token_at: float = 0.0
 
         # Written by CrashBlame.
-        self.crashes: int = (
-            0  # workers in a row that were lost with a row of it in flight, and no token in between
-        )
+        # Workers in a row that were lost with a row of it in flight, and no token in between.
+        self.crashes: int = 0
         self.crashed_at: int = -1  # num_output at the last of them
         self.to_be_tried: bool = False
 

@@ -31,9 +31,8 @@ class BorderSpacing:
     least: int = 64  # between two borders: a snapshot that would save fewer is not worth a step
     first: int = 512  # between the last border and the one before; the next distances are twice as long each
     is_even: bool = False  # all distances are `first`: where a border costs no step
-    align: int = (
-        1  # borders are multiples of it: of a page's tokens, where states are kept in a tier with their pages
-    )
+    # Borders are multiples of it: of a page's tokens, where states are kept in a tier with their pages.
+    align: int = 1
 
 
 DEFAULT_SPACING = BorderSpacing()

@@ -27,10 +27,6 @@ class TokenPool:
     def num_free(self) -> int:
         return len(self._free)
 
-    @property
-    def num_used(self) -> int:
-        return self.num_slots - len(self._free)
-
     def alloc(self, count: int) -> array[int]:
         """Takes `count` slots, int32 [count]. Raises PoolExhausted without taking any."""
         left = len(self._free) - count

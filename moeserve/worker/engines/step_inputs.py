@@ -30,9 +30,8 @@ from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 COUNTS = 160
 _NUM_DECODE = 144  # behind the calls of the head: 32 of them are 8,192 rows
-MAX_RECORDED_DECODE = (
-    (COUNTS - _NUM_DECODE) // 4 * MIXED_DECODE_ROWS
-)  # rows that attend by themselves beside prompts
+# Rows that attend by themselves beside prompts.
+MAX_RECORDED_DECODE = (COUNTS - _NUM_DECODE) // 4 * MIXED_DECODE_ROWS
 _FIELDS = 6
 _STATE_FIELDS = 4
 _ALIGN = 4  # int32s of 16 bytes

@@ -18,7 +18,7 @@ from moeserve.messages.schema import HeartbeatRequest, ReplaceWorker, Shutdown
 from moeserve.messages.steps import WorkerReady
 from moeserve.process import Process, run_process
 
-ENGINE = WorkerReady(65_536, 8, 512, 1000, 0, 0, 0, "cpu (test)")
+ENGINE = WorkerReady(65_536, 8, 512, 1000, 0, 0, "cpu (test)")
 
 
 def run(name: str) -> None:

@@ -70,7 +70,7 @@ def test_a_long_prompt_holds_up_nobody() -> None:
     """Tokenising megabytes takes a second; it must not take the event loop's."""
     with http_server() as server:
         size = server.tokenizer.vocabulary.size
-        server.send(EngineReady(WorkerReady(1 << 23, 8, 1 << 23, size, 0, 0, 0, "a test")))
+        server.send(EngineReady(WorkerReady(1 << 23, 8, 1 << 23, size, 0, 0, "a test")))
         body = {"prompt": "The quick brown fox jumps over the lazy dog. " * 60_000}
         assert within(
             5, lambda: server.post("/tokenize", {"prompt": "Hi"}).json()["max_model_len"] == 1 << 23

@@ -29,7 +29,7 @@ from moeserve.messages.schema import (
 )
 from moeserve.messages.steps import WorkerReady
 
-READY = WorkerReady(1000, 8, 100, 50, 0, 0, 0, "a test")
+READY = WorkerReady(1000, 8, 100, 50, 0, 0, "a test")
 USAGE = Usage(2, 4, 0, 1.0, 2.0, 3.0)
 
 

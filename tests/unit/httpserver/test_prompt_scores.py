@@ -118,7 +118,7 @@ class Engine(EngineClient):
 
     def __init__(self) -> None:
         super().__init__(None, None, Metrics("m"), text_ready=True)  # type: ignore[arg-type]
-        self.ready = WorkerReady(1 << 16, 8, 1 << 12, 1 << 12, 0, 0, 0, "a test")
+        self.ready = WorkerReady(1 << 16, 8, 1 << 12, 1 << 12, 0, 0, "a test")
         self.to_router = self  # type: ignore[assignment]
 
     async def send(self, message: object) -> None:

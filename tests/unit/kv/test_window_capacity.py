@@ -123,7 +123,6 @@ def ready_of(capacity: KvCapacity) -> WorkerReady:
         vocab_size=1,
         weight_bytes=0,
         kv_bytes=0,
-        rss_bytes=0,
         device="cpu",
     )
 

@@ -23,7 +23,7 @@ from moeserve.models.adapters.sizes import gpu_table_bytes
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement import ModelSizes
-from moeserve.placement.engine_memory import allocator_loss_bytes, gpu_reserved_bytes
+from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan import command
 from moeserve.plan.rates import CpuRates
@@ -267,11 +267,19 @@ def test_tiers_behind_a_gpu(capsys: pytest.CaptureFixture[str], tiny_model: Path
 def test_a_full_gpu_has_room_for_what_its_allocator_loses(tiny_model: Path) -> None:
     """3.1 GiB beside 134 GiB of weights were lost once; of a model that is larger than the GPU, of what fits."""
     gguf = open_gguf(tiny_model)
-    sizes = ModelSizes.of(gguf.tensors, KvLayout(read_shape(gguf)))
+    model = read_shape(gguf)
+    sizes = ModelSizes.of(gguf.tensors, KvLayout(model))
     of_all = sum(tensor.nbytes for tensor in gguf.tensors.values())
     assert sizes.gpu_bytes == pytest.approx(of_all, rel=0.1)
-    assert allocator_loss_bytes(sizes, 2 * of_all) >= 3.1 / 134 * sizes.gpu_bytes
-    assert 3.1 / 134 * 1000 <= allocator_loss_bytes(sizes, 1000) < 50
+
+    def reserved(usable: int, *, on_cuda: bool = True) -> int:
+        return gpu_reserved_bytes(
+            ServerConfig(), model, 512, sizes, usable, float_weights=False, on_cuda=on_cuda
+        )
+
+    assert reserved(2 * of_all) - reserved(0) >= 3.1 / 134 * sizes.gpu_bytes
+    assert 3.1 / 134 * 1000 <= reserved(1000) - reserved(0) < 50
+    assert reserved(2 * of_all, on_cuda=False) == reserved(0, on_cuda=False)
 
 
 @pytest.mark.usefixtures("no_measuring")
@@ -282,8 +290,7 @@ def test_a_gpu_that_is_too_small_for_all_layers(capsys: pytest.CaptureFixture[st
     kv = 2048 * sizes.layers[0].kv  # of a layer, for the whole context
     two = sizes.head.cuda + sum(layer.dense.cuda + kv for layer in sizes.layers[1:])
     budget = (
-        gpu_reserved_bytes(ServerConfig(), model, 512, float_weights=False)
-        + allocator_loss_bytes(sizes, 2 << 30)
+        gpu_reserved_bytes(ServerConfig(), model, 512, sizes, 2 << 30, float_weights=False)
         + two
         + sizes.layers[0].dense.cuda // 2
     )

@@ -19,7 +19,7 @@ from moeserve.remote.tls import gate_context
 from moeserve.remote.tls_files import TlsFiles
 from moeserve.version import version
 
-READY = WorkerReady(256, 4, 128, 1000, 1, 2, 3, "none")
+READY = WorkerReady(256, 4, 128, 1000, 1, 2, "none")
 FINGERPRINT = "the model's"
 
 

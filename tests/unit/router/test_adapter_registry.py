@@ -18,7 +18,7 @@ from moeserve.router.adapter_registry import LINGER_S, AdapterRegistry
 
 
 def ready(**adapters: str) -> WorkerReady:
-    return WorkerReady(64, 4, 64, 100, 0, 0, 0, "a test", adapters=adapters)
+    return WorkerReady(64, 4, 64, 100, 0, 0, "a test", adapters=adapters)
 
 
 @dataclass

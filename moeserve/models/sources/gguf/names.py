@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # our own key, of config.json's `truncate`: no GGUF has one
-SSM_GROUPED = (
-    "ssm.value_heads_grouped"  # likewise: a key head's value heads are neighbours, as in checkpoints
-)
+# Likewise: a key head's value heads are neighbours, as in checkpoints.
+SSM_GROUPED = "ssm.value_heads_grouped"
 SSM_VALUE_DIM = "ssm.value_head_dim"  # likewise of `linear_value_head_dim`: a GGUF has all heads' together
 
-VALUES_FROM_KEYS = (
-    "attention.values_from_keys"  # likewise of layers without a matrix of v: in a GGUF it is missing
-)
+# Likewise of layers without a matrix of v: in a GGUF it is missing.
+VALUES_FROM_KEYS = "attention.values_from_keys"
 ROTATED_SHARE = "rope.rotated_share"  # likewise of `partial_rotary_factor`, where a GGUF has ROPE_FREQS
 YARN_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 

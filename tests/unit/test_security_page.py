@@ -1,0 +1,86 @@
+"""The bounds in the tables of docs/reference/security.md are those of the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moeserve.grammar import check_process, checker
+from moeserve.httpserver import server
+from moeserve.httpserver.generation import engine_client, request_builder
+from moeserve.httpserver.responses import store
+from moeserve.httpserver.transport import connection, middleware, request_model, sse
+from moeserve.remote import frames, gate
+from moeserve.sandbox.parent import PATIENCE
+from moeserve.tokenizer import render_process, renderer
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "security.md").read_text()
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def row(beginning: str) -> str:
+    """Of a table, without its first cell."""
+    (found,) = (line for line in PAGE.splitlines() if line.startswith(f"| {beginning}"))
+    return found.partition(" | ")[2]
+
+
+@pytest.mark.parametrize(
+    ("beginning", "says"),
+    [
+        (
+            "request line and headers",
+            f"{connection.MAX_HEAD_BYTES // KIB} KiB, {connection.HEAD_TIMEOUT_S:g} s ",
+        ),
+        (
+            "body |",
+            f"{middleware.BODY_BYTES_PER_TOKEN} bytes for each token of context, from "
+            f"{middleware.MIN_BODY_LIMIT // MIB} to {middleware.MAX_BODY_BYTES // MIB} MiB; "
+            f"{connection.BODY_TIMEOUT_S:g} s, and {connection.BODY_INTERVAL_BYTES // KIB} KiB in each "
+            f"{connection.BODY_INTERVAL_S:g} s ",
+        ),
+        ("trailers and chunk extensions", f"{connection.MAX_HEAD_BYTES // KIB} KiB "),
+        ("bodies of all requests", f"{middleware.MAX_BODIES_BYTES // MIB} MiB;"),
+        ("connections |", f"+ {server.SPARE_CONNECTIONS} "),
+        ("a connection that is kept alive", f"{server.KEEP_ALIVE_S} s "),
+        ("connections of one client address", f"by default {server.SPARE_CONNECTIONS // 2} fewer "),
+        ("open requests of one API key", f"by default {server.SPARE_CONNECTIONS} fewer "),
+        ("grammar, stop strings and biases", f"{request_builder.MAX_CONSTRAINT_BYTES // MIB} MiB "),
+        ("grammars of all requests", f"{engine_client.MAX_CONSTRAINT_BYTES // MIB} MiB "),
+        ("`echo` with `logprobs`", f"{request_builder.MAX_PROMPT_LOGPROBS:,} "),
+        (
+            "an object's fields",
+            f"{request_model.MAX_FIELDS}; {request_model.MAX_VALUES:,}; {request_model.MAX_DEPTH} (schemas "
+            f"{request_model.MAX_SCHEMA_DEPTH}) ",
+        ),
+        ("a client that does not read", f"{sse.SEND_TIMEOUT_S:g} s "),
+        (
+            "stored responses",
+            f"{store.MAX_MEMORY_BYTES // MIB} MiB in memory, {store.MAX_FILE_BYTES // GIB} GiB with `--data-dir`, "
+            f"{store.RETENTION_S / 86400:g} days ",
+        ),
+        ("the responses that one response builds on", f"{store.MAX_CHAIN_BYTES // MIB} MiB "),
+        (
+            "CPU time",
+            f"{renderer.TIMEOUT_S:g} s | {checker.TIMEOUT_S:g} s, of which {check_process.MAX_CPU_S:g} s to compile ",
+        ),
+        (
+            "time by the clock",
+            f"{PATIENCE * renderer.TIMEOUT_S:g} s | {PATIENCE * checker.TIMEOUT_S:g} s ",
+        ),
+        (
+            "memory beyond",
+            f"{render_process.MEMORY_BYTES // MIB} MiB | {check_process.MEMORY_BYTES // GIB} GiB ",
+        ),
+    ],
+)
+def test_bounds_are_those_of_the_code(beginning: str, says: str) -> None:
+    assert says in row(beginning)
+
+
+def test_bounds_of_a_remote_worker_are_those_of_the_code() -> None:
+    said = " ".join(PAGE.split())
+    assert (
+        f"has {gate.HANDSHAKE_S:g} seconds for the handshake, of which {gate.MOST_HANDSHAKES} may be" in said
+    )
+    assert f"a frame has at most {frames.MOST_BYTES[frames.Kind.DATA] // KIB} KiB" in said
