@@ -21,12 +21,14 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from moeserve.bench.engine_figures import HEADER, CacheFigure, Figure, Timed, where_experts_are
 from moeserve.bench.plans_in_turn import run_in_turn
 from moeserve.bench.results import Measured, results_of, write_results
 from moeserve.bench.window_slots import WindowSlots
 from moeserve.command_line import add_shared_options, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
+from moeserve.expert_cache.replay import SETTLING_STEPS
 from moeserve.expert_cache.routing_trace import RoutingTrace, read_trace
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan
@@ -62,24 +64,6 @@ SHARED = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Figure:
-    """One line of output. Bytes are those of the weights (each distinct expert once a step), not of the KV."""
-
-    phase: str  # "prefill" or "decode"
-    batch: int
-    prompt: int  # tokens of each sequence before
-    gen: int  # decode steps; 0 for prefill
-    tok_s: float  # summed over the batch
-    bytes_per_token: float
-    gb_s: float
-    read_gb_s: float  # what the machine can read, measured just before and after
-
-    @property
-    def fraction(self) -> float:
-        return self.gb_s / self.read_gb_s
-
-
 class EngineBench:
     """Drives a Runner as the router would, with all sequences in step. KV slots are handed out in order."""
 
@@ -95,22 +79,32 @@ class EngineBench:
         self._random = np.random.default_rng(0)
         self._step = 0
 
-    def figures(self, batches: list[int], prompt: int, gen: int) -> Iterator[Figure]:
+    def figures(self, batches: list[int], prompt: int, gen: int, warm_up: int = 0) -> Iterator[Figure]:
+        """warm_up: tokens of each sequence that are generated and measured apart, before those of `gen`."""
         for batch in batches:
             before = self.read_gb_s()
-            prefill_s, prefill_bytes = self._measured(partial(self.prefill, batch, prompt))
-            between = self.read_gb_s()
-            self.decode(batch, prompt, 1)  # a GPU's kernels of so many rows are loaded, and recorded
-            decode_s, decode_bytes = self._measured(partial(self.decode, batch, prompt, gen))
-            if not self._runner.engine.counts_every_step:
-                from moeserve.worker.measure.step_bytes import step_bytes
-
-                decode_bytes = gen * step_bytes(self._runner, self.decode_plan(batch, prompt + gen - 1))
+            timed = Timed(*self._measured(partial(self.prefill, batch, prompt)))
             after = self.read_gb_s()
-            yield _figure(
-                "prefill", batch, prompt, 0, batch * prompt, prefill_s, prefill_bytes, before, between
-            )
-            yield _figure("decode", batch, prompt, gen, batch * gen, decode_s, decode_bytes, between, after)
+            yield Figure.of("prefill", batch, prompt, 0, 0, timed, (before, after))
+            self.decode(batch, prompt, 1)  # a GPU's kernels of so many rows are loaded, and recorded
+            for phase, first, steps in (("warm-up", 0, warm_up), ("decode", warm_up, gen)):
+                if steps:
+                    timed, before = self._decode_timed(batch, prompt, first, steps), after
+                    after = self.read_gb_s()
+                    yield Figure.of(phase, batch, prompt, first, steps, timed, (before, after))
+
+    def _decode_timed(self, batch: int, prompt: int, first: int, steps: int) -> Timed:
+        """first: of the sequences' tokens behind their prompts."""
+        counts = self._runner.expert_use().cache
+        work = partial(self.decode, batch, prompt + first, steps, first_of_trace=first)
+        seconds, read = self._measured(work)
+        cache = CacheFigure.between(counts, self._runner.expert_use().cache, steps)
+        if not self._runner.engine.counts_every_step:
+            from moeserve.worker.measure.step_bytes import step_bytes
+
+            last = self.decode_plan(batch, prompt + first + steps - 1)
+            read = steps * step_bytes(self._runner, last)
+        return Timed(seconds, read, cache)
 
     def read_gb_s(self) -> float:
         """GB/s of reading all experts once, with all threads; on a GPU of a copy, both ways counted."""
@@ -148,16 +142,17 @@ class EngineBench:
                 self._windows.leave(seq, start + count)
                 new, zeroed = [], b""
 
-    def decode(self, batch: int, prompt: int, gen: int) -> float:
+    def decode(self, batch: int, prompt: int, gen: int, *, first_of_trace: int = 0) -> float:
         """Seconds. The plans are made before: a router makes its own while the step before runs."""
         plans = [self.decode_plan(batch, position) for position in range(prompt, prompt + gen)]
-        forced = self.forced(batch, gen)
+        forced = self.forced(batch, gen, first_of_trace)
         began = time.perf_counter()
         self.run_all(plans if forced is None else choosing(forced, plans))
         return time.perf_counter() - began
 
-    def forced(self, batch: int, gen: int) -> ForcedRouting | None:
-        """The trace's tokens on the device: each sequence reads the trace from another place on, round and round."""
+    def forced(self, batch: int, gen: int, first: int = 0) -> ForcedRouting | None:
+        """The trace's tokens from `first` on, on the device: each sequence reads the trace from another place on, round
+        and round."""
         if self._trace is None:
             return None
         from moeserve.worker.engines.gpu import GpuEngine
@@ -166,7 +161,7 @@ class EngineBench:
         assert isinstance(engine, GpuEngine)
         assert engine.forced_routing is not None
         starts = np.arange(batch) * tokens // batch
-        engine.forced_routing.load(self._trace.ids[(np.arange(gen)[:, None] + starts) % tokens])
+        engine.forced_routing.load(self._trace.ids[(first + np.arange(gen)[:, None] + starts) % tokens])
         return engine.forced_routing
 
     def decode_plan(self, batch: int, position: int) -> StepPlan:
@@ -206,33 +201,15 @@ def _slots(batch: int, seq: int, start: int, count: int) -> bytes:
     return (slots + np.int32(seq)).tobytes()
 
 
-def _figure(
-    phase: str, batch: int, prompt: int, gen: int, tokens: int, seconds: float, read: int, *bandwidth: float
-) -> Figure:
-    return Figure(
-        phase=phase,
-        batch=batch,
-        prompt=prompt,
-        gen=gen,
-        tok_s=tokens / seconds,
-        bytes_per_token=read / tokens,
-        gb_s=read / seconds / 1e9,
-        read_gb_s=sum(bandwidth) / len(bandwidth),
-    )
-
-
 def main(arguments: list[str]) -> int:
     """Exit code 0, or 2 with a message for bad arguments or a bad file."""
     parser = command_parser()
     args = parser.parse_args(arguments)
-    from moeserve.worker.device import choose_device
     from moeserve.worker.loading import load_runner
 
     batches, prompt, gen = args.batch, args.prompt, args.gen
     try:
         config = _config(args)
-        # Once, as a GPU that cannot be used is in the log each time.
-        config = dataclasses.replace(config, device=choose_device(config.device))
         trace = None if args.routing_trace is None else read_trace(args.routing_trace)
         runner = load_runner(config, TerminalBar(), 0 if trace is None else max(batches))
         if trace is not None:
@@ -243,12 +220,17 @@ def main(arguments: list[str]) -> int:
     bench = EngineBench(runner, step_tokens, args.temperature, trace)
     # The first touch of every buffer; on a GPU kernels are loaded for steps of the measured size.
     bench.prefill(1, min(prompt, 32 if config.device == "cpu" else step_tokens))
+    use = runner.expert_use()
+    warm_up = args.warm_up
+    if warm_up is None:
+        warm_up = 0 if use.cache is None else SETTLING_STEPS
     if not args.json:
-        print(f"{config.served_model_name}, {runner.ready().device}\n{_HEADER}")
+        where = where_experts_are(use)
+        print(f"{config.served_model_name}, {runner.ready().device}{where}\n{HEADER}")
     figures = []
-    for figure in bench.figures(batches, prompt, gen):
+    for figure in bench.figures(batches, prompt, gen, warm_up):
         figures.append(figure)
-        print(json.dumps(dataclasses.asdict(figure)) if args.json else _row(figure), flush=True)
+        print(json.dumps(dataclasses.asdict(figure)) if args.json else figure.row, flush=True)
     if args.save_result is not None:
         try:
             _save(args, config, runner.ready().device, figures)
@@ -277,10 +259,7 @@ def _save(args: argparse.Namespace, config: ServerConfig, device: str, figures: 
         "threads": config.threads,
         "temperature": args.temperature,
     }
-    measured = []
-    for f in figures:
-        name = f"{f.phase}, batch {f.batch}, prompt {f.prompt}" + (f", gen {f.gen}" if f.gen else "")
-        measured.append(Measured(name, f.tok_s, "tok/s", higher_is_better=True))
+    measured = [figure.measured for figure in figures]
     measured.append(Measured("memory read", max(f.read_gb_s for f in figures), "GB/s", higher_is_better=True))
     gpu = None if device.startswith("cpu") else device
     write_results(args.save_result, results_of("bench engine", settings, measured, gpu))
@@ -299,6 +278,13 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--gen", type=_COUNT, default=64, metavar="N", help="tokens generated a sequence (default: 64)"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=whole(0, 1 << 20),
+        metavar="N",
+        help="tokens generated a sequence before those of --gen, and measured apart: when a text begins, an expert "
+        f"cache has those of another (default: {SETTLING_STEPS} where experts follow the text, else 0)",
     )
     parser.add_argument(
         "--batch",
@@ -333,11 +319,22 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def _config(args: argparse.Namespace) -> ServerConfig:
-    shared = read_options({name: getattr(args, name) for name in SHARED}, os.environ)
+    """The device is chosen, once: a GPU that cannot be used is in the log each time."""
+    from moeserve.worker.device import choose_device
+
+    config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
+    device = choose_device(config.device)
+    warm_up = args.warm_up
+    if warm_up is None:  # whether experts follow the text shows when they are placed
+        warm_up = SETTLING_STEPS if device != "cpu" and config.expert_cache != "off" else 0
     most = max(args.batch)
-    length = args.prompt + args.gen + 1
+    length = args.prompt + warm_up + args.gen + 1
     return dataclasses.replace(
-        resolve(shared), max_num_seqs=most, max_model_len=length, max_total_tokens=max(64, most * length)
+        config,
+        device=device,
+        max_num_seqs=most,
+        max_model_len=length,
+        max_total_tokens=max(64, most * length),
     )
 
 
@@ -349,18 +346,6 @@ def _counts(text: str) -> list[int]:
 
 
 _counts.__name__ = "list of whole numbers"  # argparse names it in its own message
-
-_HEADER = (
-    f"{'phase':<8}{'batch':>6}{'prompt':>8}{'gen':>6}{'tok/s':>10}{'MB/token':>10}{'GB/s':>8}{'of read':>9}"
-)
-
-
-def _row(f: Figure) -> str:
-    of_read = f"{f.fraction:>8.0%}" if f.phase == "decode" else f"{'':>8}"
-    return (
-        f"{f.phase:<8}{f.batch:>6}{f.prompt:>8}{f.gen:>6}{f.tok_s:>10.1f}{f.bytes_per_token / 1e6:>10.1f}"
-        f"{f.gb_s:>8.1f}{of_read}  ({f.read_gb_s:.1f} GB/s)"
-    )
 
 
 class TerminalBar:

@@ -15,12 +15,17 @@ import numpy.typing as npt
 from moeserve.expert_cache.policy import DECAY, PAYS, CachePolicy, Mask
 from moeserve.expert_cache.routing_trace import RoutingTrace
 
+# Of a text, after which a cache has its experts, whatever it had before
+# (docs/results/2026-11-26-expert-cache.md, "A cold beginning").
+SETTLING_STEPS = 64
+
 
 class StepUse(NamedTuple):
-    """Of one step: int [layers] each."""
+    """Of one step: experts, int [layers] each."""
 
-    used: npt.NDArray[np.int64]  # experts
+    used: npt.NDArray[np.int64]
     missed: npt.NDArray[np.int64]
+    promoted: npt.NDArray[np.int64]  # because of it, beside the next step
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +99,16 @@ def replay_cache(
         hits, used_in_all = hits + found, used_in_all + wanted
         if per_step is not None:
             per_step.append(found / max(1, wanted))
-        if uses is not None:
-            uses.append(StepUse(used.sum(axis=1), (used & ~here).sum(axis=1)))
+        missed = (used & ~here).sum(axis=1)
         here = policy.cached.copy()
         policy.observe(used)
         moves = policy.choose(used, most, pays=adapts)
         policy.learn(used)
         here = here & policy.cached if late else policy.cached.copy()
         promotions += len(moves)
+        if uses is not None:
+            promoted = np.bincount([move.layer for move in moves], minlength=rows[0])
+            uses.append(StepUse(used.sum(axis=1), missed, promoted))
     return Replayed(steps.count, hits, used_in_all - hits, promotions)
 
 

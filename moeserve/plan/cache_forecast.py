@@ -7,33 +7,47 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from moeserve.errors import ConfigError
 from moeserve.expert_cache.generate import PRESETS, generate
-from moeserve.expert_cache.replay import Replayed, Steps, StepUse, replay_cache
+from moeserve.expert_cache.policy import Mask
+from moeserve.expert_cache.replay import SETTLING_STEPS, Steps, StepUse, replay_cache
 from moeserve.expert_cache.routing_trace import RoutingTrace, read_trace
 from moeserve.models.interface import ModelShape
 from moeserve.placement import ModelSizes, Placement
 
 ASSUMED = "local"
-WARM_UP, STEPS = 64, 64  # of a replay, what comes before and what counts
+STEPS = 64  # of an assumed text, behind those in which the cache settles
 MOST_STREAMS = 16  # more streams of different texts leave a cache little to follow
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Of so many streams, when the cache has filled."""
+    """Of some steps of so many streams. A layer that has no cache counts nothing."""
 
-    hit_rate: float
-    promoted_bytes: float  # in a step
-    steps: list[StepUse]  # a layer that has no cache counts nothing
+    steps: list[StepUse]
+    expert_bytes: int  # of one that is promoted
+
+    @property
+    def hit_rate(self) -> float:
+        used = sum(int(step.used.sum()) for step in self.steps)
+        missed = sum(int(step.missed.sum()) for step in self.steps)
+        return 1.0 - missed / max(1, used)
+
+    @property
+    def promoted_bytes(self) -> npt.NDArray[np.float64]:
+        """[steps]."""
+        return self.expert_bytes * np.array([step.promoted.sum() for step in self.steps], np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheForecast:
-    source: str  # of the trace, for people
-    is_assumed: bool
-    by_streams: dict[int, CacheUse]
+    """By the number of streams, of the same ones both."""
+
+    is_assumed: bool  # the trace; else it was recorded
+    settled: dict[int, CacheUse]
+    at_first: dict[int, CacheUse]  # of the first SETTLING_STEPS, of a cache that has any experts
 
 
 def forecast_cache(
@@ -45,13 +59,13 @@ def forecast_cache(
     step_bytes: int,
 ) -> CacheForecast | None:
     """None: experts stay where they are. step_bytes: promoted in a step at most. Raises ConfigError for a trace of
-    another shape."""
+    another shape, or of too few tokens for one stream."""
     if not placement.has_cache:
         if trace_file is not None:
             raise ConfigError("--routing-trace: experts stay where they are in this plan; leave it out")
         return None
     counts = [count for count in streams if count <= MOST_STREAMS]
-    trace = _trace(model, max(counts, default=1), trace_file)
+    recorded = None if trace_file is None else _read(model, trace_file)
     shape = (model.num_layers, model.num_experts)
     cached, movable = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     for index, layer in enumerate(placement.layers):
@@ -62,23 +76,37 @@ def forecast_cache(
         size.expert.cpu for size, layer in zip(sizes.layers, placement.layers, strict=True) if layer.is_cached
     )
     most = max(1, step_bytes // expert)
-    found = {}
+    settled, at_first = {}, {}
     for count in counts:
-        if len(trace.ids) // count <= WARM_UP:
+        trace = recorded or _assumed(model, count)
+        if len(trace.ids) // count <= SETTLING_STEPS:
             continue  # too short a trace for so many
-        found[count] = _use(trace, count, cached, movable, most, expert)
-    if not found:
-        raise ConfigError(f"--routing-trace: {len(trace.ids)} tokens are too few; {2 * WARM_UP} are needed")
-    return CacheForecast(trace.source, trace_file is None, found)
+        steps = _replayed(Steps(trace, count), cached, movable, most)
+        at_first[count] = CacheUse(steps[:SETTLING_STEPS], expert)
+        settled[count] = CacheUse(steps[SETTLING_STEPS:], expert)
+    if recorded is not None and not settled:
+        raise ConfigError(
+            f"--routing-trace: {len(recorded.ids)} tokens are too few; {2 * SETTLING_STEPS} are needed"
+        )
+    return CacheForecast(recorded is None, settled, at_first)
 
 
-def _trace(model: ModelShape, streams: int, trace_file: str | None) -> RoutingTrace:
+def _assumed(model: ModelShape, streams: int) -> RoutingTrace:
+    """A text of its own for each stream."""
+    length = SETTLING_STEPS + STEPS
+    return generate(
+        PRESETS[ASSUMED],
+        f"preset {ASSUMED}",
+        tokens=streams * length,
+        layers=model.num_layers,
+        experts=model.num_experts,
+        top_k=model.top_k,
+        topic_tokens=length,
+    )
+
+
+def _read(model: ModelShape, trace_file: str) -> RoutingTrace:
     wanted = (model.num_layers, model.num_experts, model.top_k)
-    if trace_file is None:
-        layers, experts, top_k = wanted
-        source = f"preset {ASSUMED}"
-        tokens = streams * (WARM_UP + STEPS)
-        return generate(PRESETS[ASSUMED], source, tokens=tokens, layers=layers, experts=experts, top_k=top_k)
     trace = read_trace(Path(trace_file))
     if trace.shape != wanted:
         raise ConfigError(
@@ -89,18 +117,8 @@ def _trace(model: ModelShape, streams: int, trace_file: str | None) -> RoutingTr
     return trace
 
 
-def _use(
-    trace: RoutingTrace,
-    streams: int,
-    cached: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
-    movable: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
-    most: int,
-    expert: int,
-) -> CacheUse:
-    steps = Steps(trace, streams)
+def _replayed(steps: Steps, cached: Mask, movable: Mask, most: int) -> list[StepUse]:
     uses: list[StepUse] = []
-    replayed: Replayed = replay_cache(steps, cached, movable=movable, most=most, uses=uses)
+    replay_cache(steps, cached, movable=movable, most=most, uses=uses)
     has_cache = movable.any(axis=1)
-    counted = [StepUse(u.used * has_cache, u.missed * has_cache) for u in uses[WARM_UP:]]
-    used, missed = (sum(int(field.sum()) for field in fields) for fields in zip(*counted, strict=True))
-    return CacheUse(1.0 - missed / max(1, used), replayed.promotions_per_step * expert, counted)
+    return [StepUse(*(field * has_cache for field in use)) for use in uses]

@@ -202,7 +202,6 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
             {n: speed.prefill(n, in_a_step) for n in PROMPTS if n <= longest},
             {n: speed.decode(n, context) for n in STREAMS if n <= config.max_num_seqs},
             context,
-            {},
         ),
     )
     command = command_line(config, args, kv_tokens, has_gpu=True)
@@ -295,11 +294,18 @@ def _speed(
     context = min(CONTEXT, longest // 2)
     prompts = [tokens for tokens in PROMPTS if tokens <= longest] or [longest]
     streams = [count for count in STREAMS if count <= config.max_num_seqs]
-    return Speed(
+    known = Speed(
         prefill={tokens: speed.prefill(tokens, in_a_step) for tokens in prompts},
         decode={count: speed.decode(count, context) for count in streams},
         context=context,
-        hit_rates={} if cache is None else {n: use.hit_rate for n, use in cache.by_streams.items()},
+    )
+    if cache is None or isinstance(speed, CpuSpeed):
+        return known
+    return dataclasses.replace(
+        known,
+        hit_rates={count: use.hit_rate for count, use in cache.settled.items()},
+        decode_at_first={count: speed.decode(count, context, at_first=True) for count in cache.at_first},
+        hit_rates_at_first={count: use.hit_rate for count, use in cache.at_first.items()},
     )
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 class GpuConstants:
     """Shares are of a rate in `GpuRates` or `CpuRates`: those that the engine reaches.
 
-    Fitted to Qwen3-30B-A3B's shape in Q4_K_M on an H200; those of the hand-off, RAM and PCIe are between what two hosts
-    of the same kind gave.
+    Fitted to Qwen3-30B-A3B's shape in Q4_K_M on an H200. PCIe's is between what two hosts of the same kind gave; the
+    hand-off's and RAM's are the pool's own times (docs/results/2026-11-26-expert-cache.md, "The pool's share").
     """
 
     layer_s: float = 21e-6  # a layer's kernels, one after another
@@ -29,9 +29,9 @@ class GpuConstants:
     unpacked_ops: float = 0.65
     attention_ops: float = 0.5
     row_s: float = 0.14e-6  # of each row in each layer: norms, rotation, routing, sorting
-    handoff_s: float = 28e-6  # to the CPU pool and back, in each layer that has experts in RAM
+    handoff_s: float = 19e-6  # to the CPU pool and back, in each layer that has experts in RAM
     idle_handoff_s: float = 3e-6  # the same where the pool has nothing to compute
-    ram_read: float = 0.79  # experts in RAM
+    ram_read: float = 0.86  # experts in RAM
     pcie: float = (
         0.83  # streamed experts: the first layer's have nothing to hide behind, the CPU reads RAM too
     )

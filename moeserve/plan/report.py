@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from moeserve.expert_cache.replay import SETTLING_STEPS
 from moeserve.messages.pages import Tier
 from moeserve.models.interface import ModelShape
 from moeserve.models.skipped_layers import skipped_layers
@@ -26,7 +27,11 @@ class Speed:
     prefill: dict[int, float]  # by the length of a prompt
     decode: dict[int, float]  # by the number of streams, of all together
     context: int  # tokens before what is decoded
-    hit_rates: dict[int, float]  # of the expert cache, by the number of streams; empty: there is none
+    # Of the expert cache, by the number of streams; empty: there is none.
+    hit_rates: dict[int, float] = field(default_factory=dict)
+    # Of the first SETTLING_STEPS tokens of texts, whose experts the cache does not have yet.
+    decode_at_first: dict[int, float] = field(default_factory=dict)
+    hit_rates_at_first: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,15 +227,18 @@ def _speed(plan: PlacementPlan) -> str:
     decode = [
         _row(
             f"{streams} at once" if streams > 1 else "one answer",
-            f"{rate:,.1f} tokens/s" + _hits(plan.speed.hit_rates.get(streams)),
+            f"{rate:,.1f} tokens/s" + _found(plan.speed, streams),
         )
         for streams, rate in plan.speed.decode.items()
     ]
     return "\n".join([f"Speed ({machine}; {plan.speed.context:,} tokens of context)", *prefill, *decode])
 
 
-def _hits(rate: float | None) -> str:
-    return "" if rate is None else f", {rate:.0%} of their experts found on the GPU"
+def _found(speed: Speed, streams: int) -> str:
+    if streams not in speed.hit_rates:
+        return ""
+    first = f"{speed.decode_at_first[streams]:,.1f} over the first {SETTLING_STEPS} of a text"
+    return f", {speed.hit_rates[streams]:.0%} of their experts found on the GPU; {first}"
 
 
 def _row(name: str, text: str) -> str:

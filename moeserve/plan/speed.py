@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS, UNPACK_ROWS, step_sizes, unpacks_experts
@@ -155,23 +156,30 @@ class HybridSpeed:
         self._constants = constants
         self._cache = cache
 
-    def decode(self, streams: int, context: int) -> float:
-        """Tokens a second of all streams together."""
+    def decode(self, streams: int, context: int, *, at_first: bool = False) -> float:
+        """Tokens a second of all streams together. at_first: of texts that begin, which an expert cache does not have
+        yet."""
         step = Step(streams, 1, context)
         in_ram = self._placement.layers_in_ram
         kv = streams * (context * self._sizes.kv_bytes(in_ram) + 2 * self._sizes.state_bytes(in_ram))
-        attention = kv / (self._gpu.read * self._constants.dense_read)
-        attention += self._cpu_attention_seconds(step, DECODE_ATTENTION_SHARE)
-        use = None if self._cache is None else self._cache.by_streams.get(streams)
+        beside = kv / (self._gpu.read * self._constants.dense_read)
+        beside += self._cpu_attention_seconds(step, DECODE_ATTENTION_SHARE) + self._once(step)
         indices = range(self._model.num_layers)
-        layers = sum(
-            self._layer_seconds(step, index) if use is None else self._cached_layer_seconds(step, index, use)
-            for index in indices
-        )
-        seconds = layers + attention + self._once(step)
-        if use is not None:  # promotions go on beside a step, and one waits for the one before
-            seconds = max(seconds, use.promoted_bytes / (self._gpu.pcie * self._constants.pcie))
-        return streams / seconds
+        if (use := self._cache_use(streams, at_first=at_first)) is None:
+            return streams / (beside + sum(self._layer_seconds(step, index) for index in indices))
+        seconds = np.full(len(use.steps), beside)
+        for index in indices:
+            seconds += self._cached_layer_seconds(step, index, use)
+        # A promotion goes on beside a step, which takes longer by what reading it from RAM takes
+        # (docs/results/2026-11-26-expert-cache.md); and one waits for the one before.
+        seconds += use.promoted_bytes / self._cpu.read
+        seconds = np.maximum(seconds, use.promoted_bytes / (self._gpu.pcie * self._constants.pcie))
+        return streams / float(seconds.mean())
+
+    def _cache_use(self, streams: int, *, at_first: bool) -> CacheUse | None:
+        if self._cache is None:
+            return None
+        return (self._cache.at_first if at_first else self._cache.settled).get(streams)
 
     def prefill(self, tokens: int, step_tokens: int) -> float:
         """Tokens a second of one prompt, in steps of at most so many."""
@@ -238,11 +246,10 @@ class HybridSpeed:
         on_gpu = self._gpu_experts_seconds(step, index, everything=False)
         return self._dense_seconds(step, index) + max(on_gpu, in_ram) + handoff
 
-    def _cached_layer_seconds(self, step: Step, index: int, use: CacheUse) -> float:
-        """The mean over steps, as a layer waits for the slower side: it has no miss in many steps, and some in
-        others."""
+    def _cached_layer_seconds(self, step: Step, index: int, use: CacheUse) -> npt.NDArray[np.float64]:
+        """[steps], as a layer waits for the slower side: it has no miss in many steps, and some in others."""
         if not self._placement.layers[index].is_cached:
-            return self._layer_seconds(step, index)
+            return np.full(len(use.steps), self._layer_seconds(step, index))
         c, expert = self._constants, self._sizes.layers[index].expert
         routes = step.all_tokens * self._model.layers[index].num_routes
         ops = self._expert_ops(step, index)
@@ -254,7 +261,10 @@ class HybridSpeed:
         reading = missed * expert.cpu / (self._cpu.read * c.ram_read)
         in_ram = np.hypot(reading, (1.0 - found) * ops / (self._cpu.expert_ops * PRODUCT_SHARE))
         handoff = np.where(missed > 0, c.handoff_s, c.idle_handoff_s)
-        return self._dense_seconds(step, index) + float((np.maximum(on_gpu, in_ram) + handoff).mean())
+        seconds: npt.NDArray[np.float64] = (
+            self._dense_seconds(step, index) + np.maximum(on_gpu, in_ram) + handoff
+        )
+        return seconds
 
     def _dense_seconds(self, step: Step, index: int) -> float:
         """On the GPU, with what a layer's kernels take to start."""

@@ -35,11 +35,13 @@ def test_a_json_object_for_each_phase_and_batch() -> None:
             "phase",
             "batch",
             "prompt",
+            "warm_up",
             "gen",
             "tok_s",
             "bytes_per_token",
             "gb_s",
             "read_gb_s",
+            "cache",
         }
         assert figure["prompt"] == 40
         assert figure["gb_s"] == pytest.approx(figure["tok_s"] * figure["bytes_per_token"] / 1e9)
@@ -50,11 +52,14 @@ def test_a_json_object_for_each_phase_and_batch() -> None:
 
 
 def test_a_table_for_people() -> None:
+    """What warms up is a line of its own."""
     layout = ["--device", "cpu", "--weight-layout", "file"]
-    done = bench("--threads", "1", "--prompt", "8", "--gen", "2", "--batch", "1", *layout)
+    lengths = ["--prompt", "8", "--warm-up", "3", "--gen", "2", "--batch", "1"]
+    done = bench("--threads", "1", *lengths, *layout)
     assert done.returncode == 0, done.stderr
     assert "tok/s" in done.stdout
-    assert "decode" in done.stdout
+    rows = [line.split()[:4] for line in done.stdout.splitlines()[2:]]
+    assert rows == [["prefill", "1", "8", "0"], ["warm-up", "1", "8", "3"], ["decode", "1", "8", "2"]]
 
 
 @pytest.mark.slow

@@ -14,7 +14,10 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from gguf.constants import GGMLQuantizationType as Type
 
 from benchmarks.header import qwen3moe, write_header
+from moeserve.bench.engine import EngineBench
+from moeserve.bench.engine_figures import CacheFigure, where_experts_are
 from moeserve.expert_cache.policy import DECAY
+from moeserve.expert_cache.routing_trace import RoutingTrace
 from moeserve.kernels import _C
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.models.open import open_dummy_model
@@ -191,3 +194,19 @@ def test_text_brings_its_experts(runner: Runner, tokens: list[int]) -> None:
     hits, misses = cache.totals.hits - before.hits, cache.totals.misses - before.misses
     assert hits + misses > 0
     assert hits > misses
+
+
+def test_the_benchmark_says_what_the_cache_found(model: Path) -> None:
+    """Warm-up and answer read the trace one after the other, whose experts are first those on the GPU, then others. The
+    last step of each is counted with the next one."""
+    config = config_of(model, num_gpu_experts=SLOTS, gpu_prefill_token_threshold=1000)
+    source, device = open_dummy_model(model), torch.device(DEVICE)
+    runner = load_gpu_runner(config, source, lambda *_: None, device, Start(), forced_rows=1)
+    ids = np.empty((8, LAYERS, 2), np.uint16)
+    ids[:4], ids[4:] = (0, 1), (3, 4)
+    bench = EngineBench(runner, 64, trace=RoutingTrace("made up", EXPERTS, ids))
+    _, warm_up, decode = bench.figures([1], 2, 4, warm_up=4)
+    assert (warm_up.phase, decode.phase) == ("warm-up", "decode")
+    assert warm_up.cache == CacheFigure(hit_rate=1.0, promotions=0.0)
+    assert decode.cache == CacheFigure(hit_rate=0.25, promotions=0.0)
+    assert f", {SLOTS} of a layer's {EXPERTS} experts on the GPU" == where_experts_are(runner.expert_use())

@@ -369,20 +369,24 @@ def test_the_expert_cache_is_predicted_from_a_trace(
     what it has assumed."""
     flags = ["--model", str(tiny_model), "--gpu-memory", "1.2", "--num-gpu-experts", "4", "--ram", "8"]
     shape = {"layers": 3, "experts": 8, "top_k": 2}
-    decode, hits = {}, {}
+    decode, hits, first = {}, {}, {}
     for name, distances in PRESETS.items():
         write_trace(tmp_path / name, generate(distances, name, tokens=600, **shape))
         speed = run(capsys, *flags, "--routing-trace", str(tmp_path / name))["speed"]
         decode[name], hits[name] = speed["decode"]["1"], speed["hit_rates"]["1"]
+        first[name] = speed["decode_at_first"]["1"], speed["hit_rates_at_first"]["1"]
     assert 0.4 < hits["uniform"] < 0.6
     assert hits["local"] > hits["uniform"]
     assert decode["local"] > decode["uniform"]
+    assert hits["uniform"] < first["local"][1] < hits["local"]  # the cache begins with any experts
+    assert first["local"][0] < decode["local"]
     assumed = run(capsys, *flags)
     assert any("--record-routing-trace" in caution for caution in assumed["cautions"])
     assert assumed["speed"]["hit_rates"].keys() == assumed["speed"]["decode"].keys() - {"64"}
     assert main(["plan", *flags]) == 0
-    assert "of their experts found on the GPU" in capsys.readouterr().out
-    assert run(capsys, *flags, "--expert-cache", "off")["speed"]["hit_rates"] == {}
+    text = capsys.readouterr().out
+    assert re.search(r"% of their experts found on the GPU; [\d,.]+ over the first 64 of a text\n", text)
+    assert run(capsys, *flags, "--expert-cache", "off")["speed"]["decode_at_first"] == {}
     trace = ["--routing-trace", str(tmp_path / "local")]
     assert "experts stay where they are" in fails(capsys, *flags, "--expert-cache", "off", *trace)
     write_trace(tmp_path / "other", generate(UNIFORM, "", tokens=600, layers=2, experts=8, top_k=2))

@@ -130,17 +130,41 @@ def test_prompts_are_shared_between_both_where_that_is_faster() -> None:
     assert best[256] < 0.9 * min(on_cpu[256], streamed[256])
 
 
-def test_hits_of_the_cache_spare_the_pool_its_reads() -> None:
-    """A layer waits for the slower side in each step, and a step cannot be shorter than its promotions take."""
+def steps_of(missed: list[int], promoted: int = 0) -> CacheUse:
+    """Steps with so many misses of each of four layers' eight experts, and promotions of 1 MB."""
+    return CacheUse([StepUse(np.full(4, 8), np.full(4, n), np.full(4, promoted)) for n in missed], 1_000_000)
+
+
+def cached_speed(settled: CacheUse, at_first: CacheUse | None = None, rates: CpuRates = RATES) -> HybridSpeed:
     model = sizes()
     placement = place(model, PlacementOptions(num_gpu_experts=64), Gpu(64 << 30, 0)).with_cache(model)
+    cache = CacheForecast(is_assumed=False, settled={1: settled}, at_first={1: at_first or settled})
+    return HybridSpeed(BIG, model, RoutingProbabilities(BIG), placement, rates, GpuRates(), cache=cache)
 
-    def decode(missed: list[int], promoted: float = 0.0) -> float:
-        steps = [StepUse(np.full(4, 8), np.full(4, misses)) for misses in missed]
-        cache = CacheForecast("", False, {1: CacheUse(0.0, promoted, steps)})
-        routing = RoutingProbabilities(BIG)
-        return HybridSpeed(BIG, model, routing, placement, RATES, GpuRates(), cache=cache).decode(1, 512)
 
-    rates = [decode([misses]) for misses in (8, 4, 2, 1, 0)]
+def test_hits_of_the_cache_spare_the_pool_its_reads() -> None:
+    """A layer waits for the slower side in each step, and a step cannot be shorter than its promotions take."""
+    rates = [cached_speed(steps_of([misses])).decode(1, 512) for misses in (8, 4, 2, 1, 0)]
     assert rates == sorted(rates)
-    assert decode([0], promoted=25e9) < 1.0
+    assert cached_speed(steps_of([0], promoted=6250)).decode(1, 512) < 1.0  # 25 GB a step
+
+
+def test_the_mean_is_of_steps_not_of_rates() -> None:
+    """Half of the steps without a miss, half with eight a layer: as long as one of each, one after the other."""
+    none, all_of_them, both = (cached_speed(steps_of(n)).decode(1, 512) for n in ([0], [8], [0, 8]))
+    assert 2 / both == pytest.approx(1 / none + 1 / all_of_them)
+
+
+def test_a_promotion_takes_a_step_as_long_as_reading_it() -> None:
+    """Also where PCIe has time for it beside the step."""
+    rates = [
+        cached_speed(steps_of([8], promoted), rates=dataclasses.replace(RATES, read=1e9)).decode(1, 512)
+        for promoted in (0, 3)
+    ]
+    assert 1 / rates[1] - 1 / rates[0] == pytest.approx(4 * 3 * 1e6 / 1e9)
+
+
+def test_a_text_begins_with_the_experts_of_another() -> None:
+    speed = cached_speed(steps_of([1]), at_first=steps_of([6]))
+    assert speed.decode(1, 512, at_first=True) == cached_speed(steps_of([6])).decode(1, 512)
+    assert speed.decode(1, 512) == cached_speed(steps_of([1])).decode(1, 512)

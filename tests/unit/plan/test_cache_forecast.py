@@ -1,0 +1,70 @@
+"""What a plan expects of the expert cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.header import qwen3moe
+from moeserve.expert_cache.generate import LOCAL, generate
+from moeserve.expert_cache.replay import SETTLING_STEPS
+from moeserve.expert_cache.routing_trace import RoutingTrace, write_trace
+from moeserve.placement import Gpu, ModelSizes, Placement, PlacementOptions, place
+from moeserve.plan.cache_forecast import forecast_cache
+from tests.support.placement_world import model
+
+LAYERS = 24  # enough exchanges that the policy soon knows whether they pay
+SHAPE = qwen3moe(num_layers=LAYERS, context_length=4096, vocab_size=1000)
+STEP_BYTES = 64 << 20
+
+
+@pytest.fixture(scope="module")
+def sizes() -> ModelSizes:
+    return model(layers=LAYERS, experts=128)
+
+
+@pytest.fixture(scope="module")
+def placement(sizes: ModelSizes) -> Placement:
+    return place(sizes, PlacementOptions(num_gpu_experts=96), Gpu(64 << 30, 0)).with_cache(sizes)
+
+
+def test_assumed_streams_have_texts_of_their_own(
+    sizes: ModelSizes, placement: Placement, tmp_path: Path
+) -> None:
+    """Found as often as those of four texts that were drawn apart; one text's parts have experts in common."""
+    parts = [
+        generate(LOCAL, "", tokens=2 * SETTLING_STEPS, layers=LAYERS, experts=128, top_k=8, seed=seed).ids
+        for seed in range(4)
+    ]
+    write_trace(tmp_path / "apart", RoutingTrace("four texts", 128, np.concatenate(parts)))
+    apart = forecast_cache(SHAPE, sizes, placement, [4], str(tmp_path / "apart"), STEP_BYTES)
+    assumed = forecast_cache(SHAPE, sizes, placement, [1, 4], None, STEP_BYTES)
+    assert apart is not None
+    assert assumed is not None
+    assert not apart.is_assumed
+    assert assumed.is_assumed
+    assert assumed.settled[4].hit_rate == pytest.approx(apart.settled[4].hit_rate, abs=0.015)
+    assert assumed.settled[4].hit_rate < assumed.settled[1].hit_rate
+
+
+def test_steps_are_divided_where_the_cache_has_settled(sizes: ModelSizes, placement: Placement) -> None:
+    """Promotions are of the steps that count, and in the first ones come those that another text needs."""
+    forecast = forecast_cache(SHAPE, sizes, placement, [1], None, STEP_BYTES)
+    assert forecast is not None
+    first, later = forecast.at_first[1], forecast.settled[1]
+    assert len(first.steps) == len(later.steps) == SETTLING_STEPS
+    assert first.hit_rate < later.hit_rate
+    assert first.promoted_bytes.sum() > 1.3 * later.promoted_bytes.sum() > 0
+    assert later.promoted_bytes.max() <= STEP_BYTES
+
+
+def test_too_many_streams_for_a_trace_are_left_out(
+    sizes: ModelSizes, placement: Placement, tmp_path: Path
+) -> None:
+    trace = generate(LOCAL, "", tokens=4 * SETTLING_STEPS, layers=LAYERS, experts=128, top_k=8)
+    write_trace(tmp_path / "short", trace)
+    forecast = forecast_cache(SHAPE, sizes, placement, [1, 2, 4, 32], str(tmp_path / "short"), STEP_BYTES)
+    assert forecast is not None
+    assert list(forecast.settled) == list(forecast.at_first) == [1, 2]
