@@ -27,7 +27,7 @@ class CacheUse:
     """Of some steps of so many streams. A layer that has no cache counts nothing."""
 
     steps: list[StepUse]
-    expert_bytes: int  # of one that is promoted
+    expert_bytes: npt.NDArray[np.int64]  # [layers], of one that is promoted
 
     @property
     def hit_rate(self) -> float:
@@ -38,7 +38,7 @@ class CacheUse:
     @property
     def promoted_bytes(self) -> npt.NDArray[np.float64]:
         """[steps]."""
-        return self.expert_bytes * np.array([step.promoted.sum() for step in self.steps], np.float64)
+        return np.array([step.promoted @ self.expert_bytes for step in self.steps], np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +72,32 @@ def forecast_cache(
         if layer.is_cached:
             cached[index, list(layer.gpu_experts)] = True
             movable[index, [e for e in range(layer.num_experts) if e not in layer.fixed]] = True
-    expert = max(
-        size.expert.cpu for size, layer in zip(sizes.layers, placement.layers, strict=True) if layer.is_cached
-    )
-    most = max(1, step_bytes // expert)
+    expert_bytes = np.array([of.expert.cpu for of in sizes.layers], np.int64)
+    largest = int((expert_bytes * movable.any(axis=1)).max())
+    most = max(1, min(step_bytes, _staging_bytes(sizes, placement, step_bytes)) // largest)
     settled, at_first = {}, {}
     for count in counts:
         trace = recorded or _assumed(model, count)
         if len(trace.ids) // count <= SETTLING_STEPS:
             continue  # too short a trace for so many
         steps = _replayed(Steps(trace, count), cached, movable, most)
-        at_first[count] = CacheUse(steps[:SETTLING_STEPS], expert)
-        settled[count] = CacheUse(steps[SETTLING_STEPS:], expert)
+        at_first[count] = CacheUse(steps[:SETTLING_STEPS], expert_bytes)
+        settled[count] = CacheUse(steps[SETTLING_STEPS:], expert_bytes)
     if recorded is not None and not settled:
         raise ConfigError(
             f"--routing-trace: {len(recorded.ids)} tokens are too few; {2 * SETTLING_STEPS} are needed"
         )
     return CacheForecast(recorded is None, settled, at_first)
+
+
+def _staging_bytes(sizes: ModelSizes, placement: Placement, without: int) -> int:
+    """What a step's promotions pass through: one of the buffers for streamed prompts, which holds the experts that a
+    layer has in RAM alone; `without` such buffers."""
+    if not placement.stream_bytes:
+        return without
+    on_gpu = slice(placement.layers_in_ram, None)
+    layers = zip(sizes.layers[on_gpu], placement.gpu_layers, strict=True)
+    return max(layer.num_cpu_experts * of.expert.cpu for of, layer in layers)
 
 
 def _assumed(model: ModelShape, streams: int) -> RoutingTrace:

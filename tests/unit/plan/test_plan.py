@@ -385,7 +385,12 @@ def test_the_expert_cache_is_predicted_from_a_trace(
     assert assumed["speed"]["hit_rates"].keys() == assumed["speed"]["decode"].keys() - {"64"}
     assert main(["plan", *flags]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"% of their experts found on the GPU; [\d,.]+ over the first 64 of a text\n", text)
+    rows = re.findall(
+        r"^  (.*\S) +[\d,.]+ tokens/s(.*), \d+% of (.*) experts found on the GPU; [\d,.]+ over the",
+        text,
+        re.M,
+    )
+    assert rows[:2] == [("one answer", "", "its"), ("4 at once", " together", "their")]
     assert run(capsys, *flags, "--expert-cache", "off")["speed"]["decode_at_first"] == {}
     trace = ["--routing-trace", str(tmp_path / "local")]
     assert "experts stay where they are" in fails(capsys, *flags, "--expert-cache", "off", *trace)
