@@ -18,7 +18,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.placement import ModelSizes, Placement
 
 ASSUMED = "local"
-STEPS = 64  # of an assumed text, behind those in which the cache settles
+STEPS = 64  # at least, behind those in which the cache settles
 MOST_STREAMS = 16  # more streams of different texts leave a cache little to follow
 
 
@@ -43,11 +43,16 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class CacheForecast:
-    """By the number of streams, of the same ones both."""
+    """By the number of streams, of the same ones both: those that the trace is long enough for."""
 
     is_assumed: bool  # the trace; else it was recorded
     settled: dict[int, CacheUse]
     at_first: dict[int, CacheUse]  # of the first SETTLING_STEPS, of a cache that has any experts
+
+
+def trace_tokens(streams: int) -> int:
+    """What a trace must have for so many."""
+    return streams * (SETTLING_STEPS + STEPS)
 
 
 def forecast_cache(
@@ -78,14 +83,15 @@ def forecast_cache(
     settled, at_first = {}, {}
     for count in counts:
         trace = recorded or _assumed(model, count)
-        if len(trace.ids) // count <= SETTLING_STEPS:
-            continue  # too short a trace for so many
+        if len(trace.ids) < trace_tokens(count):
+            continue
         steps = _replayed(Steps(trace, count), cached, movable, most)
         at_first[count] = CacheUse(steps[:SETTLING_STEPS], expert_bytes)
         settled[count] = CacheUse(steps[SETTLING_STEPS:], expert_bytes)
     if recorded is not None and not settled:
         raise ConfigError(
-            f"--routing-trace: {len(recorded.ids)} tokens are too few; {2 * SETTLING_STEPS} are needed"
+            f"--routing-trace: {len(recorded.ids)} tokens are too few; record at least {trace_tokens(1)} "
+            "(--record-routing-tokens)"
         )
     return CacheForecast(recorded is None, settled, at_first)
 
@@ -102,15 +108,14 @@ def _staging_bytes(sizes: ModelSizes, placement: Placement, without: int) -> int
 
 def _assumed(model: ModelShape, streams: int) -> RoutingTrace:
     """A text of its own for each stream."""
-    length = SETTLING_STEPS + STEPS
     return generate(
         PRESETS[ASSUMED],
         f"preset {ASSUMED}",
-        tokens=streams * length,
+        tokens=trace_tokens(streams),
         layers=model.num_layers,
         experts=model.num_experts,
         top_k=model.top_k,
-        topic_tokens=length,
+        topic_tokens=trace_tokens(1),
     )
 
 
