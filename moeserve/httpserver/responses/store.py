@@ -37,10 +37,20 @@ CREATE TABLE IF NOT EXISTS responses (
     input BLOB NOT NULL, response BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used);
-CREATE TABLE IF NOT EXISTS items (id TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS items_by_response ON items (response);
-CREATE TRIGGER IF NOT EXISTS items_end AFTER DELETE ON responses
-    BEGIN DELETE FROM items WHERE response = old.id; END;
+CREATE TABLE IF NOT EXISTS item_places (
+    item TEXT NOT NULL, response TEXT NOT NULL, PRIMARY KEY (item, response)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS item_places_by_response ON item_places (response);
+CREATE TRIGGER IF NOT EXISTS item_places_end AFTER DELETE ON responses
+    BEGIN DELETE FROM item_places WHERE response = old.id; END;
+"""
+# A file of a server that had one place for an item, whichever key's response was the last with it.
+_UPGRADE: Final = """
+BEGIN;
+INSERT OR IGNORE INTO item_places SELECT id, response FROM items;
+DROP TRIGGER IF EXISTS items_end;
+DROP TABLE items;
+COMMIT;
 """
 
 
@@ -111,6 +121,8 @@ class ResponseStore:
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = NORMAL")
             db.executescript(_SCHEMA)
+            if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'items'").fetchone():
+                db.executescript(_UPGRADE)
             self._bytes = _size_of(db)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
@@ -127,7 +139,7 @@ class ResponseStore:
             with self._db:
                 self._db.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", row)
                 self._db.executemany(
-                    "INSERT OR REPLACE INTO items VALUES (?, ?)", [(one, stored.id) for one in items]
+                    "INSERT OR IGNORE INTO item_places VALUES (?, ?)", [(one, stored.id) for one in items]
                 )
                 self._bytes += size
                 self._evict()
@@ -181,19 +193,28 @@ class ResponseStore:
         for item_id in item_ids:
             if item_id in found:
                 continue
-            row = self._db.execute("SELECT response FROM items WHERE id = ?", (item_id,)).fetchone()
-            if row is not None:
-                left -= self._size(row[0])
+            place = self._place(owner, item_id)
+            if place is not None:
+                left -= self._size(place)
                 if left < 0:
                     raise invalid("input", f"refers to more than {MAX_CHAIN_BYTES} bytes of stored responses")
-                with suppress(ApiError):  # another key's, or expired
-                    stored = self._get(owner, row[0])
+                with suppress(ApiError):  # it has expired
+                    stored = self._get(owner, place)
                     items = [*stored.input, *stored.response["output"]]
                     found |= {item["id"]: item for item in items if "id" in item}
             if item_id not in found:
                 message = f"input: there is no stored item {item_id[:200]!r}"
                 raise ApiError(404, message, param="input", code="item_not_found")
         return [found[item_id] for item_id in item_ids]
+
+    def _place(self, owner: str, item_id: str) -> str | None:
+        """The owner's response with this item that was used last: clients send items again, and choose ids."""
+        row = self._db.execute(
+            "SELECT id FROM item_places JOIN responses ON id = item_places.response WHERE item = ? AND owner = ? "
+            "ORDER BY used DESC LIMIT 1",
+            (item_id, owner),
+        ).fetchone()
+        return None if row is None else str(row[0])
 
     def _size(self, response_id: str) -> int:
         """Returns 0 for an unknown response."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
+import sqlite3
 import stat
 import time
 from collections.abc import Iterator
@@ -73,6 +75,53 @@ def test_a_response_is_its_owners(store: ResponseStore) -> None:
         with pytest.raises(ApiError, match="no stored response"):
             asyncio.run(call)
     assert is_there(store, "a")
+
+
+def with_item(name: str, item: str, text: str, owner: str = OWNER) -> Stored:
+    return Stored(name, owner, None, [{"id": item, "text": text}], {"id": name, "output": []})
+
+
+def texts_of(store: ResponseStore, item: str, owner: str = OWNER) -> list[str]:
+    return [found["text"] for found in asyncio.run(store.items(owner, [item]))]
+
+
+def test_an_item_is_there_as_long_as_a_response_with_it(store: ResponseStore) -> None:
+    """Clients send the items of before again."""
+    put(store, with_item("a", "msg_1", "first"), with_item("b", "msg_1", "again"))
+    assert texts_of(store, "msg_1") == ["again"]
+    asyncio.run(store.delete(OWNER, "b"))
+    assert texts_of(store, "msg_1") == ["first"]
+    asyncio.run(store.delete(OWNER, "a"))
+    with pytest.raises(ApiError, match="no stored item 'msg_1'"):
+        texts_of(store, "msg_1")
+
+
+def test_another_keys_item_of_the_same_id_is_another(store: ResponseStore) -> None:
+    """A client may choose the ids of what it sends."""
+    put(store, with_item("a", "msg_1", "mine"), with_item("b", "msg_1", "another's", owner="key-2"))
+    assert texts_of(store, "msg_1") == ["mine"]
+    assert texts_of(store, "msg_1", "key-2") == ["another's"]
+    with pytest.raises(ApiError, match="no stored item"):
+        texts_of(store, "msg_1", "key-3")
+
+
+def test_a_file_with_one_place_for_an_item_is_read(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path)
+    put(store, with_item("a", "msg_1", "mine"))
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:  # as version 0.1.0 wrote it
+        db.executescript("""
+            DROP TRIGGER item_places_end; DROP TABLE item_places;
+            CREATE TABLE items (id TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID;
+            CREATE INDEX items_by_response ON items (response);
+            CREATE TRIGGER items_end AFTER DELETE ON responses
+                BEGIN DELETE FROM items WHERE response = old.id; END;
+            INSERT INTO items VALUES ('msg_1', 'a');
+        """)
+    for _ in range(2):
+        again = ResponseStore(tmp_path)
+        assert texts_of(again, "msg_1") == ["mine"]
+        again.close()
 
 
 def test_what_was_used_longest_ago_goes_first(store: ResponseStore) -> None:
