@@ -129,9 +129,8 @@ def balance_loss(probabilities: Tensor, top_k: int, counts: Tensor) -> Tensor:
     probabilities [layers, rows, length, experts]; counts bool [rows, length]: tokens that are no padding.
     """
     experts = probabilities.shape[-1]
-    share = (counts / counts.sum()).to(
-        probabilities.dtype
-    )  # of each token in a mean; indexing would be slow backward
+    # Of each token in a mean; indexing would be slow backward.
+    share = (counts / counts.sum()).to(probabilities.dtype)
     chosen = torch.zeros_like(probabilities).scatter(-1, probabilities.topk(top_k).indices, 1.0)
     is_chosen = torch.einsum("lrte,rt->le", chosen, share) / top_k
     return experts * (is_chosen * torch.einsum("lrte,rt->le", probabilities, share)).sum(-1).mean()

@@ -58,9 +58,8 @@ class HostFunctions:
             _Layer(request.data_ptr(), answer.data_ptr(), wants, step)
             for request, answer, step in zip(region.requests, region.answers, steps, strict=True)
         ]
-        self._flags = torch.zeros(
-            4, dtype=torch.int64, device="cuda"
-        )  # where publish raises its flag instead
+        # Where publish raises its flag instead.
+        self._flags = torch.zeros(4, dtype=torch.int64, device="cuda")
         self._spans = [_span(region.memory, slot, n) for slot in region.slots]
         self._mirrors = [torch.empty_like(span, device="cuda") for span in self._spans]
 

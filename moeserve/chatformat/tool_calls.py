@@ -26,9 +26,8 @@ class CallBody(Protocol):
     """Reads one call."""
 
     announced: bool  # a CallStart has been given
-    unread: (
-        str  # after BROKEN: the end of the text, not part of `raw`, that may be something else's beginning
-    )
+    # After BROKEN: the end of the text, not part of `raw`, that may be something else's beginning.
+    unread: str
 
     @property
     def raw(self) -> str:

@@ -37,9 +37,8 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True):
 
     token_ids: bytes  # int32: the answer so far
     num_scored: int  # prompt positions whose logprobs it has
-    cached_tokens: (
-        int | None
-    )  # of the prompt, when it was first bound; None: without a token it does not matter
+    # Of the prompt, when it was first bound; None: without a token it does not matter.
+    cached_tokens: int | None
     first_token_at: float | None
 
 

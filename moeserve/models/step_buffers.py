@@ -11,7 +11,7 @@ from math import prod
 from typing import Literal
 
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
-from moeserve.models.interface import ModelShape
+from moeserve.models.interface import GatedDeltaNetShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
@@ -71,7 +71,7 @@ def gpu_step_buffers(
 ) -> tuple[Buffer, ...]:
     """Of a GPU's step of up to `rows` rows. floats: what the tensor cores multiply. float_weights: attention or experts
     are not quantised. adapter_rank: the largest that LoRA adapters may have, 0: there are none."""
-    wide = "float32" if rows <= FLOAT32_ROWS or float_weights else floats
+    wide: GpuFloat = "float32" if rows <= FLOAT32_ROWS or float_weights else floats
     small = rows <= SMALL_BATCH_ROWS
     acts = "float32" if small else floats
     hidden, top_k = model.hidden_size, model.top_k
@@ -83,9 +83,8 @@ def gpu_step_buffers(
     buffers = [
         Buffer("x", (rows, hidden)),  # the residual stream
         *_activations("y", rows, hidden, acts, quantised=small),  # its norm
-        Buffer(
-            "projected", (rows * projected,), wide
-        ),  # q, k and v, or what a recurrent layer has of the kind
+        # q, k and v, or what a recurrent layer has of the kind.
+        Buffer("projected", (rows * projected,), wide),
         Buffer("q", (rows, model.q_width if latent is None else latent.latent_width), "float16"),
         *_activations("attended", rows, model.mixed_width, acts, quantised=small),
         Buffer("output", (rows, 1, hidden), wide),  # of the attention block
@@ -108,25 +107,14 @@ def gpu_step_buffers(
         # (BF16, a whole prompt: 4.6e-5 from the truth with a rounded one).
         buffers.append(Buffer("router_input", (rows, hidden)))
     if delta_net is not None:
-        heads = delta_net.heads
-        buffers.append(
-            Buffer("delta_mixed", (rows, heads.channels), wide)
-        )  # q, k and v behind the convolution
-        if not small:
-            buffers.append(Buffer("delta_inverse", (rows, heads.value_heads, DELTA_CHUNK), wide))
+        buffers += _delta_net_buffers(delta_net, rows, wide)
     if rows > UNPACK_ROWS:
         room = rows * UNPACK_BYTES_OF_ROW // BYTES[floats]
         buffers.append(Buffer("unpacked", (_unpacked_numbers(model, projected, room),), floats))
     elif rows > UNPACK_DENSE_ROWS and not float_weights:
         buffers.append(Buffer("unpacked", (_dense_numbers(model, projected),), floats))
     if latent is not None:
-        by_head = rows * latent.num_heads
-        buffers += [
-            Buffer("latent_q", (rows, latent.q_rows), wide),
-            Buffer("nope", (by_head, latent.nope_dim), floats),
-            Buffer("rotated", (by_head, latent.rotary_dim), "float16"),
-            Buffer("latent_attended", (by_head, latent.rank), floats),
-        ]
+        buffers += _latent_buffers(latent, rows, wide, floats)
         if latent.q_rank:
             buffers += _activations("q_a", rows, latent.q_rank, acts, quantised=small)
     if small and rows > 1 and model.dense_width:
@@ -135,11 +123,37 @@ def gpu_step_buffers(
     if model.unrouted_width:
         buffers += _activations("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
     if adapter_rank:
-        # Between the two matrices of adapters, of q, k and v or of each route's gate and up; and what these add.
-        inner = max(top_k * model.expert_width, model.unrouted_width)
-        buffers.append(Buffer("adapter_shrunk", (rows * max(3, 2 * top_k) * adapter_rank,)))
-        buffers.append(Buffer("adapter_gate_up", (rows * 2 * inner,), wide))
+        buffers += _adapter_buffers(model, rows, adapter_rank, wide)
     return tuple(buffers)
+
+
+def _delta_net_buffers(delta_net: GatedDeltaNetShape, rows: int, wide: GpuFloat) -> list[Buffer]:
+    heads = delta_net.heads
+    mixed = Buffer("delta_mixed", (rows, heads.channels), wide)  # q, k and v behind the convolution
+    if rows <= SMALL_BATCH_ROWS:
+        return [mixed]
+    return [mixed, Buffer("delta_inverse", (rows, heads.value_heads, DELTA_CHUNK), wide)]
+
+
+def _latent_buffers(
+    latent: LatentAttentionShape, rows: int, wide: GpuFloat, floats: GpuFloat
+) -> list[Buffer]:
+    by_head = rows * latent.num_heads
+    return [
+        Buffer("latent_q", (rows, latent.q_rows), wide),
+        Buffer("nope", (by_head, latent.nope_dim), floats),
+        Buffer("rotated", (by_head, latent.rotary_dim), "float16"),
+        Buffer("latent_attended", (by_head, latent.rank), floats),
+    ]
+
+
+def _adapter_buffers(model: ModelShape, rows: int, rank: int, wide: GpuFloat) -> list[Buffer]:
+    """Between the two matrices of adapters, of q, k and v or of each route's gate and up; and what these add."""
+    inner = max(model.top_k * model.expert_width, model.unrouted_width)
+    return [
+        Buffer("adapter_shrunk", (rows * max(3, 2 * model.top_k) * rank,)),
+        Buffer("adapter_gate_up", (rows * 2 * inner,), wide),
+    ]
 
 
 def _dense_numbers(model: ModelShape, projected: int) -> int:

@@ -84,9 +84,8 @@ class BitField:
         return columns * self.bits // 8
 
 
-@dataclass(
-    frozen=True, slots=True, eq=False
-)  # one object a type, known by its identity: kernel launches hash it
+# One object a type, known by its identity: kernel launches hash it.
+@dataclass(frozen=True, slots=True, eq=False)
 class BlockLayout:
     """Where a quantised type's block has its codes and scales. A weight is s * (code - offset) - m, with the scale s
     and the min m of its group; `codes` of 8 bits, and those of a table, are signed."""

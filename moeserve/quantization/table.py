@@ -51,9 +51,8 @@ def type_name(number: int) -> str:
 
 
 IQ4_LEVELS = CodeTable((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
-E2M1_LEVELS = CodeTable(
-    (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-)  # doubled; E8M0 is halved in turn
+# Doubled; E8M0 is halved in turn.
+E2M1_LEVELS = CodeTable((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
 
 _S, _F, _L = StoredScales, BitField, BlockLayout
 # fmt: off

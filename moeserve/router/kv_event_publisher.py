@@ -142,9 +142,8 @@ class _Sender:
                 socket.close()
 
     def _send(self, number: bytes, payload: bytes) -> None:
-        self._publication.send_multipart(
-            [self._topic, number, payload]
-        )  # a PUB socket drops, and never waits
+        # A PUB socket drops, and never waits.
+        self._publication.send_multipart([self._topic, number, payload])
         self._kept.append((number, payload))
         self._kept_bytes += len(payload)
         while len(self._kept) > REPLAY_BATCHES or self._kept_bytes > REPLAY_BYTES:

@@ -13,38 +13,24 @@ from typing import Any
 
 from tqdm import tqdm
 
-from moeserve.command_line import add_shared_options, read_options
-from moeserve.config import ServerConfig
+from moeserve.command_line import read_options
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.pages import Tier
 from moeserve.messages.schema import LoadReport
 from moeserve.placement.step_tokens import ON_CPU
 from moeserve.router.__main__ import limits
+from moeserve.simulate.options import SHARED, TIMES, command_parser
 from moeserve.simulate.simulation import Simulation, SimulationResult
 from moeserve.simulate.step_time import StepTime, read_step_time
 from moeserve.simulate.tiers import TierModel
-from moeserve.simulate.worker import PAGE_TOKENS, Timing, virtual_ready
+from moeserve.simulate.worker import Timing, virtual_ready
 from moeserve.workload.metrics import summarize
 from moeserve.workload.options import (
-    add_judgement_options,
-    add_workload_options,
     objectives_from,
-    real,
-    whole,
     workload_from,
 )
 from moeserve.workload.plot import write_plot
 from moeserve.workload.report import TableRow, details, failures, save, table
-
-# Options of the server that have the same meaning here.
-SHARED = tuple(
-    option.name
-    for option in dataclasses.fields(ServerConfig)
-    if (option.metadata["group"] == "Capacity" or option.name == "max_model_len")
-    # Virtual KV and states have no bytes.
-    and option.name
-    not in ("kv_window_ratio", "state_snapshot_budget", "kv_cache_dtype", "kv_ram", "kv_disk", "kv_disk_gib")
-)
 
 
 def main(arguments: list[str]) -> int:
@@ -65,135 +51,6 @@ def main(arguments: list[str]) -> int:
     except (UserError, OSError) as error:
         parser.error(str(error))
     return 1 if all(outcome.error for outcome in result.outcomes) else 0
-
-
-def command_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="moeserve simulate",
-        usage="%(prog)s --max-total-tokens N [options]",
-        description="Run the scheduler under a workload in virtual time and report what users would see.",
-        allow_abbrev=False,
-    )
-    server = parser.add_argument_group("server (see `moeserve --help`)")
-    add_shared_options(
-        server,
-        SHARED,
-        max_model_len="longest prompt plus answer of one request, in tokens (default: what the KV pool holds)",
-        max_total_tokens="size of the KV pool, in tokens; needed, a server logs its own when it is ready",
-    )
-    _add_engine_options(parser)
-    add_workload_options(parser)
-    add_judgement_options(parser)
-    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
-    return parser
-
-
-def _add_engine_options(parser: argparse.ArgumentParser) -> None:
-    engine = parser.add_argument_group("engine")
-    engine.add_argument(
-        "--step-time",
-        type=Path,
-        metavar="FILE",
-        help="step-time model, from `moeserve bench steps --output FILE` (default: 12 layers of "
-        "Qwen3-30B-A3B in Q4_K_M on two Zen 5 cores)",
-    )
-    ms = real(0, 1e6)
-    engine.add_argument("--base-ms", type=ms, metavar="MS", help="instead of a file: what every step takes")
-    engine.add_argument("--token-ms", type=ms, metavar="MS", help="and what each of its tokens adds")
-    engine.add_argument(
-        "--max-tokens",
-        type=whole(1, 1 << 24),
-        metavar="N",
-        help="what clients ask for; answers end where they end (default: each asks for what it will get)",
-    )
-    engine.add_argument(
-        "--num-state-slots",
-        type=whole(0, 1 << 20),
-        default=0,
-        metavar="N",
-        help="slots of recurrent state, of running requests and snapshots, as a server logs them (default: 0, a model "
-        "without recurrent state)",
-    )
-    engine.add_argument(
-        "--ram-tokens",
-        type=whole(PAGE_TOKENS, 1 << 40),
-        default=0,
-        metavar="N",
-        help="size of the prefix cache's tier in RAM (--kv-ram), in tokens, as `moeserve plan` counts them (default: "
-        "0, no tier)",
-    )
-    engine.add_argument(
-        "--ram-tokens-per-s",
-        type=real(0, 1e12, above=True),
-        default=RAM_TOKENS_PER_S,
-        metavar="R",
-        help=f"how fast their KV is copied to the GPU (default: {RAM_TOKENS_PER_S:g})",
-    )
-    engine.add_argument(
-        "--ram-written-per-s",
-        type=real(0, 1e12, above=True),
-        default=RAM_WRITTEN_PER_S,
-        metavar="R",
-        help=f"how many tokens' KV a second is copied from the GPU (default: {RAM_WRITTEN_PER_S:g})",
-    )
-    engine.add_argument(
-        "--ram-step-tokens",
-        type=whole(PAGE_TOKENS, 1 << 30),
-        default=RAM_STEP_TOKENS,
-        metavar="N",
-        help="how many tokens' KV is copied from the GPU with a step while answers wait, which makes the step longer "
-        f"(default: {RAM_STEP_TOKENS}, 64 MiB of 48 layers of 2 KiB a token)",
-    )
-    engine.add_argument(
-        "--disk-tokens",
-        type=whole(PAGE_TOKENS, 1 << 40),
-        default=0,
-        metavar="N",
-        help="size of the prefix cache's tier on disk (--kv-disk), in tokens, as `moeserve plan` counts them "
-        "(default: 0, no tier)",
-    )
-    engine.add_argument(
-        "--disk-tokens-per-s",
-        type=real(0, 1e12, above=True),
-        default=DISK_TOKENS_PER_S,
-        metavar="R",
-        help=f"how fast their KV is read (default: {DISK_TOKENS_PER_S:g})",
-    )
-    engine.add_argument(
-        "--disk-written-per-s",
-        type=real(0, 1e12, above=True),
-        default=DISK_WRITTEN_PER_S,
-        metavar="R",
-        help=f"how many tokens' KV a second is written (default: {DISK_WRITTEN_PER_S:g})",
-    )
-    engine.add_argument(
-        "--state-tokens",
-        type=real(0, 1e9),
-        default=0.0,
-        metavar="N",
-        help="size of a state of recurrent layers in tiers, as that of the KV of so many tokens (default: 0)",
-    )
-    for name, value in dataclasses.asdict(DEFAULT_TIMING).items():
-        flag = f"--{name.replace('_', '-')}-ms"
-        text = f"{_TIMES[name]} (default: {value * 1e3:g})"
-        engine.add_argument(flag, type=ms, default=value * 1e3, metavar="MS", help=text)
-
-
-# Seconds: docs/results/2026-11-22-router-notes.md; frontend and connect on 16 cores: 2026-11-26-gpu-server.md there.
-DEFAULT_TIMING = Timing(frontend=0.0005, reply=0.001, hop=0.0003, gap=0.00015, connect=0.0008)
-RAM_TOKENS_PER_S = 250_000.0  # assumed: 48 layers of 2 KiB a token at 25 GB/s
-RAM_WRITTEN_PER_S = 400_000.0  # of 48 layers beside an H200: docs/results/2026-11-26-gpu-server.md
-RAM_STEP_TOKENS = 672  # whole pages within 64 MiB of 48 layers
-DISK_TOKENS_PER_S = 9400.0  # of 12 layers: docs/results/2026-11-22-disk-tier.md
-DISK_WRITTEN_PER_S = 14_000.0  # of 12 layers: docs/results/2026-11-25-tiers.md
-_TIMES = {
-    "frontend": "httpserver's time for each request, one after the other",
-    "reply": "from the router to the client, for each token",
-    "hop": "from the router to an idle worker, and back",
-    "gap": "between two steps",
-    "connect": "the client's time to open a connection; those of requests that come at once are all opened first",
-    "token_cpu": "what each token adds to a step where the other processes have no cores of their own",
-}
 
 
 def _simulation(args: argparse.Namespace) -> Simulation:
@@ -227,7 +84,7 @@ def _simulation(args: argparse.Namespace) -> Simulation:
         workload=workload_from(args),
         limits=limits(config, ready),
         step_time=step_time,
-        timing=Timing(**{name: getattr(args, f"{name}_ms") / 1e3 for name in _TIMES}),
+        timing=Timing(**{name: getattr(args, f"{name}_ms") / 1e3 for name in TIMES}),
         max_concurrency=args.max_concurrency,
         max_tokens=args.max_tokens,
         tiers=tiers,

@@ -23,9 +23,8 @@ _ANSWER, _STOP = Sampled(ANSWER_ID), Sampled(STOP_ID)
 class Timing:
     """Times beside those of the step-time model, in seconds."""
 
-    frontend: (
-        float  # httpserver's work for each request, one after the other: parsing, tokenising, validation
-    )
+    # httpserver's work for each request, one after the other: parsing, tokenising, validation.
+    frontend: float
     reply: float  # a token from the router to the client
     hop: float  # a plan from the router to an idle worker, and a result back
     # Between two steps when the second plan has arrived before the first step ends, and is not launched before.

@@ -46,9 +46,8 @@ def keep(
     while True:
         pid = os.fork()
         if pid == 0:
-            os.dup2(
-                os.open(os.devnull, os.O_RDONLY), line.fileno()
-            )  # no worker reads or writes what is the keeper's
+            # No worker reads or writes what is the keeper's.
+            os.dup2(os.open(os.devnull, os.O_RDONLY), line.fileno())
             os._exit(_serve(process, keeper, serve, is_first))
         line.sendall(f"started {pid}\n".encode())
         if prepare is not None and is_first:

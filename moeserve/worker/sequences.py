@@ -53,9 +53,8 @@ class Sequences:
         self.kv_slots: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.has_window_slots = has_window_slots
         self.window_slots: Int32s = np.zeros_like(self.kv_slots) if has_window_slots else self.kv_slots
-        self.state_slots: Int32s = np.full(
-            max_num_seqs, -1, np.int32
-        )  # where a sequence's recurrent state lives
+        # Where a sequence's recurrent state lives.
+        self.state_slots: Int32s = np.full(max_num_seqs, -1, np.int32)
         self.adapters: Int32s = np.full(max_num_seqs, -1, np.int32)  # -1: the model itself
         self._adapter_numbers = {"": -1} if adapter_numbers is None else adapter_numbers
         self.num_prompt = [0] * max_num_seqs

@@ -32,9 +32,8 @@ class WorkloadShape:
 
 PRESETS: dict[str, WorkloadShape] = {
     "random": WorkloadShape(),
-    "shared-prefix": WorkloadShape(
-        input_len=256, prefix_len=256, num_prefixes=10
-    ),  # vLLM's prefix_repetition
+    # vLLM's prefix_repetition.
+    "shared-prefix": WorkloadShape(input_len=256, prefix_len=256, num_prefixes=10),
     "multi-turn": WorkloadShape(input_len=128, prefix_len=1000, num_turns=10),
     "long-among-short": WorkloadShape(input_len=256, long_every=16),
 }

@@ -117,9 +117,8 @@ def kill_worker(run: Run, signum: int = signal.SIGKILL) -> None:
 def test_a_dead_worker_is_replaced_and_the_router_told_why(start: Callable[..., Run]) -> None:
     run = start().until_ready()
     config = run.directory / "config.json"
-    config.with_suffix(".new").touch(
-        exist_ok=False
-    )  # where it would be written: as if the disk were full now
+    # Where it would be written: as if the disk were full now.
+    config.with_suffix(".new").touch(exist_ok=False)
     kill_worker(run)
     run.wait_for_log("worker died (signal 9, Killed; out of memory?)")
     run.wait_for_log("WorkerExited(cause='signal 9, Killed; out of memory?', by_itself=False)")

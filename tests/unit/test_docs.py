@@ -178,6 +178,23 @@ def test_results_are_dated(page: Path) -> None:
         assert re.fullmatch(r"(-[a-z0-9]+)+\.md", topic)
 
 
+def test_code_that_pages_name_is_there() -> None:
+    """Files, and attributes of classes."""
+    sources = [file for kind in NAMING for file in (REPOSITORY / "moeserve").rglob(kind)]
+    files = {
+        file.name for folder in NAMED_FOLDERS for kind in NAMING for file in (REPOSITORY / folder).rglob(kind)
+    }
+    words = {word for file in sources for word in re.findall(r"\w+", file.read_text())}
+    named: dict[str, list[str]] = {}
+    for page in [*(DOCS / "explanation").glob("*.md"), *(DOCS / "development").glob("*.md")]:
+        text = page.read_text()
+        named[page.name] = re.findall(r"`[\w/]*?(\w+\.(?:py|h|cpp|inl|js))`", text)
+        assert set(named[page.name]) <= files, page.name
+        attributes = re.findall(r"`([A-Z]\w*)\.(\w+)`", text)
+        assert {word for pair in attributes for word in pair} <= words, page.name
+    assert sum(map(len, named.values())) > 50
+
+
 def test_tests_that_pages_name_are_there() -> None:
     """A promise of security.md is as good as its test."""
     files = [*(REPOSITORY / "tests").rglob("test_*.py")]

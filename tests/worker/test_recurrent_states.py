@@ -90,9 +90,8 @@ def test_a_snapshot_continues_where_it_was_taken(
 
 def test_the_worker_says_how_many_states_there_are(runner: Runner) -> None:
     ready = runner.ready()
-    assert ready.num_state_slots == 4 * (
-        1 + 4
-    )  # each sequence's, and as many snapshots as are kept by default
+    # Each sequence's, and as many snapshots as are kept by default.
+    assert ready.num_state_slots == 4 * (1 + 4)
 
 
 def test_the_model_is_tried_before_it_is_served(

@@ -29,9 +29,8 @@ class ChatFormats:
     thinking: ThinkingTokens | None = None
     call_form: CallForm | None = None  # of calls that a grammar enforces, with JSON
     own_form: CallForm | None = None  # likewise, with arguments in the model's own tags
-    control_tokens: Mapping[str, int] = field(
-        default_factory=dict
-    )  # by text: those that the format reads as text
+    # By text: those that the format reads as text.
+    control_tokens: Mapping[str, int] = field(default_factory=dict)
     tool_open: int | None = None  # begins calls; None if that takes several tokens
     call_end: int | None = None  # ends one call; None if that takes several tokens
     channels: Channels | None = None  # gpt-oss's format, in place of all the others

@@ -22,9 +22,8 @@ from moeserve.httpserver.observability.request_record import (
 from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST
 from moeserve.tracing import Span, Tracer
 
-log = logging.getLogger(
-    "moeserve.httpserver.access"
-)  # operators filter by this name: docs/reference/logs-and-traces.md
+# Operators filter by this name: docs/reference/logs-and-traces.md.
+log = logging.getLogger("moeserve.httpserver.access")
 
 MAX_PATH_CHARS: Final = 500  # in a log line; a client may send 64 kB
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"})

@@ -44,9 +44,8 @@ def _is_within(param: str, params: Collection[str]) -> bool:
 
 def _param_of(model: type[RequestModel], error: ErrorDetails) -> str:
     names = [str(part) for part in error["loc"] if part != "[key]"]
-    fields = itertools.takewhile(
-        lambda name: "[" not in name, names[1:]
-    )  # from a "[" on, types and not fields
+    # From a "[" on, types and not fields.
+    fields = itertools.takewhile(lambda name: "[" not in name, names[1:])
     param = ".".join([*names[:1], *fields])
     if not param and error["type"] in model.model_fields:
         param = error["type"]  # fields that disagree: the error is named after the one at fault

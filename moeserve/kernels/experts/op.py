@@ -177,9 +177,8 @@ def shared_gate(
     )
 
 
-_METHODS = {
-    m.block: m for m in map(method_for, (64, 128, 512, 2048, 8192))
-}  # blocks of different sizes are different methods'
+# Blocks of different sizes are different methods'.
+_METHODS = {m.block: m for m in map(method_for, (64, 128, 512, 2048, 8192))}
 
 
 class BlockWorkspace:

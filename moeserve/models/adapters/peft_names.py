@@ -9,9 +9,8 @@ from moeserve.models.sources.gguf import names as n
 
 BASE_LAYER = ".base_layer"  # in the name of a module with two adapted parameters, of the inner one
 FUSED_EXPERTS = "mlp.experts"  # one module with the matrices of all experts of a layer (`target_parameters`)
-_FUSED = tuple(
-    f"{module}{suffix}" for module in (FUSED_EXPERTS, "experts") for suffix in ("", BASE_LAYER)
-)  # Gemma's have no mlp before them
+# Gemma's have no mlp before them.
+_FUSED = tuple(f"{module}{suffix}" for module in (FUSED_EXPERTS, "experts") for suffix in ("", BASE_LAYER))
 
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<matrix>[AB])(?:\.default)?\.weight")
 # Of models that see or hear as well, whose parts for that have layers, too.

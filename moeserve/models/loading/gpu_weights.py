@@ -47,9 +47,8 @@ class GpuExperts:
 @dataclass(frozen=True, slots=True)
 class GpuAttention:
     norm: Tensor  # [hidden]
-    qkv: list[
-        MergedLinear
-    ]  # the rows of q, its gates if it has any, k and, where it has a matrix, v, in that order
+    # The rows of q, its gates if it has any, k and, where it has a matrix, v, in that order.
+    qkv: list[MergedLinear]
     q_norm: Tensor | None  # [head_dim] or [q_width]; None: q is not normalised
     k_norm: Tensor | None
     output: MergedLinear

@@ -60,9 +60,8 @@ class PageTiers:
         self._writer = PageWriter(sizes, tree, states, fastest, is_ram=sizes.tiers[0] == "ram")
         self._to_disk = DiskCopies(fastest, self._pages[1].keys) if len(sizes.tiers) == 2 else None
         self._loader = PageLoader(sizes, tree, states, take, free, available, self._rates, self._tier_of)
-        self.recompute_ms: Callable[[int, int], float] = lambda start, count: (
-            0.0
-        )  # set by Planner; 0: not known
+        # Set by Planner; 0: not known.
+        self.recompute_ms: Callable[[int, int], float] = lambda start, count: 0.0
         self.is_synced = False  # the worker has told what there is
         self._num_failed = 0  # pages and states
 

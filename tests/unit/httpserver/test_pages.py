@@ -122,9 +122,8 @@ def test_the_libraries_are_named_with_their_licences_and_stay_small() -> None:
     ):
         assert re.search(rf"^{re.escape(name)} \d+\.\d+\.\d+$", licences, re.MULTILINE)
     sizes = {file.name: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
-    swagger = sum(
-        sizes.pop(name) for name in ("swagger-ui-bundle.js", "swagger-ui.css")
-    )  # /docs alone loads them
+    # /docs alone loads them.
+    swagger = sum(sizes.pop(name) for name in ("swagger-ui-bundle.js", "swagger-ui.css"))
     pdf = sum(sizes.pop(name) for name in ("pdf.min.mjs", "pdf.worker.min.mjs"))  # loaded with a PDF alone
     assert sum(sizes.values()) < 1_000_000
     assert swagger < 2_000_000

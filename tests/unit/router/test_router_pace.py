@@ -92,9 +92,8 @@ def test_streamed_prompts_leave_answers_half_of_their_speed(step_tokens: int) ->
         kept = tokens_between(answer, prompt.sent, prompt.tokens[0]) / (prompt.tokens[0] - prompt.sent)
         assert kept > 0.49 * speed
     assert prompt.ttft < 2.05 * alone.ttft
-    assert any(
-        step.prompt_tokens for step in engine.steps[steps : steps + 4]
-    )  # the first chunk does not wait
+    # The first chunk does not wait.
+    assert any(step.prompt_tokens for step in engine.steps[steps : steps + 4])
     chunks = [step.prompt_tokens for step in engine.steps[steps:] if step.prompt_tokens]
     assert len(chunks) == -(-LONG // (step_tokens - len(answers)))
 

@@ -258,9 +258,8 @@ def test_refusals_are_failures_with_their_reason() -> None:
     assert [outcome.error != "" for outcome in too_long.outcomes] == [True, True]
     assert "max_model_len" in too_long.outcomes[0].error
     busy = simulate(single(*[(0, 5, 50)] * 40), max_num_seqs=4, max_num_queued_reqs=10)
-    assert (
-        sum("busy" in outcome.error for outcome in busy.outcomes) == 26 + 4
-    )  # nothing is bound before all came
+    # Nothing is bound before all came.
+    assert sum("busy" in outcome.error for outcome in busy.outcomes) == 26 + 4
     assert summarize(busy.outcomes, busy.duration, [], {})["completed"] == 10
 
 

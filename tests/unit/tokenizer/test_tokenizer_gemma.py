@@ -51,9 +51,8 @@ def theirs() -> Tokenizer:
 def ours(path: Path, tokenizer: Tokenizer, **changes: object) -> TextTokenizer:
     model = json.loads(tokenizer.to_str())["model"]
     pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    kinds = [
-        3 if p in CONTROLS else 4 if p in USER_DEFINED else 6 if p in BYTES else 1 for p in pieces
-    ]  # as llama.cpp's converter has them
+    # As llama.cpp's converter has them.
+    kinds = [3 if p in CONTROLS else 4 if p in USER_DEFINED else 6 if p in BYTES else 1 for p in pieces]
     metadata = {
         "tokenizer__ggml__model": "gemma4",
         "tokenizer__ggml__pre": None,
@@ -83,9 +82,8 @@ def test_what_ends_an_answer_and_begins_a_prompt(tmp_path: Path) -> None:
     ends = [tokenizer.encode(text)[0] for text in ("<eos>", "<turn|>", "<|tool_response>")]
     assert set(vocabulary.eos_ids) == set(ends)
     assert vocabulary.add_bos
-    assert (
-        tokenizer.encode("<|tool_response>")[0] in vocabulary.special
-    )  # a file says it is a user-defined one
+    # A file says it is a user-defined one.
+    assert tokenizer.encode("<|tool_response>")[0] in vocabulary.special
     assert tokenizer.decode(tokenizer.encode("<|tool_call>x")) == "<|tool_call>x"
     typed = tokenizer.encode("<turn|>", parse_special=False)
     assert len(typed) > 1

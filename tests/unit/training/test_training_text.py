@@ -51,9 +51,8 @@ def test_the_packaged_model_is_of_this_shape_and_template() -> None:
     assert path.stat().st_size <= 8_000_000
     gguf = open_gguf(path)
     assert gguf.metadata.require_str("tokenizer.chat_template") == CHAT_TEMPLATE.read_text()
-    assert (
-        sum(t.nbytes for t in gguf.tensors.values()) > SHAPE.parameters
-    )  # Q8_0 is a little over a byte each
+    # Q8_0 is a little over a byte each.
+    assert sum(t.nbytes for t in gguf.tensors.values()) > SHAPE.parameters
     elements = 0
     for tensor in gguf.tensors.values():
         size = 1

@@ -83,9 +83,8 @@ class CpuWorkspace:
         s = shape
         self.x = torch.empty(tokens, s.hidden_size, pin_memory=pinned)  # the residual stream
         self.y = Activations(tokens, s.hidden_size)  # its norm, the input of every block
-        self.q = torch.empty(
-            tokens, 0 if s.latent else s.q_width
-        )  # with k and v of the widest layer: forms.py
+        # With k and v of the widest layer: forms.py.
+        self.q = torch.empty(tokens, 0 if s.latent else s.q_width)
         self.k = torch.empty(tokens, s.kv_width)
         self.v = torch.empty(tokens, s.kv_width)
         is_gated = isinstance(s.heads, AttentionShape) and s.heads.is_gated

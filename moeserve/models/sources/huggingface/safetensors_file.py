@@ -19,9 +19,8 @@ from moeserve.models.sources.regular_file import map_file
 from moeserve.quantization import QUANT_TYPES, QuantType
 from moeserve.quantization.table import BF16
 
-TYPES = {
-    row.name: row for row in QUANT_TYPES.values() if not row.is_quantised
-}  # safetensors' names are ggml's
+# Safetensors' names are ggml's.
+TYPES = {row.name: row for row in QUANT_TYPES.values() if not row.is_quantised}
 FP8 = "F8_E4M3"  # read as bfloat16, where there are scales
 ITEM_BYTES = {name: row.block_bytes for name, row in TYPES.items()} | {"U8": 1, FP8: 1}
 _LENGTH = struct.Struct("<Q")  # of the header, at the file's beginning
