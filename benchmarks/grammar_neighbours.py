@@ -1,4 +1,6 @@
-"""What grammars of one API key cost the streams of another: `python -m benchmarks.grammar_neighbours`.
+"""What grammars of one API key cost the streams of another.
+
+    python -m benchmarks.grammar_neighbours
 
 1. A stream's tokens a second, alone, and beside one request with n = 63 whose grammar is ambiguous: the longer its
    answers, the longer each of their masks takes, or one in six of them.

@@ -1,4 +1,6 @@
-"""How long steps wait for masks of a crowd: `python -m benchmarks.late_masks`.
+"""How long steps wait for masks of a crowd.
+
+    python -m benchmarks.late_masks
 
 The worker's own part without a model: 63 answers of one key in step with one another, of whose masks one in six takes
 long, beside one answer without a grammar. A step is 35 ms of sleep. Printed are the longest waits, and how many tokens

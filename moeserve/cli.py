@@ -92,7 +92,7 @@ def worker(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """`bench engine|serve|steps …`. Exit code 2 for anything else."""
+    """`bench engine|serve|trace|steps …`. Exit code 2 for anything else."""
     from moeserve.bench.commands import main as run_bench
 
     return run_bench(arguments)
@@ -129,25 +129,25 @@ def reload(arguments: list[str]) -> int:
 
 
 def complete(arguments: list[str]) -> int:
+    from moeserve.bench.commands import COMMANDS as MEASUREMENTS
     from moeserve.completion import main as run_completion
 
     commands = {name: command.help for name, command in COMMANDS.items()}
+    modules = _PARSERS | {f"bench {name}": f"moeserve.bench.{name}" for name in MEASUREMENTS}
     parsers = {"serve": serve_parser} | {
-        words: importlib.import_module(module).command_parser for words, module in _PARSERS.items()
+        words: importlib.import_module(module).command_parser for words, module in modules.items()
     }
     return run_completion(arguments, commands, parsers)
 
 
-# The modules of the other commands that have flags.
+# The modules of the other commands.
 _PARSERS = {
     "worker": "moeserve.remote.command",
     "reload": "moeserve.launcher.reload",
     "plan": "moeserve.plan.command",
     "simulate": "moeserve.simulate.command",
+    "cache": "moeserve.kv.disk.command",
     "compare-dumps": "moeserve.dump.command",
-    "bench engine": "moeserve.bench.engine",
-    "bench serve": "moeserve.bench.serve",
-    "bench steps": "moeserve.bench.steps",
 }
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),

@@ -33,10 +33,10 @@ class Flag:
 
 
 def main(arguments: list[str], commands: Mapping[str, str], parsers: Mapping[str, Parser]) -> int:
-    """`commands`: names and what they do. `parsers`: those of the command lines that have flags, by their words, such
-    as "bench serve". Exit code 2 where no such shell is named."""
+    """`commands`: names and what they do. `parsers`: those of the command lines, by their words, such as "bench serve".
+    Exit code 2 where no such shell is named."""
     if len(arguments) == 1 and arguments[0] in SHELLS:
-        flags = {words: list(_flags(parser())) for words, parser in parsers.items()}
+        flags = {words: list(_flags(parser)) for words, parser in _command_lines(parsers)}
         print("\n".join(SHELLS[arguments[0]](commands, flags)))
         return 0
     asked = arguments[:1] in (["--help"], ["-h"])
@@ -46,6 +46,26 @@ def main(arguments: list[str], commands: Mapping[str, str], parsers: Mapping[str
 
 Parser = Callable[[], argparse.ArgumentParser]
 Flags = Mapping[str, list[Flag]]
+
+
+def _command_lines(parsers: Mapping[str, Parser]) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """By their words. A parser of several commands stands for theirs."""
+    for words, make in parsers.items():
+        parser = make()
+        several = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        if not several:
+            yield words, parser
+        for action in several:
+            for name, one in action.choices.items():
+                yield f"{words} {name}", one
+
+
+def _second_words(flags: Flags) -> dict[str, list[str]]:
+    """Of each command that needs one."""
+    found: dict[str, list[str]] = {}
+    for first, second in (words.split() for words in flags if " " in words):
+        found.setdefault(first, []).append(second)
+    return found
 
 
 def _flags(parser: argparse.ArgumentParser) -> Iterator[Flag]:
@@ -65,14 +85,16 @@ def _bash(commands: Mapping[str, str], flags: Flags) -> Iterator[str]:
     yield "_moeserve() {"
     yield "  COMPREPLY=()"
     yield '  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words="${COMP_WORDS[1]}"'
-    yield '  [[ $words == bench ]] && words="bench ${COMP_WORDS[2]}"'
+    second_words = _second_words(flags)
+    for first in second_words:
+        yield f'  [[ $words == {first} ]] && words="{first} ${{COMP_WORDS[2]}}"'
     yield "  if (( COMP_CWORD == 1 )) && [[ $word != -* ]]; then"
     yield f'    COMPREPLY=($(compgen -W {shlex.quote(" ".join(commands))} -- "$word")); return'
     yield "  fi"
-    yield "  if (( COMP_CWORD == 2 )) && [[ $before == bench ]]; then"
-    measured = " ".join(words.split()[1] for words in flags if words.startswith("bench "))
-    yield f'    COMPREPLY=($(compgen -W {shlex.quote(measured)} -- "$word")); return'
-    yield "  fi"
+    for first, seconds in second_words.items():
+        yield f"  if (( COMP_CWORD == 2 )) && [[ $before == {first} ]]; then"
+        yield f'    COMPREPLY=($(compgen -W {shlex.quote(" ".join(seconds))} -- "$word")); return'
+        yield "  fi"
     yield '  case "$words" in'
     for words, of_command in flags.items():
         if words != "serve":
@@ -113,9 +135,10 @@ def _fish(commands: Mapping[str, str], flags: Flags) -> Iterator[str]:
             value = " -r -F" if flag.takes_path else value
             about = _fish_quoted(flag.help.split("; ")[0][:80])
             yield f"complete -c moeserve -n {_fish_quoted(seen)} -l {flag.name[2:]}{value} -d {about}"
-        if words.startswith("bench "):
-            only = _fish_quoted(f"__fish_seen_subcommand_from bench; and not {seen.rpartition('; and ')[2]}")
-            yield f"complete -c moeserve -n {only} -f -a {words.split()[1]}"
+    for first, seconds in _second_words(flags).items():
+        names = " ".join(seconds)
+        before = f"__fish_seen_subcommand_from {first}; and not __fish_seen_subcommand_from {names}"
+        yield f"complete -c moeserve -n {_fish_quoted(before)} -f -a {_fish_quoted(names)}"
 
 
 def _fish_quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The operator library beside torch and, where it is installed, FlagGems (PyPI: flag-gems), on one GPU:
+"""The operator library beside torch and, where it is installed, FlagGems (PyPI: flag-gems), on one GPU.
 
     python -m benchmarks.gpu.operators
 

@@ -18,6 +18,29 @@ from moeserve.workload.options import whole
 
 def main(arguments: list[str]) -> int:
     """Exit code 0, or 2 with a message for bad arguments or a bad file."""
+    parser = command_parser()
+    args = parser.parse_args(arguments)
+    try:
+        shape = read_shape(open_dummy_model(args.model))
+        topics = "" if args.topic_tokens is None else f", a topic every {args.topic_tokens} tokens"
+        trace = generate(
+            PRESETS[args.preset],
+            f"preset {args.preset}{topics}, seed {args.seed}",
+            tokens=args.tokens,
+            layers=shape.num_layers,
+            experts=shape.num_experts,
+            top_k=shape.top_k,
+            topic_tokens=args.topic_tokens,
+            seed=args.seed,
+        )
+        write_trace(args.output, trace)
+    except (UserError, OSError, ValueError) as error:
+        parser.error(str(error))
+    print(f"{args.output}: {args.tokens} tokens, {trace.source}")
+    return 0
+
+
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve bench trace",
         usage="%(prog)s --model MODEL --output FILE [options]",
@@ -51,22 +74,4 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--seed", type=whole(0, 1 << 32), default=0, metavar="N", help="of the choices (default: 0)"
     )
-    args = parser.parse_args(arguments)
-    try:
-        shape = read_shape(open_dummy_model(args.model))
-        topics = "" if args.topic_tokens is None else f", a topic every {args.topic_tokens} tokens"
-        trace = generate(
-            PRESETS[args.preset],
-            f"preset {args.preset}{topics}, seed {args.seed}",
-            tokens=args.tokens,
-            layers=shape.num_layers,
-            experts=shape.num_experts,
-            top_k=shape.top_k,
-            topic_tokens=args.topic_tokens,
-            seed=args.seed,
-        )
-        write_trace(args.output, trace)
-    except (UserError, OSError, ValueError) as error:
-        parser.error(str(error))
-    print(f"{args.output}: {args.tokens} tokens, {trace.source}")
-    return 0
+    return parser

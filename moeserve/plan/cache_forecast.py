@@ -18,7 +18,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.placement import ModelSizes, Placement
 
 ASSUMED = "local"
-STEPS = 64  # of an assumed text, behind those in which the cache settles
+STEPS = 64  # at least, behind those in which the cache settles
 MOST_STREAMS = 16  # more streams of different texts leave a cache little to follow
 
 
@@ -27,7 +27,7 @@ class CacheUse:
     """Of some steps of so many streams. A layer that has no cache counts nothing."""
 
     steps: list[StepUse]
-    expert_bytes: int  # of one that is promoted
+    expert_bytes: npt.NDArray[np.int64]  # [layers], of one that is promoted
 
     @property
     def hit_rate(self) -> float:
@@ -38,16 +38,21 @@ class CacheUse:
     @property
     def promoted_bytes(self) -> npt.NDArray[np.float64]:
         """[steps]."""
-        return self.expert_bytes * np.array([step.promoted.sum() for step in self.steps], np.float64)
+        return np.array([step.promoted @ self.expert_bytes for step in self.steps], np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheForecast:
-    """By the number of streams, of the same ones both."""
+    """By the number of streams, of the same ones both: those that the trace is long enough for."""
 
     is_assumed: bool  # the trace; else it was recorded
     settled: dict[int, CacheUse]
     at_first: dict[int, CacheUse]  # of the first SETTLING_STEPS, of a cache that has any experts
+
+
+def trace_tokens(streams: int) -> int:
+    """What a trace must have for so many."""
+    return streams * (SETTLING_STEPS + STEPS)
 
 
 def forecast_cache(
@@ -72,36 +77,45 @@ def forecast_cache(
         if layer.is_cached:
             cached[index, list(layer.gpu_experts)] = True
             movable[index, [e for e in range(layer.num_experts) if e not in layer.fixed]] = True
-    expert = max(
-        size.expert.cpu for size, layer in zip(sizes.layers, placement.layers, strict=True) if layer.is_cached
-    )
-    most = max(1, step_bytes // expert)
+    expert_bytes = np.array([of.expert.cpu for of in sizes.layers], np.int64)
+    largest = int((expert_bytes * movable.any(axis=1)).max())
+    most = max(1, min(step_bytes, _staging_bytes(sizes, placement, step_bytes)) // largest)
     settled, at_first = {}, {}
     for count in counts:
         trace = recorded or _assumed(model, count)
-        if len(trace.ids) // count <= SETTLING_STEPS:
-            continue  # too short a trace for so many
+        if len(trace.ids) < trace_tokens(count):
+            continue
         steps = _replayed(Steps(trace, count), cached, movable, most)
-        at_first[count] = CacheUse(steps[:SETTLING_STEPS], expert)
-        settled[count] = CacheUse(steps[SETTLING_STEPS:], expert)
+        at_first[count] = CacheUse(steps[:SETTLING_STEPS], expert_bytes)
+        settled[count] = CacheUse(steps[SETTLING_STEPS:], expert_bytes)
     if recorded is not None and not settled:
         raise ConfigError(
-            f"--routing-trace: {len(recorded.ids)} tokens are too few; {2 * SETTLING_STEPS} are needed"
+            f"--routing-trace: {len(recorded.ids)} tokens are too few; record at least {trace_tokens(1)} "
+            "(--record-routing-tokens)"
         )
     return CacheForecast(recorded is None, settled, at_first)
 
 
+def _staging_bytes(sizes: ModelSizes, placement: Placement, without: int) -> int:
+    """What a step's promotions pass through: one of the buffers for streamed prompts, which holds the experts that a
+    layer has in RAM alone; `without` such buffers."""
+    if not placement.stream_bytes:
+        return without
+    on_gpu = slice(placement.layers_in_ram, None)
+    layers = zip(sizes.layers[on_gpu], placement.gpu_layers, strict=True)
+    return max(layer.num_cpu_experts * of.expert.cpu for of, layer in layers)
+
+
 def _assumed(model: ModelShape, streams: int) -> RoutingTrace:
     """A text of its own for each stream."""
-    length = SETTLING_STEPS + STEPS
     return generate(
         PRESETS[ASSUMED],
         f"preset {ASSUMED}",
-        tokens=streams * length,
+        tokens=trace_tokens(streams),
         layers=model.num_layers,
         experts=model.num_experts,
         top_k=model.top_k,
-        topic_tokens=length,
+        topic_tokens=trace_tokens(1),
     )
 
 

@@ -30,7 +30,7 @@ from moeserve.placement.options import (
 )
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
-from moeserve.plan.cache_forecast import CacheForecast, forecast_cache
+from moeserve.plan.cache_forecast import MOST_STREAMS, CacheForecast, forecast_cache, trace_tokens
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict
 from moeserve.plan.options import SHARED, command_parser
 from moeserve.plan.rates import CpuRates, GpuRates
@@ -347,6 +347,12 @@ def _cautions(
         cautions.append(
             "the expert cache's hits are those of a text that uses its experts again as published traces do; yours: "
             "record one with --record-routing-trace, and give it as --routing-trace"
+        )
+    short = [n for n in speed.decode if n <= MOST_STREAMS and n not in speed.hit_rates]
+    if cache is not None and short:
+        cautions.append(
+            f"--routing-trace has too few tokens for {' and '.join(map(str, short))} at once, whose rate is that of "
+            f"experts that stay where they are: record {trace_tokens(max(short)):,} (--record-routing-tokens)"
         )
     if speed.decode[1] > 1 / SHORT_STEP_S:
         cautions.append(

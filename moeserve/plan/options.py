@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from moeserve.command_line import add_shared_options
+from moeserve.plan.rates import GpuRates
 from moeserve.workload.options import real
 
 _PLACEMENT = (
@@ -54,7 +55,11 @@ def command_parser() -> argparse.ArgumentParser:
     )
     add_shared_options(parser, SHARED)
     machine = parser.add_argument_group("the machine")
-    number = real(0, 1e9, above=True)
+    number, gpu = real(0, 1e9, above=True), GpuRates()
+
+    def assumed(rate: float) -> str:
+        return f"default: measured; with --gpu-memory {rate:g} is assumed"
+
     machine.add_argument(
         "--gpu-memory", type=number, metavar="GIB", help="plan for a GPU with so much memory"
     )
@@ -64,9 +69,9 @@ def command_parser() -> argparse.ArgumentParser:
     for flag, metavar, text in (
         ("--cpu-bandwidth", "GB/s", "what all cores together read from RAM (default: measured)"),
         ("--cpu-gops", "GOPS", "8-bit multiplications and additions a second (default: measured)"),
-        ("--gpu-bandwidth", "GB/s", "what the GPU reads from its memory"),
-        ("--gpu-tflops", "TFLOPS", "what the GPU computes in bfloat16"),
-        ("--pcie-bandwidth", "GB/s", "from RAM to the GPU"),
+        ("--gpu-bandwidth", "GB/s", f"what the GPU reads from its memory ({assumed(gpu.read / 1e9)})"),
+        ("--gpu-tflops", "TFLOPS", f"what the GPU computes in bfloat16 ({assumed(gpu.ops / 1e12)})"),
+        ("--pcie-bandwidth", "GB/s", f"from RAM to the GPU ({assumed(gpu.pcie / 1e9)})"),
         ("--disk-bandwidth", "GB/s", "what --kv-disk is read with (default: 1)"),
     ):
         machine.add_argument(flag, type=number, metavar=metavar, help=text)

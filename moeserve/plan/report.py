@@ -227,7 +227,7 @@ def _speed(plan: PlacementPlan) -> str:
     decode = [
         _row(
             f"{streams} at once" if streams > 1 else "one answer",
-            f"{rate:,.1f} tokens/s" + _found(plan.speed, streams),
+            f"{rate:,.1f} tokens/s{' together' if streams > 1 else ''}{_found(plan.speed, streams)}",
         )
         for streams, rate in plan.speed.decode.items()
     ]
@@ -237,8 +237,9 @@ def _speed(plan: PlacementPlan) -> str:
 def _found(speed: Speed, streams: int) -> str:
     if streams not in speed.hit_rates:
         return ""
+    whose = "their" if streams > 1 else "its"
     first = f"{speed.decode_at_first[streams]:,.1f} over the first {SETTLING_STEPS} of a text"
-    return f", {speed.hit_rates[streams]:.0%} of their experts found on the GPU; {first}"
+    return f", {speed.hit_rates[streams]:.0%} of {whose} experts found on the GPU; {first}"
 
 
 def _row(name: str, text: str) -> str:

@@ -203,7 +203,7 @@ def _with_experts(layer: LayerShape, count: int, num_ranks: int) -> LayerShape:
 def as_text(plan: GroupPlan, head: str, command: str, cautions: Sequence[str]) -> str:
     lines = [_gpu_line(at, gpu) for at, gpu in enumerate(plan.gpus)]
     prefill = [f"  prompt of {n:,}: {rate:,.0f} tokens/s" for n, rate in plan.speed.prefill.items()]
-    decode = [f"  {n} at once: {rate:,.1f} tokens/s" for n, rate in plan.speed.decode.items()]
+    decode = [f"  {n} at once: {rate:,.1f} tokens/s together" for n, rate in plan.speed.decode.items()]
     in_ram = sum(gpu.placement.cpu_weight_bytes for gpu in plan.gpus)
     return "\n".join(
         [

@@ -18,7 +18,7 @@ _patch_tensor = interpreter._patch_lang_tensor
 def _patch_tensor_and_index(tensor: object, scope: object) -> None:
     """Triton 3.6's interpreter makes int() of one-element arrays, which numpy refuses from 2.4 on."""
     _patch_tensor(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())  # type: ignore[attr-defined]
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
 
 interpreter._patch_lang_tensor = _patch_tensor_and_index
@@ -35,17 +35,13 @@ class _Launch:
 
     def restore(self) -> None:
         _patched.clear()
-        self._scope.restore()  # type: ignore[attr-defined]
+        self._scope.restore()
 
 
 def _patch_once(fn: object) -> object:
     """Triton patches its language at each call of a function within a kernel, tl.sum and the like too. Once in a kernel
     is enough for functions that see the same names of it."""
-    names = frozenset(
-        name
-        for name in ("tl", "core", "language")
-        if name in fn.__globals__  # type: ignore[attr-defined]
-    )
+    names = frozenset(name for name in ("tl", "core", "language") if name in fn.__globals__)
     if names in _patched:
         return None  # only a launch, which comes first, uses the result
     scope = _patch_lang(fn)
@@ -63,7 +59,7 @@ def _cached_np_dtype(dtype: Any) -> np.dtype[Any]:
     """It would make its table anew at each call."""
     scalar = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
     pointer = isinstance(scalar, tl.pointer_type)
-    return _np_dtype(scalar) if pointer else _np_dtype_of_scalar(scalar)  # type: ignore[no-any-return]
+    return _np_dtype(scalar) if pointer else _np_dtype_of_scalar(scalar)
 
 
 interpreter._get_np_dtype = _cached_np_dtype

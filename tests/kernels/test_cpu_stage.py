@@ -143,6 +143,6 @@ def test_the_embedding_alone(model: Path, tmp_path: Path) -> None:
         assert a.logprob == pytest.approx(b.logprob, abs=0.02)
 
 
-def heat_of(runner: Runner) -> np.ndarray:  # type: ignore[type-arg]
+def heat_of(runner: Runner) -> np.ndarray:
     use: ExpertUse = runner.expert_use()
     return np.frombuffer(use.tokens, np.int64).reshape(use.layers, use.experts)

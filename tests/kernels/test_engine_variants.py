@@ -16,7 +16,7 @@ PROMPT = np.random.default_rng(3).integers(0, 4000, 90).astype(np.int32)
 
 def answer(**options: object) -> list[tuple[int, TokenLogprob | None]]:
     """Ten greedy tokens with logprobs after a prompt in two chunks."""
-    config = ServerConfig(model=str(TINY_MODEL), max_num_seqs=4, max_model_len=256, **options)  # type: ignore[arg-type]
+    config = ServerConfig(model=str(TINY_MODEL), max_num_seqs=4, max_model_len=256, **options)
     runner = load_runner(config, lambda *_: None)
     sampling = SamplingParams(max_tokens=10, temperature=0.0, logprobs=5)
     slots = np.random.default_rng(4).permutation(runner.ready().num_kv_slots)[:256].astype(np.int32)

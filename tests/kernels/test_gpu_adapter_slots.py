@@ -87,7 +87,7 @@ def test_a_step_takes_the_least_scope_that_its_rows_need(folder: Path) -> None:
 
 def test_what_is_recorded(folder: Path) -> None:
     def scopes(*names: str, experts_in_ram: bool = False, **options: object) -> list[AdapterScope]:
-        config = ServerConfig(lora_modules=tuple(f"{name}={folder / name}" for name in names), **options)  # type: ignore[arg-type]
+        config = ServerConfig(lora_modules=tuple(f"{name}={folder / name}" for name in names), **options)
         plan = plan_gpu_adapters(config, SHAPE, 2)
         assert plan is not None
         return scopes_to_record(config, plan.checked, SHAPE, experts_in_ram=experts_in_ram)

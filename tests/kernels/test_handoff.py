@@ -37,7 +37,7 @@ def stream(request: pytest.FixtureRequest) -> CpuStream:
 
 def handoff(stream: CpuStream, *layers: Layer | None, **options: float) -> ExpertHandoff:
     experts = [None if layer is None else layer.experts for layer in layers]
-    return ExpertHandoff(stream, experts, MAX_TOKENS, HIDDEN, TOP_K, "cpu", **options)  # type: ignore[arg-type]
+    return ExpertHandoff(stream, experts, MAX_TOKENS, HIDDEN, TOP_K, "cpu", **options)
 
 
 def test_steps_are_answered_layer_by_layer(stream: CpuStream) -> None:

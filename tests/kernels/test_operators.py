@@ -39,12 +39,12 @@ Run = tuple[str, Callable[[str], Call]]
 
 
 def through_torch(name: str) -> Call:
-    return getattr(torch.ops.moeserve, name)  # type: ignore[no-any-return]
+    return getattr(torch.ops.moeserve, name)
 
 
 def on_the_gpu(name: str) -> Call:
     """The dispatcher's way where there is a GPU, else the interpreter's, on CPU tensors."""
-    return through_torch(name) if DEVICE == "cuda" else getattr(cuda, name)  # type: ignore[no-any-return]
+    return through_torch(name) if DEVICE == "cuda" else getattr(cuda, name)
 
 
 RUNS: list[Run] = [("cpu", through_torch), (DEVICE, on_the_gpu)]

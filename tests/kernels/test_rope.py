@@ -199,8 +199,8 @@ def hugging_face_frequencies(parameters: dict[str, Any], head_dim: int) -> tuple
 
     config = Qwen3MoeConfig(head_dim=head_dim, rope_parameters=parameters, max_position_embeddings=131072)
     if parameters["rope_type"] == "default":
-        return Qwen3MoeRotaryEmbedding.compute_default_rope_parameters(config)  # type: ignore[no-any-return]
-    return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)  # type: ignore[no-any-return]
+        return Qwen3MoeRotaryEmbedding.compute_default_rope_parameters(config)
+    return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
 
 
 def test_far_positions_keep_their_angle(config: ModelShape) -> None:

@@ -106,7 +106,7 @@ def test_the_filters_let_exactly_the_references_tokens_through() -> None:
 @pytest.mark.parametrize("spread", [0.0, 0.1, 3.0])
 def test_filters_on_a_whole_vocabulary(filters: dict[str, float], spread: float) -> None:
     logits = torch.randn(QWEN_VOCAB, generator=torch.Generator().manual_seed(1)) * spread
-    p = Params(**filters)  # type: ignore[arg-type]
+    p = Params(**filters)
     ids, probabilities = reference.survivors(logits, p)
     got, weights = survivors_of(SamplerState(1, QWEN_VOCAB), logits, p)
     assert got == ids.tolist()
@@ -160,7 +160,7 @@ def test_draws_with_everything_set_are_the_references() -> None:
 def test_draws_follow_the_distribution(filters: dict[str, float]) -> None:
     """Chi-square of 20,000 draws, against its 99.99% quantile."""
     logits = torch.randn(12, generator=torch.Generator().manual_seed(3))
-    p = Params(seed=11, temperature=0.8, **filters)  # type: ignore[arg-type]
+    p = Params(seed=11, temperature=0.8, **filters)
     ids, probabilities = reference.survivors(logits, p)
     state, slot, draws = SamplerState(1, 12), np.zeros(1, np.int32), 20_000
     bind(state, 0, p)
@@ -358,7 +358,7 @@ def test_what_does_not_fit_is_refused() -> None:
         {"bias_ids": [10], "bias_values": [1.0]},
     ):
         with pytest.raises(ValueError, match="token id"):
-            bind(state, 0, Params(**lists))  # type: ignore[arg-type]
+            bind(state, 0, Params(**lists))
     for p in (
         Params(temperature=-1.0),
         Params(temperature=INF),

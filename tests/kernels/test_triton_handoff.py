@@ -28,7 +28,7 @@ def stream() -> CpuStream:
 
 def handoff(stream: CpuStream, *layers: Layer | None, **options: int) -> ExpertHandoff:
     experts = [None if layer is None else layer.experts for layer in layers]
-    return ExpertHandoff(stream, experts, MAX_TOKENS, HIDDEN, TOP_K, DEVICE, **options)  # type: ignore[arg-type]
+    return ExpertHandoff(stream, experts, MAX_TOKENS, HIDDEN, TOP_K, DEVICE, **options)
 
 
 def run_layer(h: ExpertHandoff, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def test_deferral_moves_the_least_of_a_token_one_layer_on(stream: CpuStream) -> 
         whole = part(2, 0) + part(2, 1)  # the layer after it has no CPU experts: nothing is left for it
         assert nmse(got[2], whole + part(1, 1)) <= 5e-4
         total = sum(layers[i].expected(*batch) for i, batch in enumerate(batches))
-        assert nmse(sum(got), total) <= 5e-4  # type: ignore[arg-type]
+        assert nmse(sum(got), total) <= 5e-4
     finish(h)
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from moeserve import cli, command_line
 from moeserve.__main__ import run
+from moeserve.bench.commands import COMMANDS as MEASUREMENTS
 from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.cpus import pool_threads
 from moeserve.errors import ConfigError
@@ -267,6 +268,10 @@ BASH = shutil.which("bash")
         (["serve", "--device", ""], {"auto", "cpu", "cuda"}),
         (["bench", "s"], {"serve", "steps"}),
         (["bench", "engine", "--pro"], {"--prompt"}),
+        (["bench", "trace", "--preset", "u"], {"uniform"}),
+        (["cache", ""], {"list", "verify", "prune"}),
+        (["cache", "list", "--"], {"--help"}),
+        (["cache", "list", "pyproject.t"], set()),
         (["plan", "--gpu-mem"], {"--gpu-memory", "--gpu-memory-budget"}),
         (["serve", "--model", "pyproject.t"], set()),  # the shell completes paths
         (["serve", "pyproject.t"], set()),
@@ -301,7 +306,20 @@ def test_completion_for_the_other_shells(capsys: pytest.CaptureFixture[str]) -> 
     assert any(
         "'__fish_seen_subcommand_from serve' -l device -x -a 'auto cpu cuda'" in line for line in lines
     )
+    seen = "__fish_seen_subcommand_from"
+    after_cache = f"'{seen} cache; and not {seen} list verify prune' -f -a 'list verify prune'"
+    assert f"complete -c moeserve -n {after_cache}" in lines
     assert cli.main(["completion", "tcsh"]) == 2
+
+
+def test_every_command_completes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", "fish"]) == 0
+    printed = capsys.readouterr().out
+    without_flags = {"completion", "bench", "cache"}  # the last two have commands
+    for command in cli.COMMANDS.keys() - without_flags:
+        assert f"__fish_seen_subcommand_from {command}' -l " in printed, command
+    for measurement in MEASUREMENTS:
+        assert f"and __fish_seen_subcommand_from {measurement}' -l " in printed, measurement
 
 
 # ---------------------------------------------------------------- the real commands

@@ -48,6 +48,19 @@ class _Found:
 
 def main(arguments: Sequence[str]) -> int:
     """Exit codes: 1 where `verify` finds damage, 2 for a folder that is none of --kv-disk or in use."""
+    options = command_parser().parse_args(arguments)
+    run_command: Callable[[argparse.Namespace], int] = options.run
+    if not (options.folder / LOCK).exists():
+        print(f"moeserve cache: {options.folder}: no folder that a server has used as --kv-disk")
+        return EXIT_USAGE
+    try:
+        return run_command(options)
+    except (ConfigError, OSError) as error:
+        print(f"moeserve cache: {error}")
+        return EXIT_USAGE
+
+
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve cache", description="Look at the folder of --kv-disk, check it, or make room."
     )
@@ -62,16 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         command.set_defaults(run=run)
         if name == "prune":
             command.add_argument("gib", type=float, metavar="GIB", help="how much may stay; 0: nothing")
-    options = parser.parse_args(arguments)
-    run_command: Callable[[argparse.Namespace], int] = options.run
-    if not (options.folder / LOCK).exists():
-        print(f"moeserve cache: {options.folder}: no folder that a server has used as --kv-disk")
-        return EXIT_USAGE
-    try:
-        return run_command(options)
-    except (ConfigError, OSError) as error:
-        print(f"moeserve cache: {error}")
-        return EXIT_USAGE
+    return parser
 
 
 def _segments(folder: Path) -> list[_Found]:

@@ -60,6 +60,16 @@ def test_steps_are_divided_where_the_cache_has_settled(sizes: ModelSizes, placem
     assert later.promoted_bytes.max() <= STEP_BYTES
 
 
+def test_promotions_pass_through_the_buffers_of_streamed_prompts(sizes: ModelSizes) -> None:
+    """These hold the experts that a layer has in RAM alone: six, where nearly all are on the GPU."""
+    options = PlacementOptions(num_gpu_experts=122)
+    nearly_all = place(sizes, options, Gpu(64 << 30, 0)).with_cache(sizes)
+    forecast = forecast_cache(SHAPE, sizes, nearly_all, [4], None, STEP_BYTES)
+    assert forecast is not None
+    uses = forecast.at_first[4]
+    assert max(step.promoted.sum() for step in uses.steps) == 6 < STEP_BYTES // sizes.layers[0].expert.cpu
+
+
 def test_too_many_streams_for_a_trace_are_left_out(
     sizes: ModelSizes, placement: Placement, tmp_path: Path
 ) -> None:

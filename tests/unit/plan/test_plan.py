@@ -369,12 +369,15 @@ def test_the_expert_cache_is_predicted_from_a_trace(
     what it has assumed."""
     flags = ["--model", str(tiny_model), "--gpu-memory", "1.2", "--num-gpu-experts", "4", "--ram", "8"]
     shape = {"layers": 3, "experts": 8, "top_k": 2}
+    trace = ["--routing-trace", str(tmp_path / "local")]
     decode, hits, first = {}, {}, {}
     for name, distances in PRESETS.items():
         write_trace(tmp_path / name, generate(distances, name, tokens=600, **shape))
         speed = run(capsys, *flags, "--routing-trace", str(tmp_path / name))["speed"]
         decode[name], hits[name] = speed["decode"]["1"], speed["hit_rates"]["1"]
         first[name] = speed["decode_at_first"]["1"], speed["hit_rates_at_first"]["1"]
+    said = run(capsys, *flags, *trace)["cautions"]
+    assert any("too few tokens for 16 at once" in caution and "record 2,048" in caution for caution in said)
     assert 0.4 < hits["uniform"] < 0.6
     assert hits["local"] > hits["uniform"]
     assert decode["local"] > decode["uniform"]
@@ -385,13 +388,19 @@ def test_the_expert_cache_is_predicted_from_a_trace(
     assert assumed["speed"]["hit_rates"].keys() == assumed["speed"]["decode"].keys() - {"64"}
     assert main(["plan", *flags]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"% of their experts found on the GPU; [\d,.]+ over the first 64 of a text\n", text)
+    rows = re.findall(
+        r"^  (.*\S) +[\d,.]+ tokens/s(.*), \d+% of (.*) experts found on the GPU; [\d,.]+ over the",
+        text,
+        re.M,
+    )
+    assert rows[:2] == [("one answer", "", "its"), ("4 at once", " together", "their")]
     assert run(capsys, *flags, "--expert-cache", "off")["speed"]["decode_at_first"] == {}
-    trace = ["--routing-trace", str(tmp_path / "local")]
     assert "experts stay where they are" in fails(capsys, *flags, "--expert-cache", "off", *trace)
     write_trace(tmp_path / "other", generate(UNIFORM, "", tokens=600, layers=2, experts=8, top_k=2))
     assert "it is of 2 layers of 8 experts" in fails(
         capsys, *flags, "--routing-trace", str(tmp_path / "other")
     )
     write_trace(tmp_path / "short", generate(UNIFORM, "", tokens=60, **shape))
-    assert "60 tokens are too few" in fails(capsys, *flags, "--routing-trace", str(tmp_path / "short"))
+    assert "60 tokens are too few; record at least 128" in fails(
+        capsys, *flags, "--routing-trace", str(tmp_path / "short")
+    )

@@ -132,7 +132,8 @@ def test_prompts_are_shared_between_both_where_that_is_faster() -> None:
 
 def steps_of(missed: list[int], promoted: int = 0) -> CacheUse:
     """Steps with so many misses of each of four layers' eight experts, and promotions of 1 MB."""
-    return CacheUse([StepUse(np.full(4, 8), np.full(4, n), np.full(4, promoted)) for n in missed], 1_000_000)
+    steps = [StepUse(np.full(4, 8), np.full(4, n), np.full(4, promoted)) for n in missed]
+    return CacheUse(steps, np.full(4, 1_000_000))
 
 
 def cached_speed(settled: CacheUse, at_first: CacheUse | None = None, rates: CpuRates = RATES) -> HybridSpeed:
