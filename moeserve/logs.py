@@ -32,7 +32,7 @@ _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, process, the request's id where there is one, message; then a traceback, if any."""
+    """Time, level, process, the request's id where there is one, message; then a traceback, if any, indented."""
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)-7s {process}: %(message)s")
@@ -42,6 +42,9 @@ class TextFormatter(logging.Formatter):
         message = record.message.translate(_CONTROLS)
         record.message = f"[{identity}] {message}" if identity else message
         return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join("  " + line.translate(_CONTROLS) for line in super().formatException(ei).split("\n"))
 
 
 class JsonFormatter(logging.Formatter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
@@ -15,9 +16,13 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from moeserve.httpserver.server import SPARE_CONNECTIONS
+from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.connection import SPARE_DESCRIPTORS
+from moeserve.httpserver.transport.decompress import Decompress
+from moeserve.httpserver.transport.errors import ApiError
 from tests.support.http_harness import TLS, HttpServer, echo, ready_message, silence, within
 
 BODY = b'{"prompt":"Hi","max_tokens":1}'
@@ -110,12 +115,35 @@ def test_encoded_bodies(server: HttpServer, encoding: str, encode: type[bytes]) 
 
     padded = json.dumps({"prompt": "Hi", "max_tokens": 1, "user": "x" * 500}).encode() + b" " * 2_000_000
     assert post(encode(padded)).status_code == 200
-    for broken in (BODY, encode(BODY)[:-6], b""):
+    for broken in (BODY, encode(BODY)[:-6], b"", encode(BODY) + b"x"):
         refused = post(broken)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "content_encoding")
     bomb = encode(b'{"a":"' + b"x" * (40 << 20) + b'"}')
     assert len(bomb) < 100_000
     assert post(bomb).status_code == 413
+
+
+def test_what_follows_an_encoded_body_is_not_kept() -> None:
+    """zlib keeps it, and copies all of it with each piece."""
+    pieces = [gzip.compress(BODY), *[bytes(1 << 20)] * 64]
+    taken = 0
+
+    async def receive() -> Message:
+        nonlocal taken
+        taken += 1
+        return {"type": "http.request", "body": pieces[taken - 1], "more_body": taken < len(pieces)}
+
+    async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            pass
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    scope = {"type": "http", "headers": [(b"content-encoding", b"gzip")]}
+    with pytest.raises(ApiError, match="bytes follow the end"):
+        asyncio.run(Decompress(read_all, ApiTable([]))(scope, receive, send))
+    assert taken == 2
 
 
 def test_other_encodings_are_refused(server: HttpServer) -> None:

@@ -29,6 +29,21 @@ def test_a_client_cannot_forge_a_line() -> None:
         assert json.loads(logs.JsonFormatter("p").format(record("%s", nasty)))["message"] == nasty
 
 
+def test_nor_by_the_message_of_an_exception() -> None:
+    formatter = logs.TextFormatter("p")
+    for nasty in ("a\n2026-11-20 b", "a\r2026-11-20 b", "a\x1b[2Jb", "a\u20282026-11-20 b"):
+        failed = record("failed")
+        try:
+            raise ValueError(nasty)
+        except ValueError as error:
+            failed.exc_info = (type(error), error, error.__traceback__)
+        first, *traceback = formatter.format(failed).splitlines()
+        assert first.endswith(" WARNING p: failed")
+        assert traceback[0] == "  Traceback (most recent call last):"
+        assert all(line.startswith("  ") for line in traceback)
+        assert "\x1b" not in "".join(traceback)
+
+
 def test_json_line() -> None:
     token = logs.request_id.set("from-the-task")
     try:

@@ -2,7 +2,8 @@
 
 FastAPI's body parameters are not used: orjson is faster than json and refuses NaN, infinities and lone surrogates, and
 errors have our form. The content type must be JSON. A page of another origin may then post here only after a CORS
-preflight, which is never answered, so it cannot use the server of somebody who visits it.
+preflight, which is answered for the origins of --allowed-origin alone, so no other can use the server of somebody who
+visits it.
 """
 
 from __future__ import annotations

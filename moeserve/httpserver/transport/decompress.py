@@ -64,6 +64,8 @@ class _Decoder:
             raise ApiError(
                 400, f"the body is not encoded as its header says: {error}", code="content_encoding"
             ) from error
+        if self._stream.unused_data:  # zlib would keep all that follows
+            raise ApiError(400, "bytes follow the end of the encoded body", code="content_encoding")
         self._rest = self._stream.unconsumed_tail
         if not (self._rest or self._more or self._stream.eof or len(body) == PIECE_BYTES):
             raise ApiError(400, "the encoded body ends too early", code="content_encoding")
