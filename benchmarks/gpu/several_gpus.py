@@ -1,7 +1,7 @@
 """The engine on several GPUs, and on one: Qwen3-30B-A3B's shape with random weights (Q4_K_M mix).
 
     python -m benchmarks.gpu.several_gpus [--gpus 1 2:tensor 2:layers] [--layers 48] [--batch 1,8,64,256]
-        [--prompt 8192] [--shape 30b] [--num-gpu-experts N] [--max-model-len N]
+        [--prompt 8192] [--shape 30b] [--num-gpu-experts N] [--expert-cache off] [--max-num-batched-tokens N]
 
 Tokens a second of decode steps by streams, and of a prompt, each number of GPUs (and way of division) in a process of
 its own. The shapes are Qwen3-30B-A3B's and Qwen3-235B-A22B's.
@@ -44,7 +44,8 @@ def measure(args: argparse.Namespace) -> None:
     batches, prompt = [int(n) for n in args.batch.split(",")], args.prompt
     config = ServerConfig(
         model=str(args.model), load_format="dummy", device="cuda", gpus=gpus, parallel=parallel or "auto",
-        num_gpu_experts=args.num_gpu_experts, max_num_seqs=max(batches), max_model_len=prompt + 16,
+        num_gpu_experts=args.num_gpu_experts, expert_cache=args.expert_cache, max_num_seqs=max(batches),
+        max_model_len=prompt + 16,
         max_total_tokens=max(prompt + 16, max(batches) * (CONTEXT + 2 * STEPS)),
         max_num_batched_tokens=args.max_num_batched_tokens,
     )  # fmt: skip
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("--batch", default="1,8,64,256")
     parser.add_argument("--prompt", type=int, default=8192)
     parser.add_argument("--num-gpu-experts", type=int)
+    parser.add_argument("--expert-cache", choices=("auto", "off"), default="auto")
     parser.add_argument("--max-num-batched-tokens", type=int)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)  # of the processes
     args = parser.parse_args()

@@ -88,10 +88,20 @@ def share_of(
     counts: Sequence[Sequence[int]] | None = None,
 ) -> RankShare:
     """tensors: as `check_tensors` has passed them. counts: [layers][experts], tokens routed to each. ValueError
-    where a layer has fewer experts than there are GPUs, or norms behind its blocks."""
-    if shape.is_sandwiched:
-        raise ValueError(f"{shape.architecture} has norms behind its blocks, which are not divided")
+    where `why_undivided` says something."""
+    if reason := why_undivided(shape, num_ranks):
+        raise ValueError(reason)
     return _Division(shape, tensors, rank, num_ranks, counts).share()
+
+
+def why_undivided(shape: ModelShape, num_ranks: int) -> str:
+    """Why so many ranks cannot have a part of each layer; nothing where they can."""
+    if shape.is_sandwiched:
+        return f"{shape.architecture} has norms behind its blocks, which are not divided"
+    for index, layer in enumerate(shape.layers):
+        if layer.moe and layer.num_experts < num_ranks:
+            return f"{layer.num_experts} experts in layer {index} for {num_ranks} GPUs"
+    return ""
 
 
 def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, num_ranks: int) -> RankShare:
@@ -240,8 +250,6 @@ class _Division:
         return DenseFfnShape(self._cut_width(index, ffn.width, n.FFN_PARTS))
 
     def _moe(self, index: int, moe: MoeShape) -> MoeShape:
-        if moe.num_experts < self._num_ranks:
-            raise ValueError(f"{moe.num_experts} experts in layer {index} for {self._num_ranks} GPUs")
         if moe.shared is None:
             return moe
         width = self._cut_width(index, moe.shared.width, n.SHARED_PARTS)

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
-from moeserve.models.rank_share import RankShare
+from moeserve.models.rank_share import RankShare, share_of, stage_of, why_undivided
+from moeserve.models.sources.gguf import TensorInfo
 from moeserve.placement.options import share_options, with_expert_cache, with_state_slots
 from moeserve.placement.place import Gpu, place
 from moeserve.placement.placement import Placement
 from moeserve.placement.sizes import Bytes, ModelSizes
 from moeserve.units import GIB
+
+
+def share_among(
+    config: ServerConfig,
+    shape: ModelShape,
+    tensors: Mapping[str, TensorInfo],
+    rank: int,
+    num_ranks: int,
+    counts: Sequence[Sequence[int]] | None,
+) -> RankShare:
+    """What `rank` has of the model. config: with --parallel chosen. counts: [layers][experts], tokens routed to each.
+    ConfigError where the model cannot be divided so."""
+    try:
+        if config.parallel == "layers":
+            return stage_of(shape, tensors, rank, num_ranks)
+        return share_of(shape, tensors, rank, num_ranks, counts)
+    except ValueError as error:
+        remedy = "choose fewer GPUs"
+        if config.parallel == "tensor":
+            remedy += ", or --parallel layers"
+        elif not why_undivided(shape, num_ranks):
+            remedy += ", or --parallel tensor"
+        raise ConfigError(f"--gpus {config.gpus}: {error}; {remedy}") from error
 
 
 def share_sizes(sizes: ModelSizes, share: RankShare) -> ModelSizes:

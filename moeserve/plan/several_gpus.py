@@ -14,12 +14,12 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import layout_of
 from moeserve.models.interface import LayerShape, ModelShape
-from moeserve.models.rank_share import RankShare, share_of, stage_of
+from moeserve.models.rank_share import RankShare, why_undivided
 from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement
 from moeserve.placement.engine_memory import gpu_reserved_bytes
-from moeserve.placement.group import place_share, share_sizes
+from moeserve.placement.group import place_share, share_among, share_sizes
 from moeserve.placement.options import heat_counts
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
@@ -76,9 +76,10 @@ def plan_group(
     """gpu: bytes of each GPU; ram: of the machine. Raises ConfigError where the server would."""
     counts = heat_counts(config, model)
     usable = int(config.gpu_memory_budget * GIB) if config.gpu_memory_budget else gpu - CUDA_CONTEXT_BYTES
+    config = replace(config, parallel=parallel_of(config, model, num_gpus))
     plans = []
     for rank in range(num_gpus):
-        share = _share(config, source, model, rank, num_gpus, counts)
+        share = share_among(config, model, source.tensors, rank, num_gpus, counts)
         own = RankSource(source, share)
         layout = layout_of(config, share.shape)
         rows = max(step_tokens(config.max_num_batched_tokens, share.shape, usable), config.max_num_seqs)
@@ -109,26 +110,7 @@ def parallel_of(config: ServerConfig, model: ModelShape, num_gpus: int) -> str:
     """As the server chooses, where the GPUs reach one another's memory."""
     if config.parallel != "auto":
         return config.parallel
-    few = any(layer.moe and layer.num_experts < num_gpus for layer in model.layers)
-    return "layers" if model.is_sandwiched or few else "tensor"
-
-
-def _share(
-    config: ServerConfig,
-    source: ModelSource,
-    model: ModelShape,
-    rank: int,
-    num_gpus: int,
-    counts: Sequence[Sequence[int]] | None,
-) -> RankShare:
-    try:
-        if parallel_of(config, model, num_gpus) == "layers":
-            return stage_of(model, source.tensors, rank, num_gpus)
-        return share_of(model, source.tensors, rank, num_gpus, counts)
-    except ValueError as error:
-        raise ConfigError(
-            f"--gpus {config.gpus}: {error}; choose fewer GPUs, or another --parallel"
-        ) from error
+    return "layers" if why_undivided(model, num_gpus) else "tensor"
 
 
 class GroupSpeed:

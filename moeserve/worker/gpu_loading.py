@@ -38,6 +38,7 @@ from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
+from moeserve.placement.group import share_among
 from moeserve.placement.options import heat_counts
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.adapter_memory import plan_gpu_adapters, refuse_adapters
@@ -51,7 +52,7 @@ from moeserve.worker.gpu_memory import check_kv_numbers, plan_placement, step_to
 from moeserve.worker.gpu_start import start_steps
 from moeserve.worker.group.rank_stream import open_rank_stream
 from moeserve.worker.group.ranks import RankGroup
-from moeserve.worker.group.shares import Connections, gpu_experts, share_among
+from moeserve.worker.group.shares import Connections, gpu_experts
 from moeserve.worker.group.shares import connect as connect_share
 from moeserve.worker.measure.kept import kept_measurements
 from moeserve.worker.memory import available_bytes
@@ -129,7 +130,7 @@ def load_gpu_engine(
     check_lanes(source, shape, "GPU")
     whole, share, counts = shape, None, heat_counts(config, shape)
     if ranks is not None:
-        share = share_among(config, source, shape, ranks, counts)
+        share = share_among(config, shape, source.tensors, ranks.rank, ranks.num_ranks, counts)
         source, shape = RankSource(source, share), share.shape
         ranks.barrier()
     layout = layout_of(config, shape)

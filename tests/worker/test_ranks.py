@@ -15,7 +15,7 @@ from moeserve.messages.ranks import RankExperts
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
-from moeserve.placement.group import refuse_placement_flags
+from moeserve.placement.group import refuse_placement_flags, share_among
 from moeserve.worker.group import shares
 from moeserve.worker.group.expert_use import together
 from moeserve.worker.rank_cores import cores_of_rank
@@ -101,6 +101,21 @@ def test_how_a_model_is_divided_by_itself(shape: ModelShape, monkeypatch: pytest
     assert shares.with_parallel(config, shape, [0, 1]).parallel == "layers"
     asked = replace(config, parallel="tensor")
     assert shares.with_parallel(asked, shape, [0, 1]).parallel == "tensor"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "parallel", "remedy"),
+    [
+        (4, "layers", "3 layers, 3 of which attend, for 4 GPUs; choose fewer GPUs, or --parallel tensor"),
+        (9, "tensor", "8 experts in layer 0 for 9 GPUs; choose fewer GPUs, or --parallel layers"),
+        (9, "layers", "3 layers, 3 of which attend, for 9 GPUs; choose fewer GPUs"),
+    ],
+)
+def test_who_asks_for_too_many_gpus_is_told_what_would_do(gpus: int, parallel: str, remedy: str) -> None:
+    source = open_model(TINY_MODEL)
+    config = ServerConfig(gpus=str(gpus), parallel=parallel)
+    with pytest.raises(ConfigError, match=f"^--gpus {gpus}: {remedy}$"):
+        share_among(config, read_shape(source), source.tensors, 0, gpus, None)
 
 
 @pytest.mark.parametrize(

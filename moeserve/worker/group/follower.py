@@ -74,7 +74,7 @@ class Follower:
             _spin(line)
             try:
                 said = receive_from_leader(line)
-            except (EOFError, ConnectionError):
+            except EOFError:
                 return
             if isinstance(said, RankStep):
                 for tokens in said.sampled:
@@ -151,7 +151,7 @@ def main() -> int:
         with contextlib.suppress(ConnectionError):  # the leader was refused the same, and has said so
             send(line, RankFailed(str(error)))
         return EXIT_USER_ERROR
-    except EOFError:  # the leader could not load its own share, and has said why
+    except (EOFError, ConnectionError):  # the leader could not load its own share, and has said why
         return EXIT_USER_ERROR
     ready = loaded.ready
     first = 0 if loaded.share is None else loaded.share.first_layer

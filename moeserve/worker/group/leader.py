@@ -7,6 +7,7 @@ loss of a worker.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -35,9 +36,10 @@ from moeserve.messages.ranks import (
     RankStep,
     RankValue,
     RankValues,
+    ToLeader,
 )
 from moeserve.messages.steps import ExpertUse, StepPlan, StepResult, WorkerReady
-from moeserve.process import python_environment
+from moeserve.process import EXIT_USER_ERROR, python_environment
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.engines.engine import Engine
 from moeserve.worker.group.expert_use import rank_experts, together
@@ -48,7 +50,7 @@ from moeserve.worker.step_recorder import StepRecorder
 
 FOLLOWER = (sys.executable, "-P", "-m", "moeserve.worker.group.follower")
 EXIT_TIMEOUT_S = 5.0
-LAST_WORDS_S = 2.0  # for what a follower said before its end to be read, and raised
+LAST_WORDS_S = 2.0  # for what a follower said before its end to be read by whoever waits for it, and raised
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +76,8 @@ class LeaderGroup(RankGroup):
         for rank in range(1, num_ranks):
             start = RankStart(told, rank, devices, num_ranks, os.getpid(), str(self._rendezvous))
             self._start_follower(command, start)
-        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
 
     def _start_follower(self, command: Sequence[str], start: RankStart) -> None:
         line, theirs = socket.socketpair()
@@ -85,14 +88,10 @@ class LeaderGroup(RankGroup):
 
     def gather(self, value: int) -> list[int]:
         values = [value]
-        for rank, line in enumerate(self._lines, 1):
-            try:
-                said = receive_from_follower(line)
-            except EOFError:
-                time.sleep(LAST_WORDS_S)  # `_watch` ends this process
-                raise
+        for rank in range(1, self.num_ranks):
+            said = self._hear(rank)
             if isinstance(said, RankFailed):
-                raise ConfigError(f"GPU {rank} of {self.num_ranks}: {said.message}")
+                raise ConfigError(self._refusal(rank, said))
             assert isinstance(said, RankValue)
             values.append(said.value)
         self._tell(RankValues(values))
@@ -109,8 +108,12 @@ class LeaderGroup(RankGroup):
     def experts(self) -> list[RankExperts]:
         """Of each follower, between two steps."""
         self._tell(RankExpertsWanted())
-        answers = [receive_from_follower(line) for line in self._lines]
-        return [answer for answer in answers if isinstance(answer, RankExperts)]
+        counts = []
+        for rank in range(1, self.num_ranks):
+            said = self._hear(rank)
+            assert isinstance(said, RankExperts)
+            counts.append(said)
+        return counts
 
     def close(self) -> None:
         """The followers end."""
@@ -129,8 +132,22 @@ class LeaderGroup(RankGroup):
         self._folder.cleanup()
 
     def _tell(self, message: RankValues | RankStep | RankForget | RankExpertsWanted) -> None:
-        for line in self._lines:
-            send(line, message)
+        with self._end_of_all():
+            for line in self._lines:
+                send(line, message)
+
+    def _hear(self, rank: int) -> ToLeader:
+        with self._end_of_all():
+            return receive_from_follower(self._lines[rank - 1])
+
+    @contextlib.contextmanager
+    def _end_of_all(self) -> Iterator[None]:
+        """Within, a follower may turn out to be gone: `_watch` says what became of it, and ends this process."""
+        try:
+            yield
+        except (EOFError, ConnectionError):
+            self._watcher.join(2 * LAST_WORDS_S)
+            raise
 
     def _watch(self) -> None:
         """Until a follower ends. If it should not have, this process ends as it did."""
@@ -142,18 +159,40 @@ class LeaderGroup(RankGroup):
         code = ended.wait()
         for descriptor in ends:
             os.close(descriptor)
-        time.sleep(LAST_WORDS_S if code > 0 else 0.0)
+        time.sleep(LAST_WORDS_S if code == EXIT_USER_ERROR else 0.0)
         if self._is_closing:
             return
         rank = 1 + self._followers.index(ended)
-        how = f"exit code {code}" if code >= 0 else f"signal {-code}, {signal.strsignal(-code)}"
-        log.error(
-            "the process of GPU %d of %d has ended (%s), and so does the worker", rank, self.num_ranks, how
-        )
+        refused = self._last_words(rank) if code == EXIT_USER_ERROR else None
+        if refused is not None:
+            log.error("%s", self._refusal(rank, refused))
+        else:
+            how = f"exit code {code}" if code >= 0 else f"signal {-code}, {signal.strsignal(-code)}"
+            log.error("the process of %s has ended (%s), and so does the worker", self._name(rank), how)
         logging.shutdown()
         if code == -signal.SIGKILL:
             os.kill(os.getpid(), signal.SIGKILL)  # somebody's, from outside, and no crash
         os._exit(max(1, code))
+
+    def _last_words(self, rank: int) -> RankFailed | None:
+        """Why a follower that has ended could not load its share. This process would read it when all ranks next agree
+        on a value, perhaps a minute later: its own share is still being loaded."""
+        line = self._lines[rank - 1]
+        poller = select.poll()
+        poller.register(line, select.POLLIN)
+        with contextlib.suppress(EOFError, ConnectionError):
+            while poller.poll(0):
+                said = receive_from_follower(line)
+                if isinstance(said, RankFailed):
+                    return said
+        return None
+
+    def _refusal(self, rank: int, failed: RankFailed) -> str:
+        return f"{self._name(rank)}: {failed.message}"
+
+    def _name(self, rank: int) -> str:
+        """By the number that --gpus takes."""
+        return f"GPU {self.devices[rank]}" if self.devices else f"rank {rank}"
 
 
 class LeaderRunner(Runner):

@@ -18,15 +18,22 @@ TO_LEADER: Final[Decoder[ToLeader]] = Decoder(ToLeader)
 
 
 def send(line: socket.socket, message: msgspec.Struct) -> None:
-    """OSError when the other side is gone."""
+    """ConnectionError when the other side is gone."""
     send_frame(line, encode(message))
 
 
 def receive_from_leader(line: socket.socket) -> ToFollower:
     """EOFError when the leader is gone."""
-    return TO_FOLLOWER.decode(receive_frame(line, MAX_FRAME_BYTES))
+    return TO_FOLLOWER.decode(_receive(line))
 
 
 def receive_from_follower(line: socket.socket) -> ToLeader:
     """EOFError when the follower is gone."""
-    return TO_LEADER.decode(receive_frame(line, MAX_FRAME_BYTES))
+    return TO_LEADER.decode(_receive(line))
+
+
+def _receive(line: socket.socket) -> bytes:
+    try:
+        return receive_frame(line, MAX_FRAME_BYTES)
+    except ConnectionResetError as error:  # gone without having read all
+        raise EOFError from error

@@ -152,7 +152,7 @@ class RankGroup(ABC):
         self.gather(0)
 
     def agree(self, seconds: float) -> float:
-        """The same on all ranks."""
+        """The least of all ranks' seconds, on all of them."""
         return self.least(int(seconds * 1e9)) / 1e9
 
 

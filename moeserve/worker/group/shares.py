@@ -1,4 +1,4 @@
-"""A model's division among the ranks of a group: how, and this rank's share of it, connected with the others'."""
+"""How a model is divided among the ranks of a group, and this rank's share of it, connected with the others'."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from moeserve.config import ServerConfig
-from moeserve.errors import ConfigError
 from moeserve.kernels.collectives.all_reduce import FromFirst
 from moeserve.models.blocks.gpu.stage import Stage
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.interface import ModelShape
-from moeserve.models.rank_share import RankShare, share_of, stage_of
-from moeserve.models.sources.source import ModelSource
+from moeserve.models.rank_share import RankShare, why_undivided
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
 from moeserve.worker.group.ranks import RankGroup
@@ -38,10 +36,8 @@ def with_parallel(config: ServerConfig, shape: ModelShape, devices: Sequence[int
     if config.parallel != "auto":
         return config
     chosen, reason = "tensor", "the GPUs reach one another's memory"
-    if shape.is_sandwiched:
-        chosen, reason = "layers", f"{shape.architecture} has norms behind its blocks, which are not divided"
-    elif any(layer.moe and layer.num_experts < len(devices) for layer in shape.layers):
-        chosen, reason = "layers", "a layer has fewer experts than there are GPUs"
+    if undivided := why_undivided(shape, len(devices)):
+        chosen, reason = "layers", undivided
     elif not _reach_one_another(devices):
         chosen, reason = "layers", "the GPUs do not reach one another's memory"
     log.info("--parallel %s: %s", chosen, reason)
@@ -51,25 +47,6 @@ def with_parallel(config: ServerConfig, shape: ModelShape, devices: Sequence[int
 def _reach_one_another(devices: Sequence[int]) -> bool:
     pairs = [(one, other) for one in devices for other in devices if one != other]
     return all(torch.cuda.can_device_access_peer(*pair) for pair in pairs)
-
-
-def share_among(
-    config: ServerConfig,
-    source: ModelSource,
-    shape: ModelShape,
-    ranks: RankGroup,
-    counts: Sequence[Sequence[int]] | None,
-) -> RankShare:
-    """What `ranks.rank` has. counts: [layers][experts], tokens routed to each. ConfigError where it cannot be."""
-    try:
-        if config.parallel == "layers":
-            return stage_of(shape, source.tensors, ranks.rank, ranks.num_ranks)
-        return share_of(shape, source.tensors, ranks.rank, ranks.num_ranks, counts)
-    except ValueError as error:
-        remedy = (
-            "choose fewer GPUs" if config.parallel == "layers" else "choose fewer GPUs, or --parallel layers"
-        )
-        raise ConfigError(f"--gpus {config.gpus}: {error}; {remedy}") from error
 
 
 def connect(share: RankShare, ranks: RankGroup, max_tokens: int, *, is_observed: bool) -> Connections:
