@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -74,8 +75,19 @@ def command_parser() -> argparse.ArgumentParser:
         command.add_argument("folder", type=Path, metavar="FOLDER", help="what --kv-disk names")
         command.set_defaults(run=run)
         if name == "prune":
-            command.add_argument("gib", type=float, metavar="GIB", help="how much may stay; 0: nothing")
+            command.add_argument("gib", type=_gib, metavar="GIB", help="how much may stay; 0: nothing")
     return parser
+
+
+def _gib(text: str) -> float:
+    """An argparse type. What compares with nothing would let nothing stay."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"must be a number of 0 or more, not {text!r}")
+    return value
 
 
 def _segments(folder: Path) -> list[_Found]:

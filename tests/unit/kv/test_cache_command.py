@@ -62,6 +62,17 @@ def test_prune_keeps_what_was_used_last(folder: Path, capsys: pytest.CaptureFixt
     assert "deleted" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("gib", ["nan", "-1", "few"])
+def test_prune_deletes_nothing_for_a_size_that_is_none(
+    folder: Path, gib: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["cache", "prune", str(folder), gib])
+    assert ended.value.code == 2
+    assert f"GIB: must be a number of 0 or more, not {gib!r}" in capsys.readouterr().err
+    assert len(list(folder.glob("segment-*"))) == 6
+
+
 def test_prune_leaves_a_folder_that_a_server_uses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = DiskDirectory(folder)
     assert main(["cache", "prune", str(folder), "0"]) == 2
