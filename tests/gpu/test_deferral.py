@@ -14,7 +14,8 @@ from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import Driver
-from tests.gpu.test_parity import CHUNKS, runner_of, tops
+from tests.gpu.fixture_parity import CHUNKS, tops
+from tests.gpu.test_parity import runner_of
 from tests.kernels.test_model import hugging_face_model
 
 if not torch.cuda.is_available():  # before each of a thousand cases is collected

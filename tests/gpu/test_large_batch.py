@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from benchmarks.accuracy import Fixture, distances, top_of
+from benchmarks.accuracy import Fixture
 from moeserve.models import step_buffers
 from moeserve.worker.loading import load_runner
 from tests.conftest import OWN_FIXTURES
-from tests.gpu.bounds import assert_near
 from tests.gpu.driver import Driver, small_config
+from tests.gpu.fixture_parity import check_distance
 
 if not torch.cuda.is_available():  # before each of a thousand cases is collected
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -39,18 +38,4 @@ def test_distance_from_the_truth(golden: Path, placement: str, monkeypatch: pyte
     driver = Driver(
         load_runner(small_config(model, device="cuda", threads=4, **PLACEMENTS[placement]), lambda *_: None)
     )
-    mine = [
-        dict(zip(entry.top_ids, entry.top_logprobs, strict=True))
-        for case in fixture.cases
-        for entry in driver.score(0, case.tokens, 512)
-    ]
-    ours = distances(np.concatenate([case.truth for case in fixture.cases]), mine)
-    rival = distances(
-        np.concatenate([case.truth for case in fixture.cases]),
-        [row for case in fixture.cases for row in top_of(case.llama_cpp)],
-    )
-    print(
-        f"UNPACKED {fixture.name}, {placement}: median KL {ours.median_kl:.2e} (llama.cpp {rival.median_kl:.2e}), "
-        f"top-1 {ours.top1:.2%} ({rival.top1:.2%})"
-    )
-    assert_near(ours, rival)
+    check_distance(driver, fixture, 512, f"UNPACKED {fixture.name}, {placement}")

@@ -1,7 +1,4 @@
-"""Every fixture through the GPU runner: no farther from the truth than llama.cpp, whichever kernels a step takes.
-
-The truth is Hugging Face's: logits of its own model in float32 on the file's dequantised weights.
-"""
+"""Every fixture through the GPU runner: no farther from the truth than llama.cpp, whichever kernels a step takes."""
 
 from __future__ import annotations
 
@@ -11,36 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.accuracy import Fixture, agreed_length, distances, top_of
-from moeserve.messages.sampling import TokenLogprob
+from benchmarks.accuracy import Fixture
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner
-from tests.conftest import fixtures_dir
-from tests.gpu.bounds import assert_near
 from tests.gpu.driver import GREEDY, Driver, small_config
+from tests.gpu.fixture_parity import (
+    CHUNKS,
+    NAMES,
+    check_distance,
+    check_greedy_text,
+    load_fixture,
+    model_of,
+)
 
 if not torch.cuda.is_available():  # before each of a thousand cases is collected
     pytest.skip("needs a GPU", allow_module_level=True)
-
-TYPES = ("bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs")
-NAMES = [
-    *(f"tiny-qwen3moe-{name}" for name in TYPES),
-    *(f"families/tiny-qwen2moe-{name}" for name in ("f16", "q8_0", "q4_k_m")),
-    *(f"families/tiny-qwen3-{name}" for name in ("f16", "q4_k_m")),
-    *(f"families/tiny-gptoss-{name}" for name in ("f16", "q8_0", "mxfp4")),
-    *(f"families/tiny-glm4moe-{name}" for name in ("f16", "q4_k_m")),
-    *(f"families/tiny-minimaxm2-{name}" for name in ("f16", "q4_k_m")),
-    *(f"families/tiny-qwen3next-{name}" for name in ("f16", "q4_k_m")),
-    *(f"families/tiny-qwen35moe-{name}" for name in ("f16", "q8_0", "q4_k_m")),
-    *(f"families/tiny-deepseek2-{name}" for name in ("f16", "q8_0", "q4_k_m")),
-    *(f"families/tiny-gemma4-{name}" for name in ("f16", "q4_k_m")),
-]
-CHUNKS = [512, 33, 7, 1]  # tensor cores, tensor cores in chunks, integer products, recorded decode steps
-
 
 # Of each layer's 8 experts, how many are on the GPU, which part of the others prompts stream there, and how many layers
 # are on the GPU if there are 3: of a model with more the others are too.
@@ -52,16 +38,13 @@ PLACEMENTS = [
 
 @pytest.fixture(scope="module", params=NAMES)
 def fixture(request: pytest.FixtureRequest) -> Fixture:
-    golden = _folder() / f"{request.param}.golden.json"
-    if not golden.exists():
-        pytest.skip(f"there is no {golden}")
-    return Fixture.load(golden)
+    return load_fixture(request.param)
 
 
 @pytest.fixture(scope="module", params=PLACEMENTS, ids=lambda placed: "-".join(map(str, placed)))
 def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
     experts, part, layers = request.param
-    (model,) = _folder().rglob(f"{fixture.name}.gguf")
+    model = model_of(fixture)
     shape = read_shape(open_model(model))
     if not shape.num_experts and experts < 8:
         pytest.skip("a model without experts")
@@ -80,39 +63,13 @@ def runner_of(model: Path, **options: object) -> Runner:
     return runner
 
 
-def _folder() -> Path:
-    folder = fixtures_dir()
-    if folder is None:
-        pytest.skip("the wider fixtures are not here (MOESERVE_FIXTURES)")
-    return folder
-
-
-def tops(entries: list[TokenLogprob]) -> list[dict[int, float]]:
-    return [dict(zip(e.top_ids, e.top_logprobs, strict=True)) for e in entries]
-
-
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_distance_from_the_truth(driver: Driver, fixture: Fixture, chunk: int) -> None:
-    mine = [top for case in fixture.cases for top in tops(driver.score(0, case.tokens, chunk))]
-    truth = np.concatenate([case.truth for case in fixture.cases])
-    ours = distances(truth, mine)
-    rival = distances(truth, [row for case in fixture.cases for row in top_of(case.llama_cpp)])
-    print(
-        f"PARITY {fixture.name} chunk {chunk}: median KL {ours.median_kl:.2e} (llama.cpp {rival.median_kl:.2e}), "
-        f"top-1 {ours.top1:.2%} ({rival.top1:.2%})"
-    )
-    assert_near(ours, rival)
+    check_distance(driver, fixture, chunk, f"PARITY {fixture.name} chunk {chunk}")
 
 
 def test_greedy_text(driver: Driver, fixture: Fixture) -> None:
-    """Equal to llama.cpp's up to the first step at which its margin is small, where neither quantises activations."""
-    equal = 0
-    for case in fixture.cases:
-        count = agreed_length(case)
-        equal += driver.generate(0, case.tokens, max(count, 1))[:count] == case.greedy[:count]
-    print(f"GREEDY {fixture.name}: {equal} of {len(fixture.cases)} texts equal")
-    if fixture.name.endswith("f16"):
-        assert equal == len(fixture.cases)
+    check_greedy_text(driver, fixture)
 
 
 def test_a_crowd_in_mixed_steps(driver: Driver, fixture: Fixture) -> None:

@@ -11,24 +11,29 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import numpy as np
 import pytest
 import torch
 
-from benchmarks.accuracy import Fixture, agreed_length, distances, top_of
+from benchmarks.accuracy import Fixture
 from benchmarks.server import running_server
 from moeserve.errors import ConfigError
 from moeserve.worker.group.leader import LeaderRunner
 from moeserve.worker.loading import load_runner
 from tests.e2e.clients import within
-from tests.gpu.bounds import assert_near
 from tests.gpu.driver import Driver, small_config
-from tests.gpu.test_parity import NAMES, _folder, tops
+from tests.gpu.fixture_parity import (
+    CHUNKS,
+    NAMES,
+    check_distance,
+    check_greedy_text,
+    fixtures_folder,
+    load_fixture,
+    model_of,
+)
 
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)
 GPUS = [gpus for gpus in (2, 4) if gpus <= torch.cuda.device_count()]
-CHUNKS = [512, 33, 7, 1]
 EXPERTS = 8  # of a layer of every fixture
 LONG = 1500  # tokens of an answer that is on its way for seconds
 KEPT = 64 << 20  # bytes of a GPU's memory that may be somebody else's
@@ -37,10 +42,7 @@ _led: list[str] = []  # the fixture that this process has led a group for
 
 @pytest.fixture(scope="module", params=NAMES)
 def fixture(request: pytest.FixtureRequest) -> Fixture:
-    golden = _folder() / f"{request.param}.golden.json"
-    if not golden.exists():
-        pytest.skip(f"there is no {golden}")
-    return Fixture.load(golden)
+    return load_fixture(request.param)
 
 
 # Among how many, how, and whether half of a GPU's experts of a layer are in RAM. What a model's layers do not allow, or
@@ -60,7 +62,7 @@ def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Iterator[Driver]
             f"a process leads one group: run it alone, pytest -k '{named(request.param)} and {fixture.name}'"
         )
     _led.append(fixture.name)
-    (model,) = _folder().rglob(f"{fixture.name}.gguf")
+    model = model_of(fixture)
     of_a_gpu = EXPERTS // gpus if parallel == "tensor" else EXPERTS
     config = small_config(
         model,
@@ -83,32 +85,18 @@ def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Iterator[Driver]
 
 def test_distance_from_the_truth(driver: Driver, fixture: Fixture) -> None:
     for chunk in CHUNKS:
-        mine = [top for case in fixture.cases for top in tops(driver.score(0, case.tokens, chunk))]
-        truth = np.concatenate([case.truth for case in fixture.cases])
-        ours = distances(truth, mine)
-        rival = distances(truth, [row for case in fixture.cases for row in top_of(case.llama_cpp)])
-        print(
-            f"PARITY {fixture.name} chunk {chunk}: median KL {ours.median_kl:.2e} (llama.cpp {rival.median_kl:.2e}), "
-            f"top-1 {ours.top1:.2%} ({rival.top1:.2%})"
-        )
-        assert_near(ours, rival)
+        check_distance(driver, fixture, chunk, f"PARITY {fixture.name} chunk {chunk}")
 
 
 def test_greedy_text(driver: Driver, fixture: Fixture) -> None:
-    equal = 0
-    for case in fixture.cases:
-        count = agreed_length(case)
-        equal += driver.generate(0, case.tokens, max(count, 1))[:count] == case.greedy[:count]
-    print(f"GREEDY {fixture.name}: {equal} of {len(fixture.cases)} texts equal")
-    if fixture.name.endswith("f16"):
-        assert equal == len(fixture.cases)
+    check_greedy_text(driver, fixture)
 
 
 @pytest.mark.parametrize("parallel", ["tensor", "layers"])
 def test_a_server_survives_the_loss_of_a_rank(parallel: str) -> None:
     """/health says so within two seconds; what was running is answered to its end, and who asks later gets what he got
     before. In the end no process is left, and nothing in the GPUs' memory."""
-    model = _folder() / "tiny-qwen3moe-q4_k_m.gguf"
+    model = fixtures_folder() / "tiny-qwen3moe-q4_k_m.gguf"
     body = {"prompt": "a b c", "max_tokens": 24, "temperature": 0}
     free = free_memory()
     with running_server(
@@ -156,7 +144,7 @@ while True:
 @pytest.mark.parametrize(("gpus", "parallel"), [(2, "layers"), *((gpus, "tensor") for gpus in GPUS)])
 def test_a_killed_rank_ends_the_group(gpus: int, parallel: str) -> None:
     """As it ended, within two seconds, and no process stays."""
-    model = _folder() / "tiny-qwen3moe-q4_k_m.gguf"
+    model = fixtures_folder() / "tiny-qwen3moe-q4_k_m.gguf"
     command = [sys.executable, "-c", KILLED, str(model), str(gpus), parallel]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert worker.stdout is not None
