@@ -37,10 +37,17 @@ def for_harmony(messages: Sequence[dict[str, Any]]) -> Conversation:
 
 
 def _answered(result: Mapping[str, Any], turn: Sequence[Conversation]) -> Conversation:
-    """Returns the call that the result is of: by its id, or else the next in order."""
-    by_id = (one for one in turn if one[0]["tool_calls"][0].get("id") == result.get("tool_call_id"))
-    in_order = (one for one in turn if len(one) == 1)
-    return next(by_id, None) or next(in_order, turn[-1])
+    """Returns the call that the result is of: by its id; or else of those without a result the next one of its tool, or
+    the next."""
+    call_id, tool = result.get("tool_call_id"), result.get("name")
+    calls = [one[0]["tool_calls"][0] for one in turn]
+    if call_id is not None:
+        for one, call in zip(turn, calls, strict=True):
+            if call.get("id") == call_id:
+                return one
+    waiting = [(one, call) for one, call in zip(turn, calls, strict=True) if len(one) == 1]
+    of_tool = (one for one, call in waiting if call["function"]["name"] == tool)
+    return next(of_tool, None) or next((one for one, _ in waiting), turn[-1])
 
 
 def _one_call_each(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -70,6 +70,10 @@ class ToolCall(RequestModel):
     type: Annotated[Label | None, NO_EFFECT] = None
     function: CalledFunction
 
+    def for_template(self) -> dict[str, Any]:
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"type": "function", "function": function} | ({"id": self.id} if self.id else {})
+
 
 class Message(RequestModel):
     empty: ClassVar = frozenset({"images", "tool_calls", "tool_name", "tool_call_id"})
@@ -87,13 +91,11 @@ class Message(RequestModel):
         if self.thinking:
             message["reasoning_content"] = self.thinking
         if self.tool_calls:
-            calls = [call.function for call in self.tool_calls]
-            message["tool_calls"] = [
-                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in calls
-            ]
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_name:
             message["name"] = self.tool_name
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
         return message
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -102,6 +103,43 @@ def test_what_the_channels_template_is_given(harmony: HttpServer) -> None:
         + result.replace("WEATHER", "Snow.")
         + "<|start|>assistant"
     )
+
+
+def call_to(tool: str, city: str, **more: str) -> dict[str, Any]:
+    return {"function": {"name": tool, "arguments": {"city": city}}} | more
+
+
+@pytest.mark.parametrize(
+    ("calls", "results"),
+    [
+        ([call_to("weather", "Rome"), call_to("weather", "Oslo")], [{}, {}]),
+        (
+            [call_to("weather", "Rome"), call_to("now", "Oslo")],
+            [{"tool_name": "now", "content": "Oslo's"}, {"tool_name": "weather", "content": "Rome's"}],
+        ),
+        (
+            [call_to("weather", "Rome", id="a"), call_to("weather", "Oslo", id="b")],
+            [{"tool_call_id": "b", "content": "Oslo's"}, {"tool_call_id": "a", "content": "Rome's"}],
+        ),
+    ],
+)
+def test_each_result_follows_its_call(
+    harmony: HttpServer, calls: list[dict[str, Any]], results: list[dict[str, Any]]
+) -> None:
+    """By its id, its tool or its place: Ollama's clients have no ids, or do."""
+    harmony.answer = say(f"{FINAL}Hi")
+    told = [
+        {"role": "tool", "content": content} | result
+        for result, content in zip(results, ("Rome's", "Oslo's"), strict=True)
+    ]
+    messages = [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": calls}, *told]
+    harmony.requests.clear()
+    response = harmony.post(
+        "/api/chat", {"model": NAME, "messages": messages, "tools": TOOLS, "stream": False}
+    )
+    assert response.status_code == 200, response.text
+    said = re.findall("Rome's|Oslo's|Rome|Oslo", prompt_of(harmony))
+    assert said == ["Rome", "Rome's", "Oslo", "Oslo's"]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,6 @@ inline VI broadcast_quad(const int8_t* p) {
 }
 // Has both computed here: GCC puts off a chain of additions to where its end is used, and keeps all summands in memory.
 inline void compute_now(__m256i& a, __m256i& b) { asm("" : "+x"(a), "+x"(b)); }
-inline VI add_i(VI a, VI b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 // 32 int16: a lane's two against the pair.
 inline VI load_pairs(const int16_t* p) {
   const auto* v = reinterpret_cast<const __m256i*>(p);

@@ -48,7 +48,6 @@ inline VF blend_less(VF a, VF b, VF yes, VF no) {  // a < b ? yes : no
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
 
-inline VI load_i(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline VI set_i(int x) { return {_mm512_set1_epi32(x)}; }
 inline VI broadcast_quad(const int8_t* p) {  // 4 activations in every lane
   int32_t x;
