@@ -72,7 +72,7 @@ def path_within(directory: str, path: str) -> Path:
         raise invalid("lora_path", "is no path") from error
     if not found.is_relative_to(directory):
         raise invalid("lora_path", "is not within the folder of --lora-dir")
-    if not found.exists():
+    if not os.path.exists(found):  # nor one that the system refuses, as too long a name
         raise ApiError(
             404, f"lora_path: there is no {path[:500]!r} in the folder of --lora-dir", param="lora_path"
         )

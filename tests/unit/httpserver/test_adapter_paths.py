@@ -32,6 +32,7 @@ def test_paths_within(folder: Path) -> None:
     [
         *[("..", 400), ("../adapters-of-others", 400), ("out", 400), ("out/adapters-of-others", 400)],
         *[("/", 400), ("/nowhere", 400), ("a\0b", 400), ("absent", 404), ("loop", 404)],
+        *[("a" * 300, 404), ("a/" * 2000, 404), ("../" + "a" * 300, 400)],
     ],
 )
 def test_paths_outside_and_missing_ones(folder: Path, text: str, status: int) -> None:
