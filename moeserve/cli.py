@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _meant(word: str) -> str:
     """The end of the message about an unknown command."""
-    if Path(word).exists() or "/" in word or word.endswith(".gguf"):
+    if os.path.exists(word) or "/" in word or word.endswith(".gguf"):
         return f": moeserve serve {word}"
     close = difflib.get_close_matches(word, COMMANDS, 1)
     return f"; did you mean {close[0]}?" if close else ""

@@ -214,7 +214,7 @@ def demonstration_model() -> Path:
 def _find(text: str) -> tuple[Path, str]:
     """The model's path and its name in the API: what lies at the path `text`, else what has that name on the hub."""
     path = Path(text).expanduser()
-    name = None if path.exists() else parse_name(text)
+    name = None if os.path.exists(path) else parse_name(text)
     if name is None:
         return _local(path)
     from moeserve.hub.download import fetch  # only who asks for it needs the hub's library
@@ -225,14 +225,18 @@ def _find(text: str) -> tuple[Path, str]:
 def _local(model: Path) -> tuple[Path, str]:
     """Fails in a moment, before any process starts, on what a look at the file system shows."""
     path = Path(os.path.abspath(model))
-    if not path.exists():
-        raise ConfigError(f"{MODEL_SOURCE}: there is no {path}{model_hints.for_missing(path)}")
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{MODEL_SOURCE}: there is no {path}{model_hints.for_missing(path)}") from None
+    except OSError as error:  # a folder on the way that may not be entered
+        raise ConfigError(f"{MODEL_SOURCE}: {path} cannot be reached: {error.strerror}") from error
     if not os.access(path, os.R_OK):
         raise ConfigError(f"{MODEL_SOURCE}: {path} may not be read")
     if not path.is_dir():
         return path, _name_of(path)
     ggufs = sorted(path.glob("*.gguf"))
-    if not ggufs and not (path / "config.json").exists():
+    if not ggufs and not os.path.exists(path / "config.json"):
         hint = model_hints.for_folder(path)
         raise ConfigError(
             f"{MODEL_SOURCE}: neither a .gguf file nor a config.json in the folder {path}{hint}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -28,7 +29,7 @@ def for_missing(path: Path) -> str:
 def for_folder(folder: Path) -> str:
     """Where `folder` holds no model: the folders in it that do."""
     inside = (entry for entry in islice(_entries(folder), _MOST_ENTRIES) if entry.is_dir())
-    models = [entry for entry in inside if (entry / "config.json").exists() or any(entry.glob("*.gguf"))]
+    models = [entry for entry in inside if os.path.exists(entry / "config.json") or any(entry.glob("*.gguf"))]
     if not models:
         return ""
     return f"; did you mean {_either(str(entry) for entry in sorted(models)[:MAX_NAMED])}?"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import importlib.abc
 import io
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -228,6 +231,46 @@ def test_missing_model_is_refused_before_anything_starts(
         assert cli.main(["--model", str(path)]) == 2
         assert message in caplog.text
         caplog.clear()
+
+
+def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system says of a folder that may not be entered, to root as well."""
+    stat = os.stat
+
+    def refused(path: str | os.PathLike[str] | int, *args: Any, **kwargs: Any) -> os.stat_result:
+        if not isinstance(path, int) and folder in Path(path).parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", refused)
+
+
+@pytest.mark.parametrize("command", [["--model"], ["plan", "--model"]])
+def test_a_model_that_cannot_be_reached_is_told(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
+    (tmp_path / "alice").mkdir()
+    (tmp_path / "alice" / "m.gguf").touch()
+    closed(tmp_path / "alice", monkeypatch)
+    for path, cause in (
+        (tmp_path / "alice" / "m.gguf", "Permission denied"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ):
+        with contextlib.suppress(SystemExit):
+            assert cli.main([*command, str(path)]) == 2
+        assert f"{path} cannot be reached: {cause}" in caplog.text + capsys.readouterr().err
+
+
+def test_a_folder_of_closed_folders_holds_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "alice").mkdir()
+    closed(tmp_path / "alice", monkeypatch)
+    with pytest.raises(ConfigError, match=r"neither a \.gguf file nor a config\.json"):
+        command_line.resolve(ServerConfig(model=str(tmp_path)))
 
 
 def test_a_model_may_stand_behind_serve(tmp_path: Path) -> None:

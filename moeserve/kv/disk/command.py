@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     """Exit codes: 1 where `verify` finds damage, 2 for a folder that is none of --kv-disk or in use."""
     options = command_parser().parse_args(arguments)
     run_command: Callable[[argparse.Namespace], int] = options.run
-    if not (options.folder / LOCK).exists():
+    if not os.path.exists(options.folder / LOCK):
         print(f"moeserve cache: {options.folder}: no folder that a server has used as --kv-disk")
         return EXIT_USAGE
     try:

@@ -41,7 +41,7 @@ def resolve_directory(path: str | None, modules: int, most: int | None, memory: 
                 raise ConfigError(f"{flag}: has no effect without --lora-dir; leave it out")
         return None
     found = Path(path).expanduser()
-    if not found.is_dir():
+    if not os.path.isdir(found):
         raise ConfigError(f"--lora-dir: there is no folder {path}")
     if modules > (DEFAULT_MOST if most is None else most):
         raise ConfigError(
@@ -56,6 +56,6 @@ def resolve_modules(texts: Iterable[str], served_names: Iterable[str]) -> tuple[
     for name, path in modules.items():
         if name in served_names:
             raise ConfigError(f"--lora-modules: {name!r} is a name of the model itself; choose another")
-        if not Path(path).expanduser().exists():
+        if not os.path.exists(Path(path).expanduser()):
             raise ConfigError(f"--lora-modules: there is no file or folder {path}")
     return tuple(f"{name}={os.path.abspath(Path(path).expanduser())}" for name, path in modules.items())
