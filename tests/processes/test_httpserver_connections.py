@@ -140,7 +140,7 @@ def test_what_follows_an_encoded_body_is_not_kept() -> None:
     async def send(message: Message) -> None:
         raise AssertionError(message)
 
-    scope = {"type": "http", "headers": [(b"content-encoding", b"gzip")]}
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-encoding", b"gzip")]}
     with pytest.raises(ApiError, match="bytes follow the end"):
         asyncio.run(Decompress(read_all, ApiTable([]))(scope, receive, send))
     assert taken == 2

@@ -12,8 +12,7 @@ import pytest
 from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.messages.worker import WorkerDied
 from moeserve.router.worker_client import RpycWorker
-from tests.e2e.clients import within
-from tests.processes.test_rpc import answers_of, plan, results
+from tests.processes.test_rpc import answers_of, connected, plan, results
 from tests.support.rpc_child import EXPERT_USE, RAISE, child_process
 
 
@@ -113,9 +112,8 @@ def test_a_router_that_goes_meanwhile_is_not_the_last(
     for step in range(1, 1 + submitted):
         worker.submit(going_on(step))
     worker.close()
-    assert within(5, (tmp_path / "worker").exists)
+    another = connected(tmp_path / "worker")
     assert child.poll() is None
-    another = RpycWorker(tmp_path / "worker")
     another.ready()
     another.submit(plan(7))
     assert results(another, 1)[0].step == 7

@@ -14,7 +14,7 @@ from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.schema import EngineLost
 from moeserve.messages.steps import ExpertUse
 from moeserve.placement.heat import read_heat
-from tests.support.http_harness import NAME, HttpServer, http_server, within
+from tests.support.http_harness import NAME, TLS, HttpServer, http_server, within
 
 COUNTS = np.array([[5, 0, 2], [1, 6, 0]], np.int64)
 ON_GPU = np.array([[1, 0, 1], [0, 2, 0]], np.uint8)  # of two GPUs
@@ -30,6 +30,16 @@ def server() -> Iterator[HttpServer]:
 
 def get(server: HttpServer, path: str) -> httpx.Response:
     return server.get(path)
+
+
+def test_a_get_with_an_encoding_of_no_body_is_answered(server: HttpServer) -> None:
+    """While the engine is asked, the server waits for the client to leave, and finds no body to decode."""
+    with ThreadPoolExecutor() as pool:
+        address, headers = server.url + "/v1/experts", {"content-encoding": "gzip"}
+        answer = pool.submit(httpx.get, address, headers=headers, verify=TLS)
+        assert within(10, lambda: server.expert_use_asked == 1)
+        server.send(USE)
+        assert answer.result().status_code == 200
 
 
 def test_all_who_ask_together_get_one_answer(server: HttpServer, tmp_path: Path) -> None:
