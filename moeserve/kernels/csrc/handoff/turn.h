@@ -19,7 +19,6 @@ struct Turn {
   int32_t layer = -1;       // which the turn answers; below 0: none
   int32_t has_work = 0;     // else there is nothing to compute
   int32_t is_followed = 0;  // the layer's deferred experts are a turn of their own
-  int32_t unused = 0;
 };
 
 // Moves `latest` on to `number`; false where it is there, or further, already.
@@ -40,6 +39,7 @@ class Turns {
   // True for one thread, which then prepares it. For who has seen the end of all turns before.
   bool claim(uint32_t number) { return advance(claimed_, number); }
   void publish(uint32_t number, const Turn& turn) {
+    std::atomic_thread_fence(std::memory_order_release);  // whoever finds a word of it finds the claim
     const Words words = std::bit_cast<Words>(turn);
     for (size_t i = 0; i < words.size(); ++i) words_[i].store(words[i], std::memory_order_relaxed);
     ready_.store(number, std::memory_order_release);
