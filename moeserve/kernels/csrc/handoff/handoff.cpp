@@ -10,9 +10,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // About 1 ms: longer than the GPU's part of a layer of a decode step. Beyond it a step is a prefill's, whose layers
-// take the GPU milliseconds: the first thread then dozes between looks, the others sleep.
+// take the GPU milliseconds: the first thread then dozes between looks, the others sleep until it has found a request, and
+// look now and then whether it has lost its core.
 constexpr int kLayerSpins = 20000;
-constexpr auto kDoze = std::chrono::microseconds(50);
+// The first thread looks for the request all the time, the others, who look whether it has found one, every so often: the
+// GPU's write has to find all copies of the line.
+constexpr int kLooksApart = 32;
+constexpr auto kDoze = std::chrono::microseconds(50), kSleep = std::chrono::microseconds(2000);
 
 constexpr int kFewExperts = 2;  // a panel of so many is still a small piece of work
 
@@ -42,6 +46,9 @@ Handoff::Handoff(const Kernels* kernels, Pool& pool, std::vector<Layer> layers, 
       timeout_s_(timeout_s),
       reads_(layers_.size()),
       watchdog_([this] { watch(); }) {
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    if (layers_[i].gate != nullptr) cpu_layers_.push_back(static_cast<int>(i));
+  }
   for (const Layer& l : layers_) {
     if (l.down != nullptr) parts_.fit(pool_, max_tokens_ * top_k_, l.down->rows);
   }
@@ -82,108 +89,133 @@ void Handoff::abandon(const std::string& why) {
   }
   failed_.store(true);
   answer_all();
+  turns_.wakes().wake();
   changed_.notify_all();
 }
 
-// Every thread of the pool runs this. A layer has two barriers: one before it, where the others wait while the first
-// thread awaits the request and sorts its routes, and one between its two products.
+// Every thread of the pool runs this. Of each layer there may be two turns, its experts that are due and those that are
+// deferred, and every thread counts the phases of both.
 void Handoff::serve(Team& team, uint32_t step) {
-  Turn turn{step};
-  for (;;) {
-    if (team.thread() == 0) more_ = take(turn);
-    team.barrier(kLayerSpins);
-    if (!more_) break;
-    const int layer = answering_;
-    op_.compute(team, false);
-    // All work is done when the first thread is through: it answers, and nobody waits for a thread that has lost its core.
-    const bool is_first = unfinished_.fetch_sub(1, std::memory_order_acq_rel) == team.threads();
-    if (is_first && layer >= 0) answer(layer);
+  for (int place = 0; place < static_cast<int>(cpu_layers_.size()); ++place) {
+    if (serve_turn(team, step, place, false)) {
+      serve_turn(team, step, place, true);
+    } else {
+      team.skip_phases(ExpertsOp::kMostPhases);
+    }
   }
-  team.barrier();  // all have read more_, which the next step writes
+  advance(served_, step);
 }
 
-// Prepares the step's next work in op_ and answering_; false: the step is over. The first thread only.
-bool Handoff::take(Turn& turn) {
-  while (unfinished_.load(std::memory_order_acquire) != 0)
-    relax();  // the others still read op_ and its scratch
-  if (turn.deferred != 0) {
-    const uint32_t rows = std::exchange(turn.deferred, 0);
-    const int layer = turn.layer - 1;
-    turn.added = true;
-    answering_ = -1;
-    return prepare(layer, slots_[layer % 2].deferred_ids, rows, slots_[turn.layer % 2].result, false);
+// Returns whether another turn of the layer may follow.
+bool Handoff::serve_turn(Team& team, uint32_t step, int place, bool is_deferred) {
+  const auto places = static_cast<uint32_t>(cpu_layers_.size());
+  const uint32_t number = 2 * ((step - 1) * places + static_cast<uint32_t>(place)) + (is_deferred ? 2 : 1);
+  Turn turn;
+  if (!prepare_in_time(team, step, place, is_deferred, number) || !turns_.read(number, &turn)) {
+    team.skip_phases(ExpertsOp::kMostPhases);  // late: the turn is over, and one behind it has begun
+    return true;
   }
-  while (turn.layer < static_cast<int>(layers_.size())) {
-    const int layer = turn.layer++;
-    if (layers_[layer].gate == nullptr) continue;
-    const uint32_t request = await(layer, turn.step), rows = rows_of(request);
-    if (failed_.load()) return false;
-    if (rows > static_cast<uint32_t>(max_tokens_)) {
-      abandon("layer " + std::to_string(layer) + ": " + std::to_string(rows) + " rows published");
-      return false;
-    }
-    const bool add = std::exchange(turn.added, false);
-    if ((request & kDeferred) != 0) turn.deferred = rows;
-    if ((request & kImmediate) != 0) {
-      answering_ = layer;
-      return prepare(layer, slots_[layer % 2].ids, rows, slots_[layer % 2].result, add);
-    }
-    if (rows > 0) answer(layer);
-    if (turn.deferred != 0) return take(turn);
+  int phases = 0;
+  if (turn.has_work != 0) {
+    phases = turn.op.compute(team, false);
+    if (turn.layer >= 0 && turns_.end(number)) answer(turn.layer);
   }
-  served_.store(turn.step);
+  team.skip_phases(ExpertsOp::kMostPhases - phases);
+  return turn.is_followed != 0;
+}
+
+// Waits until the turn is ready, and prepares it if nobody else does. False when all is given up.
+bool Handoff::prepare_in_time(Team& team, uint32_t step, int place, bool is_deferred, uint32_t number) {
+  const int layer = cpu_layers_[place];
+  for (int looks = 0; !failed_.load(std::memory_order_relaxed); ++looks) {
+    const uint32_t wakes = turns_.wakes().now();
+    if (turns_.is_ready(number)) return true;
+    const bool looks_itself = team.thread() == 0 || looks % kLooksApart == 0 || looks > kLayerSpins;
+    if (looks_itself && (is_deferred || is_asked(layer, step)) && turns_.claim(number)) {
+      turns_.publish(number, is_deferred ? prepare_deferred(place) : prepare(place, step));
+      return !failed_.load();
+    }
+    if (looks == 0) awaited_.store(layer, std::memory_order_relaxed);
+    if (looks < kLayerSpins) {
+      relax();
+    } else if (team.thread() == 0) {
+      std::this_thread::sleep_for(kDoze);
+    } else {
+      turns_.wakes().sleep(wakes, kSleep);
+    }
+  }
   return false;
 }
 
-bool Handoff::prepare(int layer, const int32_t* ids, uint32_t rows, float* out, bool add) {
-  const Layer& l = layers_[layer];
-  const Slot& slot = slots_[layer % 2];
-  op_ = ExpertsOp{kernels_,
-                  l.gate,
-                  l.up,
-                  l.down,
-                  slot.y,
-                  ids,
-                  slot.weights,
-                  static_cast<int>(rows),
-                  top_k_,
-                  scratch_.h,
-                  scratch_.starts,
-                  scratch_.active,
-                  scratch_.routes,
-                  l.expert_token_counts,
-                  out,
-                  add,
-                  parts_.data(),
-                  l.options};
-  if (!op_.sort_routes()) {
-    abandon("layer " + std::to_string(layer) + ": an expert was asked for that the CPU does not have");
-    return false;
-  }
-  reads_[layer].fetch_add(scratch_.active[0], std::memory_order_relaxed);
-  op_.sums_at_once = scratch_.active[0] <= kFewExperts;
-  unfinished_.store(pool_.threads(), std::memory_order_relaxed);
-  return true;
+bool Handoff::is_asked(int layer, uint32_t step) const {
+  return static_cast<int32_t>(static_cast<uint32_t>(request(layer)) - step) >= 0;
 }
 
-// The high half of the layer's request in this step; 0 also when all is given up.
-uint32_t Handoff::await(int layer, uint32_t step) {
-  awaited_.store(layer, std::memory_order_relaxed);
-  for (int looks = 0; !failed_.load(std::memory_order_relaxed); ++looks) {
-    const uint64_t now = request(layer);
-    const auto ahead = static_cast<int32_t>(static_cast<uint32_t>(now) - step);
-    if (ahead >= 0) {
-      progress_.fetch_add(1, std::memory_order_relaxed);
-      // A GPU that is a step further on had nothing for us here: it does not pass a request without its answer.
-      return ahead == 0 ? static_cast<uint32_t>(now >> 32) : 0;
-    }
-    if (looks < kLayerSpins) {
-      relax();
-    } else {
-      std::this_thread::sleep_for(kDoze);
-    }
+// Of a layer's request, which is there.
+Turn Handoff::prepare(int place, uint32_t step) {
+  const int layer = cpu_layers_[place];
+  progress_.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t flag = request(layer);
+  // A GPU that is a step further on had nothing for us here: it does not pass a request without its answer.
+  const uint32_t wanted = static_cast<uint32_t>(flag) == step ? static_cast<uint32_t>(flag >> 32) : 0;
+  const uint32_t rows = rows_of(wanted);
+  if (rows > static_cast<uint32_t>(max_tokens_)) {
+    abandon("layer " + std::to_string(layer) + ": " + std::to_string(rows) + " rows published");
+    return {};
   }
-  return 0;
+  const bool add = std::exchange(deferral_.added, false);
+  deferral_.rows = (wanted & kDeferred) != 0 ? rows : 0;
+  Turn turn;
+  if ((wanted & kImmediate) != 0) {
+    const Slot& slot = slots_[layer % 2];
+    turn = prepare_rows(layer, slot.ids, rows, slot.result, add);
+    turn.layer = layer;
+  } else if (rows > 0) {
+    answer(layer);
+  }
+  turn.is_followed = deferral_.rows != 0;
+  return turn;
+}
+
+// Of the layer's experts that come late, into the next one's result.
+Turn Handoff::prepare_deferred(int place) {
+  const int layer = cpu_layers_[place];
+  const uint32_t rows = std::exchange(deferral_.rows, 0);
+  deferral_.added = true;
+  return prepare_rows(layer, slots_[layer % 2].deferred_ids, rows, slots_[(layer + 1) % 2].result, false);
+}
+
+Turn Handoff::prepare_rows(int layer, const int32_t* ids, uint32_t rows, float* out, bool add) {
+  const Layer& l = layers_[layer];
+  const Slot& slot = slots_[layer % 2];
+  Turn turn;
+  turn.has_work = 1;
+  turn.op = ExpertsOp{kernels_,
+                      l.gate,
+                      l.up,
+                      l.down,
+                      slot.y,
+                      ids,
+                      slot.weights,
+                      static_cast<int>(rows),
+                      top_k_,
+                      scratch_.h,
+                      scratch_.starts,
+                      scratch_.active,
+                      scratch_.routes,
+                      l.expert_token_counts,
+                      out,
+                      add,
+                      parts_.data(),
+                      l.options};
+  if (!turn.op.sort_routes()) {
+    abandon("layer " + std::to_string(layer) + ": an expert was asked for that the CPU does not have");
+    return {};
+  }
+  reads_[layer].fetch_add(scratch_.active[0], std::memory_order_relaxed);
+  turn.op.sums_at_once = scratch_.active[0] <= kFewExperts;
+  turn.op.most_rows = max_tokens_;
+  return turn;
 }
 
 void Handoff::answer(int layer) {

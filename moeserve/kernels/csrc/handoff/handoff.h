@@ -2,6 +2,10 @@
 // GPU's stream waits for the answer. One operation of the pool serves a whole step, so that no thread has to be woken
 // between layers and none spins when no step is under way.
 //
+// A core may be taken from a thread at any time, so no layer waits for threads: each looks for the request, the first that
+// sees it prepares the turn (turn.h), all that are there compute it in phases (pool/phase.h), and the first that finds it
+// done answers. Who comes late leaves out what is over.
+//
 // The shared memory, pinned where there is a GPU (moeserve/kernels/handoff/region.py lays it out):
 //
 //   part            shape                      written by   when
@@ -29,6 +33,7 @@
 #include <vector>
 
 #include "ops/ops.h"
+#include "turn.h"
 
 namespace moeserve {
 
@@ -80,18 +85,19 @@ class Handoff {
     uint32_t step;
     void operator()(Team& team) const { handoff->serve(team, step); }
   };
-  // Where the first thread stands in a step.
-  struct Turn {
-    uint32_t step;
-    int layer = 0;          // the next to await
-    uint32_t deferred = 0;  // rows of layer - 1 whose deferred experts come next
-    bool added = false;     // the next layer's result holds them already
+  // Of the last layer's experts that come late; handed on from who prepares a turn to who prepares the next.
+  struct Deferral {
+    uint32_t rows = 0;   // for which they are still to be computed
+    bool added = false;  // the next layer's result holds them
   };
 
   void serve(Team& team, uint32_t step);
-  bool take(Turn& turn);
-  bool prepare(int layer, const int32_t* ids, uint32_t rows, float* out, bool add);
-  uint32_t await(int layer, uint32_t step);
+  bool serve_turn(Team& team, uint32_t step, int place, bool is_deferred);
+  bool prepare_in_time(Team& team, uint32_t step, int place, bool is_deferred, uint32_t number);
+  bool is_asked(int layer, uint32_t step) const;
+  Turn prepare(int place, uint32_t step);
+  Turn prepare_deferred(int place);
+  Turn prepare_rows(int layer, const int32_t* ids, uint32_t rows, float* out, bool add);
   void answer(int layer);
   void watch();
   void answer_all();
@@ -110,16 +116,14 @@ class Handoff {
   const int max_tokens_, top_k_;
   const double timeout_s_;
 
-  // Of the step being served; written by the pool's first thread while the others wait at the barrier.
-  ExpertsOp op_{};
-  int answering_ = -1;  // the layer that op_ answers; below 0: none
-  bool more_ = false;
+  std::vector<int> cpu_layers_;  // those with experts here, in order: the places
+  Turns turns_;
+  Deferral deferral_;
   std::vector<std::atomic<int64_t>>
-      reads_;                       // of each layer's experts, so far; all in a few lines of the cache
-  std::atomic<int> unfinished_{0};  // threads still at op_
+      reads_;  // of each layer's experts, so far; all in a few lines of the cache
 
   std::atomic<uint32_t> begun_{0};   // steps; written by begin()
-  std::atomic<uint32_t> served_{0};  // steps; written by the pool's first thread
+  std::atomic<uint32_t> served_{0};  // steps
   std::atomic<int> awaited_{0};      // layer
   std::atomic<uint64_t> progress_{0};
   std::atomic<bool> failed_{false};

@@ -10,7 +10,7 @@ size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 }  // namespace
 
-void ExpertsOp::compute(Team& team, bool is_whole) const {
+int ExpertsOp::compute(Team& team, bool is_whole) const {
   if (lora.any()) shrink_inputs(team);
   BytesAhead ahead = down_first(team);
   team.for_claimed_panels(
@@ -18,24 +18,30 @@ void ExpertsOp::compute(Team& team, bool is_whole) const {
       [&](int64_t rank, int64_t panel, Claim& claim) { gate_up(rank, panel, claim); },
       [&] { return ahead.fetch(); });
   if (lora.down != nullptr) shrink_intermediates(team);
+  const int adapted = lora.any() + (lora.down != nullptr);
   if (sums_at_once) {
     if (is_whole) team.last_phase();
     team.for_claimed_panels(
         1, down->panels, [&](int64_t, int64_t panel, Claim& claim) { down_panel(team, panel, claim); },
         Team::no_idle);
-  } else if (n * top_k <= kMostParts) {
+    return adapted + 2;
+  }
+  if (n * top_k <= kMostParts) {
     team.for_claimed_panels(
         active[0], down->panels,
         [&](int64_t rank, int64_t panel, Claim& claim) { down_part(rank, panel, claim); }, Team::no_idle);
     if (is_whole) team.last_phase();
-    team.for_panels(1, down->panels, [&](int64_t, int64_t panel) { add_parts(team, panel); });
-  } else {
-    if (is_whole) team.last_phase();
-    team.for_panels(1, down->panels, [&](int64_t, int64_t panel) {
-      Claim alone(nullptr, 0);
-      down_panel(team, panel, alone);
-    });
+    team.for_claimed_panels(
+        1, down->panels, [&](int64_t, int64_t panel, Claim& claim) { add_parts(team, panel, claim); },
+        Team::no_idle);
+    return adapted + 3;
   }
+  if (is_whole) team.last_phase();
+  team.for_panels(1, down->panels, [&](int64_t, int64_t panel) {
+    Claim alone(nullptr, 0);
+    down_panel(team, panel, alone);
+  });
+  return adapted + 2;
 }
 
 // For who waits between the two products: a thread that is done early brings what it will read first into its cache, so
@@ -44,13 +50,26 @@ void ExpertsOp::compute(Team& team, bool is_whole) const {
 BytesAhead ExpertsOp::down_first(const Team& team) const {
   if (active[0] == 0 || !down->packed() || n * top_k > kMostParts) return {};
   const auto [rank, panel] = team.first_pair(sums_at_once ? 1 : active[0], down->panels);
-  return {down->panel(active[1 + rank], panel).data,
+  return {down->panel(active_expert(rank), panel).data,
           static_cast<ptrdiff_t>((down->panels - panel) * down->panel_bytes)};
 }
 
 ExpertsOp::Rows ExpertsOp::rows_of(int expert) const {
   const volatile int32_t* now = starts + expert;
   return {now[0], now[1]};
+}
+
+int ExpertsOp::active_expert(int64_t rank) const {
+  const volatile int32_t* now = active + 1 + rank;
+  const int32_t expert = *now;
+  return std::min(expert, static_cast<int32_t>(gate->experts) - 1);
+}
+
+float* ExpertsOp::zeroed_sums(Team& team) const {
+  const size_t rows = std::max(n, most_rows);
+  auto* sums = static_cast<float*>(team.scratch(round_up(sizeof(float) * rows * kPanelRows, 64)));
+  std::fill(sums, sums + static_cast<int64_t>(n) * kPanelRows, 0.0f);
+  return sums;
 }
 
 // Counting sort of the n * top_k routes by expert. One thread: at 512 tokens it takes 10 us of a layer's 20 ms.
@@ -120,11 +139,11 @@ void ExpertsOp::add_lora(const LoraTable* table, int part, int expert, int64_t p
 
 // 32 rows of gate and up of the rank-th active expert, for all its tokens.
 void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
-  const int expert = active[1 + rank];
+  const int expert = active_expert(rank);
   const int64_t row0 = panel * kPanelRows;
   const Panel gate_panel = gate->panel(expert, panel), up_panel = up->panel(expert, panel);
   const bool last = panel + 1 == gate->panels;
-  const uint8_t* next = last && rank + 1 < active[0] ? gate->panel(active[2 + rank], 0).data
+  const uint8_t* next = last && rank + 1 < active[0] ? gate->panel(active_expert(rank + 1), 0).data
                                                      : gate_panel.data + gate->panel_bytes;
   alignas(64) float g[kMostTokens * kPanelRows], u[kMostTokens * kPanelRows];
   const void* gate_rows[kMostTokens];
@@ -167,15 +186,16 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
 // A thread owns the panel's 32 rows of the output for all experts: no reduction. A token's experts are added in
 // ascending order of their ids, whatever else is in the step.
 void ExpertsOp::down_panel(Team& team, int64_t panel, Claim& claim) const {
-  auto* sums = static_cast<float*>(team.scratch(round_up(sizeof(float) * n * kPanelRows, 64)));
-  std::fill(sums, sums + static_cast<int64_t>(n) * kPanelRows, 0.0f);
+  float* sums = zeroed_sums(team);
   alignas(64) float tile[kMostTokens * kPanelRows];
   const void* rows[kMostTokens];
-  for (int a = 1; a <= active[0]; ++a) {
-    const int expert = active[a];
-    const uint8_t* next = a < active[0] ? down->panel(active[a + 1], panel).data : nullptr;
-    for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kMostTokens) {
-      const int tokens = std::min(kMostTokens, starts[expert + 1] - i0);
+  const int count = active[0];
+  for (int rank = 0; rank < count; ++rank) {
+    const int expert = active_expert(rank);
+    const uint8_t* next = rank + 1 < count ? down->panel(active_expert(rank + 1), panel).data : nullptr;
+    const auto [begin, end] = rows_of(expert);
+    for (int i0 = begin; i0 < end; i0 += kMostTokens) {
+      const int tokens = std::min(kMostTokens, end - i0);
       for (int i = 0; i < tokens; ++i) rows[i] = h.row(down->integer(), i0 + i);
       k->gemm[down->type](down->panel(expert, panel), next, down->cols, rows, tokens, tile);
       add_down_bias(expert, panel, tokens, tile);
@@ -197,11 +217,11 @@ void ExpertsOp::add_down_bias(int expert, int64_t panel, int tokens, float* tile
 
 // The same in two passes, with the same bits: first the products of one expert.
 void ExpertsOp::down_part(int64_t rank, int64_t panel, Claim& claim) const {
-  const int expert = active[1 + rank];
+  const int expert = active_expert(rank);
   const Panel own = down->panel(expert, panel);
   const bool last = panel + 1 == down->panels;
-  const uint8_t* next =
-      last && rank + 1 < active[0] ? down->panel(active[2 + rank], 0).data : own.data + down->panel_bytes;
+  const uint8_t* next = last && rank + 1 < active[0] ? down->panel(active_expert(rank + 1), 0).data
+                                                     : own.data + down->panel_bytes;
   alignas(64) float tile[kMostTokens * kPanelRows];
   const void* rows[kMostTokens];
   const int valid = down->valid_rows(panel);
@@ -220,17 +240,17 @@ void ExpertsOp::down_part(int64_t rank, int64_t panel, Claim& claim) const {
 }
 
 // Then their weighted sums.
-void ExpertsOp::add_parts(Team& team, int64_t panel) const {
-  auto* sums = static_cast<float*>(team.scratch(round_up(sizeof(float) * n * kPanelRows, 64)));
-  std::fill(sums, sums + static_cast<int64_t>(n) * kPanelRows, 0.0f);
+void ExpertsOp::add_parts(Team& team, int64_t panel, Claim& claim) const {
+  float* sums = zeroed_sums(team);
   const int valid = down->valid_rows(panel);
   alignas(64) float tile[kPanelRows] = {};
-  for (int i = 0; i < starts[down->experts]; ++i) {
+  const int routed = std::min(starts[down->experts], n * top_k);
+  for (int i = 0; i < routed; ++i) {
     const int route = routes[i];
     std::copy_n(parts + i * down->rows + panel * kPanelRows, valid, tile);
     k->axpy(weights[route], tile, kPanelRows, sums + route / top_k * kPanelRows);
   }
-  put(panel, sums);
+  if (claim()) put(panel, sums);
 }
 
 // sums [n, 32]: the panel's rows of x.

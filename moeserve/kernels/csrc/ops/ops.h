@@ -262,19 +262,22 @@ struct ExpertsOp {
   // added: work is then shared by (expert, panel) instead of by panel, in pieces small enough to even out.
   float* parts;
   ExpertOptions options;
-  // Down's work is shared by panel and added at once, a phase less, with the same bits: for few experts. `active` then
-  // stays as it is until the last thread is through.
+  // Down's work is shared by panel and added at once, a phase less, with the same bits: for few experts.
   bool sums_at_once = false;
+  // The most rows of an operation whose routes a thread may find that comes late to this one; 0: no more than n.
+  int most_rows = 0;
   // Added to the products of the rows that have adapters. h then has both forms, if down has an adapter.
   ExpertLora lora = {};
   static constexpr int kMostParts = 512;
+  static constexpr int kMostPhases = 3;  // without adapters
   // Behind sort_routes() of the same operation.
   void operator()(Team& team) const { compute(team, true); }
 
   // The two parts of it: one thread's, which the others wait for, and everyone's. False for an id that is no expert's:
-  // then there are no routes at all. is_whole: what is computed is all of an operation of the pool.
+  // then there are no routes at all. is_whole: what is computed is all of an operation of the pool. Returns how many
+  // phases it had.
   bool sort_routes() const;
-  void compute(Team& team, bool is_whole) const;
+  int compute(Team& team, bool is_whole) const;
 
  private:
   void shrink_inputs(Team& team) const;
@@ -286,13 +289,15 @@ struct ExpertsOp {
     int begin, end;
   };
   BytesAhead down_first(const Team& team) const;
-  // Read once: a thread that comes late may find any later layer's.
+  // Read once: a thread that comes late may find any later layer's, of more experts.
   Rows rows_of(int expert) const;
+  int active_expert(int64_t rank) const;
+  float* zeroed_sums(Team& team) const;  // [n, 32]
   void gate_up(int64_t rank, int64_t panel, Claim& claim) const;
   void down_panel(Team& team, int64_t panel, Claim& claim) const;
   void add_down_bias(int expert, int64_t panel, int tokens, float* tile) const;
   void down_part(int64_t rank, int64_t panel, Claim& claim) const;
-  void add_parts(Team& team, int64_t panel) const;
+  void add_parts(Team& team, int64_t panel, Claim& claim) const;
   void put(int64_t panel, const float* sums) const;
 };
 

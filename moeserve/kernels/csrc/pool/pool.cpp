@@ -146,15 +146,11 @@ std::pair<int64_t, int64_t> Team::first_pair(int64_t outer, int64_t panels) cons
   return count == 0 ? std::pair<int64_t, int64_t>(0, first) : std::pair(unit / count, first + unit % count);
 }
 
-// The last to arrive opens the barrier.
-void Team::barrier(int spins) {
-  const uint32_t mine = barriers_++;
-  if (pool_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<uint32_t>(threads_)) {
-    return wait_while(pool_.generation_, mine, spins);
-  }
-  pool_.arrived_.store(0, std::memory_order_relaxed);
-  pool_.generation_.fetch_add(1, std::memory_order_release);
-  pool_.generation_.notify_all();
+void Team::skip_phases(int count) {
+  if (count == 0) return;
+  phase_ += static_cast<uint64_t>(count);
+  number_ = static_cast<uint16_t>(number_ + count);
+  pool_.end(phase_, count);
 }
 
 void* Team::scratch(size_t bytes) {
@@ -263,8 +259,9 @@ bool Pool::all_left(uint32_t operations) const {
 }
 
 // Of a phase without units every thread says so.
-void Pool::end(uint64_t phase) {
-  uint32_t before = static_cast<uint32_t>(phase - 1);
+void Pool::end(uint64_t phase, int count) {
+  uint32_t before = static_cast<uint32_t>(phase) - static_cast<uint32_t>(count);
+  if (over_.load(std::memory_order_relaxed) != before) return;
   if (over_.compare_exchange_strong(before, static_cast<uint32_t>(phase), std::memory_order_acq_rel)) {
     over_.notify_all();
   }

@@ -111,9 +111,9 @@ class Team {
 
   static bool no_idle() { return false; }  // for who has nothing to do meanwhile
 
-  // All threads meet. `spins`: how long to look before sleeping; a step that a GPU is in the midst of is worth more
-  // than the usual.
-  void barrier(int spins = kSpins);
+  // So many phases without work, in place of those that other threads may have had: a thread that comes late leaves out
+  // what is over, and all leave out what nobody has.
+  void skip_phases(int count);
 
   // The first of this thread's own range in for_panels(outer, panels, f): a pair (o, panel).
   std::pair<int64_t, int64_t> first_pair(int64_t outer, int64_t panels) const;
@@ -183,7 +183,6 @@ class Team {
   uint16_t operation_ = 0, number_ = 0;  // what runs, and how many phases of it have begun
   PhaseTimes times_;
   int64_t ahead_ticks_ = 0;
-  uint32_t barriers_ = 0;  // counts barriers passed; equal on all threads
   std::unique_ptr<void, Free> scratch_;
   size_t scratch_bytes_ = 0;
 };
@@ -253,7 +252,8 @@ class Pool {
   bool is_over(uint64_t phase) const {
     return static_cast<int32_t>(over_.load(std::memory_order_acquire) - static_cast<uint32_t>(phase)) >= 0;
   }
-  void end(uint64_t phase);
+  // The `count` phases up to this one, where those before are over.
+  void end(uint64_t phase, int count = 1);
   void wait_for(uint64_t phase);
 
   std::vector<std::unique_ptr<Team>> teams_;
@@ -264,12 +264,10 @@ class Pool {
   std::vector<WorkRange> ranges_;             // [threads]
   std::vector<std::atomic<uint64_t>> flags_;  // [nodes][Team::kMostFlags]: see Claim
   // Counters that wrap; compared for equality or by difference only.
-  alignas(64) std::atomic<uint32_t> published_{0};   // operations queued; written by the submitting thread
-  alignas(64) std::atomic<uint32_t> drained_{0};     // times the stream ran empty; what wait() sleeps on
-  alignas(64) std::atomic<uint32_t> over_{0};        // the last phase that is over
-  alignas(64) PhaseCount ranges_done_;               // of the current phase
-  alignas(64) std::atomic<uint32_t> arrived_{0};     // threads at the barrier
-  alignas(64) std::atomic<uint32_t> generation_{0};  // barriers completed
+  alignas(64) std::atomic<uint32_t> published_{0};  // operations queued; written by the submitting thread
+  alignas(64) std::atomic<uint32_t> drained_{0};    // times the stream ran empty; what wait() sleeps on
+  alignas(64) std::atomic<uint32_t> over_{0};       // the last phase that is over
+  alignas(64) PhaseCount ranges_done_;              // of the current phase
   std::atomic<uint64_t> recomputed_{0}, fetched_ahead_{0};
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;

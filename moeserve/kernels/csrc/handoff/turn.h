@@ -1,0 +1,74 @@
+// Turns: what the pool computes for a GPU, one after another, each prepared by one thread for all that are there.
+//
+// They are numbered from 1 over the life of a hand-off, with gaps where there is nothing to prepare. Numbers wrap.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "ops/ops.h"
+#include "wakes.h"
+
+namespace moeserve {
+
+struct Turn {
+  ExpertsOp op{};
+  int32_t layer = -1;       // which the turn answers; below 0: none
+  int32_t has_work = 0;     // else there is nothing to compute
+  int32_t is_followed = 0;  // the layer's deferred experts are a turn of their own
+};
+
+// Moves `latest` on to `number`; false where it is there, or further, already.
+inline bool advance(std::atomic<uint32_t>& latest, uint32_t number) {
+  uint32_t before = latest.load(std::memory_order_acquire);
+  while (static_cast<int32_t>(number - before) > 0) {
+    if (latest.compare_exchange_weak(before, number, std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
+class Turns {
+ public:
+  // Whether this turn has been prepared, or a later one.
+  bool is_ready(uint32_t number) const {
+    return static_cast<int32_t>(ready_.load(std::memory_order_acquire) - number) >= 0;
+  }
+  // True for one thread, which then prepares it. For who has seen the end of all turns before.
+  bool claim(uint32_t number) { return advance(claimed_, number); }
+  void publish(uint32_t number, const Turn& turn) {
+    std::atomic_thread_fence(std::memory_order_release);  // whoever finds a word of it finds the claim
+    const Words words = std::bit_cast<Words>(turn);
+    for (size_t i = 0; i < words.size(); ++i) words_[i].store(words[i], std::memory_order_relaxed);
+    ready_.store(number, std::memory_order_release);
+    wakes_.wake();
+  }
+  // What was published; false where a later turn has come.
+  bool read(uint32_t number, Turn* turn) const {
+    Words words;
+    for (size_t i = 0; i < words.size(); ++i) words[i] = words_[i].load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (claimed_.load(std::memory_order_relaxed) != number) return false;
+    *turn = std::bit_cast<Turn>(words);
+    return true;
+  }
+  // True for one thread: the turn's results are there, and it says so.
+  bool end(uint32_t number) { return advance(ended_, number); }
+
+  // For who sleeps until something happens.
+  Wakes& wakes() { return wakes_; }
+
+ private:
+  static_assert(std::is_trivially_copyable_v<Turn> && sizeof(Turn) % sizeof(uint64_t) == 0);
+  using Words = std::array<uint64_t, sizeof(Turn) / sizeof(uint64_t)>;
+
+  alignas(64) std::atomic<uint32_t> claimed_{0};
+  alignas(64) std::atomic<uint32_t> ready_{0};
+  alignas(64) std::atomic<uint32_t> ended_{0};
+  alignas(64) Wakes wakes_;
+  alignas(64) std::array<std::atomic<uint64_t>, std::tuple_size_v<Words>> words_{};
+};
+
+}  // namespace moeserve
