@@ -1,6 +1,7 @@
 // Sleeping until something happens, but no longer than a given time, which std::atomic::wait cannot.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <climits>
