@@ -1,0 +1,226 @@
+"""What mixes tokens: attention of all kinds, and the delta net."""
+
+from __future__ import annotations
+
+import torch
+
+from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.delta_net import op as delta
+from moeserve.kernels.delta_net.heads import DeltaHeads
+from moeserve.kernels.latent import op as latent
+from moeserve.kernels.piecewise import op as piecewise_op
+from moeserve.kernels.planes import empty_planes
+from moeserve.kernels.rope.op import rope_store
+from moeserve.quantization.table import Q8_0
+from tests.support.gpu_operators.tensors import Q4, both, empty, i32
+
+
+def attention(n: int) -> None:
+    heads, kv_heads, dim, at = 32, 4, 128, empty(n, dtype=i32)
+    q, pool = empty(n, heads, dim, dtype=torch.float16), empty(50, kv_heads, dim, dtype=torch.float16)
+    room = DecodeWorkspace(n, heads, kv_heads, dim, "meta")
+    table = empty(3, 64, dtype=i32)
+    k, angles = empty(n, kv_heads * dim), empty(64, dim // 2)
+    projected = NewTokens(k, k, empty(dim), empty(dim), 1e-6, angles, angles, at)
+    for new, x in ((None, q.flatten(1)), (projected, empty(n, heads * dim))):
+        decode_attention(
+            x,
+            new,
+            pool,
+            pool,
+            table,
+            at,
+            at,
+            empty(1, dtype=i32),
+            room.sums,
+            room.stats,
+            room.counters,
+            *both(n, heads * dim),
+        )
+    prefill_attention(
+        q, pool, pool, table, empty(2, 4, dtype=i32), empty(n, heads * dim, dtype=torch.bfloat16)
+    )
+
+
+def attention_of_q8_0(n: int) -> None:
+    attention_of_8_bits(n, torch.int8, 4)
+
+
+def attention_of_fp8(n: int) -> None:
+    attention_of_8_bits(n, torch.float8_e4m3fn, 1)
+
+
+def attention_of_8_bits(n: int, numbers: torch.dtype, scales_of_head: int) -> None:
+    heads, kv_heads, dim, at, count = 32, 4, 128, empty(n, dtype=i32), empty(1, dtype=i32)
+    q = empty(n, heads, dim, dtype=torch.float16)
+    pool = empty(50, kv_heads, dim, dtype=numbers)
+    scales = empty(50, kv_heads, scales_of_head, dtype=torch.float16)
+    room, table = DecodeWorkspace(n, heads, kv_heads, dim, "meta"), empty(3, 64, dtype=i32)
+    k, angles, weight = empty(n, kv_heads * dim), empty(64, dim // 2), empty(dim)
+    rope_store(
+        q.flatten(1),
+        k,
+        k,
+        weight,
+        weight,
+        1e-6,
+        angles,
+        angles,
+        at,
+        at,
+        count,
+        q,
+        pool,
+        pool,
+        key_scales=scales,
+        value_scales=scales,
+    )
+    projected = NewTokens(k, k, weight, weight, 1e-6, angles, angles, at)
+    for new, x in ((None, q.flatten(1)), (projected, empty(n, heads * dim))):
+        decode_attention(
+            x,
+            new,
+            pool,
+            pool,
+            table,
+            at,
+            at,
+            count,
+            room.sums,
+            room.stats,
+            room.counters,
+            *both(n, heads * dim),
+            key_scales=scales,
+            value_scales=scales,
+        )
+    out = empty(n, heads * dim, dtype=torch.bfloat16)
+    prefill_attention(
+        q, pool, pool, table, empty(2, 4, dtype=i32), out, key_scales=scales, value_scales=scales
+    )
+
+
+def attention_of_others(n: int) -> None:
+    heads, kv_heads, dim, at = 64, 8, 64, empty(n, dtype=i32)
+    q, pool = empty(n, heads, dim, dtype=torch.float16), empty(50, kv_heads, dim, dtype=torch.float16)
+    room, table = DecodeWorkspace(n, heads, kv_heads, dim, "meta"), empty(3, 64, dtype=i32)
+    k, angles = empty(n, kv_heads * dim), empty(64, 16)
+    projected = NewTokens(k, k, None, None, 1e-6, angles, angles, at)
+    sinks = empty(heads)
+    for new, x in ((None, q.flatten(1)), (projected, empty(n, heads * dim))):
+        decode_attention(
+            x,
+            new,
+            pool,
+            pool,
+            table,
+            at,
+            at,
+            empty(1, dtype=i32),
+            room.sums,
+            room.stats,
+            room.counters,
+            *both(n, heads * dim),
+            window=128,
+            sinks=sinks,
+            scale=0.1,
+        )
+    out, tiles = empty(n, heads * dim, dtype=torch.bfloat16), empty(2, 4, dtype=i32)
+    prefill_attention(q, pool, pool, table, tiles, out, window=128, sinks=sinks, scale=0.1)
+    prefill_attention(q, pool, pool, table, tiles, out, sinks=sinks)
+
+
+def wide_attention(n: int) -> None:
+    heads, kv_heads, dim, at = 16, 2, 256, empty(n, dtype=i32)
+    q, pool = empty(n, heads, dim, dtype=torch.float16), empty(50, kv_heads, dim, dtype=torch.float16)
+    room, table = DecodeWorkspace(n, heads, kv_heads, dim, "meta"), empty(3, 64, dtype=i32)
+    k, angles = empty(n, kv_heads * dim), empty(64, 32)
+    projected = NewTokens(k, k, empty(dim), empty(dim), 1e-6, angles, angles, at)
+    for new, x in ((None, q.flatten(1)), (projected, empty(n, heads * dim))):
+        decode_attention(
+            x,
+            new,
+            pool,
+            pool,
+            table,
+            at,
+            at,
+            empty(1, dtype=i32),
+            room.sums,
+            room.stats,
+            room.counters,
+            *both(n, heads * dim),
+        )
+    out, tiles = empty(n, heads * dim, dtype=torch.bfloat16), empty(2, 4, dtype=i32)
+    prefill_attention(q, pool, pool, table, tiles, out)
+
+
+def latent_attention(n: int, kind: torch.dtype) -> None:
+    heads, nope, rank, rotary, f16 = 20, 192, 512, 64, torch.float16
+    at, count, table = empty(n, dtype=i32), empty(1, dtype=i32), empty(3, 64, dtype=i32)
+    keys, angles = empty(50, 1, rank + rotary, dtype=f16), empty(9, rotary // 2)
+    projected = empty(n, heads * (nope + rotary) + rank + rotary, dtype=kind)
+    q, latent_part = projected.split([heads * (nope + rotary), rank + rotary], dim=1)
+    nopes, rotated = empty(n, heads, nope, dtype=torch.bfloat16), empty(n, heads, rotary, dtype=f16)
+    latent.norm_rows(q, empty(q.shape[1]), 1e-6, count, *both(n, q.shape[1], kind))
+    y, codes, scales = both(n, heads * 256, kind)
+    latent.norm_rows(y, None, 1e-6, count, None, codes, scales, parts=heads)
+    latent.latent_store(
+        q, latent_part, empty(rank), 1e-6, angles, angles, at, at, count, 0.1, nopes, rotated, keys
+    )
+    queries, attended = empty(n, heads, rank, dtype=f16), empty(n, heads, rank, dtype=torch.bfloat16)
+    for planes, x, out in (
+        (empty_planes(Q8_0, (heads, rank, nope), "meta"), nopes, queries),
+        (empty_planes(Q4, (heads, 256, rank), "meta"), attended, y),
+    ):
+        latent.linear_by_head(
+            x.flatten(0, 1),
+            [planes.codes, planes.scales, planes.supers],
+            int(planes.type),
+            x.shape[2],
+            latent.by_head(n, heads, "meta"),
+            count,
+            out,
+        )
+    room, tiles = latent.decode_workspace(n, heads, rank, "meta"), empty(2, 4, dtype=i32)
+    latent.decode_latent(queries, rotated, keys, table, at, at, count, room, attended)
+    latent.prefill_latent(queries, rotated, keys, table, tiles, attended)
+
+
+def delta_net(n: int, kind: torch.dtype, by_chunks: bool) -> None:
+    h, at = DeltaHeads(16, 32, 128, 128, 4, True), empty(n, dtype=i32)
+    projected, states = empty(n, h.channels + h.value_width + 64, dtype=kind), empty(3, h.state_values)
+    qkv, z, gates = projected.split([h.channels, h.value_width, 64], dim=1)
+    x = delta.DeltaTensors(
+        qkv,
+        empty(n, h.channels, dtype=kind),
+        delta.Gates(gates, gates[:, 32:], 2),
+        empty(32),
+        empty(32),
+        states,
+        empty(n, h.value_width, dtype=kind),
+    )
+    sequences, count = delta.StepSequences(at, at, at, at), empty(1, dtype=i32)
+    delta.convolve(x, empty(4, h.channels), h, sequences, count)
+    if by_chunks:
+        delta.chunked_rule(x, h, sequences, empty(3, 2, dtype=i32), empty(n, 32, 64, dtype=kind))
+    else:
+        delta.recurrent_rule(x, h, sequences)
+    y, codes, scales = both(n, h.value_width, kind)
+    delta.gated_norm(x.out, z, empty(128), 1e-6, count, y, codes, scales)
+    delta.sigmoid_gate(y, z, 256, count, codes, scales)
+
+
+def piecewise(dtype: torch.dtype, dim: int) -> None:
+    q, k = empty(2, 8, 300, dim, dtype=dtype), empty(2, 2, 700, dim, dtype=dtype)
+    piecewise_op.forward(
+        empty(1, 8, 3000, dim, dtype=dtype),
+        k[:1],
+        empty(1, 8, 3000, dim, dtype=dtype),
+        k[:1],
+        k[:1],
+        100,
+        True,
+    )
+    for causal in (False, True):
+        out, lse = piecewise_op.forward(q, k, q, k, k, 100, causal)
+        piecewise_op.backward((q, k, q, k, k), out, lse, q, 100, causal)

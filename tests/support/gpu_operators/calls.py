@@ -1,0 +1,107 @@
+"""Names of calls of operators, each of which compiles what it would launch (compile_for_gpu.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from moeserve.quantization.table import BF16, F32, MXFP4, Q3_K, Q5_K, Q8_0
+from tests.support.gpu_operators.attention import (
+    attention,
+    attention_of_fp8,
+    attention_of_others,
+    attention_of_q8_0,
+    delta_net,
+    latent_attention,
+    piecewise,
+    wide_attention,
+)
+from tests.support.gpu_operators.products import (
+    adapters,
+    exact,
+    experts,
+    gated_rows,
+    large_batch,
+    linear,
+    panels,
+    quads,
+)
+from tests.support.gpu_operators.rows import (
+    hand_off,
+    over_gpus,
+    pages,
+    pointwise_kernels,
+    promotions,
+    rows,
+    rows_of_others,
+    sampling,
+    sandwiched,
+)
+from tests.support.gpu_operators.tensors import IQ4, Q4, Q6, f32
+
+CALLS: dict[str, list[Callable[[], None]]] = {
+    "linear, few": [partial(linear, 4, Q4, 512, 96, Q6, 32)],
+    "linear, many": [partial(linear, 200, Q4, 512, 96, Q6, 32)],
+    "linear, looked up": [partial(linear, 20, IQ4, 512, 96, None, 0)],
+    "linear, floats": [partial(linear, 2, F32, 512, 96, None, 0), partial(linear, 20, F32, 512, 96, F32, 32)],
+    "gated rows": [gated_rows],
+    "linear, exact": [partial(exact, 600)],
+    "experts, one": [partial(experts, 1, Q4, Q6)],
+    "experts, two": [partial(experts, 2, Q4, Q6)],
+    "experts, few": [partial(experts, 16, Q4, Q6)],
+    "experts, some": [partial(experts, 30, Q4, Q6)],
+    "experts, 128 and 256": [partial(experts, 128, Q4, Q6), partial(experts, 256, Q4, Q3_K)],
+    "experts by quads": [partial(quads, 256, Q4, Q6), partial(quads, 2048, Q6, Q4)],
+    "experts, many": [partial(experts, 2000, Q4, Q6)],
+    "experts and linear, unpacked": [
+        partial(large_batch, 4096, Q4, Q6),
+        partial(large_batch, 4096, BF16, BF16),
+    ],
+    "rows": [partial(rows, 3, Q4)],
+    "norms behind blocks": [partial(sandwiched, 3), partial(experts, 2, Q4, Q6, activation="gelu")],
+    "rows, looked up": [partial(rows, 3, IQ4)],
+    "attention": [partial(attention, 3)],
+    "linear, bias": [
+        partial(linear, 4, Q4, 512, 96, Q6, 32, bias=True),
+        partial(linear, 20, Q4, 512, 96, Q6, 32, bias=True),
+    ],
+    "linear, bias, many": [
+        partial(linear, 200, Q4, 512, 96, Q6, 32, bias=True),
+        partial(linear, 2, F32, 512, 96, F32, 32, bias=True),
+    ],
+    "experts, gpt-oss, few": [partial(experts, 2, MXFP4, MXFP4, oai=True)],
+    "experts, gpt-oss, some": [partial(experts, 30, MXFP4, MXFP4, oai=True)],
+    "experts, gpt-oss, many": [partial(experts, 2000, MXFP4, MXFP4, oai=True)],
+    "experts, shared": [
+        partial(experts, 2, Q4, Q6, experts=1, top_k=1),
+        partial(experts, 30, Q4, Q6, experts=1, top_k=1),
+    ],
+    "rows of other families": [partial(rows_of_others, 3)],
+    "attention of other families": [partial(attention_of_others, 3)],
+    "delta net, few": [partial(delta_net, 3, f32, False)],
+    "delta net, many": [partial(delta_net, 200, torch.bfloat16, True)],
+    "delta net, many, floats": [partial(delta_net, 200, f32, True)],
+    "attention of q8_0 keys": [partial(attention_of_q8_0, 3)],
+    "attention of fp8 keys": [partial(attention_of_fp8, 3)],
+    "attention of wide heads": [partial(wide_attention, 3)],
+    "latent attention, few": [partial(latent_attention, 3, f32)],
+    "latent attention, many": [partial(latent_attention, 200, torch.bfloat16)],
+    "sampling": [partial(sampling, 2)],
+    "pointwise": [pointwise_kernels],
+    "piecewise attention": [partial(piecewise, torch.bfloat16, 128)],
+    "piecewise attention, wide": [partial(piecewise, torch.float16, 256)],
+    "piecewise attention, floats": [partial(piecewise, f32, 80)],
+    "sums over GPUs": [partial(over_gpus, f32), partial(over_gpus, torch.bfloat16)],
+    "adapters, few rows": [partial(adapters, 8, f32)],
+    "adapters, many rows": [partial(adapters, 2000, torch.bfloat16)],
+    "pages": [partial(pages, 1024), partial(pages, 6)],
+    "promotions": [promotions, partial(hand_off, 4)],
+    "panels": [partial(panels, Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0)],
+}
+# Of those, what tests ask for by itself.
+FEWER: dict[str, list[Callable[[], None]]] = {
+    "experts, 128 and 256, of k-quants": [partial(experts, 128, Q4, Q6), partial(experts, 256, Q4, Q6)],
+    "experts, 256": [partial(experts, 256, Q4, Q6)],
+}
