@@ -31,7 +31,7 @@ from moeserve.placement.options import (
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.cache_forecast import MOST_STREAMS, CacheForecast, forecast_cache, trace_tokens
-from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict
+from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict, usable_gpu_bytes
 from moeserve.plan.options import SHARED, command_parser
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import PlacementPlan, Speed, as_json, as_text
@@ -90,7 +90,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     gpu = _gpu_memory(config, args)
     gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
     options = placement_options(config, model)
-    usable = None if gpu is None else options.gpu_memory_budget or gpu - CUDA_CONTEXT_BYTES
+    usable = None if gpu is None else usable_gpu_bytes(config, gpu)
     in_a_step = step_tokens(config.max_num_batched_tokens, model, usable)
     most_rows = max(in_a_step, config.max_num_seqs)
     reserved = 0
@@ -186,7 +186,7 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
     of_cpu = dataclasses.replace(config, gpus="1", parallel="auto")  # which has no GPUs
     rates = cpu_rates_of(args, of_cpu, source, model)
     speed = GroupSpeed(gpus, heat_counts(config, model), rates, gpu_rates_of(args))
-    usable = int(config.gpu_memory_budget * GIB) if config.gpu_memory_budget else gpu - CUDA_CONTEXT_BYTES
+    usable = usable_gpu_bytes(config, gpu)
     in_a_step = min(step_tokens(config.max_num_batched_tokens, each.share.shape, usable) for each in gpus)
     longest = config.max_model_len or model.context_length
     context = min(CONTEXT, longest // 2)

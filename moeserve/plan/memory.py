@@ -29,6 +29,13 @@ CUDA_CONTEXT_BYTES = 512 << 20
 CUDA_LIBRARIES_BYTES = 600 << 20  # RAM: torch with CUDA, its context, Triton
 
 
+def usable_gpu_bytes(config: ServerConfig, gpu: int) -> int:
+    """Of a GPU that has `gpu` bytes: its budget, or all but the CUDA context, as the server counts them for the most
+    tokens of a step (worker/gpu_memory.py)."""
+    budget = config.gpu_memory_budget
+    return gpu - CUDA_CONTEXT_BYTES if budget is None else int(budget * GIB)
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes. The pages of the pools of KV and states come with their first use: `start` is without

@@ -24,7 +24,7 @@ from moeserve.placement.options import heat_counts
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.gpu_constants import H200
-from moeserve.plan.memory import CUDA_CONTEXT_BYTES
+from moeserve.plan.memory import CUDA_CONTEXT_BYTES, usable_gpu_bytes
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import Speed
 from moeserve.plan.routing import RoutingProbabilities
@@ -75,7 +75,7 @@ def plan_group(
 ) -> list[GpuPlan]:
     """gpu: bytes of each GPU; ram: of the machine. Raises ConfigError where the server would."""
     counts = heat_counts(config, model)
-    usable = int(config.gpu_memory_budget * GIB) if config.gpu_memory_budget else gpu - CUDA_CONTEXT_BYTES
+    usable = usable_gpu_bytes(config, gpu)
     config = replace(config, parallel=parallel_of(config, model, num_gpus))
     plans = []
     for rank in range(num_gpus):
