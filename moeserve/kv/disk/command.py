@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -53,12 +54,15 @@ def main(arguments: Sequence[str]) -> int:
     options = command_parser().parse_args(arguments)
     run_command: Callable[[argparse.Namespace], int] = options.run
     if not os.path.exists(options.folder / LOCK):
-        print(f"moeserve cache: {options.folder}: no folder that a server has used as --kv-disk")
+        print(
+            f"moeserve cache: {options.folder}: no folder that a server has used as --kv-disk",
+            file=sys.stderr,
+        )
         return EXIT_USAGE
     try:
         return run_command(options)
     except (ConfigError, OSError) as error:
-        print(f"moeserve cache: {error}")
+        print(f"moeserve cache: {error}", file=sys.stderr)
         return EXIT_USAGE
 
 

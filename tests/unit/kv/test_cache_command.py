@@ -76,11 +76,16 @@ def test_prune_deletes_nothing_for_a_size_that_is_none(
 def test_prune_leaves_a_folder_that_a_server_uses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = DiskDirectory(folder)
     assert main(["cache", "prune", str(folder), "0"]) == 2
-    assert "another server uses this folder" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert printed.err.startswith("moeserve cache: ")
+    assert "another server uses this folder" in printed.err
+    assert printed.out == ""
     assert len(list(server.path.glob("segment-*"))) == 6
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis.txt").write_text("")
     assert main(["cache", "prune", str(tmp_path), "0"]) == 2
+    refused = f"moeserve cache: {tmp_path}: no folder that a server has used as --kv-disk\n"
+    assert capsys.readouterr() == ("", refused)
     assert (tmp_path / "thesis.txt").exists()
