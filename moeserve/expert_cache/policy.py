@@ -20,6 +20,9 @@ DECAY = 0.9  # docs/results/2026-11-22-expert-cache-replay.md
 PAYS = 1.0  # reads that an exchange must be expected to spare: a promotion is one itself
 # Promoted in the background of one step at most: 46 experts of Qwen3-30B-A3B in Q4_K_M.
 STEP_BYTES = 128 << 20
+# The same where no prompt is streamed: what they pass through has memory of its own then, within what the
+# placement leaves to CUDA itself.
+UNSTREAMED_STEP_BYTES = 32 << 20
 
 Mask = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.int64]

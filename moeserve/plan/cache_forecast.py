@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from moeserve.errors import ConfigError
 from moeserve.expert_cache.generate import PRESETS, generate
-from moeserve.expert_cache.policy import Mask
+from moeserve.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES, Mask
 from moeserve.expert_cache.replay import SETTLING_STEPS, Steps, StepUse, replay_cache
 from moeserve.expert_cache.routing_trace import RoutingTrace, read_trace
 from moeserve.models.interface import ModelShape
@@ -61,10 +61,9 @@ def forecast_cache(
     placement: Placement,
     streams: Sequence[int],
     trace_file: str | None,
-    step_bytes: int,
 ) -> CacheForecast | None:
-    """None: experts stay where they are. step_bytes: promoted in a step at most. Raises ConfigError for a trace of
-    another shape, or of too few tokens for one stream."""
+    """None: experts stay where they are. Raises ConfigError for a trace of another shape, or of too few tokens for one
+    stream."""
     if not placement.has_cache:
         if trace_file is not None:
             raise ConfigError("--routing-trace: experts stay where they are in this plan; leave it out")
@@ -79,7 +78,7 @@ def forecast_cache(
             movable[index, [e for e in range(layer.num_experts) if e not in layer.fixed]] = True
     expert_bytes = np.array([of.expert.cpu for of in sizes.layers], np.int64)
     largest = int((expert_bytes * movable.any(axis=1)).max())
-    most = max(1, min(step_bytes, _staging_bytes(sizes, placement, step_bytes)) // largest)
+    most = max(1, _step_bytes(sizes, placement) // largest)
     settled, at_first = {}, {}
     for count in counts:
         trace = recorded or _assumed(model, count)
@@ -96,14 +95,14 @@ def forecast_cache(
     return CacheForecast(recorded is None, settled, at_first)
 
 
-def _staging_bytes(sizes: ModelSizes, placement: Placement, without: int) -> int:
-    """What a step's promotions pass through: one of the buffers for streamed prompts, which holds the experts that a
-    layer has in RAM alone; `without` such buffers."""
+def _step_bytes(sizes: ModelSizes, placement: Placement) -> int:
+    """Promoted in a step at most: what they pass through is one of the buffers for streamed prompts, which holds the
+    experts that a layer has in RAM alone, or has memory of its own."""
     if not placement.stream_bytes:
-        return without
+        return UNSTREAMED_STEP_BYTES
     on_gpu = slice(placement.layers_in_ram, None)
     layers = zip(sizes.layers[on_gpu], placement.gpu_layers, strict=True)
-    return max(layer.num_cpu_experts * of.expert.cpu for of, layer in layers)
+    return min(STEP_BYTES, max(layer.num_cpu_experts * of.expert.cpu for of, layer in layers))
 
 
 def _assumed(model: ModelShape, streams: int) -> RoutingTrace:

@@ -12,7 +12,6 @@ from pathlib import Path
 from moeserve.command_line import flag_name, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
-from moeserve.expert_cache.policy import STEP_BYTES
 from moeserve.kv.layout import layout_of
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_metadata
@@ -125,7 +124,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     cpu_rates = cpu_rates_of(args, config, gguf, model)
     gpu_rates = None if gpu is None else gpu_rates_of(args)
     streams = [count for count in STREAMS if count <= config.max_num_seqs]
-    cache = forecast_cache(model, sizes, placement, streams, args.routing_trace, STEP_BYTES)
+    cache = forecast_cache(model, sizes, placement, streams, args.routing_trace)
     speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates, cache)
     from_disk = READ_BYTES_PER_S if args.disk_bandwidth is None else args.disk_bandwidth * 1e9
     tiers = forecast_tiers(

@@ -12,59 +12,42 @@ import torch
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
-from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
-from moeserve.kv.disk.directory import DiskDirectory
-from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
+from moeserve.kv.layout import KvLayout
 from moeserve.kv.states import StateCache
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.cpu_loader import CpuLoader
-from moeserve.models.loading.cpu_weights import CpuWeights
-from moeserve.models.loading.gpu_loader import GpuLoader
-from moeserve.models.loading.gpu_weights import float_type
-from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
-from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
+from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.models.rank_share import RankShare
-from moeserve.models.registry import read_checked_shape
-from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
-from moeserve.placement.group import share_among
-from moeserve.placement.options import heat_counts
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.adapter_memory import plan_gpu_adapters, refuse_adapters
 from moeserve.worker.constraints import Constraints
-from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.slot_tables import SlotTables
-from moeserve.worker.gpu_adapters import load_gpu_adapters
-from moeserve.worker.gpu_memory import check_kv_numbers, plan_placement, step_tokens_on
+from moeserve.worker.gpu_load_plan import GpuLoadPlan, plan_load
+from moeserve.worker.gpu_load_weights import InRam, LoadedWeights, load_weights
 from moeserve.worker.gpu_start import start_steps
-from moeserve.worker.group.rank_stream import open_rank_stream
 from moeserve.worker.group.ranks import RankGroup
-from moeserve.worker.group.shares import Connections, gpu_experts
-from moeserve.worker.group.shares import connect as connect_share
 from moeserve.worker.measure.kept import kept_measurements
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.moving_experts import MovingExperts
 from moeserve.worker.page_mover import PageMover
-from moeserve.worker.page_tiers import claim_directory, plan_tiers, ram_tier_bytes, refuse_tiers
-from moeserve.worker.ram_expert_order import ram_expert_order
-from moeserve.worker.ready import log_skipped, ready_message
+from moeserve.worker.page_tiers import plan_tiers, ram_tier_bytes
+from moeserve.worker.ready import ready_message
 from moeserve.worker.resident_adapters import ResidentAdapters
 from moeserve.worker.runner import Runner
 from moeserve.worker.start import Start
-from moeserve.worker.step_recorder import StepRecorder, open_recorder
+from moeserve.worker.step_recorder import StepRecorder
 
 log = logging.getLogger(__name__)
 
@@ -117,94 +100,19 @@ def load_gpu_engine(
 ) -> LoadedGpuEngine:
     """The same without a runner. ranks: the GPUs among which the model is divided, of which `device` is this process's;
     None: it has all of it."""
-    if config.weight_layout == "file":
-        raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
-    if ranks is not None:
-        refuse_tiers(config, "with several GPUs")
-        refuse_adapters(config)
-    directory = claim_directory(config)
-    shape = read_checked_shape(source)
-    # One that does not fit the model ends the start now.
-    of_adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
-    log_skipped(shape, source)
-    check_lanes(source, shape, "GPU")
-    whole, share, counts = shape, None, heat_counts(config, shape)
-    if ranks is not None:
-        share = share_among(config, shape, source.tensors, ranks.rank, ranks.num_ranks, counts)
-        source, shape = RankSource(source, share), share.shape
-        ranks.barrier()
-    layout = layout_of(config, shape)
-    check_kv_numbers(layout, device)
-    in_a_step = step_tokens_on(device, config, shape)
-    if ranks is not None:
-        in_a_step = ranks.least(in_a_step)
-    max_tokens = max(in_a_step, config.max_num_seqs)
-    recorder = open_recorder(config, shape, max_tokens)
-    connections = Connections()
-    if ranks is not None and share is not None:
-        connections = connect_share(share, ranks, max_tokens, is_observed=recorder is not None)
-    placement = plan_placement(config, layout, source, max_tokens, device, share, of_adapters, counts)
-    if placement.layers_in_ram:
-        check_cpu_reads(layout)
-        refuse_tiers(config, "where the first layers are the CPU's")
+    plan = plan_load(config, source, device, ranks)
     start.clock.ended("plan")
-    has_ends = connections.stage is None or connections.stage.is_first
-    weights = GpuLoader(source, shape, device, on_progress).load(
-        gpu_experts(placement, share),
-        placement.layers_in_ram,
-        with_embedding=has_ends and not placement.begins_in_ram,
-        with_head=has_ends,
-    )
-    ram_bytes = placement.cpu_weight_bytes if ranks is None else ranks.total(placement.cpu_weight_bytes)
-    ram_ids = ram_expert_order(config, placement, share, counts)
-    in_ram = _in_ram(config, shape, source, placement, device, on_progress, ram_ids, ram_bytes, ranks)
-    adapters = load_gpu_adapters(config, of_adapters, shape, placement, float_type(weights, device), device)
-    _empty_cache(device)
+    weights = load_weights(config, plan, on_progress, device, ranks)
     start.clock.ended("weights")
-    capacity = plan_capacity(config, layout, _kv_budgets(placement, layout), max_tokens)
-    if ranks is not None:
-        capacity = KvCapacity(ranks.least(capacity.num_slots), ranks.least(capacity.max_model_len))
-    cpu_stage = _cpu_stage(in_ram, layout, placement, capacity, max_tokens, device)
-    windows = capacity.num_window_slots
-    tables = SlotTables.empty(
-        config.max_num_seqs + 1, capacity.max_model_len, device, has_windows=windows > 0
-    )
-    experts = None if in_ram is None else in_ram.experts
-    moving = MovingExperts.of(weights, experts, placement, shape, device)
-    on_gpu = range(placement.layers_in_ram, shape.num_layers)
-    state_slots = placement.state_slots if ranks is None else ranks.least(placement.state_slots)
-    kv = KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True, num_window_slots=windows).layers
-    states = StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers
-    model = GpuDecoder(
-        shape,
-        weights,
-        kv,
-        tables.slots,
-        max_tokens=max_tokens,
-        max_model_len=capacity.max_model_len,
-        handoff=None if experts is None else _handoff(config, experts, shape, max_tokens, device),
-        expert_stream=moving.stream,
-        prefill=[layer.prefill for layer in placement.gpu_layers],
-        from_cpu=None if cpu_stage is None else cpu_stage.x,
-        states=states,
-        forced_rows=forced_rows,
-        sums=connections.sums,
-        adapters=None if adapters is None else adapters.slots,
-        window_table=tables.windows,
-        stage=connections.stage,
-        num_in_ram=None if share is None or share.is_stage else [len(ids) for ids in ram_ids],
-    )
-    name = _device(placement, device, in_ram, 1 if ranks is None else ranks.num_ranks)
-    cache = moving.cache(weights, placement, model)
-    agree = bool if ranks is None else ranks.all_say
-    engine = GpuEngine(
-        model, tables, config.max_num_seqs, name, experts, cpu_stage, cache, agree, connections.from_first
-    )
-    is_gpu = device.type == "cuda"
+    buffers = _make_buffers(config, plan, weights, device, ranks)
+    engine = _make_engine(config, plan, weights, buffers, device, forced_rows, ranks)
     kept = None
-    if is_gpu and ranks is None:
-        kept = kept_measurements(config, source, shape, capacity, max_tokens, name, device)
+    if device.type == "cuda" and ranks is None:
+        kept = kept_measurements(
+            config, plan.source, plan.shape, buffers.capacity, plan.max_tokens, engine.description, device
+        )
     start.clock.ended("buffers")
+    capacity = buffers.capacity
     measured = start_steps(
         engine,
         config,
@@ -213,97 +121,151 @@ def load_gpu_engine(
         on_progress,
         ranks,
         kept,
-        before_timing=lambda: tables.spread_nobody(capacity.num_slots, windows),
-        is_gpu=is_gpu,
+        before_timing=lambda: buffers.tables.spread_nobody(capacity.num_slots, capacity.num_window_slots),
+        is_gpu=device.type == "cuda",
     )
-    weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
-    kv_bytes = capacity.kv_bytes(layout)
+    kv_bytes = capacity.kv_bytes(plan.layout)
     if ranks is not None:
-        weight_bytes, kv_bytes = ranks.total(weight_bytes), ranks.total(kv_bytes)
+        kv_bytes = ranks.total(kv_bytes)
     pages = None
-    if ranks is None and not placement.layers_in_ram:
-        pin_after = 0.0 if start.is_first else PIN_AFTER_S
-        pages = _open_tiers(
-            config, directory, source, layout, kv_bytes, windows > 0, device, kv, states, pin_after
-        )
+    if ranks is None and not plan.placement.layers_in_ram:
+        pages = _open_tiers(config, plan, buffers, kv_bytes, device, 0.0 if start.is_first else PIN_AFTER_S)
     ready = msgspec.structs.replace(
-        ready_message(
-            config,
-            layout,
-            capacity,
-            weight_bytes,
-            engine.description,
-            in_a_step,
-            state_slots,
-            pages,
-            () if adapters is None else adapters.at_start,
-        ),
-        kv_bytes=kv_bytes,
-        num_experts=whole.num_experts,
-        experts_per_token=whole.top_k,
-        state_bytes=KvLayout(whole).state_bytes(),
-        prompts_first=in_ram is None,
-        streams_prompts=model.can_stream,
+        _ready(config, plan, weights, buffers, engine, kv_bytes, pages),
         measured_steps=list(measured),
         start_seconds=start.clock.seconds,  # to which those of the first step come
     )
-    resident = None if adapters is None else adapters.resident
-    return LoadedGpuEngine(engine, ready, recorder, pages, resident, share)
+    resident = None if weights.adapters is None else weights.adapters.resident
+    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share)
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """What requests have: KV, recurrent states, and where theirs are."""
+
+    capacity: KvCapacity
+    tables: SlotTables
+    kv: Sequence[KvLayer]
+    states: Sequence[StateLayer]
+    state_slots: int
+    cpu_stage: CpuStage | None
+
+
+def _make_buffers(
+    config: ServerConfig,
+    plan: GpuLoadPlan,
+    weights: LoadedWeights,
+    device: torch.device,
+    ranks: RankGroup | None,
+) -> _Buffers:
+    placement, layout = plan.placement, plan.layout
+    capacity = plan_capacity(config, layout, _kv_budgets(placement, layout), plan.max_tokens)
+    state_slots = placement.state_slots
+    if ranks is not None:
+        capacity = KvCapacity(ranks.least(capacity.num_slots), ranks.least(capacity.max_model_len))
+        state_slots = ranks.least(state_slots)
+    cpu_stage = _cpu_stage(weights.in_ram, layout, placement, capacity, plan.max_tokens, device)
+    windows = capacity.num_window_slots
+    tables = SlotTables.empty(
+        config.max_num_seqs + 1, capacity.max_model_len, device, has_windows=windows > 0
+    )
+    on_gpu = range(placement.layers_in_ram, plan.shape.num_layers)
+    kv = KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True, num_window_slots=windows).layers
+    states = StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers
+    return _Buffers(capacity, tables, kv, states, state_slots, cpu_stage)
+
+
+def _make_engine(
+    config: ServerConfig,
+    plan: GpuLoadPlan,
+    weights: LoadedWeights,
+    buffers: _Buffers,
+    device: torch.device,
+    forced_rows: int,
+    ranks: RankGroup | None,
+) -> GpuEngine:
+    placement, share, connections = plan.placement, plan.share, plan.connections
+    experts = None if weights.in_ram is None else weights.in_ram.experts
+    moving = MovingExperts.of(weights.on_gpu, experts, placement, plan.shape, device)
+    by_rank = share is not None and not share.is_stage
+    model = GpuDecoder(
+        plan.shape,
+        weights.on_gpu,
+        buffers.kv,
+        buffers.tables.slots,
+        max_tokens=plan.max_tokens,
+        max_model_len=buffers.capacity.max_model_len,
+        handoff=None if experts is None else _handoff(config, experts, plan.shape, plan.max_tokens, device),
+        expert_stream=moving.stream,
+        prefill=[layer.prefill for layer in placement.gpu_layers],
+        from_cpu=None if buffers.cpu_stage is None else buffers.cpu_stage.x,
+        states=buffers.states,
+        forced_rows=forced_rows,
+        sums=connections.sums,
+        adapters=None if weights.adapters is None else weights.adapters.slots,
+        window_table=buffers.tables.windows,
+        stage=connections.stage,
+        num_in_ram=[len(ids) for ids in weights.ram_ids] if by_rank else None,
+    )
+    return GpuEngine(
+        model,
+        buffers.tables,
+        config.max_num_seqs,
+        _device(placement, device, weights.in_ram, 1 if ranks is None else ranks.num_ranks),
+        experts,
+        buffers.cpu_stage,
+        moving.cache(weights.on_gpu, placement, model),
+        bool if ranks is None else ranks.all_say,
+        connections.from_first,
+    )
+
+
+def _ready(
+    config: ServerConfig,
+    plan: GpuLoadPlan,
+    weights: LoadedWeights,
+    buffers: _Buffers,
+    engine: GpuEngine,
+    kv_bytes: int,
+    pages: PageMover | None,
+) -> WorkerReady:
+    """But for what was measured."""
+    message = ready_message(
+        config,
+        plan.layout,
+        buffers.capacity,
+        weights.nbytes,
+        engine.description,
+        plan.step_tokens,
+        buffers.state_slots,
+        pages,
+        () if weights.adapters is None else weights.adapters.at_start,
+    )
+    return msgspec.structs.replace(
+        message,
+        kv_bytes=kv_bytes,
+        num_experts=plan.whole.num_experts,
+        experts_per_token=plan.whole.top_k,
+        state_bytes=KvLayout(plan.whole).state_bytes(),
+        prompts_first=weights.in_ram is None,
+        streams_prompts=engine.can_stream,
+    )
 
 
 def _open_tiers(
     config: ServerConfig,
-    directory: DiskDirectory | None,
-    source: ModelSource,
-    layout: KvLayout,
+    plan: GpuLoadPlan,
+    buffers: _Buffers,
     pool_bytes: int,
-    has_window_pool: bool,
     device: torch.device,
-    kv: Sequence[KvLayer],
-    states: Sequence[StateLayer],
     pin_after: float,
 ) -> PageMover | None:
     """Those behind the KV pool. Under Triton's interpreter there is none in RAM by itself."""
-    in_ram = 0
+    in_ram, has_window_pool = 0, buffers.capacity.num_window_slots > 0
     if config.kv_ram is not None or device.type == "cuda":
         in_ram = ram_tier_bytes(config, pool_bytes, available_bytes(), has_window_pool=has_window_pool)
-    tiers = plan_tiers(config, directory, in_ram, source, layout, "gpu")
-    return None if tiers is None else tiers.open(kv, states, device, pin_after_s=pin_after)
-
-
-@dataclass(frozen=True, slots=True)
-class InRam:
-    """What the GPU has no room for, on the pool's stream."""
-
-    stream: CpuStream
-    cpu_stage: CpuWeights | None  # None: the GPU begins with the embedding
-    experts: RamExperts | None  # of the GPU's layers; None: all are there
-
-
-def _in_ram(
-    config: ServerConfig,
-    shape: ModelShape,
-    source: ModelSource,
-    placement: Placement,
-    device: torch.device,
-    on_progress: OnProgress,
-    ids: Sequence[Sequence[int]],
-    ram_bytes: int,
-    ranks: RankGroup | None,
-) -> InRam | None:
-    """ids: of the experts in RAM, by layer on the GPU. ram_bytes: of all ranks' parts together."""
-    if not placement.begins_in_ram and not placement.shares_layers:
-        return None
-    check_ram(ram_bytes)
-    stream = open_stream(config) if ranks is None else open_rank_stream(config, ranks)
-    count = placement.layers_in_ram
-    first = None
-    if placement.begins_in_ram:
-        first = CpuLoader(stream, source, shape, on_progress).load_first(count)
-    experts = None
-    if placement.shares_layers:
-        experts = load_ram_experts(stream, source, shape, ids, device, on_progress, first_layer=count)
-    return InRam(stream, first, experts)
+    tiers = plan_tiers(config, plan.directory, in_ram, plan.source, plan.layout, "gpu")
+    return None if tiers is None else tiers.open(buffers.kv, buffers.states, device, pin_after_s=pin_after)
 
 
 def _kv_budgets(placement: Placement, layout: KvLayout) -> list[KvMemoryBudget]:
@@ -364,12 +326,6 @@ def _handoff(
         max_deferred=deferred,
         timeout_s=HANG_SECONDS,
     )
-
-
-def _empty_cache(device: torch.device) -> None:
-    """What unpacking left behind goes back to the device, whose free memory is then asked for."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _device(placement: Placement, device: torch.device, in_ram: InRam | None, num_gpus: int) -> str:

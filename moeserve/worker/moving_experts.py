@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moeserve.errors import ConfigError
-from moeserve.expert_cache.policy import STEP_BYTES
+from moeserve.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_maps import ExpertMaps
@@ -22,8 +22,6 @@ from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.placement import Placement
 from moeserve.worker.expert_cache import ExpertCache
-
-UNPLANNED_BYTES = 32 << 20  # of the GPU's memory, within what the placement leaves to CUDA itself
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +74,7 @@ class MovingExperts:
 def _staging(stream: ExpertStream | None, device: torch.device) -> Tensor:
     """What the experts on their way to the GPU pass through, uint8: no memory of its own where prompts are streamed."""
     if stream is None:
-        return torch.empty(UNPLANNED_BYTES, dtype=torch.uint8, device=device)
+        return torch.empty(UNSTREAMED_STEP_BYTES, dtype=torch.uint8, device=device)
     return stream.idle_buffer[:STEP_BYTES]
 
 

@@ -69,4 +69,4 @@ def test_as_near_the_truth_as_the_way_of_computing_allows(model: Path, tokens: i
     assert large.median() < (2e-3 if keeps_floats else 0.1)
     assert isinstance(runner.engine, GpuEngine)
     for n in (5, tokens):  # as a start on a GPU times them
-        runner.engine.dummy_prompt(n, runner.engine.streaming.part(n))()
+        runner.engine.dummy_steps.prompt(n, runner.engine.streaming.part(n))()

@@ -12,6 +12,7 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from benchmarks.header import qwen3moe, write_header
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
+from moeserve.models.loading.ram_experts import load_ram_experts
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
@@ -19,7 +20,6 @@ from moeserve.placement.place import Gpu
 from moeserve.placement.rules import Rules
 from moeserve.units import GIB
 from moeserve.worker.cpu_stream import open_stream
-from moeserve.worker.gpu_loading import load_ram_experts
 from moeserve.worker.moving_experts import pinned_panels
 from tests.gpu.driver import small_config
 

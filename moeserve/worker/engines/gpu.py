@@ -27,6 +27,7 @@ from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.worker.engines.cpu_stage import CpuStage
+from moeserve.worker.engines.dummy_steps import DummySteps
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
 from moeserve.worker.engines.every_kind import launch_every_kind
 from moeserve.worker.engines.gpu_weight_reads import GpuWeightReads
@@ -124,6 +125,16 @@ class GpuEngine:
             max_num_seqs,
             self.micro_batches,
             expert_cache,
+        )
+        self.dummy_steps = DummySteps(
+            model,
+            self._inputs,
+            self._recorded,
+            self.micro_batches,
+            cpu_stage,
+            self._tiles_of,
+            max_num_seqs,
+            self._wait_for_dummy,
         )
         self.streaming = Streaming()  # which part of the RAM experts a step with a prompt streams: none
         # Of the step under way.
@@ -300,63 +311,9 @@ class GpuEngine:
             self.expert_cache.forget_counts()
         self._tables.forget(layout.req_slot.tolist())
 
-    def dummy_prompt(self, n: int, streamed: float, start: int = 0) -> Callable[[], None]:
-        """What runs a step of n random tokens of a prompt that belongs to nobody, from position `start` on, with this
-        part of the RAM experts streamed, and waits for it. For timing, before the first request."""
-        inputs = self._inputs[rounded(n, self._model.sizes)]
-        kind = StepKind(inputs.size, AdapterScope.NONE)
-        inputs.fill_dummy(n, self._model.shape.vocab_size, start)
-        parts = 1 if self.micro_batches is None else self.micro_batches.parts.get(inputs.size, 1)
-        if self.micro_batches is not None and parts > 1:
-            return self._waiting(self.micro_batches.dummy_prompt(n, start, parts))
-        if self._cpu_stage is not None:
-            self._cpu_stage.fill_dummy(n)
-        if n <= SMALL_BATCH_ROWS:
-            batch, replay = inputs.batch(n, None, 0.0), self._recorded.decode(kind, independent=False)
-        else:
-            one = np.array([n, 0], np.int32)
-            tiles = self._tiles_of(one[1:], one[:1], one[1:] + start, one[1:] + self._max_num_seqs)
-            batch = inputs.batch(0, self._on_device(tiles), streamed)
-            replay = self._recorded.prompts(kind)
-            if replay is not None:
-                inputs.fill_prompts(0, tiles[0])
-
-        def launch() -> None:
-            inputs.copy()
-            self._model.begin(batch)
-            if replay is not None:
-                replay()
-            else:
-                self._model.forward(batch)
-
-        return self._waiting(launch)
-
-    def dummy_decode(self, rows: int) -> Callable[[], None]:
-        """The same of a recorded step of so many rows (one of the sizes) that belong to nobody."""
-        vocab = self._model.shape.vocab_size
-        inputs = self._inputs[rows]
-        inputs.fill_dummy(rows, vocab, is_prompt=False)
-        if self.micro_batches is not None and rows in self.micro_batches.decode_parts:
-            return self._waiting(self.micro_batches.dummy_decode(rows, vocab))
-        recorded = self._recorded.decode(StepKind(rows, AdapterScope.NONE), independent=True)
-        assert recorded is not None
-
-        def launch() -> None:
-            inputs.copy()
-            self._model.begin()
-            recorded()
-
-        return self._waiting(launch)
-
-    def _waiting(self, launches: Callable[[], None]) -> Callable[[], None]:
-        """The same, which then waits for the step."""
-
-        def run() -> None:
-            launches()
-            self._done.mark()
-            self.finish()
-
-        return run
+    def _wait_for_dummy(self) -> None:
+        self._done.mark()
+        self.finish()
 
     @contextmanager
     def alone(self) -> Iterator[None]:

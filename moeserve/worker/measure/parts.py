@@ -20,9 +20,9 @@ def choose_parts(engine: GpuEngine, batches: MicroBatches, of_leader: Callable[[
     found = []
     for size in batches.decode_sizes:
         batches.decode_parts.remove(size)
-        whole = _microseconds(engine.dummy_decode(size), of_leader)
+        whole = _microseconds(engine.dummy_steps.decode(size), of_leader)
         batches.decode_parts.add(size)
-        parted = _microseconds(engine.dummy_decode(size), of_leader)
+        parted = _microseconds(engine.dummy_steps.decode(size), of_leader)
         if parted > GAIN * whole:
             batches.decode_parts.remove(size)
         found.append(f"{size} rows in 1: {whole / 1e3:.2f} ms, in {DECODE_PARTS}: {parted / 1e3:.2f}")
@@ -32,7 +32,7 @@ def choose_parts(engine: GpuEngine, batches: MicroBatches, of_leader: Callable[[
         of_size = []
         for parts in batches.choices(size):
             batches.parts[size] = parts
-            taken = _microseconds(engine.dummy_prompt(size, 0.0), of_leader)
+            taken = _microseconds(engine.dummy_steps.prompt(size, 0.0), of_leader)
             of_size.append(f"{parts}: {taken / 1e3:.1f}")
             if best is None or taken < GAIN * best[0]:
                 best = taken, parts

@@ -31,14 +31,14 @@ def measure_steps(
     total = len(decode) + len(prompts)
     for done, size in enumerate(decode):
         on_timed(done, total)
-        seconds = _seconds(engine.dummy_decode(size), agree)
+        seconds = _seconds(engine.dummy_steps.decode(size), agree)
         measured.append(MeasuredStep(size, size * (size + 1) // 2, 0, 0, seconds * 1e3))
     for done, size in enumerate(prompts, len(decode)):
         on_timed(done, total)
         for start in (0, DEEP):
             if start + size > max_model_len or (start and size > LARGEST_DEEP):
                 continue
-            seconds = _seconds(engine.dummy_prompt(size, engine.streaming.part(size), start), agree)
+            seconds = _seconds(engine.dummy_steps.prompt(size, engine.streaming.part(size), start), agree)
             measured.append(MeasuredStep(0, 0, start, size, seconds * 1e3))
         if seconds > LONGEST_S:
             break

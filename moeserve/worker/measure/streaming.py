@@ -13,7 +13,7 @@ SIZES = (64, 128, 256, 512, 1024, 2048)  # tokens of the steps that are timed
 def time_prompt(engine: GpuEngine, n: int, streamed: float) -> float:
     """Seconds of a step of a prompt of n tokens for which this part of the RAM experts is streamed, the better of two.
     Before the first request."""
-    run = engine.dummy_prompt(n, streamed)
+    run = engine.dummy_steps.prompt(n, streamed)
     seconds = []
     for _ in range(2):
         start = time.perf_counter()

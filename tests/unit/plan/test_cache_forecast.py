@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from benchmarks.header import qwen3moe
 from moeserve.expert_cache.generate import LOCAL, generate
+from moeserve.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES
 from moeserve.expert_cache.replay import SETTLING_STEPS
 from moeserve.expert_cache.routing_trace import RoutingTrace, write_trace
 from moeserve.placement import Gpu, ModelSizes, Placement, PlacementOptions, place
@@ -17,7 +19,6 @@ from tests.support.placement_world import model
 
 LAYERS = 24  # enough exchanges that the policy soon knows whether they pay
 SHAPE = qwen3moe(num_layers=LAYERS, context_length=4096, vocab_size=1000)
-STEP_BYTES = 64 << 20
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,8 @@ def test_assumed_streams_have_texts_of_their_own(
         for seed in range(4)
     ]
     write_trace(tmp_path / "apart", RoutingTrace("four texts", 128, np.concatenate(parts)))
-    apart = forecast_cache(SHAPE, sizes, placement, [4], str(tmp_path / "apart"), STEP_BYTES)
-    assumed = forecast_cache(SHAPE, sizes, placement, [1, 4], None, STEP_BYTES)
+    apart = forecast_cache(SHAPE, sizes, placement, [4], str(tmp_path / "apart"))
+    assumed = forecast_cache(SHAPE, sizes, placement, [1, 4], None)
     assert apart is not None
     assert assumed is not None
     assert not apart.is_assumed
@@ -51,7 +52,7 @@ def test_assumed_streams_have_texts_of_their_own(
 
 def test_steps_are_divided_where_the_cache_has_settled(sizes: ModelSizes, placement: Placement) -> None:
     """Promotions are of the steps that count, and in the first ones come those that another text needs."""
-    forecast = forecast_cache(SHAPE, sizes, placement, [1], None, STEP_BYTES)
+    forecast = forecast_cache(SHAPE, sizes, placement, [1], None)
     assert forecast is not None
     first, later = forecast.at_first[1], forecast.settled[1]
     assert len(first.steps) == len(later.steps) == SETTLING_STEPS
@@ -64,10 +65,20 @@ def test_promotions_pass_through_the_buffers_of_streamed_prompts(sizes: ModelSiz
     """These hold the experts that a layer has in RAM alone: six, where nearly all are on the GPU."""
     options = PlacementOptions(num_gpu_experts=122)
     nearly_all = place(sizes, options, Gpu(64 << 30, 0)).with_cache(sizes)
-    forecast = forecast_cache(SHAPE, sizes, nearly_all, [4], None, STEP_BYTES)
+    forecast = forecast_cache(SHAPE, sizes, nearly_all, [4], None)
     assert forecast is not None
     uses = forecast.at_first[4]
     assert max(step.promoted.sum() for step in uses.steps) == 6 < STEP_BYTES // sizes.layers[0].expert.cpu
+
+
+def test_promotions_have_less_room_where_nothing_streams(sizes: ModelSizes) -> None:
+    few = place(sizes, PlacementOptions(num_gpu_experts=32), Gpu(64 << 30, 0)).with_cache(sizes)
+    most = []
+    for stream_bytes in (few.stream_bytes, 0):
+        forecast = forecast_cache(SHAPE, sizes, replace(few, stream_bytes=stream_bytes), [4], None)
+        assert forecast is not None
+        most.append(max(step.promoted.sum() for step in forecast.at_first[4].steps))
+    assert most[0] > most[1] == UNSTREAMED_STEP_BYTES // max(layer.expert.cpu for layer in sizes.layers)
 
 
 def test_too_many_streams_for_a_trace_are_left_out(
@@ -75,6 +86,6 @@ def test_too_many_streams_for_a_trace_are_left_out(
 ) -> None:
     trace = generate(LOCAL, "", tokens=4 * SETTLING_STEPS, layers=LAYERS, experts=128, top_k=8)
     write_trace(tmp_path / "short", trace)
-    forecast = forecast_cache(SHAPE, sizes, placement, [1, 2, 4, 32], str(tmp_path / "short"), STEP_BYTES)
+    forecast = forecast_cache(SHAPE, sizes, placement, [1, 2, 4, 32], str(tmp_path / "short"))
     assert forecast is not None
     assert list(forecast.settled) == list(forecast.at_first) == [1, 2]
