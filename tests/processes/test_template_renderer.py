@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks.server import REPOSITORY
 from moeserve.tokenizer import ChatRenderer, TemplateError, TemplateTimeout
+from tests.support.rendering import render_now
 
 GO = [{"role": "user", "content": "go"}]
 FINE = [{"role": "user", "content": "fine"}]
@@ -57,9 +58,9 @@ def test_an_endless_render_is_killed_in_time(make: Make, hostile: str) -> None:
     with pytest.raises(
         TemplateTimeout, match=r"did not finish within (0\.5|5) s"
     ):  # of CPU time, or by the clock
-        renderer.render_sync(GO)
+        render_now(renderer, GO)
     assert not first.is_running()
-    assert renderer.render_sync(FINE) == "ok"  # by a new process
+    assert render_now(renderer, FINE) == "ok"  # by a new process
     (second,) = _children()
     assert second.pid != first.pid
 
@@ -71,7 +72,7 @@ def test_a_render_that_gets_no_cpu_time_is_not_endless(make: Make) -> None:
     child.suspend()
     resume = threading.Timer(2, child.resume)
     resume.start()
-    assert renderer.render_sync(FINE) == "ok"
+    assert render_now(renderer, FINE) == "ok"
     resume.join()
     assert _children() == [child]
 
@@ -81,7 +82,7 @@ def test_a_render_that_never_gets_any_is_given_up(make: Make) -> None:
     (child,) = _children()
     child.suspend()
     with pytest.raises(TemplateTimeout, match=r"did not finish within 3 s"):
-        renderer.render_sync(FINE)
+        render_now(renderer, FINE)
     assert not child.is_running()
 
 
@@ -115,14 +116,14 @@ def test_an_endless_compilation_is_found_at_the_start() -> None:
 def test_a_hostile_render_fails_with_its_cause(make: Make, hostile: str, cause: str) -> None:
     renderer = make(hostile)
     with pytest.raises(TemplateError) as caught:
-        renderer.render_sync(GO)
+        render_now(renderer, GO)
     assert cause in str(caught.value)
     assert not isinstance(caught.value, TemplateTimeout)
-    assert renderer.render_sync(FINE) == "ok"
+    assert render_now(renderer, FINE) == "ok"
 
 
 def test_internal_attributes_are_simply_not_there(make: Make) -> None:
-    assert make("[{{ messages.__class__ }}{{ '{0.__class__}'.format(messages) }}]").render_sync(GO) == "[]"
+    assert render_now(make("[{{ messages.__class__ }}{{ '{0.__class__}'.format(messages) }}]"), GO) == "[]"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_a_killed_process_is_replaced_and_nobody_notices(make: Make) -> None:
     (child,) = _children()
     child.kill()
     child.wait()
-    assert renderer.render_sync(FINE) == "ok"
+    assert render_now(renderer, FINE) == "ok"
     (other,) = _children()
     assert other != child
 
@@ -199,7 +200,7 @@ def test_tenants_take_turns(make: Make) -> None:
     assert ended.index("another") <= 2
     assert ended.count("one") == 29
     assert ended.count("another") == 1
-    assert renderer.render_sync(FINE) == "ok"
+    assert render_now(renderer, FINE) == "ok"
 
 
 def test_close_leaves_no_process() -> None:
@@ -212,11 +213,11 @@ def test_close_leaves_no_process() -> None:
 def test_the_process_dies_with_its_parent_even_in_an_endless_render(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
-        "import psutil\n"
+        "import asyncio, psutil\n"
         "from moeserve.tokenizer import ChatRenderer\n"
         f"renderer = ChatRenderer({LOOP!r}, {{}}, timeout=60)\n"
         "print(psutil.Process().children()[0].pid, flush=True)\n"
-        "renderer.render_sync([])\n"
+        "asyncio.run(renderer.render([]))\n"
     )
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment) as parent:

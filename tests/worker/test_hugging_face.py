@@ -26,6 +26,7 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.splits import BY_EXPRESSIONS, Split
 from moeserve.tokenizer import ChatRenderer, TextTokenizer
 from tests.support.hugging_face_model import VOCAB_ROWS, write_qwen2_moe
+from tests.support.rendering import render_now
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer
@@ -106,7 +107,7 @@ def test_special_tokens_ends_and_template_are_the_folders(written: Path, referen
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     renderer = ChatRenderer.from_gguf(source, vocabulary)
     try:
-        assert renderer.render_sync(messages) == reference.apply_chat_template(
+        assert render_now(renderer, messages) == reference.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
     finally:
