@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
@@ -15,17 +17,19 @@ from moeserve.quantization.table import Q8_0
 from tests.support.gpu_operators.tensors import Q4, both, empty, i32
 
 
-def attention(n: int) -> None:
-    heads, kv_heads, dim, at = 32, 4, 128, empty(n, dtype=i32)
-    q, pool = empty(n, heads, dim, dtype=torch.float16), empty(50, kv_heads, dim, dtype=torch.float16)
-    room = DecodeWorkspace(n, heads, kv_heads, dim, "meta")
-    table = empty(3, 64, dtype=i32)
-    k, angles = empty(n, kv_heads * dim), empty(64, dim // 2)
-    projected = NewTokens(k, k, empty(dim), empty(dim), 1e-6, angles, angles, at)
-    for new, x in ((None, q.flatten(1)), (projected, empty(n, heads * dim))):
+def decode(n: int, heads: int, pool: torch.Tensor, new: NewTokens, **options: Any) -> None:
+    """Of queries that are rotated already, and of those that are new tokens' own. pool [slots, kv_heads, dim]."""
+    _, kv_heads, dim = pool.shape
+    room, table, at = (
+        DecodeWorkspace(n, heads, kv_heads, dim, "meta"),
+        empty(3, 64, dtype=i32),
+        empty(n, dtype=i32),
+    )
+    rotated = empty(n, heads * dim, dtype=torch.float16)
+    for tokens, queries in ((None, rotated), (new, empty(n, heads * dim))):
         decode_attention(
-            x,
-            new,
+            queries,
+            tokens,
             pool,
             pool,
             table,
@@ -36,10 +40,30 @@ def attention(n: int) -> None:
             room.stats,
             room.counters,
             *both(n, heads * dim),
+            **options,
         )
-    prefill_attention(
-        q, pool, pool, table, empty(2, 4, dtype=i32), empty(n, heads * dim, dtype=torch.bfloat16)
-    )
+
+
+def prefill(n: int, heads: int, pool: torch.Tensor, **options: Any) -> None:
+    dim = pool.shape[2]
+    q, out = empty(n, heads, dim, dtype=torch.float16), empty(n, heads * dim, dtype=torch.bfloat16)
+    prefill_attention(q, pool, pool, empty(3, 64, dtype=i32), empty(2, 4, dtype=i32), out, **options)
+
+
+def attention(n: int) -> None:
+    attention_of(n, 32, 4, 128, 128)
+
+
+def wide_attention(n: int) -> None:
+    attention_of(n, 16, 2, 256, 64)
+
+
+def attention_of(n: int, heads: int, kv_heads: int, dim: int, rotary: int) -> None:
+    pool = empty(50, kv_heads, dim, dtype=torch.float16)
+    k, angles = empty(n, kv_heads * dim), empty(64, rotary // 2)
+    new = NewTokens(k, k, empty(dim), empty(dim), 1e-6, angles, angles, empty(n, dtype=i32))
+    decode(n, heads, pool, new)
+    prefill(n, heads, pool)
 
 
 def attention_of_q8_0(n: int) -> None:
@@ -55,7 +79,6 @@ def attention_of_8_bits(n: int, numbers: torch.dtype, scales_of_head: int) -> No
     q = empty(n, heads, dim, dtype=torch.float16)
     pool = empty(50, kv_heads, dim, dtype=numbers)
     scales = empty(50, kv_heads, scales_of_head, dtype=torch.float16)
-    room, table = DecodeWorkspace(n, heads, kv_heads, dim, "meta"), empty(3, 64, dtype=i32)
     k, angles, weight = empty(n, kv_heads * dim), empty(64, dim // 2), empty(dim)
     rope_store(
         q.flatten(1),
@@ -75,83 +98,19 @@ def attention_of_8_bits(n: int, numbers: torch.dtype, scales_of_head: int) -> No
         key_scales=scales,
         value_scales=scales,
     )
-    projected = NewTokens(k, k, weight, weight, 1e-6, angles, angles, at)
-    for new, x in ((None, q.flatten(1)), (projected, empty(n, heads * dim))):
-        decode_attention(
-            x,
-            new,
-            pool,
-            pool,
-            table,
-            at,
-            at,
-            count,
-            room.sums,
-            room.stats,
-            room.counters,
-            *both(n, heads * dim),
-            key_scales=scales,
-            value_scales=scales,
-        )
-    out = empty(n, heads * dim, dtype=torch.bfloat16)
-    prefill_attention(
-        q, pool, pool, table, empty(2, 4, dtype=i32), out, key_scales=scales, value_scales=scales
-    )
+    new = NewTokens(k, k, weight, weight, 1e-6, angles, angles, at)
+    decode(n, heads, pool, new, key_scales=scales, value_scales=scales)
+    prefill(n, heads, pool, key_scales=scales, value_scales=scales)
 
 
 def attention_of_others(n: int) -> None:
-    heads, kv_heads, dim, at = 64, 8, 64, empty(n, dtype=i32)
-    q, pool = empty(n, heads, dim, dtype=torch.float16), empty(50, kv_heads, dim, dtype=torch.float16)
-    room, table = DecodeWorkspace(n, heads, kv_heads, dim, "meta"), empty(3, 64, dtype=i32)
+    heads, kv_heads, dim = 64, 8, 64
+    pool, sinks = empty(50, kv_heads, dim, dtype=torch.float16), empty(heads)
     k, angles = empty(n, kv_heads * dim), empty(64, 16)
-    projected = NewTokens(k, k, None, None, 1e-6, angles, angles, at)
-    sinks = empty(heads)
-    for new, x in ((None, q.flatten(1)), (projected, empty(n, heads * dim))):
-        decode_attention(
-            x,
-            new,
-            pool,
-            pool,
-            table,
-            at,
-            at,
-            empty(1, dtype=i32),
-            room.sums,
-            room.stats,
-            room.counters,
-            *both(n, heads * dim),
-            window=128,
-            sinks=sinks,
-            scale=0.1,
-        )
-    out, tiles = empty(n, heads * dim, dtype=torch.bfloat16), empty(2, 4, dtype=i32)
-    prefill_attention(q, pool, pool, table, tiles, out, window=128, sinks=sinks, scale=0.1)
-    prefill_attention(q, pool, pool, table, tiles, out, sinks=sinks)
-
-
-def wide_attention(n: int) -> None:
-    heads, kv_heads, dim, at = 16, 2, 256, empty(n, dtype=i32)
-    q, pool = empty(n, heads, dim, dtype=torch.float16), empty(50, kv_heads, dim, dtype=torch.float16)
-    room, table = DecodeWorkspace(n, heads, kv_heads, dim, "meta"), empty(3, 64, dtype=i32)
-    k, angles = empty(n, kv_heads * dim), empty(64, 32)
-    projected = NewTokens(k, k, empty(dim), empty(dim), 1e-6, angles, angles, at)
-    for new, x in ((None, q.flatten(1)), (projected, empty(n, heads * dim))):
-        decode_attention(
-            x,
-            new,
-            pool,
-            pool,
-            table,
-            at,
-            at,
-            empty(1, dtype=i32),
-            room.sums,
-            room.stats,
-            room.counters,
-            *both(n, heads * dim),
-        )
-    out, tiles = empty(n, heads * dim, dtype=torch.bfloat16), empty(2, 4, dtype=i32)
-    prefill_attention(q, pool, pool, table, tiles, out)
+    new = NewTokens(k, k, None, None, 1e-6, angles, angles, empty(n, dtype=i32))
+    decode(n, heads, pool, new, window=128, sinks=sinks, scale=0.1)
+    prefill(n, heads, pool, window=128, sinks=sinks, scale=0.1)
+    prefill(n, heads, pool, sinks=sinks)
 
 
 def latent_attention(n: int, kind: torch.dtype) -> None:

@@ -7,7 +7,7 @@ import torch
 from moeserve.kernels import launch
 from moeserve.kernels import pointwise as pw
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.attention.op import NewTokens
 from moeserve.kernels.collectives.push import BLOCK, MAX_NUMBERS, push_sum_kernel
 from moeserve.kernels.collectives.sum_norm_op import MessageSize, SumNorm
 from moeserve.kernels.embed.op import KvPlaces, embed
@@ -24,12 +24,12 @@ from moeserve.kernels.routing.op import norm_router, route, select_streamed_rout
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, logprobs, sample
 from moeserve.quantization.quant_type import QuantType
+from tests.support.gpu_operators.attention import decode, prefill
 from tests.support.gpu_operators.tensors import both, empty, f32, i32, weight
 
 
 def rows(n: int, kind: QuantType) -> None:
-    heads, kv_heads, dim, count = 32, 4, 128, empty(1, dtype=i32)
-    at = empty(n, dtype=i32)
+    count, at = empty(1, dtype=i32), empty(n, dtype=i32)
     embed(
         at,
         count,
@@ -58,20 +58,25 @@ def rows(n: int, kind: QuantType) -> None:
     norm_router(
         empty(n, 256), empty(n, 256), count, empty(256), 1e-6, empty(128, 256), *both(n, 256), empty(n, 128)
     )
-    q, k = empty(n, heads * dim), empty(n, kv_heads * dim)
+    rotate_and_store(n, 128, empty(128), empty(128))
+
+
+def rotate_and_store(n: int, rotary: int, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> None:
+    heads, kv_heads, dim, at = 32, 4, 128, empty(n, dtype=i32)
+    k, angles = empty(n, kv_heads * dim), empty(9, rotary // 2)
     pool = empty(50, kv_heads, dim, dtype=torch.float16)
     rope_store(
-        q,
+        empty(n, heads * dim),
         k,
         k,
-        empty(dim),
-        empty(dim),
+        q_norm,
+        k_norm,
         1e-6,
-        empty(9, dim // 2),
-        empty(9, dim // 2),
+        angles,
+        angles,
         at,
         at,
-        count,
+        empty(1, dtype=i32),
         empty(n, heads, dim, dtype=torch.float16),
         pool,
         pool,
@@ -92,7 +97,7 @@ def sandwiched(n: int) -> None:
     sandwich_sum(x, empty(n, 1, wide), None, None, None, x, at, count, norms, empty(wide), 1e-6, y)
     route(empty(n, 128), None, count, ids, None, weights, None, expert_scale=empty(128))
     softcap.launch(empty(n, 262144), 30.0, out=empty(n, 262144))
-    table, angles = empty(3, 64, dtype=i32), empty(64, 256)
+    angles = empty(64, 256)
     for heads, kv_heads, dim in ((16, 2, 512), (16, 8, 256)):
         q, k = empty(n, heads * dim), empty(n, kv_heads * dim)
         pool = empty(50, kv_heads, dim, dtype=torch.float16)
@@ -105,38 +110,14 @@ def sandwiched(n: int) -> None:
             angles[:, : dim // 2].contiguous(),
         )
         rope_store(q, k, k, *of_dim, at, at, count, rotated, pool, pool, v_eps=1e-6)
-        room = DecodeWorkspace(n, heads, kv_heads, dim, "meta")
-        for new, query in ((None, rotated.flatten(1)), (NewTokens(k, k, *of_dim, at, 1e-6), q)):
-            decode_attention(
-                query,
-                new,
-                pool,
-                pool,
-                table,
-                at,
-                at,
-                count,
-                room.sums,
-                room.stats,
-                room.counters,
-                *both(n, heads * dim),
-                window=1024 if dim == 256 else 0,
-                scale=1.0,
-            )
-        prefill_attention(
-            rotated,
-            pool,
-            pool,
-            table,
-            empty(2, 4, dtype=i32),
-            empty(n, heads * dim, dtype=torch.bfloat16),
-            scale=1.0,
+        decode(
+            n, heads, pool, NewTokens(k, k, *of_dim, at, 1e-6), window=1024 if dim == 256 else 0, scale=1.0
         )
+        prefill(n, heads, pool, scale=1.0)
 
 
 def rows_of_others(n: int) -> None:
-    heads, kv_heads, dim, count = 32, 4, 128, empty(1, dtype=i32)
-    at, wide = empty(n, dtype=i32), empty(n, 9, dtype=i32)
+    count, wide = empty(1, dtype=i32), empty(n, 9, dtype=i32)
     ids, weights = wide[:, :8], empty(n, 9)[:, :8]
     for options in (
         RouterOptions("sigmoid", scale=2.5, groups=8, top_groups=4),
@@ -169,29 +150,9 @@ def rows_of_others(n: int) -> None:
         empty(n, 128),
         bias=empty(128),
     )
-    q, k = empty(n, heads * dim), empty(n, kv_heads * dim)
-    pool = empty(50, kv_heads, dim, dtype=torch.float16)
-    for rotary, q_norm, k_norm in (
-        (64, None, None),
-        (128, empty(heads * dim), empty(kv_heads * dim)),
-        (32, empty(dim), None),
-    ):
-        rope_store(
-            q,
-            k,
-            k,
-            q_norm,
-            k_norm,
-            1e-6,
-            empty(9, rotary // 2),
-            empty(9, rotary // 2),
-            at,
-            at,
-            count,
-            empty(n, heads, dim, dtype=torch.float16),
-            pool,
-            pool,
-        )
+    rotate_and_store(n, 64, None, None)
+    rotate_and_store(n, 128, empty(32 * 128), empty(4 * 128))
+    rotate_and_store(n, 32, empty(128), None)
 
 
 def sampling(n: int) -> None:
