@@ -47,10 +47,9 @@ Handoff::Handoff(const Kernels* kernels, Pool& pool, std::vector<Layer> layers, 
       reads_(layers_.size()),
       watchdog_([this] { watch(); }) {
   for (size_t i = 0; i < layers_.size(); ++i) {
-    if (layers_[i].gate != nullptr) cpu_layers_.push_back(static_cast<int>(i));
-  }
-  for (const Layer& l : layers_) {
-    if (l.down != nullptr) parts_.fit(pool_, max_tokens_ * top_k_, l.down->rows);
+    if (layers_[i].gate == nullptr) continue;
+    cpu_layers_.push_back(static_cast<int>(i));
+    parts_.fit(pool_, max_tokens_ * top_k_, layers_[i].down->rows);
   }
 }
 
