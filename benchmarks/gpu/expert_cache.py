@@ -88,10 +88,10 @@ def after_a_change(runner: Runner, trace: RoutingTrace, gen: int) -> list[float]
 
 
 def per_step(before: ExpertCacheCounts, now: ExpertCacheCounts, steps: int) -> str:
-    hits, misses = now.hits - before.hits, now.misses - before.misses
+    did = now.since(before)
     return (
-        f"hits {hits / max(1, hits + misses):.1%}, {(now.promotions - before.promotions) / steps:.1f} promotions and "
-        f"{(now.bytes - before.bytes) / steps / 1e6:.0f} MB a step"
+        f"hits {did.hit_rate:.1%}, {did.promotions / steps:.1f} promotions and "
+        f"{did.bytes / steps / 1e6:.0f} MB a step"
     )
 
 

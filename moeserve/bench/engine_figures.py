@@ -30,8 +30,8 @@ class CacheFigure:
         """None: experts stay where they are."""
         if before is None or now is None:
             return None
-        hits, misses = now.hits - before.hits, now.misses - before.misses
-        return cls(hits / max(1, hits + misses), (now.promotions - before.promotions) / steps)
+        did = now.since(before)
+        return cls(did.hit_rate, did.promotions / steps)
 
 
 class Timed(NamedTuple):

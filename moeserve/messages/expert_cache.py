@@ -20,3 +20,16 @@ class ExpertCacheCounts(msgspec.Struct, frozen=True, array_like=True):
             self.promotions + other.promotions,
             self.bytes + other.bytes,
         )
+
+    def since(self, before: ExpertCacheCounts) -> ExpertCacheCounts:
+        return ExpertCacheCounts(
+            self.hits - before.hits,
+            self.misses - before.misses,
+            self.promotions - before.promotions,
+            self.bytes - before.bytes,
+        )
+
+    @property
+    def hit_rate(self) -> float:
+        """0 .. 1; 0 where nothing was used."""
+        return self.hits / max(1, self.hits + self.misses)

@@ -129,14 +129,8 @@ class ExpertCache:
 
     def take_counts(self) -> ExpertCacheCounts:
         """Since the last call."""
-        now, before = self.totals, self._taken
-        self._taken = now
-        return ExpertCacheCounts(
-            now.hits - before.hits,
-            now.misses - before.misses,
-            now.promotions - before.promotions,
-            now.bytes - before.bytes,
-        )
+        before, self._taken = self._taken, self.totals
+        return self._taken.since(before)
 
     def _land(self, *, wait: bool) -> bool:
         """What has arrived is the host's, too."""
