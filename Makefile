@@ -31,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*/*.,cpp h inl))
-BUILD_INPUTS := pyproject.toml moeserve/version.py CMakeLists.txt $(CSRC)
+BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
 .PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl fuzz fuzz-models schemas soak lint check-commits browser format docs clean
 .DELETE_ON_ERROR:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(REPOSITORY))
 from api_reference import API_PAGES, SHARED, ApiReference  # noqa: E402  (beside this file)
 from operator_reference import operator_pages  # noqa: E402
 
-from moeserve.command_line import flag_name, value_name  # noqa: E402
+from moeserve.cli.command_line import flag_name, value_name  # noqa: E402
 from moeserve.config import GROUPS, ServerConfig, env_name  # noqa: E402
 from moeserve.httpserver.app import openapi_document  # noqa: E402
 

@@ -12,10 +12,10 @@ import statistics
 import time
 
 from benchmarks.gpu.crossover import engine_of, load
-from moeserve.bench.engine import EngineBench
+from moeserve.cli.bench.engine import EngineBench
 from moeserve.kernels.handoff import ExpertHandoff
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.engines.recorded_steps import RecordedSteps
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.steps.graph_steps import RecordedSteps
 from moeserve.worker.runner import Runner
 
 PROMPT, WARM_UP, STEPS, ROUNDS = 32, 4, 32, 4

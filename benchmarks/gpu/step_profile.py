@@ -52,8 +52,8 @@ def main() -> None:
     options = parser.parse_args()
     if not options.pdl:
         launch.PDL = False
-    from moeserve.bench import engine as bench
-    from moeserve.worker.loading import load_runner
+    from moeserve.cli.bench import engine as bench
+    from moeserve.worker.loading.load import load_runner
 
     batches = [int(rows) for rows in options.rows.split(",")]
     arguments = [

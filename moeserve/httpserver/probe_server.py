@@ -11,7 +11,7 @@ import uvicorn
 from moeserve.httpserver.app import build_probe_app
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
-from moeserve.listeners import BACKLOG
+from moeserve.processes.listeners import BACKLOG
 
 MAX_CONNECTIONS: Final = 64
 LAST_BYTES_S: Final = 1  # for answers that are being written at the end

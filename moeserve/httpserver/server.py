@@ -18,10 +18,10 @@ import zmq.asyncio
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, build_app
-from moeserve.httpserver.generation.chat_formats import formats_of
-from moeserve.httpserver.generation.engine_client import EngineClient
-from moeserve.httpserver.generation.model_text import ModelText
-from moeserve.httpserver.generation.sampling_defaults import sampling_defaults
+from moeserve.httpserver.generation.chat.chat_formats import formats_of
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.request.sampling_defaults import sampling_defaults
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.probe_server import ProbeServer
@@ -29,7 +29,6 @@ from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.hosts import is_loopback
 from moeserve.httpserver.transport.idle_connections import IdleConnections
-from moeserve.listeners import BACKLOG, Listeners, open_listeners, url_of
 from moeserve.messages.adapters import ServedAdapter
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
@@ -37,7 +36,8 @@ from moeserve.messages.schema import EngineReadyRequest
 from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_metadata
-from moeserve.process import Process
+from moeserve.processes.lifecycle import Process
+from moeserve.processes.listeners import BACKLOG, Listeners, open_listeners, url_of
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 

@@ -17,8 +17,8 @@ from types import MappingProxyType
 import psutil
 
 from moeserve.config import ENV_PREFIX, LAUNCHER_PID_ENV
-from moeserve.process import python_environment
-from moeserve.runtime_paths import RuntimePaths
+from moeserve.processes.lifecycle import python_environment
+from moeserve.processes.runtime_paths import RuntimePaths
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: "; out of memory?",
@@ -191,7 +191,7 @@ class Child(ServerProcess):
 
 
 class Fork(ServerProcess):
-    """A worker that the process with the weights has forked (`worker/keeper.py`). That one tells of its beginning and
+    """A worker forked by the process with the weights (`worker/loading/keeper.py`), which tells of its beginning and
     end."""
 
     _pidfd: int | None = None

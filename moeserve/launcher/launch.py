@@ -43,6 +43,7 @@ import zmq
 from setproctitle import setproctitle
 
 from moeserve.config import LAUNCHER_PID_ENV, ServerConfig
+from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.launcher import process_table
 from moeserve.launcher.child_process import ServerProcess
@@ -55,7 +56,6 @@ from moeserve.launcher.runtime_directory import runtime_directory
 from moeserve.launcher.signal_events import signals_as_events
 from moeserve.launcher.succession import Succession
 from moeserve.launcher.systemd import Systemd
-from moeserve.listeners import Listeners, open_listeners, url_of, with_addresses
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_LAUNCHER
 from moeserve.messages.schema import (
@@ -67,10 +67,10 @@ from moeserve.messages.schema import (
     Shutdown,
     ToLauncher,
 )
-from moeserve.process import die_with
-from moeserve.process_limits import prepare_limits
-from moeserve.runtime_paths import RuntimePaths
-from moeserve.units import GIB
+from moeserve.processes.lifecycle import die_with
+from moeserve.processes.limits import prepare_limits
+from moeserve.processes.listeners import Listeners, open_listeners, url_of, with_addresses
+from moeserve.processes.runtime_paths import RuntimePaths
 
 DRAIN_MARGIN_S = 8.0  # for httpserver to close its connections, beyond the requests' own time
 EXIT_TIMEOUT_S = 10.0  # for the others after Shutdown; the worker frees gigabytes

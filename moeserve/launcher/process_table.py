@@ -11,11 +11,11 @@ from typing import Final
 import zmq
 
 from moeserve.launcher.child_process import Child, Fork, ServerProcess, memory_of
-from moeserve.launcher.zygote import NAME as ZYGOTE
-from moeserve.launcher.zygote import Zygote
-from moeserve.listeners import Listeners
-from moeserve.process import FIRST_REQUEST_ENV, LISTEN_WHEN_READY_ENV
-from moeserve.runtime_paths import RuntimePaths
+from moeserve.launcher.zygote.client import NAME as ZYGOTE
+from moeserve.launcher.zygote.client import Zygote
+from moeserve.processes.lifecycle import FIRST_REQUEST_ENV, LISTEN_WHEN_READY_ENV
+from moeserve.processes.listeners import Listeners
+from moeserve.processes.runtime_paths import RuntimePaths
 
 HTTPSERVER: Final = "httpserver"
 ROUTER: Final = "router"
@@ -142,7 +142,7 @@ class ProcessTable:
                 self._poller.unregister(child.descriptor)  # it stays readable for ever
 
     def _hear(self, keeper: Child, line: socket.socket) -> None:
-        """What the process with the weights says of the worker that it has forked: see `worker/keeper.py`."""
+        """What the process with the weights says of the worker that it has forked: see `worker/loading/keeper.py`."""
         said = line.recv(4096).decode()
         if not said:
             self._poller.unregister(line.fileno())

@@ -18,8 +18,8 @@ from moeserve.launcher.crash_count import CrashCount
 from moeserve.launcher.heartbeats import Heartbeats
 from moeserve.launcher.process_table import DETOKENIZER, HTTPSERVER, ROUTER, WORKER, ProcessTable
 from moeserve.messages.schema import HttpserverLost, ProcessLost, ProcessReady, WorkerExited
-from moeserve.process import EXIT_USER_ERROR
-from moeserve.runtime_paths import RuntimePaths
+from moeserve.processes.lifecycle import EXIT_USER_ERROR
+from moeserve.processes.runtime_paths import RuntimePaths
 
 REQUEST_IDS_PER_HTTPSERVER = 1 << 40
 

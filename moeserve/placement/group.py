@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
 from moeserve.models.rank_share import RankShare, share_of, stage_of, why_undivided
@@ -14,7 +15,6 @@ from moeserve.placement.options import share_options, with_expert_cache, with_st
 from moeserve.placement.place import Gpu, place
 from moeserve.placement.placement import Placement
 from moeserve.placement.sizes import Bytes, ModelSizes
-from moeserve.units import GIB
 
 
 def share_among(

@@ -19,7 +19,9 @@ from typing import Final
 
 import zmq
 
+from moeserve import __version__
 from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
 from moeserve.launcher.child_process import Fork, ServerProcess
 from moeserve.launcher.crash_count import CrashCount
 from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST, EXIT_FAILED, EXIT_STOPPED
@@ -32,12 +34,10 @@ from moeserve.messages.channels import PullChannel
 from moeserve.messages.codec import TO_HTTP, TO_LAUNCHER
 from moeserve.messages.schema import ProcessFailed, ProcessReady, ToHttp, ToLauncher
 from moeserve.messages.steps import WorkerReady
-from moeserve.process import EXIT_USER_ERROR
+from moeserve.processes.lifecycle import EXIT_USER_ERROR
+from moeserve.processes.runtime_paths import RuntimePaths
 from moeserve.remote.frames import Welcome
 from moeserve.remote.gate import Gate, NotServing
-from moeserve.runtime_paths import RuntimePaths
-from moeserve.units import GIB
-from moeserve.version import version
 
 PACKAGE: Final = "moeserve.remote"
 LOOK_S: Final = 0.5  # between two looks at a worker that owes a sign of life
@@ -149,7 +149,7 @@ class WorkerHost:
             local.close()
             raise NotServing("the worker still computes a step of the router before") from error
         self._busy_since = None
-        return Welcome(version(), self._fingerprint, self._engine), local
+        return Welcome(__version__, self._fingerprint, self._engine), local
 
     def _worker_is_kept(self) -> bool:
         """Starts another worker where one has died. False when that is of no use."""

@@ -12,11 +12,11 @@ from moeserve.messages.schema import EngineReady, RouterStarted, Shutdown, ToRou
 from moeserve.messages.steps import WorkerReady
 from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
-from moeserve.process import Process, run_process
+from moeserve.processes.lifecycle import Process, run_process
 from moeserve.router.adapter_registry import AdapterRegistry
 from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, STREAMED_PREFILL_SHARE, Limits
+from moeserve.router.core.memory.snapshot_points import BorderSpacing, border_spacing, window_spacing
 from moeserve.router.core.scheduler import Scheduler
-from moeserve.router.core.snapshot_borders import BorderSpacing, border_spacing, window_spacing
 from moeserve.router.kv_event_publisher import KvEventPublisher
 from moeserve.router.manager import RouterManager
 from moeserve.router.replacement import LaunchedWorkers, LinkedWorkers

@@ -7,7 +7,7 @@ from typing import Any
 
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.source import ModelSource
-from moeserve.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
+from moeserve.processes.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
 
 from .errors import TemplateError, TemplateMissing, TemplateTimeout
 from .render_protocol import (

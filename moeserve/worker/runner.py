@@ -20,12 +20,12 @@ from moeserve.messages.adapters import AdaptersReport, AdapterState, AdaptersWan
 from moeserve.messages.pages import PageReport
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import ExpertUse, NewSeq, Row, Sampled, StepPlan, StepResult, WorkerReady
-from moeserve.worker.constraints import Constraints
+from moeserve.worker.adapters.resident import ResidentAdapters
+from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.engines.engine import Engine
-from moeserve.worker.page_mover import PageMover
-from moeserve.worker.resident_adapters import ResidentAdapters
+from moeserve.worker.recording.step_recorder import StepRecord, StepRecorder
 from moeserve.worker.sequences import Sequences, StepLayout, entries, log_bound
-from moeserve.worker.step_recorder import StepRecord, StepRecorder
+from moeserve.worker.tiers.page_mover import PageMover
 
 log = logging.getLogger(__name__)
 

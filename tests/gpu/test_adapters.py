@@ -14,7 +14,7 @@ from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import names as n
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import small_config

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import fixtures_dir
 from tests.gpu.driver import Driver, small_config

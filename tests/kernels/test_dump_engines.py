@@ -12,14 +12,14 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from gguf.constants import GGMLQuantizationType as Type
 
 from benchmarks.header import qwen3moe, write_header
+from moeserve.cli.compare_dumps.compare import Tolerances, compare
+from moeserve.cli.compare_dumps.reader import Dump
 from moeserve.config import ServerConfig
-from moeserve.dump.compare import Tolerances, compare
-from moeserve.dump.reader import Dump
 from moeserve.messages.sampling import SamplingParams
 from moeserve.models.open import open_dummy_model, open_model
-from moeserve.worker.cpu_loading import load_cpu_runner
-from moeserve.worker.gpu_loading import load_gpu_runner
-from moeserve.worker.start import Start
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
 from tests.gpu.driver import Driver, small_config
 from tests.support.hugging_face_model import write_family
 

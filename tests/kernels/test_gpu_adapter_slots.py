@@ -23,9 +23,9 @@ from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices, GpuAdapters
 from moeserve.models.sources.gguf import names as n
 from moeserve.placement import LayerPlacement, Placement
-from moeserve.worker.adapter_memory import plan_gpu_adapters, refuse_adapters
-from moeserve.worker.gpu_adapters import load_gpu_adapters, scopes_to_record
-from moeserve.worker.resident_adapters import ResidentAdapters
+from moeserve.worker.adapters.gpu import load_gpu_adapters, scopes_to_record
+from moeserve.worker.adapters.memory import plan_gpu_adapters, refuse_adapters
+from moeserve.worker.adapters.resident import ResidentAdapters
 
 SHAPE = qwen3moe(
     hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32, num_experts=4, top_k=2, expert_width=96,

@@ -18,13 +18,13 @@ from moeserve.kernels.launch import first_launches
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.models.open import open_dummy_model
-from moeserve.worker.cpu_loading import load_cpu_runner
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.engines.recorded_steps import RecordedSteps
-from moeserve.worker.engines.streaming import Streaming
-from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.expert_streaming import Streaming
+from moeserve.worker.engines.gpu.steps.graph_steps import RecordedSteps
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
-from moeserve.worker.start import Start
 from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
 from tests.support.beams import Wanted, check_scores, requests, scheduler_of, serve
 

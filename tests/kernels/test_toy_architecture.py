@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+from moeserve.config.units import GIB
 from moeserve.kv.layout import KvLayout
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, ModelFamily
@@ -18,10 +19,9 @@ from moeserve.models.registry import FAMILIES, read_checked_shape, read_shape, r
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement import Gpu, ModelSizes, PlacementOptions, place
 from moeserve.placement.sizes import plane_bytes
-from moeserve.units import GIB
-from moeserve.worker.cpu_loading import load_cpu_runner
-from moeserve.worker.gpu_loading import load_gpu_runner
-from moeserve.worker.start import Start
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.test_model import Engine

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from moeserve.httpserver.generation.router_silence import SILENCE_S
+from moeserve.httpserver.generation.engine.router_silence import SILENCE_S
 from moeserve.messages.schema import (
     EngineLost,
     GenerateRequest,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from moeserve.httpserver.generation.template_input import for_deepseek
+from moeserve.httpserver.generation.chat.template_input import for_deepseek
 from moeserve.tokenizer.chat_template import ChatTemplate
 
 _TOOLS = "{% if tools %}# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"

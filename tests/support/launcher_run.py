@@ -18,7 +18,7 @@ LAUNCH = """
 import sys
 from moeserve.config import ServerConfig
 from moeserve.launcher import launch, zygote
-from moeserve.logs import set_up_logging
+from moeserve.processes.logs import set_up_logging
 port, timeout, step_timeout = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 config = ServerConfig(
     model="tiny.gguf", port=port, shutdown_timeout=timeout, step_timeout=step_timeout, api_key=("secret",)

@@ -214,7 +214,7 @@ def imported_at_once(source: str) -> Iterator[str]:
 def test_the_rules_are_read_from_real_imports() -> None:
     """Guards the reader: relative, nested and renamed imports are all seen."""
     assert "moeserve.messages.codec" in set(imports_of(PACKAGE / "messages" / "channels.py"))
-    assert "moeserve.launcher.launch" in set(imports_of(PACKAGE / "cli.py"))
+    assert "moeserve.launcher.launch" in set(imports_of(PACKAGE / "cli" / "main.py"))
     gguf = set(imports_of(PACKAGE / "models" / "sources" / "gguf" / "__init__.py"))
     assert "moeserve.models.sources.gguf.file" in gguf
     assert rule_for("moeserve.models.sources.gguf.file") == "moeserve.models.sources.gguf"

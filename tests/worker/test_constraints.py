@@ -13,7 +13,7 @@ from moeserve.grammar.engine import GrammarEngine
 from moeserve.grammar.spec import Choice, Ebnf
 from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams, Thinking
-from moeserve.worker.guide import Guide
+from moeserve.worker.constraints.guide import Guide
 from tests.support.constrained_rows import (
     CLOSE,
     ENDING,

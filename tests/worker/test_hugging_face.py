@@ -317,7 +317,7 @@ def test_a_tokenizer_of_another_kind_is_refused(
 
 def test_weights_in_place_need_a_gguf(written: Path) -> None:
     from moeserve.config import ServerConfig
-    from moeserve.worker.loading import load_runner
+    from moeserve.worker.loading.load import load_runner
 
     config = ServerConfig(model=str(written), weight_layout="file", threads=1)
     with pytest.raises(ConfigError, match="needs a GGUF file"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeserve.messages.steps import Row
-from moeserve.worker.engines.micro_batches import rows_alone, split
+from moeserve.worker.engines.gpu.steps.micro_batches import rows_alone, split
 from moeserve.worker.sequences import StepLayout
 
 

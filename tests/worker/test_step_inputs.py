@@ -7,7 +7,7 @@ import torch
 
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row
-from moeserve.worker.engines.step_inputs import StepInputs
+from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
 from moeserve.worker.sequences import Sequences, StepLayout
 
 CPU = torch.device("cpu")

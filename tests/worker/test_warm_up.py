@@ -9,10 +9,10 @@ import torch
 
 from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
-from moeserve.worker.engines import warm_up
-from moeserve.worker.engines.recorded_steps import RecordedSteps, StepKind
-from moeserve.worker.engines.step_inputs import StepInputs
-from moeserve.worker.engines.warm_up import STEPS_PER_PIECE, WarmUp
+from moeserve.worker.engines.gpu import warm_up
+from moeserve.worker.engines.gpu.steps.graph_steps import RecordedSteps, StepKind
+from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
+from moeserve.worker.engines.gpu.warm_up import STEPS_PER_PIECE, WarmUp
 
 SIZES = [1, 2, 4, 32]
 CPU = torch.device("cpu")

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from moeserve import logs
-from moeserve.httpserver.generation.engine_client import EngineClient
-from moeserve.httpserver.generation.fields import INT64_MAX
-from moeserve.httpserver.generation.model_text import ModelText
-from moeserve.httpserver.generation.spec import GenerationSpec
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.request.fields import INT64_MAX
+from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.httpserver.transport.keys import key_name
 from moeserve.messages.beams import MAX_CANDIDATES, BeamParams
 from moeserve.messages.sampling import RequestContext
 from moeserve.messages.schema import GenerateRequest
+from moeserve.processes import logs
 
 MAX_CONSTRAINT_BYTES = 64 << 20  # of one HTTP request
 BYTES_PER_NUMBER = 16

@@ -11,9 +11,15 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.fields import INT32_MAX, INT64_MAX, ModelName, StopStrings, TokenId
-from moeserve.httpserver.generation.grammar_fields import Grammar, Schema
-from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.request.fields import (
+    INT32_MAX,
+    INT64_MAX,
+    ModelName,
+    StopStrings,
+    TokenId,
+)
+from moeserve.httpserver.generation.request.grammar_fields import Grammar, Schema
+from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.transport.request_model import NO_EFFECT, SAMPLERS, Elsewhere, RequestModel
 
 _OFF: Final = Elsewhere((False,))

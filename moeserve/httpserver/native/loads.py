@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from moeserve import __version__
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.native.objects import Load, Loads
-from moeserve.version import version
 
 
 def loads_of(service: Service) -> Loads:
@@ -29,7 +29,7 @@ def loads_of(service: Service) -> Loads:
     }
     return {
         "timestamp": datetime.now(UTC).isoformat(),
-        "version": version(),
+        "version": __version__,
         "dp_rank_count": 1,
         "loads": [load],
         "aggregate": {

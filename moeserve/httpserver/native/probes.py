@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from moeserve.httpserver.generation.engine_client import Health
+from moeserve.httpserver.generation.engine.engine_client import Health
 from moeserve.httpserver.generation.service import service_of
 from moeserve.httpserver.transport.errors import RETRY_AFTER_S
 from moeserve.httpserver.transport.sse import JsonResponse

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request, Response
 
+from moeserve import __version__
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.native.loads import loads_of
 from moeserve.httpserver.native.objects import Loads, ModelCard, ModelList, Version
 from moeserve.httpserver.transport.sse import JsonResponse
-from moeserve.version import version
 
 router = APIRouter(tags=["Status"])
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["Status"])
 @router.get("/version", responses={200: {"model": Version}})
 async def get_version(request: Request) -> Response:
     """The server's version."""
-    found: Version = {"version": version()}
+    found: Version = {"version": __version__}
     return JsonResponse(found)
 
 

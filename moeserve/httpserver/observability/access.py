@@ -20,7 +20,7 @@ from moeserve.httpserver.observability.request_record import (
     trace_of_request,
 )
 from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST
-from moeserve.tracing import Span, Tracer
+from moeserve.processes.tracing import Span, Tracer
 
 # Operators filter by this name: docs/reference/logs-and-traces.md.
 log = logging.getLogger("moeserve.httpserver.access")

@@ -25,11 +25,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from moeserve import __version__
 from moeserve.messages.adapters import ServedAdapter
 from moeserve.messages.pages import Tier
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import HistogramCounts, LoadReport, Usage
-from moeserve.version import version
 
 Status = Literal["loading", "ok", "restarting", "unresponsive", "draining"]
 
@@ -293,7 +293,7 @@ class Metrics:
         self.registry.register(_RouterCollector(self))
         ProcessCollector(registry=self.registry)
         build = Info("moeserve:build", "Which moeserve this is.", registry=self.registry)
-        build.info({"version": version(), "python": platform.python_version()})
+        build.info({"version": __version__, "python": platform.python_version()})
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "Time from arrival to the first token.", _TTFT_BUCKETS
         )

@@ -12,10 +12,16 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.chat_tools import Tools, tool_use
-from moeserve.httpserver.generation.fields import INT32_MAX, INT64_MAX, MAX_MESSAGES, ModelName, StopStrings
-from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
-from moeserve.httpserver.generation.thinking import ThinkingOptions, thinking_options
+from moeserve.httpserver.generation.chat.chat_tools import Tools, tool_use
+from moeserve.httpserver.generation.request.fields import (
+    INT32_MAX,
+    INT64_MAX,
+    MAX_MESSAGES,
+    ModelName,
+    StopStrings,
+)
+from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.request.thinking import ThinkingOptions, thinking_options
 from moeserve.httpserver.transport.request_model import (
     NO_EFFECT,
     Elsewhere,

@@ -14,12 +14,12 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moeserve import logs
 from moeserve.httpserver.transport import response_notes
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.keys import ApiKeys, key_name, key_owner
 from moeserve.httpserver.transport.refuse import REQUEST_ID_KEY, refuse
+from moeserve.processes import logs
 
 # A body's bound grows with the context: four times the average size of the longest tokens in JSON's escapes. Parsing
 # 32 MiB of the worst JSON stops all streams for seconds.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from moeserve.messages.pages import Tier
 from moeserve.messages.schema import GenerateRequest, RequestError
+from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, BorderSpacing
 from moeserve.router.core.request import INT32_BYTES
-from moeserve.router.core.snapshot_borders import DEFAULT_SPACING, BorderSpacing
-from moeserve.router.core.tier_sizes import TierSizes
+from moeserve.router.core.tiers.tier_sizes import TierSizes
 
 DEFAULT_PREFILL_SHARE = 0.4
 # Where prompts bring experts in RAM to a GPU: an answer keeps half of its speed, and a prompt takes twice its time.

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from moeserve.messages.pages import Tier
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest, PrefillProgress, Resumed, Usage
-from moeserve.router.core.beam_rows import BeamRows
+from moeserve.router.core.beams.beam_rows import BeamRows
 
 if TYPE_CHECKING:
-    from moeserve.router.core.radix_node import Node
-    from moeserve.router.core.snapshot_borders import Border
+    from moeserve.router.core.memory.radix_node import Node
+    from moeserve.router.core.memory.snapshot_points import Border
 
 INT32_BYTES = 4
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.pages import TierCounts
 from moeserve.messages.schema import HistogramCounts, LoadReport
-from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.memory.kv_memory import KvMemory
 from moeserve.router.core.running_batch import RunningBatch
 from moeserve.router.core.scheduled_step import ScheduledStep
 from moeserve.router.core.waiting_queue import WaitingQueue

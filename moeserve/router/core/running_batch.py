@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from moeserve.router.core.admission import AdmissionPolicy
-from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.radix_node import SnapshotKind
+from moeserve.router.core.memory.kv_memory import KvMemory
+from moeserve.router.core.memory.radix_node import SnapshotKind
+from moeserve.router.core.policy.admission import AdmissionPolicy
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.waiting_queue import WaitingQueue
 

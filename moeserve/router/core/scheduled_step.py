@@ -11,9 +11,9 @@ import msgspec
 from moeserve.messages.pages import PageOrders
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import Fork, NewSeq, Row, StepPlan
-from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.memory.kv_memory import KvMemory
+from moeserve.router.core.policy.step_cost import StepShape, chunk_context
 from moeserve.router.core.request import Request
-from moeserve.router.core.step_cost import StepShape, chunk_context
 
 pack_slot = Struct("<i").pack
 

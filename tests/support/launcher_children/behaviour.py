@@ -11,12 +11,12 @@ import time
 import psutil
 
 from moeserve.errors import UserError
-from moeserve.listeners import inherited_listeners, url_of
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import HeartbeatRequest, ReplaceWorker, Shutdown
 from moeserve.messages.steps import WorkerReady
-from moeserve.process import Process, run_process
+from moeserve.processes.lifecycle import Process, run_process
+from moeserve.processes.listeners import inherited_listeners, url_of
 
 ENGINE = WorkerReady(65_536, 8, 512, 1000, 0, 0, "cpu (test)")
 

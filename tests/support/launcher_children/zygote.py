@@ -3,8 +3,8 @@
 import os
 import signal
 
-from moeserve.process import Process, line_to_launcher, run_process
-from moeserve.zygote.forking import serve_forks
+from moeserve.launcher.zygote.forking import serve_forks
+from moeserve.processes.lifecycle import Process, line_to_launcher, run_process
 from tests.support.launcher_children.behaviour import main
 
 

@@ -39,7 +39,7 @@ from moeserve.messages.schema import (
     TokensOut,
     Usage,
 )
-from moeserve.runtime_paths import RuntimePaths
+from moeserve.processes.runtime_paths import RuntimePaths
 
 SPECIAL = 256
 TOKEN_BYTES = [bytes([i]) for i in range(256)] + [b"<|end|>"]  # every byte is a token

@@ -31,8 +31,8 @@ from moeserve.grammar.spec import (
     ToolCalls,
 )
 from moeserve.grammar.translate import to_grammar
-from moeserve.httpserver.generation.chat_formats import ChatFormats, formats_of
-from moeserve.httpserver.generation.tagged_arguments import with_tagged_arguments
+from moeserve.httpserver.generation.chat.chat_formats import ChatFormats, formats_of
+from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.support.family_templates import HARMONY, TEMPLATES

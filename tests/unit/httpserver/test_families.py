@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from moeserve.chatformat.formats import TOOL_FORMATS
-from moeserve.httpserver.generation.chat_formats import ChatFormats
-from moeserve.httpserver.generation.thinking import ThinkingOptions, template_effort
+from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
+from moeserve.httpserver.generation.request.thinking import ThinkingOptions, template_effort
 from tests.support.family_templates import DEEPSEEK_V31
 from tests.support.family_vocabulary import write_family_model
 from tests.support.http_harness import NAME, HttpServer, http_server, say

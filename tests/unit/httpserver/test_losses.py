@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
-from moeserve.httpserver.generation.engine_client import EngineClient
-from moeserve.httpserver.generation.generation_stream import GenerationStream
+from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.generation_stream import GenerationStream
 from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.errors import ApiError

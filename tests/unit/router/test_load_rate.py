@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moeserve.messages.pages import Tier
-from moeserve.router.core.load_rate import RETRY_AFTER, LoadRates
+from moeserve.router.core.tiers.load_rate import RETRY_AFTER, LoadRates
 
 
 def test_a_tier_of_unknown_rate_is_tried() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from moeserve.messages.schema import RequestError
-from moeserve.router.core.back_pressure import LEAST_WAIT_S
-from moeserve.router.core.fair_share import CREDIT, FairShare
+from moeserve.router.core.policy.back_pressure import LEAST_WAIT_S
+from moeserve.router.core.policy.fair_share import CREDIT, FairShare
 from tests.support.router_world import request
 from tests.support.virtual_engine import Stream, VirtualEngine
 

@@ -20,7 +20,7 @@ from moeserve.messages.pages import TierCounts
 from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, TokensItem
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.snapshot_borders import BorderSpacing
+from moeserve.router.core.memory.snapshot_points import BorderSpacing
 from tests.support.checking_worker import STOP_TOKEN, ints
 from tests.support.router_world import Seen, World, request
 from tests.support.virtual_tiers import VirtualTiers

@@ -7,7 +7,7 @@
     logits = output(output_norm(x))
 
 Everything is queued on the stream; `CpuStream.wait` before reading a result. With weights of the first layers alone, x
-is the result, and there are no logits: a GPU goes on from there (`worker/engines/cpu_stage.py`).
+is the result, and there are no logits: a GPU goes on from there (`worker/engines/gpu/cpu_stage.py`).
 """
 
 from __future__ import annotations
