@@ -25,6 +25,7 @@ from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.httpserver.transport.middleware import ApiKey, BodyLimit, HeadAsGet, RequestId
 from moeserve.httpserver.transport.open_requests import OpenRequests
 from moeserve.httpserver.transport.openapi import complete
+from moeserve.httpserver.transport.origins import ForeignPages
 from moeserve.httpserver.transport.refuse import request_id_of
 from moeserve.httpserver.transport.sse import JsonResponse
 from moeserve.httpserver.transport.unknown_fields import UnknownFields
@@ -81,6 +82,7 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, apis=app.apis, context=lambda: service.engine.max_model_len)
     app.add_middleware(Decompress, apis=app.apis)
+    app.add_middleware(ForeignPages, apis=app.apis, allowed=service.config.allowed_origin)
     if keys:
         most = service.config.max_requests_per_key
         app.add_middleware(

@@ -173,10 +173,13 @@ def test_numbers_that_are_none(server: Server, path: str, literal: str) -> None:
     assert_refused(httpx.post(server.base_url + path, content=content, headers=JSON, timeout=30), literal)
 
 
-def test_a_body_must_say_that_it_is_json(server: Server) -> None:
+def test_a_page_of_another_site_must_say_that_its_body_is_json(server: Server) -> None:
     content = json.dumps(GOOD["/v1/completions"])
-    response = httpx.post(server.base_url + "/v1/completions", content=content)
-    assert_refused(response, "no content type", param="content-type")
+    url = server.base_url + "/v1/completions"
+    assert httpx.post(url, content=content, timeout=30).status_code == 200
+    response = httpx.post(url, content=content, headers={"origin": "https://evil.example"})
+    assert response.status_code == 403
+    assert "application/json" in response.json()["error"]["message"]
 
 
 def test_missing_fields_are_named(server: Server) -> None:

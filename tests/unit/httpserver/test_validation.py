@@ -342,15 +342,6 @@ def test_fields_that_disagree_with_a_grammar(client: httpx.Client) -> None:
         refused(client.post(f"/v1/{path}", json=body), name, extra)
 
 
-def test_another_content_type_is_refused(client: httpx.Client) -> None:
-    """A web page can post text/plain to any server its visitor reaches, but not JSON."""
-    response = client.post(
-        "/v1/completions", content=b'{"prompt": "Hi"}', headers={"content-type": "text/plain"}
-    )
-    assert response.status_code == 415
-    assert "application/json" in response.json()["error"]["message"]
-
-
 def test_template_errors_are_the_clients(client: httpx.Client) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     body = {"messages": messages, "max_tokens": 1, "chat_template_kwargs": {"namespace": 5}}
