@@ -258,13 +258,6 @@ class SamplerState:
         self,
         slot: int,
         *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
         seed: int = 0,
         min_tokens: int = 0,
         logprobs: int = -1,
@@ -273,7 +266,10 @@ class SamplerState:
         stop_ids: npt.NDArray[np.int32] | None = None,
         prompt: npt.NDArray[np.int32] | None = None,
         output: npt.NDArray[np.int32] | None = None,
+        **settings: float,
     ) -> None: ...
+    @staticmethod
+    def settings() -> dict[str, tuple[str, float]]: ...
     def sample(
         self,
         logits: torch.Tensor,

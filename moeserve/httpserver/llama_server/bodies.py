@@ -19,8 +19,9 @@ from moeserve.httpserver.generation.request.fields import (
     TokenId,
 )
 from moeserve.httpserver.generation.request.grammar_fields import Grammar, Schema
+from moeserve.httpserver.generation.request.sampling_fields import LlamaServerSampling
 from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
-from moeserve.httpserver.transport.request_model import NO_EFFECT, SAMPLERS, Elsewhere, RequestModel
+from moeserve.httpserver.transport.request_model import NO_EFFECT, SAMPLERS, Elsewhere
 
 _OFF: Final = Elsewhere((False,))
 
@@ -29,7 +30,7 @@ def _no_grammar(value: Any) -> Any:
     return None if value == "" else value
 
 
-class CompletionBody(RequestModel):
+class CompletionBody(LlamaServerSampling):
     # What concerns the cache and the slots, and the details of samplers that are off.
     idle: ClassVar = frozenset(
         {
@@ -69,14 +70,7 @@ class CompletionBody(RequestModel):
     stream: bool = False
     stop: Annotated[StopStrings, Field(default_factory=list)]
 
-    temperature: Annotated[float, Field(ge=0, le=2, description="0 is greedy.")] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX, description="0 and -1 switch it off.")] = 0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repeat_penalty: Annotated[float, Field(ge=0.01, le=100, description="It regards all tokens.")] = 1.0
     repeat_last_n: Annotated[Any, NO_EFFECT] = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[
         int, Field(ge=-INT64_MAX - 1, le=INT64_MAX, description="-1: another one each time.")
     ] = -1
@@ -98,9 +92,6 @@ class CompletionBody(RequestModel):
 
     def generation_spec(self, arrival: float) -> GenerationSpec:
         """Returns what the request asks the engine for."""
-        chosen = {
-            "repetition_penalty" if name == "repeat_penalty" else name for name in self.model_fields_set
-        }
         return GenerationSpec(
             arrival=arrival,
             model=self.model,
@@ -108,18 +99,12 @@ class CompletionBody(RequestModel):
             max_tokens=None if self.n_predict < 0 else self.n_predict,
             max_tokens_param="n_predict",
             grammar=self._grammar_constraint(),
-            temperature=self.temperature,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repeat_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
+            sampler=self.sampler_settings(),
             seed=None if self.seed == -1 else self.seed,
             stop=tuple(self.stop),
             ignore_eos=self.ignore_eos,
             progress=self.return_progress and self.stream,
-            chosen=chosen,
+            chosen=self.chosen_settings(),
         )
 
     def _grammar_constraint(self) -> GrammarConstraint | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired
+from typing import TYPE_CHECKING, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from moeserve.httpserver.generation.usage import PromptProgress
+from moeserve.sampling.parameters import PARAMETERS, TYPES, SamplerSettings, settings_of
 
 
 class LlamaTimings(TypedDict):
@@ -23,19 +24,25 @@ class LlamaTimings(TypedDict):
     predicted_per_second: float | None
 
 
-class GenerationSettings(TypedDict):
-    """The parameters that an answer was made with, its seed included."""
+def sampler_object(settings: SamplerSettings) -> dict[str, float]:
+    """The settings under llama-server's names."""
+    values = settings_of(settings).items()
+    return {PARAMETERS[name].name_in("llama_server", name): value for name, value in values}
 
-    seed: NotRequired[int]
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    n_predict: int
-    stop: NotRequired[list[str]]
+
+if TYPE_CHECKING:
+    GenerationSettings = dict[str, Any]
+else:
+    GenerationSettings = TypedDict(
+        "GenerationSettings",
+        {
+            "seed": NotRequired[int],
+            **{of.name_in("llama_server", name): TYPES[name] for name, of in PARAMETERS.items()},
+            "n_predict": int,
+            "stop": NotRequired[list[str]],
+        },
+    )
+    GenerationSettings.__doc__ = "The parameters that an answer was made with, its seed included."
 
 
 class CompletionChunk(TypedDict):

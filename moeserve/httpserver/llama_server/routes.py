@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
 
 from moeserve import __version__
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
-from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import Timings, prompt_progress
 from moeserve.httpserver.llama_server.bodies import CompletionBody
@@ -23,11 +23,13 @@ from moeserve.httpserver.llama_server.objects import (
     LlamaCompletion,
     LlamaTimings,
     Props,
+    sampler_object,
 )
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import EventStream, JsonResponse, answer
 from moeserve.messages.schema import TextItem
+from moeserve.sampling.parameters import DEFAULTS
 
 router = APIRouter(tags=["llama-server"])
 
@@ -53,11 +55,14 @@ async def props(request: Request) -> Response:
     service = service_of(request)
     text, limit = service.ready(None)
     vocabulary = text.tokenizer.vocabulary
-    defaults = GenerationSpec(arrival=0.0)
-    for name, value in service.sampling_defaults.items():
-        setattr(defaults, name, value)
+    defaults = service.sampling_defaults
+    settings = replace(DEFAULTS, **defaults.settings)
+    n_predict = -1 if defaults.max_tokens is None else defaults.max_tokens
     found: Props = {
-        "default_generation_settings": {"n_ctx": limit, "params": _default_settings(defaults)},
+        "default_generation_settings": {
+            "n_ctx": limit,
+            "params": {**sampler_object(settings), "n_predict": n_predict},
+        },
         "total_slots": service.config.max_num_seqs,
         "model_alias": service.model_name,
         "model_path": service.model_name,  # the file's own path is nobody's concern
@@ -132,29 +137,10 @@ class CompletionHandler:
         sampling = prepared.requests[0].sampling
         return {
             "seed": sampling.seed,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "repeat_penalty": sampling.repetition_penalty,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
+            **sampler_object(sampling),
             "n_predict": self.body.n_predict,
             "stop": self.body.stop,
         }
-
-
-def _default_settings(spec: GenerationSpec) -> GenerationSettings:
-    return {
-        "temperature": spec.temperature,
-        "top_k": spec.top_k,
-        "top_p": spec.top_p,
-        "min_p": spec.min_p,
-        "repeat_penalty": spec.repetition_penalty,
-        "presence_penalty": spec.presence_penalty,
-        "frequency_penalty": spec.frequency_penalty,
-        "n_predict": -1 if spec.default_max_tokens is None else spec.default_max_tokens,
-    }
 
 
 def _timings(timings: Timings) -> LlamaTimings:

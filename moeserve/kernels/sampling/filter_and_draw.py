@@ -12,19 +12,14 @@ import triton
 import triton.language as tl
 
 from moeserve.kernels.launch import kernel
+from moeserve.kernels.sampling.columns import WORDS, column
 from moeserve.kernels.sampling.philox import uniform_at
-from moeserve.kernels.sampling.scan import (
-    HISTORY_ROW,
-    MIN_P,
-    NUM_OUTPUT,
-    SEED,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    WORDS,
-    double_at,
-    float_at,
-)
+from moeserve.kernels.sampling.scan import HISTORY_ROW, NUM_OUTPUT, TEMPERATURE, double_at, float_at
+
+TOP_K = column("top_k")
+TOP_P = column("top_p")
+MIN_P = column("min_p")
+SEED = column("seed")
 
 NOT_FINITE = tl.constexpr(-1)  # in a token's place, as the next
 NONE_ALLOWED = tl.constexpr(-2)

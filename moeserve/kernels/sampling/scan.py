@@ -11,22 +11,17 @@ import triton
 import triton.language as tl
 
 from moeserve.kernels.launch import kernel
+from moeserve.kernels.sampling.columns import WORDS, column
 
-# Columns of a request slot's row of parameters, int32 words; `op.py` writes them.
-TEMPERATURE = tl.constexpr(0)  # float32
-TOP_K = tl.constexpr(1)
-TOP_P = tl.constexpr(2)  # float64, two words
-MIN_P = tl.constexpr(4)  # float64, two words
-PRESENCE = tl.constexpr(6)  # float32, as the next two
-FREQUENCY = tl.constexpr(7)
-REPETITION = tl.constexpr(8)
-NUM_BIAS = tl.constexpr(9)
-NUM_STOP = tl.constexpr(10)
-MIN_TOKENS = tl.constexpr(11)
-SEED = tl.constexpr(12)  # uint64, two words
-NUM_OUTPUT = tl.constexpr(14)  # the one that sampling writes
-HISTORY_ROW = tl.constexpr(15)  # -1: no penalties
-WORDS = tl.constexpr(16)
+TEMPERATURE = column("temperature")
+PRESENCE = column("presence_penalty")
+FREQUENCY = column("frequency_penalty")
+REPETITION = column("repetition_penalty")
+NUM_BIAS = column("num_bias")
+NUM_STOP = column("num_stop")
+MIN_TOKENS = column("min_tokens")
+NUM_OUTPUT = column("num_output")
+HISTORY_ROW = column("history_row")
 
 
 @triton.jit

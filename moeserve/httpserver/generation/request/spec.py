@@ -11,6 +11,7 @@ from moeserve.httpserver.generation.request.thinking import ThinkingOptions
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.sampling import SamplingParams, TextOptions, Thinking
+from moeserve.sampling.parameters import DEFAULTS, SamplerSettings, settings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,9 @@ class GenerationSpec:
     grammar: GrammarConstraint | None = None
 
     min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    sampler: SamplerSettings = DEFAULTS
+    # Names of sampler parameters that the request itself has set; others get the server's defaults. None: all stay.
+    chosen: Set[str] | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
     bad_words: tuple[str, ...] = ()
     bad_sequences: tuple[tuple[int, ...], ...] = ()  # of those with several tokens
@@ -77,9 +74,6 @@ class GenerationSpec:
     include_stop: bool = False
     skip_special_tokens: bool = True
     ignore_eos: bool = False
-
-    # Names of sampling fields that the request itself has set; others get the server's defaults. None: all stay.
-    chosen: Set[str] | None = None
 
     priority: int = 0
     cache_salt: str = ""
@@ -100,13 +94,7 @@ class GenerationSpec:
         return SamplingParams(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
+            **settings_of(self.sampler),
             logit_bias=self.logit_bias,
             seed=seed,
             logprobs=self.logprobs,

@@ -25,6 +25,9 @@ namespace {
 #include "attention_q8.inl"
 #include "delta_net.inl"
 #include "lora.inl"
+namespace row_passes {
+#include "sampling/row_passes.inl"
+}
 
 constexpr Kernels make_table() {
   Kernels k{};
@@ -62,6 +65,7 @@ constexpr Kernels make_table() {
   k.gather_keys_q8 = gather_keys_q8;
   k.gather_values_q8 = gather_values_q8;
   k.attend_block_q8 = attend_block_q8;
+  k.rows = {row_passes::scan_row, row_passes::weigh_row, row_passes::count_greater};
   return k;
 }
 constexpr Kernels kKernels = make_table();

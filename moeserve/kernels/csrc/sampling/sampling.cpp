@@ -8,69 +8,18 @@
 #include <functional>
 #include <limits>
 #include <stdexcept>
-#include <string_view>
-#include <utility>
 
+#include "isa/kernels.h"
 #include "sampling_cut.h"
 
 namespace moeserve {
 
 namespace {
-constexpr int kMaxBlock = 128;             // a power of two
-constexpr int kSumBlock = 1024;            // a multiple of 16
-constexpr double kRoundDouble = 0x1.8p52;  // x + this - this rounds x to an integer
-
-namespace plain {
-constexpr int kLanes = 4;
-#include "sampling_passes.inl"
-}  // namespace plain
-#if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2")
-namespace avx2 {
-constexpr int kLanes = 8;
-#include "sampling_passes.inl"
-}  // namespace avx2
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
-namespace avx512 {
-constexpr int kLanes = 16;
-#include "sampling_passes.inl"
-}  // namespace avx512
-#pragma GCC pop_options
-#endif
 
 int blocks(int vocab) { return (vocab + kMaxBlock - 1) / kMaxBlock; }
-}  // namespace
-
-struct RowPasses {
-  const char* isa;
-  bool (*scan)(const float* x, int n, float* block_max);
-  void (*weigh)(const float* x, int n, double max, double scale, float* w, double* block_sum);
-  int (*count_greater)(const float* x, int n, float bound);
-};
-
-namespace {
 
 const RowPasses* find_passes(const char* isa) {
-  struct Option {
-    RowPasses passes;
-    bool usable;
-  };
-  static const Option options[] = {
-#if defined(__x86_64__)
-      {{"avx512", avx512::scan_row, avx512::weigh_row, avx512::count_greater},
-       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl")},
-      {{"avx2", avx2::scan_row, avx2::weigh_row, avx2::count_greater},
-       static_cast<bool>(__builtin_cpu_supports("avx2"))},
-#endif
-      {{"plain", plain::scan_row, plain::weigh_row, plain::count_greater}, true},
-  };
-  for (const Option& option : options) {
-    if (option.usable && (!isa || std::string_view(isa) == option.passes.isa)) return &option.passes;
-  }
+  if (const Kernels* kernels = select_kernels(isa)) return &kernels->rows;
   throw std::invalid_argument("this CPU lacks the instruction set asked for");
 }
 

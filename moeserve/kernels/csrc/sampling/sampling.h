@@ -30,6 +30,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "row_passes.h"
+
 namespace moeserve {
 
 constexpr int kMaxTopLogprobs = 20;
@@ -38,15 +40,21 @@ constexpr int kMaxTopLogprobs = 20;
 constexpr int32_t kNotFinite = -1;
 constexpr int32_t kNoneAllowed = -2;
 
+// The settings that moeserve/sampling/parameters.py declares: type, name and default.
+#define MOESERVE_SAMPLER_SETTINGS(X) \
+  X(float, temperature, 1.0f)        \
+  X(int32_t, top_k, 0)               \
+  X(double, top_p, 1.0)              \
+  X(double, min_p, 0.0)              \
+  X(float, presence_penalty, 0.0f)   \
+  X(float, frequency_penalty, 0.0f)  \
+  X(float, repetition_penalty, 1.0f)
+
 // Pointers are borrowed for the call; a token occurs at most once in each list; every id is in [0, vocab).
 struct SampleParams {
-  float temperature = 1.0f;
-  int32_t top_k = 0;  // 0: off
-  double top_p = 1.0;
-  double min_p = 0.0;
-  float presence_penalty = 0.0f;
-  float frequency_penalty = 0.0f;
-  float repetition_penalty = 1.0f;
+#define MOESERVE_MEMBER(type, name, value) type name = value;
+  MOESERVE_SAMPLER_SETTINGS(MOESERVE_MEMBER)
+#undef MOESERVE_MEMBER
   int32_t num_logprobs = -1;  // -1: no logprobs; N: the chosen token's and the N largest, N <= 20
   uint64_t seed = 0;
   uint64_t position = 0;  // index of the output token that is drawn
@@ -76,11 +84,9 @@ struct SampleResult {
   LogprobResult logprobs;  // where num_logprobs >= 0 and token_id >= 0
 };
 
-struct RowPasses;
-
 // One thread's working memory, about 16 bytes per vocabulary entry of address space; pages are touched only
-// when a request needs them. `isa` is "avx512", "avx2" or "plain"; null takes the best this CPU has. All give
-// the same bits. Throws std::invalid_argument for an ISA that is unknown or that this CPU lacks.
+// when a request needs them. `isa` is a name of select_kernels; null takes the best this CPU has. All give the same
+// bits. Throws std::invalid_argument for an ISA that is unknown or that this CPU lacks.
 class Scratch {
  public:
   explicit Scratch(int vocab, const char* isa = nullptr);
