@@ -1,4 +1,4 @@
-// The passes of the sampler that read a whole row, a part of every ISA's table of kernels (isa/kernels.h).
+// The passes of the sampler that read a whole row, a part of every ISA's table of kernels (arch/kernels.h).
 #pragma once
 
 #include <cstdint>

@@ -1,16 +1,10 @@
-// The passes of row_passes.h. isa/kernels.inl includes this text, in a namespace of its own, where every ISA compiles
-// it with its flags; `kLanes` floats go to a vector register.
+// The passes of row_passes.h. arch/kernels.inl includes this text, in a namespace of its own, where every ISA compiles
+// it with its flags.
 //
 // Written in the compiler's generic vectors, with additions in one fixed order and no fused multiply-add
 // (-ffp-contract=off), so that every instruction set gives the same bits.
 
-#if defined(MOESERVE_AVX512)
-constexpr int kLanes = 16;
-#elif defined(MOESERVE_AVX2)
-constexpr int kLanes = 8;
-#else
-constexpr int kLanes = 4;
-#endif
+constexpr int kLanes = kRowLanes;
 constexpr int kHalf = kLanes / 2;
 constexpr double kRoundDouble = 0x1.8p52;  // x + this - this rounds x to an integer
 typedef float VF __attribute__((vector_size(4 * kLanes)));

@@ -9,7 +9,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "isa/kernels.h"
+#include "arch/kernels.h"
 #include "sampling_cut.h"
 
 namespace moeserve {
