@@ -266,6 +266,8 @@ class SamplerState:
         stop_ids: npt.NDArray[np.int32] | None = None,
         prompt: npt.NDArray[np.int32] | None = None,
         output: npt.NDArray[np.int32] | None = None,
+        order: int = 0,
+        dry_breakers: npt.NDArray[np.int32] | None = None,
         **settings: float,
     ) -> None: ...
     @staticmethod
@@ -284,7 +286,8 @@ class SamplerState:
         self, logits: torch.Tensor, slot: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]: ...
 
-def uniform_at(seed: int, position: int) -> float: ...
+def uniform_at(seed: int, position: int, stream: int = 0) -> float: ...
+def runs_by_lag(text: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]: ...
 
 class ExpertCachePolicy:
     def __init__(

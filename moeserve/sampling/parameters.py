@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
 Api = Literal["openai", "responses", "anthropic", "lightllm", "llama_server", "ollama"]
 Column = Literal["float32", "float64", "int32"]
+# In the order in which they run unless a request asks for another.
 Sampler = Literal[
     "penalties", "dry", "temperature", "top_n_sigma", "top_k", "typical_p", "min_p", "top_p", "xtc"
 ]
@@ -173,6 +174,95 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             gguf="penalty_repeat",
         ),
     ] = 1.0
+    dry_multiplier: Annotated[
+        float,
+        Parameter(
+            "The penalty for a token that would continue a repetition; 0 switches DRY off.",
+            Range(0, 100),
+            "float32",
+            "dry",
+            _LOCAL,
+        ),
+    ] = 0.0
+    dry_base: Annotated[
+        float,
+        Parameter(
+            "The penalty grows by this factor with every token of the repetition.",
+            Range(1, 100),
+            "float32",
+            "dry",
+            _LOCAL,
+            detail_of="dry_multiplier",
+        ),
+    ] = 1.75
+    dry_allowed_length: Annotated[
+        int,
+        Parameter(
+            "A repetition of this many tokens has the penalty dry_multiplier, a shorter one none.",
+            Range(0, INT32_MAX),
+            "int32",
+            "dry",
+            _LOCAL,
+            detail_of="dry_multiplier",
+        ),
+    ] = 2
+    dry_penalty_last_n: Annotated[
+        int,
+        Parameter(
+            "The last tokens in which repetitions are looked for; -1: all, 0: none.",
+            _OFF_BELOW,
+            "int32",
+            "dry",
+            _LOCAL,
+            detail_of="dry_multiplier",
+        ),
+    ] = -1
+    top_n_sigma: Annotated[
+        float,
+        Parameter(
+            "Tokens whose logit is within this many standard deviations of the largest. 0 and -1 switch it off.",
+            Range(-1, 1000),
+            "float64",
+            "top_n_sigma",
+            _LOCAL,
+            least=0,
+            idle=(-1,),
+        ),
+    ] = 0.0
+    typical_p: Annotated[
+        float,
+        Parameter(
+            "Of the tokens whose surprise is nearest to the expected one, those that have this probability together.",
+            _NOT_0,
+            "float64",
+            "typical_p",
+            ("openai", "llama_server", "ollama"),
+            ranges={"llama_server": _SHARE, "ollama": _SHARE},
+        ),
+    ] = 1.0
+    xtc_probability: Annotated[
+        float,
+        Parameter(
+            "How often all tokens of xtc_threshold and more, but the least likely of them, are left out.",
+            _SHARE,
+            "float64",
+            "xtc",
+            _LOCAL,
+            gguf="xtc_probability",
+        ),
+    ] = 0.0
+    xtc_threshold: Annotated[
+        float,
+        Parameter(
+            "The probability from which on XTC leaves tokens out; above 0.5 it leaves none out.",
+            _SHARE,
+            "float64",
+            "xtc",
+            _LOCAL,
+            gguf="xtc_threshold",
+            detail_of="xtc_probability",
+        ),
+    ] = 0.1
 
 
 def _declared() -> Mapping[str, Parameter]:
@@ -185,6 +275,6 @@ TYPES: Final[Mapping[str, type[int] | type[float]]] = get_type_hints(SamplerSett
 DEFAULTS: Final = SamplerSettings()
 
 
-def settings_of(settings: SamplerSettings) -> dict[str, float]:
+def settings_of(settings: SamplerSettings) -> dict[str, Any]:
     """The parameters by name; `settings` may be a message that has other fields too."""
     return {name: getattr(settings, name) for name in PARAMETERS}

@@ -8,7 +8,9 @@ from moeserve.kernels.sampling import columns, reference
 from moeserve.kernels.sampling.cpu import SamplerState
 from moeserve.sampling.parameters import DEFAULTS, PARAMETERS, settings_of
 
-OF_THE_STATE = ("seed", "num_bias", "num_stop", "min_tokens", "num_output", "history_row")
+OF_THE_STATE = (
+    *("seed", "dry", "dry_room", "order", "num_bias", "num_stop", "min_tokens", "num_output", "history_row"),
+)
 CPP = {"float": "float32", "double": "float64", "int32_t": "int32"}
 
 
@@ -28,7 +30,11 @@ def test_a_gpus_row_has_every_column_in_a_place_of_its_own() -> None:
     assert len(row) == columns.WORDS.value
     for name, value in values.items():
         kind = np.dtype(
-            PARAMETERS[name].column if name in PARAMETERS else "uint64" if name == "seed" else "int32"
+            PARAMETERS[name].column
+            if name in PARAMETERS
+            else "uint64"
+            if name in ("seed", "dry")
+            else "int32"
         )
         at = columns.column(name).value
         assert at % (kind.itemsize // 4) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from moeserve.kernels.sampling.columns import column
 from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE
 from moeserve.kernels.sampling.op import MAX_STOP, DeviceSamplerState, SamplingWorkspace, logprobs, sample
 from moeserve.kernels.sampling.reference import Params
+from tests.support.sampling_cases import arguments_of
 
 VOCAB = 2500
 NUM_OUTPUT = column("num_output").value
@@ -34,20 +35,16 @@ def sample_rows(
     n = len(params)
     state = DeviceSamplerState(n + 1, VOCAB, DEVICE)
     for i, p in enumerate(params):
-        arguments = asdict(p)
-        del arguments["allowed"]  # a grammar's mask comes as a bitmask
-        for k, v in arguments.items():
-            if isinstance(v, tuple | list):
-                arguments[k] = np.asarray(v, np.float32 if k == "bias_values" else np.int32)
-        state.bind(i + 1, **arguments)
+        state.bind(i + 1, **arguments_of(p))
     room = SamplingWorkspace(n, VOCAB, DEVICE)
     tokens = torch.full((n,), -7, dtype=torch.int32, device=DEVICE)
-    edits = bool(state.edits.any()) or bitmask is not None
+    has_chains = bool(state.chains.any())
+    edits = has_chains or bool(state.edits.any()) or bitmask is not None
     sample(
         logits.flip(0).to(DEVICE), ints(list(range(n, 0, -1))), counter(n if live is None else live), state.params,
         state.bias_ids, state.bias_values, state.stop_ids, state.history,
         None if bitmask is None else bitmask.flip(0).to(DEVICE), room.edited if edits else None, room.block_max,
-        room.block_sum, room.values, room.ids, tokens,
+        room.block_sum, room.values, room.ids, tokens, has_chains=has_chains,
     )  # fmt: skip
     return tokens.flip(0).tolist(), state
 

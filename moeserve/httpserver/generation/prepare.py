@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from moeserve.httpserver.generation import token_choice
+from moeserve.httpserver.generation import dry_breakers, token_choice
 from moeserve.httpserver.generation.chat import conversation
 from moeserve.httpserver.generation.chat.answers import AnswerReader
 from moeserve.httpserver.generation.chat.model_text import ModelText
@@ -51,6 +51,7 @@ async def prepare(service: Service, spec: GenerationSpec) -> PreparedRequest:
     text, limit = service.ready(spec.model)
     _set_defaults(spec, service.sampling_defaults)
     token_choice.resolve(spec, text)
+    await dry_breakers.resolve(spec, text.tokenizer)
     end = None
     if spec.messages is None:
         prompts = await _encode(text, limit, spec)

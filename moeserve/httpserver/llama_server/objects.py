@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.logprobs import finite
 from moeserve.httpserver.generation.usage import PromptProgress
+from moeserve.messages.sampling import TokenLogprob
 from moeserve.sampling.parameters import PARAMETERS, TYPES, SamplerSettings, settings_of
 
 
@@ -45,8 +49,39 @@ else:
     GenerationSettings.__doc__ = "The parameters that an answer was made with, its seed included."
 
 
-class CompletionChunk(TypedDict):
-    """A piece of a streamed answer."""
+class TokenProbability(TypedDict):
+    """A token's log-probability, in the model's own distribution."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class CompletionProbability(TokenProbability):
+    top_logprobs: list[TokenProbability]
+
+
+def probabilities(text: ModelText, tokens: Sequence[TokenLogprob], top: int) -> list[CompletionProbability]:
+    """One object a token, with its `top` most likely."""
+
+    def entry(token_id: int, logprob: float) -> TokenProbability:
+        return {
+            "id": token_id,
+            "token": text.token_text(token_id),
+            "bytes": list(text.token_bytes(token_id)),
+            "logprob": finite(logprob),
+        }
+
+    def ranked(token: TokenLogprob) -> list[TokenProbability]:
+        pairs = zip(token.top_ids[:top], token.top_logprobs, strict=False)
+        return [entry(token_id, logprob) for token_id, logprob in pairs]
+
+    return [{**entry(token.token_id, token.logprob), "top_logprobs": ranked(token)} for token in tokens]
+
+
+class CompletionPiece(TypedDict):
+    """What chunks and whole answers have."""
 
     index: int
     content: str
@@ -55,10 +90,17 @@ class CompletionChunk(TypedDict):
     id_slot: int
     tokens_predicted: int
     tokens_evaluated: int
+    completion_probabilities: NotRequired[list[CompletionProbability]]  # with n_probs
+
+
+class CompletionChunk(CompletionPiece):
+    """A piece of a streamed answer."""
+
     prompt_progress: NotRequired[PromptProgress]
+    timings: NotRequired[LlamaTimings]  # with timings_per_token
 
 
-class LlamaCompletion(CompletionChunk):
+class LlamaCompletion(CompletionPiece):
     """A whole answer, and the last chunk of a stream, whose `content` is what the chunks before lack."""
 
     model: str

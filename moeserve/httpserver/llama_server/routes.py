@@ -6,7 +6,7 @@ Source: llama-server's README and `server-task.cpp`, of 2026.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
@@ -19,10 +19,12 @@ from moeserve.httpserver.generation.usage import Timings, prompt_progress
 from moeserve.httpserver.llama_server.bodies import CompletionBody
 from moeserve.httpserver.llama_server.objects import (
     CompletionChunk,
+    CompletionPiece,
     GenerationSettings,
     LlamaCompletion,
     LlamaTimings,
     Props,
+    probabilities,
     sampler_object,
 )
 from moeserve.httpserver.transport.body import read_body
@@ -86,27 +88,34 @@ class CompletionHandler:
         (items,) = await self.service.engine.complete(prepared.requests, "text_completion")
         prepared.tally.take(0, items[-1])
         ids = [token for item in items for token in item.token_ids] if self.body.return_tokens else []
-        return self._end(prepared, items[-1], "".join(item.text for item in items), ids)
+        answer = self._end(prepared, items[-1], "".join(item.text for item in items), ids)
+        self._add_probabilities(answer, prepared, items)
+        return answer
 
-    async def chunks(self) -> AsyncGenerator[CompletionChunk, None]:
+    async def chunks(self) -> AsyncGenerator[CompletionChunk | LlamaCompletion, None]:
         prepared = await self._prepare()
         tally = prepared.tally
         async with self.service.engine.start(prepared.requests, "text_completion") as stream:
             async for _, item in stream:
                 tally.take(0, item)
                 if item.finish_reason is not None:
-                    yield self._end(prepared, item, item.text, item.token_ids)
+                    end = self._end(prepared, item, item.text, item.token_ids)
+                    self._add_probabilities(end, prepared, [item])
+                    yield end
                 elif item.text or item.token_ids or item.progress is not None:
-                    chunk = self._chunk(prepared, item.text, item.token_ids)
+                    chunk: CompletionChunk = {**self._piece(prepared, item.text, item.token_ids)}
                     if item.progress is not None:
                         chunk["prompt_progress"] = prompt_progress(item.progress)
+                    if self.body.timings_per_token:
+                        chunk["timings"] = _timings(tally.timings())
+                    self._add_probabilities(chunk, prepared, [item])
                     yield chunk
 
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
         return await prepare(self.service, self.body.generation_spec(self.arrival))
 
-    def _chunk(self, prepared: PreparedRequest, text: str, ids: list[int]) -> CompletionChunk:
+    def _piece(self, prepared: PreparedRequest, text: str, ids: list[int]) -> CompletionPiece:
         usage = prepared.tally.usage()
         return {
             "index": 0,
@@ -118,10 +127,17 @@ class CompletionHandler:
             "tokens_evaluated": usage["prompt_tokens"],
         }
 
+    def _add_probabilities(
+        self, piece: CompletionPiece, prepared: PreparedRequest, items: Sequence[TextItem]
+    ) -> None:
+        if self.body.n_probs:
+            tokens = [token for item in items for token in item.logprobs or ()]
+            piece["completion_probabilities"] = probabilities(prepared.text, tokens, self.body.n_probs)
+
     def _end(self, prepared: PreparedRequest, end: TextItem, text: str, ids: list[int]) -> LlamaCompletion:
         word = end.stop_reason if isinstance(end.stop_reason, str) else ""
         return {
-            **self._chunk(prepared, text, ids),
+            **self._piece(prepared, text, ids),
             "stop": True,
             "model": self.service.answering(self.body.model),
             "prompt": self.body.prompt,

@@ -19,6 +19,7 @@ from moeserve.httpserver.generation.request.fields import (
     TokenId,
     TokenKey,
 )
+from moeserve.httpserver.generation.request.sampler_fields import SAMPLER_LISTS, SamplerFields
 from moeserve.httpserver.generation.request.sampling_fields import OpenAISampling
 from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.openai.beam_body import BeamFields
@@ -38,13 +39,17 @@ class StreamOptions(RequestModel):
         return self
 
 
-class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling):
+class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields):
     """Defaults are vLLM's. Names that are not OpenAI's are vLLM's."""
 
-    empty: ClassVar = StructuredFields.empty | {
-        *("stream_options", "logit_bias", "stop", "stop_token_ids", "bad_words", "allowed_token_ids"),
-        *("cache_salt", "user", "metadata"),
-    }
+    empty: ClassVar = (
+        StructuredFields.empty
+        | SAMPLER_LISTS
+        | {
+            *("stream_options", "logit_bias", "stop", "stop_token_ids", "bad_words", "allowed_token_ids"),
+            *("cache_salt", "user", "metadata"),
+        }
+    )
 
     model: ModelName | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
@@ -124,6 +129,8 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling):
             grammar=self.grammar_constraint(),
             min_tokens=self.min_tokens,
             sampler=self.sampler_settings(),
+            samplers=self.samplers,
+            dry_sequence_breakers=tuple(self.dry_sequence_breakers),
             logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
             seed=self.seed,
             bad_words=tuple(self.bad_words),

@@ -13,6 +13,9 @@ from moeserve.sampling.parameters import PARAMETERS
 _TYPES: Final[dict[str, npt.DTypeLike]] = {
     **{name: parameter.column for name, parameter in PARAMETERS.items()},
     "seed": "uint64",
+    "dry": "uint64",  # the address of the slot's record (dry.py), 0: none
+    "dry_room": "int32",  # tokens that it holds
+    "order": "int32",  # of the samplers (`order_code`)
     "num_bias": "int32",
     "num_stop": "int32",
     "min_tokens": "int32",

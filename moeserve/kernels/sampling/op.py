@@ -10,7 +10,9 @@ from torch import Tensor
 
 from moeserve.kernels.launch import next_power_of_2
 from moeserve.kernels.sampling import columns
-from moeserve.kernels.sampling.filter_and_draw import filter_and_draw_kernel
+from moeserve.kernels.sampling.choose import filter_and_draw_kernel
+from moeserve.kernels.sampling.dry import dry_kernel
+from moeserve.kernels.sampling.dry_record import dry_record
 from moeserve.kernels.sampling.logprobs import logprobs_kernel
 from moeserve.kernels.sampling.scan import scan_kernel
 from moeserve.sampling.parameters import DEFAULTS, PARAMETERS, settings_of
@@ -52,6 +54,8 @@ class DeviceSamplerState:
             max_num_seqs if history_rows is None else history_rows, vocab, dtype=torch.int32, device=device
         )
         self.edits = np.zeros(max_num_seqs, np.bool_)  # slots whose logits are edited, a bitmask aside
+        self.chains = np.zeros(max_num_seqs, np.bool_)  # slots with an order of samplers, or DRY
+        self._records: dict[int, Tensor] = {}  # of DRY by slot
 
     def bind(
         self,
@@ -64,10 +68,14 @@ class DeviceSamplerState:
         stop_ids: npt.NDArray[np.int32] | None = None,
         prompt: npt.NDArray[np.int32] | None = None,
         output: npt.NDArray[np.int32] | None = None,
+        order: int = 0,
+        dry_breakers: npt.NDArray[np.int32] | None = None,
+        max_tokens: int = 0,
         **given: float,
     ) -> None:
-        """Overwrites whatever the slot held. `given` are settings of the sampler; the others are at their defaults.
-        ValueError for ids out of range, or more than MAX_BIAS or MAX_STOP."""
+        """Overwrites whatever the slot held. `order` is `order_code`'s; dry_breakers int32: token sequences, each
+        closed by -1; max_tokens, of the whole output, bounds what DRY keeps. `given` are settings of the sampler; the
+        others are at their defaults. ValueError for ids out of range, or more than MAX_BIAS or MAX_STOP."""
         none = np.zeros(0, np.int32)
         bias_ids, stop_ids = none if bias_ids is None else bias_ids, none if stop_ids is None else stop_ids
         prompt, output = none if prompt is None else prompt, none if output is None else output
@@ -85,6 +93,13 @@ class DeviceSamplerState:
             for name, of in PARAMETERS.items()
             if of.sampler == "penalties"
         )
+        self._records.pop(slot, None)
+        if settings.dry_multiplier:
+            text = np.concatenate([prompt, output])
+            room = len(prompt) + max(max_tokens, len(output)) + 1
+            breakers = none if dry_breakers is None else dry_breakers
+            record = dry_record(text, room, breakers, self.vocab)
+            self._records[slot] = torch.from_numpy(record).to(self.params.device)
         words = columns.row(
             **settings_of(settings),
             num_bias=len(bias_ids),
@@ -93,8 +108,12 @@ class DeviceSamplerState:
             seed=seed,
             num_output=len(output),
             history_row=slot if penalised else -1,
+            order=order,
+            dry=self._records[slot].data_ptr() if slot in self._records else 0,
+            dry_room=room if slot in self._records else 0,
         )
         self.edits[slot] = penalised or len(bias_ids) > 0 or min_tokens > len(output)
+        self.chains[slot] = order != 0 or slot in self._records
         self.params[slot].copy_(torch.from_numpy(words))
         if len(bias_ids):
             self.bias_ids[slot, : len(bias_ids)].copy_(torch.from_numpy(bias_ids))
@@ -125,6 +144,8 @@ def sample(
     values: Tensor,
     ids: Tensor,
     tokens: Tensor,
+    *,
+    has_chains: bool = False,
 ) -> None:
     """tokens int32 [n]: one for each row of float32 logits [n, vocab], by the parameters of its slot, for i < count[0];
     -1 where the row held NaN, +inf or nothing but -inf, -2 where the masks leave none. No slot may occur twice.
@@ -132,10 +153,15 @@ def sample(
 
     params .. history: a DeviceSamplerState's; edited .. ids: a SamplingWorkspace's. Without `edited`, nothing edits the
     logits: no slot may have a bias, penalties or masked tokens, and bitmask (int32 [n, vocab / 32 rounded up], bit t of
-    word w: token 32 w + t may come) must be None.
+    word w: token 32 w + t may come) must be None. has_chains: some slot has an order of samplers or DRY; that needs
+    `edited`.
     """
     n, vocab = logits.shape
     blocks = -(-vocab // BLOCK)
+    repeats = None
+    if has_chains:
+        repeats = ids[:n].zero_()  # until the scan has read it
+        dry_kernel((n,), slots, count, params, repeats, vocab, num_warps=8)
     scan_kernel(
         (n, blocks),
         logits,
@@ -146,6 +172,7 @@ def sample(
         bias_values,
         stop_ids,
         history,
+        repeats,
         bitmask,
         edited,
         block_max,
@@ -173,6 +200,7 @@ def sample(
         BLOCK,
         blocks,
         next_power_of_2(blocks),
+        has_chains,
         num_warps=8,
     )
 
@@ -200,6 +228,7 @@ def logprobs(
         logits,
         None,
         count,
+        None,
         None,
         None,
         None,

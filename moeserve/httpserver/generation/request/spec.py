@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moeserve.grammar.spec import GrammarSpec
+from moeserve.httpserver.generation.request.sampler_fields import DRY_BREAKERS
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.sampling import SamplingParams, TextOptions, Thinking
-from moeserve.sampling.parameters import DEFAULTS, SamplerSettings, settings_of
+from moeserve.sampling.order import heeded
+from moeserve.sampling.parameters import DEFAULTS, SamplerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class GenerationSpec:
     sampler: SamplerSettings = DEFAULTS
     # Names of sampler parameters that the request itself has set; others get the server's defaults. None: all stay.
     chosen: Set[str] | None = None
+    samplers: tuple[str, ...] = ()  # their order; empty: DEFAULT_ORDER
+    dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS
     logit_bias: dict[int, float] = field(default_factory=dict)
     bad_words: tuple[str, ...] = ()
     bad_sequences: tuple[tuple[int, ...], ...] = ()  # of those with several tokens
@@ -82,6 +86,7 @@ class GenerationSpec:
     # resolved by prepare.py
     adapter: str = ""  # GenerateRequest.adapter
     compiled_grammar: str = ""
+    dry_breakers: bytes = b""
     thinking_tokens: Thinking | None = None
     shown_tokens: tuple[int, ...] = ()  # control tokens that the chat format reads from the text
     format_stop_token_ids: tuple[int, ...] = ()  # the chat format's, after which the answer is complete
@@ -94,7 +99,9 @@ class GenerationSpec:
         return SamplingParams(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
-            **settings_of(self.sampler),
+            **heeded(self.sampler, self.samplers),
+            samplers=self.samplers,
+            dry_breakers=self.dry_breakers,
             logit_bias=self.logit_bias,
             seed=seed,
             logprobs=self.logprobs,

@@ -76,14 +76,16 @@ class Sampler {
 
   void bind(int slot, uint64_t seed, int64_t min_tokens, int logprobs, const std::optional<Ids>& bias_ids,
             const std::optional<Floats>& bias_values, const std::optional<Ids>& stop_ids,
-            const std::optional<Ids>& prompt, const std::optional<Ids>& output, const nb::kwargs& settings) {
+            const std::optional<Ids>& prompt, const std::optional<Ids>& output, uint32_t order,
+            const std::optional<Ids>& dry_breakers, const nb::kwargs& settings) {
     if (logprobs > kMaxTopLogprobs) throw std::invalid_argument("logprobs: at most 20");
     SampleParams p;
     for (const auto& [name, value] : settings) set(p, nb::cast<std::string>(name), value);
+    p.order = order;
     p.num_logprobs = logprobs;
     p.seed = seed;
-    state_.bind(slot, p, min_tokens, view(bias_ids), view(bias_values), view(stop_ids), view(prompt),
-                view(output));
+    state_.bind(slot, p, min_tokens, view(bias_ids), view(bias_values), view(stop_ids), view(dry_breakers),
+                view(prompt), view(output));
   }
 
   // {name: (type, default)}
@@ -189,13 +191,17 @@ void bind_sampling(nb::module_& m) {
            "pool"_a = nb::none(), "isa"_a = nb::none(), nb::keep_alive<1, 4>())
       .def("bind", &Sampler::bind, "slot"_a, nb::kw_only(), "seed"_a = 0, "min_tokens"_a = 0,
            "logprobs"_a = -1, "bias_ids"_a = nb::none(), "bias_values"_a = nb::none(),
-           "stop_ids"_a = nb::none(), "prompt"_a = nb::none(), "output"_a = nb::none(), "settings"_a)
+           "stop_ids"_a = nb::none(), "prompt"_a = nb::none(), "output"_a = nb::none(), "order"_a = 0,
+           "dry_breakers"_a = nb::none(), "settings"_a)
       .def_static("settings", &Sampler::settings)
       .def("sample", &Sampler::sample, "logits"_a.noconvert(), "slots"_a, "masks"_a = nb::none(),
            "mask_of"_a = nb::none())
       .def("logprobs", &Sampler::logprobs, "logits"_a.noconvert(), "targets"_a, "top_n"_a)
       .def("survivors", &Sampler::survivors, "logits"_a.noconvert(), "slot"_a);
-  m.def("uniform_at", &uniform_at, "seed"_a, "position"_a);
+  m.def("uniform_at", &uniform_at, "seed"_a, "position"_a, "stream"_a = 0);
+  m.def(
+      "runs_by_lag", [](const Ids& text) { return to_numpy(runs_by_lag(view(text))); }, "text"_a,
+      "How many of the text's last tokens stand in it once more, by how much earlier: int32 [len(text)].");
 }
 
 }  // namespace moeserve

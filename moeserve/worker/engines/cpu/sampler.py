@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from moeserve.kernels._C import Pool
 from moeserve.kernels.sampling.cpu import SamplerState
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
+from moeserve.sampling.order import order_code
 from moeserve.sampling.parameters import settings_of
 
 
@@ -32,6 +33,8 @@ def bind_arguments(
         "stop_ids": np.array(params.stop_token_ids, np.int32),
         "prompt": prompt_ids,
         "output": output_ids,
+        "order": order_code(params, params.samplers),
+        "dry_breakers": np.frombuffer(params.dry_breakers, np.int32),
     }
 
 
