@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from moeserve import __version__
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
-from moeserve.httpserver.generation.usage import Timings, prompt_progress
+from moeserve.httpserver.generation.usage import Timings, UsageTally, prompt_progress
 from moeserve.httpserver.llama_server.bodies import CompletionBody
 from moeserve.httpserver.llama_server.objects import (
     CompletionChunk,
@@ -94,7 +94,7 @@ class CompletionHandler:
 
     async def chunks(self) -> AsyncGenerator[CompletionChunk | LlamaCompletion, None]:
         prepared = await self._prepare()
-        tally = prepared.tally
+        tally, first = prepared.tally, None
         async with self.service.engine.start(prepared.requests, "text_completion") as stream:
             async for _, item in stream:
                 tally.take(0, item)
@@ -107,7 +107,8 @@ class CompletionHandler:
                     if item.progress is not None:
                         chunk["prompt_progress"] = prompt_progress(item.progress)
                     if self.body.timings_per_token:
-                        chunk["timings"] = _timings(tally.timings())
+                        first = first or time.monotonic()
+                        chunk["timings"] = self._timings_so_far(tally, first)
                     self._add_probabilities(chunk, prepared, [item])
                     yield chunk
 
@@ -126,6 +127,17 @@ class CompletionHandler:
             "tokens_predicted": usage["completion_tokens"],
             "tokens_evaluated": usage["prompt_tokens"],
         }
+
+    def _timings_so_far(self, tally: UsageTally, first: float) -> LlamaTimings:
+        """As this process sees them: the prompt's time includes the queue. The end has the engine's own."""
+        usage, decoded = tally.usage(), time.monotonic() - first
+        return _llama_timings(
+            cached=0,
+            read=usage["prompt_tokens"],
+            prefill_ms=round((first - self.arrival) * 1e3, 3),
+            written=usage["completion_tokens"],
+            decode_ms=round(decoded * 1e3, 3),
+        )
 
     def _add_probabilities(
         self, piece: CompletionPiece, prepared: PreparedRequest, items: Sequence[TextItem]
@@ -160,16 +172,30 @@ class CompletionHandler:
 
 
 def _timings(timings: Timings) -> LlamaTimings:
-    read = timings["prompt_tokens"] - timings["cached_tokens"]
-    written = timings["completion_tokens"]
     return {
-        "cache_n": timings["cached_tokens"],
-        "prompt_n": read,
-        "prompt_ms": timings["prefill_ms"],
-        "prompt_per_token_ms": timings["prefill_ms"] / read if read else None,
+        **_llama_timings(
+            cached=timings["cached_tokens"],
+            read=timings["prompt_tokens"] - timings["cached_tokens"],
+            prefill_ms=timings["prefill_ms"],
+            written=timings["completion_tokens"],
+            decode_ms=timings["decode_ms"],
+        ),
         "prompt_per_second": timings["prefill_tokens_per_second"],
-        "predicted_n": written,
-        "predicted_ms": timings["decode_ms"],
-        "predicted_per_token_ms": timings["decode_ms"] / written if written else None,
         "predicted_per_second": timings["decode_tokens_per_second"],
+    }
+
+
+def _llama_timings(
+    *, cached: int, read: int, prefill_ms: float, written: int, decode_ms: float
+) -> LlamaTimings:
+    return {
+        "cache_n": cached,
+        "prompt_n": read,
+        "prompt_ms": prefill_ms,
+        "prompt_per_token_ms": prefill_ms / read if read else None,
+        "prompt_per_second": read / prefill_ms * 1e3 if prefill_ms else None,
+        "predicted_n": written,
+        "predicted_ms": decode_ms,
+        "predicted_per_token_ms": decode_ms / written if written else None,
+        "predicted_per_second": written / decode_ms * 1e3 if decode_ms else None,
     }

@@ -51,7 +51,7 @@ def _fields_of(api: Api) -> type[SamplingFields]:
 def _annotation(api: Api, name: str, parameter: Parameter) -> Any:
     low, high, without_low = parameter.range_in(api)
     kind = TYPES[name]
-    bounds: dict[str, Any] = {"gt" if without_low else "ge": kind(low), "le": kind(high)}
+    bounds: dict[str, Any] = {"gt" if without_low else "ge": low, "le": high}
     return Annotated[kind, Field(**bounds, description=parameter.notes.get(api, parameter.help))]
 
 
