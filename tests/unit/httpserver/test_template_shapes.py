@@ -26,7 +26,9 @@ _FIRST_SYSTEM: Final = (
     "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}\n{% set rest = messages[1:] %}"
     "{% else %}{% set rest = messages %}{% endif %}"
 )
-_ALTERNATING: Final = "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+_ALTERNATING: Final = (
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif %}"
+)
 
 
 def _turns(of: str, turn: str = _TURN) -> str:

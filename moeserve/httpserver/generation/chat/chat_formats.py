@@ -49,6 +49,13 @@ class ChatFormats:
     def thinks(self) -> bool:
         return self.thinking is not None or (self.channels is not None and self.channels.separates_thoughts)
 
+    @property
+    def end_tags(self) -> dict[int, str]:
+        """The format's tokens that may end an answer: with their texts, which the answer's text lacks then."""
+        if self.channels is not None:
+            return {self.channels.tokens[word]: word for word in (harmony.END, harmony.CALL, harmony.RETURN)}
+        return {} if self.tools is None or self.call_end is None else {self.call_end: self.tools.call_end}
+
     def names(self) -> tuple[str, str]:
         """Returns the formats of tool calls and of reasoning, as the flags have them."""
         if self.channels is not None:

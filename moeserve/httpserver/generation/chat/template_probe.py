@@ -12,7 +12,7 @@ from moeserve.httpserver.generation.chat.template_shape import Conversation, Sha
 from moeserve.tokenizer.errors import TemplateError, TemplateTimeout
 
 _ROLES: Final = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
-_TOOL: Final = {
+_TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
         "name": "look_up",
