@@ -89,7 +89,7 @@ class ValueEnd:
             tags.open: _Kind.OUTER_OPEN,
             tags.close: _Kind.OUTER_CLOSE,
         }
-        self._named = [
+        self._named: list[tuple[str, tuple[str, ...], _Kind]] = [
             (syntax.key_open, (syntax.key_close, syntax.value_open or syntax.key_close), _Kind.KEY)
         ]
         if syntax.name_open:

@@ -125,8 +125,12 @@ def test_brackets_that_are_missing_are_closed_where_the_model_ends(
     server: HttpServer, openai: OpenAI
 ) -> None:
     text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}'
-    for reason, stop, num_calls in (("stop", None, 1), ("stop", "ris", 0), ("length", None, 0)):
-        server.answer = say(text, reason=reason, stop_reason=stop)
+    for answer, num_calls in (
+        (say(text), 1),
+        (say(text, stop_reason="ris"), 0),
+        (say(text, reason="length"), 0),
+    ):
+        server.answer = answer
         choice = openai.chat.completions.create(model=NAME, messages=MESSAGES, tools=TOOLS).choices[0]
         assert len(choice.message.tool_calls or []) == num_calls
         assert (choice.message.content == text) != bool(num_calls)
