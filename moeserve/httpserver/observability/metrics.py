@@ -23,7 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from moeserve import __version__
 from moeserve.httpserver.observability.load_metrics import LABELS, LoadCollector
-from moeserve.httpserver.observability.vllm_metrics import VllmCollector
+from moeserve.httpserver.observability.vllm_metrics import VllmCollector, under_vllm_names
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import Usage
 
@@ -58,14 +58,15 @@ class Metrics:
         self.reported = LoadCollector(model_name)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self.reported)
-        self._exposed = CollectorRegistry(auto_describe=False)
-        self._exposed.register(
-            VllmCollector(
-                self._registry.collect, self.reported, model_name, block_size, cache_dtype, max_adapters
-            )
+        self._registry.register(
+            VllmCollector(self.reported, model_name, block_size, cache_dtype, max_adapters)
         )
         ProcessCollector(registry=self._registry)
-        build = Info("moeserve:build", "Which moeserve this is.", registry=self._registry)
+        build = Info(
+            "moeserve:build",
+            "1, with the version of moeserve and of Python.",
+            registry=self._registry,
+        )
         build.info({"version": __version__, "python": platform.python_version()})
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "Time from arrival to the first token.", _TTFT_BUCKETS
@@ -83,25 +84,33 @@ class Metrics:
         self._decode = self._histogram(
             "request_decode_time_seconds", "Time of a request's decode.", _LATENCY_BUCKETS
         )
+        self._inference = self._histogram(
+            "request_inference_time_seconds", "Time of a request's prefill and decode.", _LATENCY_BUCKETS
+        )
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "A request's mean time between two tokens.",
+            _ITL_BUCKETS,
+        )
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_BUCKETS)
         self._output = self._histogram(
             "request_generation_tokens", "Generated tokens of a request.", _TOKEN_BUCKETS
         )
         ended = Counter(
             "moeserve:request_success",
-            "Finished requests by finish reason.",
+            "Generations that ended, by finished_reason.",
             (*LABELS, "finished_reason"),
             registry=self._registry,
         )
         self._answers = Counter(
             "moeserve:http_requests",
-            "Answered HTTP requests by route and status.",
+            "HTTP requests answered, by method, handler (route) and status.",
             (*LABELS, "method", "handler", "status"),
             registry=self._registry,
         )
         self._unknown_fields = Counter(
             "moeserve:unknown_request_fields",
-            "Unknown fields of requests that were ignored, by route.",
+            "Fields of requests that were ignored, by handler (route): not known, or without effect and unreadable.",
             (*LABELS, "handler"),
             registry=self._registry,
         )
@@ -148,6 +157,9 @@ class Metrics:
         self._queue.observe(usage.queue_ms / 1e3)
         self._prefill.observe(usage.prefill_ms / 1e3)
         self._decode.observe(usage.decode_ms / 1e3)
+        self._inference.observe((usage.prefill_ms + usage.decode_ms) / 1e3)
+        if usage.completion_tokens > 1:
+            self._per_token.observe(usage.decode_ms / 1e3 / (usage.completion_tokens - 1))
         self._prompt.observe(usage.prompt_tokens)
         self._output.observe(usage.completion_tokens)
 
@@ -155,4 +167,5 @@ class Metrics:
         """Returns the exposition text and its content type. `status` is the server's current status."""
         for name, gauge in self._status.items():
             gauge.set(name == status)
-        return generate_latest(self._exposed), CONTENT_TYPE_LATEST
+        ours = generate_latest(self._registry)
+        return ours + under_vllm_names(ours.decode()).encode(), CONTENT_TYPE_LATEST

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -15,26 +15,48 @@ from moeserve.httpserver.observability.load_metrics import LABELS, LoadCollector
 SHARED: Final[dict[str, tuple[str, ...]]] = {
     "num_requests_running": (),
     "num_requests_waiting": (),
-    "kv_cache_usage_perc": (),
-    "prefix_cache_queries": (),
-    "prefix_cache_hits": (),
+    "kv_cache_usage_perc": ("gpu_cache_usage_perc",),
+    "prefix_cache_queries": ("gpu_prefix_cache_queries",),
+    "prefix_cache_hits": ("gpu_prefix_cache_hits",),
+    "num_preemptions": (),
+    "prompt_tokens": (),
+    "generation_tokens": (),
+    "request_success": (),
+    "request_prompt_tokens": (),
+    "request_generation_tokens": (),
+    "time_to_first_token_seconds": (),
+    "inter_token_latency_seconds": ("time_per_output_token_seconds",),
+    "request_time_per_output_token_seconds": (),
+    "e2e_request_latency_seconds": (),
+    "request_queue_time_seconds": (),
+    "request_inference_time_seconds": (),
+    "request_prefill_time_seconds": (),
+    "request_decode_time_seconds": (),
 }
 
 
+def under_vllm_names(exposition: str) -> str:
+    """Returns the lines of SHARED metrics again, renamed. Text is copied because a second rendering would take 10 ms of
+    the event loop."""
+    renamed: list[str] = []
+    for block in exposition.split("# HELP moeserve:")[1:]:
+        name = block.partition(" ")[0].removesuffix("_total")
+        if name in SHARED:
+            samples = block.partition("\n")[2]
+            for theirs in (name, *SHARED[name]):
+                total = "_total" if f"moeserve:{name}_total" in samples else ""
+                renamed.append(f"# HELP vllm:{theirs}{total} As moeserve:{name}{total}.\n")
+                renamed.append(samples.replace(f"moeserve:{name}", f"vllm:{theirs}"))
+    return "".join(renamed)
+
+
 class VllmCollector(Collector):
-    """Yields our metrics, and behind them vLLM's."""
+    """What vLLM tells of itself in metrics that we have no like of."""
 
     def __init__(
-        self,
-        ours: Callable[[], Iterable[Metric]],
-        load: LoadCollector,
-        model_name: str,
-        block_size: int,
-        cache_dtype: str,
-        max_adapters: int,
+        self, load: LoadCollector, model_name: str, block_size: int, cache_dtype: str, max_adapters: int
     ) -> None:
         """`block_size` in tokens, in which vLLM counts the KV cache. max_adapters: 0 without --lora-dir."""
-        self._ours = ours
         self._load = load
         self._model_name = model_name
         self._block_size = block_size
@@ -42,13 +64,6 @@ class VllmCollector(Collector):
         self._max_adapters = max_adapters
 
     def collect(self) -> Iterable[Metric]:
-        ours = list(self._ours())
-        yield from ours
-        for metric in ours:
-            name = metric.name.removeprefix("moeserve:")
-            if name in SHARED:
-                for theirs in (name, *SHARED[name]):
-                    yield _renamed(metric, f"vllm:{theirs}")
         yield self._cache()
         yield self._adapters()
 
@@ -82,12 +97,3 @@ class VllmCollector(Collector):
             )
             gauge.add_metric([str(most or len(names)), running, waiting], time.time())
         return gauge
-
-
-def _renamed(metric: Metric, name: str) -> Metric:
-    """The same samples under another name."""
-    renamed = Metric(name, f"As {metric.name}.", metric.type)
-    renamed.samples = [
-        sample._replace(name=name + sample.name.removeprefix(metric.name)) for sample in metric.samples
-    ]
-    return renamed
