@@ -8,10 +8,10 @@ from copy import deepcopy
 from msgspec.structs import replace
 
 from moeserve.messages.load import LoadReport
-from moeserve.router.core.memory.kv_memory import KvMemory
-from moeserve.router.core.running_batch import RunningBatch
-from moeserve.router.core.scheduled_step import ScheduledStep
-from moeserve.router.core.waiting_queue import WaitingQueue
+from moeserve.router.core.batch.running_batch import RunningBatch
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
+from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.steps.scheduled_step import ScheduledStep
 
 
 def observe_step(totals: LoadReport, scheduled: ScheduledStep, compute_ms: float, idle_ms: float) -> None:

@@ -9,7 +9,7 @@ from moeserve.messages.load import LoadReport
 from moeserve.messages.schema import GenerateRequest, TokensItem
 from moeserve.messages.steps import Sampled
 from moeserve.router.core.beams.beam_search import FoundAnswer
-from moeserve.router.core.memory.kv_memory import KvMemory
+from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.request import Request
 
 
