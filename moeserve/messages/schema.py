@@ -246,6 +246,9 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     continued: int = 0  # requests that a lost worker was computing, and the next one went on with
     disk: TierCounts = TierCounts()  # of the tier on disk
     ram: TierCounts = TierCounts()  # of the tier in RAM
+    drafts: int = 0  # rows with drafted tokens
+    draft_tokens: int = 0  # of these
+    accepted_draft_tokens: int = 0  # of these, those that were right
     beam_searches: int = 0  # that have ended with their answers
     beam_rows: int = 0  # of their beams, computed
     beam_forks: int = 0  # beams that went on in two ways

@@ -71,6 +71,7 @@ class Request:
         "num_scored",
         "num_shared",
         "output_postponed",
+        "pending_drafts",
         "predicted_output",
         "priority",
         "quantile",
@@ -81,6 +82,7 @@ class Request:
         "sampling",
         "size",
         "slots",
+        "spare",
         "state",
         "state_slot",
         "stop_ids",
@@ -148,9 +150,9 @@ class Request:
         self.output_postponed: int = 0
         self.retry_at: int = 0  # the step from which on it is queued again
 
-        # Written by KvMemory. `slots` has the KV slots by position: positions 0 .. len(slots)-1 are in plans already
-        # sent or were found in the cache. The first num_shared of them belong to the prefix tree, on the path to
-        # `node`.
+        # Written by KvMemory. `slots` has the KV slots by position: positions 0 .. num_planned-1 are in plans already
+        # sent or were found in the cache, and beyond there are slots for drafts. The first num_shared of them belong
+        # to the prefix tree, on the path to `node`.
         self.slots: array[int] = array("i")
         self.num_shared: int = 0
         self.node: Node | None = None
@@ -164,8 +166,8 @@ class Request:
         self.tiers_were_asked: bool = False  # whether pages in RAM or on disk continue it, since it waits
         self.tier_tokens: dict[Tier, int] = {}  # loaded for it
 
-        # Written by StateMemory. The slot's state is that after positions 0 .. len(slots)-1, once the plans sent so far
-        # are executed. -1: none, where it does not run or the model has no recurrent state.
+        # Written by StateMemory. The slot's state is that after positions 0 .. num_planned-1, once the plans sent so far
+        # are executed, and what they accept of drafts. -1: none, where it does not run or the model has no recurrent state.
         self.state_slot: int = -1
 
         # Written by WindowMemory, of a model whose windowed layers have a KV pool of their own: that pool's slots of
@@ -177,6 +179,9 @@ class Request:
         # Written by ScheduledStep as rows are planned.
         self.announced: bool = False  # its NewSeq is in a plan already sent
         self.first_planned_at: float | None = None  # seconds, when the first chunk was planned
+        # Of rows with drafts; KvMemory zeroes both as it takes the slots.
+        self.spare: int = 0  # slots beyond num_planned
+        self.pending_drafts: int = 0  # that its rows in flight may accept
 
         # Written by AdmissionPolicy; see OutputHistory.predict.
         self.quantile: float = 0.0
@@ -229,8 +234,18 @@ class Request:
     def next_position(self) -> int:
         """Of its next row; of its next rows, where it is a beam search."""
         if self.beams is None or not self.beams.search.length:
-            return len(self.slots)
+            return self.num_planned
         return self.beams.position + (not self.beams.is_due)
+
+    @property
+    def num_planned(self) -> int:
+        """Positions that the plans sent so far compute for certain, where none of their rows' drafts is accepted."""
+        return len(self.slots) - self.spare
+
+    @property
+    def lacks_slot(self) -> bool:
+        """Its next row needs a KV slot: its rows in flight may fill all that it has."""
+        return self.spare == self.pending_drafts
 
     @property
     def prompt_left(self) -> int:
@@ -245,7 +260,7 @@ class Request:
     @property
     def need(self) -> int:
         """KV slots that it may still take."""
-        return self.max_kv - len(self.slots)
+        return self.max_kv - self.num_planned
 
     @property
     def reuse_limit(self) -> int:

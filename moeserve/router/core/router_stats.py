@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.pages import TierCounts
 from moeserve.messages.schema import HistogramCounts, LoadReport
+from moeserve.messages.steps import Accepted
 from moeserve.router.core.memory.kv_memory import KvMemory
 from moeserve.router.core.running_batch import RunningBatch
 from moeserve.router.core.scheduled_step import ScheduledStep
@@ -47,6 +48,9 @@ class RouterStats:
         self.expert_cache = ExpertCacheCounts()
         self.engine_losses = 0
         self.continued = 0
+        self.drafts = 0  # rows with drafted tokens
+        self.draft_tokens = 0
+        self.accepted_draft_tokens = 0
         self.beam_searches = 0
         self.beam_rows = 0
         self.beam_forks = 0
@@ -61,6 +65,13 @@ class RouterStats:
         (self._mixed_ms if scheduled.prompt_tokens else self._decode_ms).add(compute_ms)
         if scheduled.continues:
             self._idle_ms.add(idle_ms)
+
+    def accepted(self, accepted: Accepted | None) -> None:
+        """Of a row that may have had drafts."""
+        if accepted is not None:
+            self.drafts += 1
+            self.draft_tokens += accepted.drafted
+            self.accepted_draft_tokens += len(accepted.token_ids)
 
     def report(
         self, batch: RunningBatch, waiting: WaitingQueue, memory: KvMemory, adapters: Counter[str]
@@ -93,6 +104,9 @@ class RouterStats:
             **_of_windows(memory),
             engine_losses=self.engine_losses,
             continued=self.continued,
+            drafts=self.drafts,
+            draft_tokens=self.draft_tokens,
+            accepted_draft_tokens=self.accepted_draft_tokens,
             beam_searches=self.beam_searches,
             beam_rows=self.beam_rows,
             beam_forks=self.beam_forks,

@@ -31,6 +31,7 @@ from moeserve.messages.schema import (
 )
 from moeserve.messages.steps import MeasuredStep, Sampled, StepPlan, StepResult
 from moeserve.router.core.beams.beam_searches import BeamSearches
+from moeserve.router.core.drafted_runs import accept_runs, settle
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.kv_memory import KvMemory
 from moeserve.router.core.outbox import Outbox, RouterMessage
@@ -166,6 +167,8 @@ class Scheduler:
         if not scheduled.rows:
             return
         # A step that compiled kernels says nothing about the cost of the next one.
+        if scheduled.num_draft_rows:
+            settle(scheduled, result.sampled)
         self._planner.finished(scheduled, 0.0 if result.kernels_compiled else result.compute_ms)
         self._stats.kernels_compiled += result.kernels_compiled
         if result.expert_cache is not None:
@@ -177,7 +180,12 @@ class Scheduler:
             owner, row = scheduled.owners[index], scheduled.rows[index]
             self._out.emit_prompt_logprobs(owner, row.start, logprobs)
         self._out.emit_progress(scheduled.chunks(), now)
-        self._accept_tokens(scheduled.sampling, result.sampled, now)
+        runs = scheduled.num_draft_rows
+        if runs:
+            owners, sampled = scheduled.sampling[:runs], result.sampled[:runs]
+            for request, entry in accept_runs(owners, sampled, now, self._out, self._stats):
+                self._accept_last(request, entry, now)
+        self._accept_tokens(scheduled.sampling[runs:], result.sampled[runs:], now)
         for request, place in scheduled.searches.items():
             self._advance_search(request, result.sampled[place.start : place.stop], now)
         for request in scheduled.silent_ends:
