@@ -19,7 +19,7 @@ from typing import Any
 
 from moeserve import __version__
 from moeserve.cli import model_hints
-from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, env_name
+from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, drafts_of, env_name
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
 from moeserve.models.adapters.modules import resolve_directory, resolve_modules
@@ -97,7 +97,12 @@ def read_options(given: Mapping[str, str | list[str] | None], environment: Mappi
             values[option.name] = tuple(_read(option, one, source) for one in text)
         elif text is not None:
             values[option.name] = _read(option, text, source)
-    return ServerConfig(**values)
+    config = ServerConfig(**values)
+    try:
+        drafts_of(config)
+    except ValueError as error:
+        raise ConfigError(f"--speculative-config: {error}") from error
+    return config
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:

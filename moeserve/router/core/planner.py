@@ -24,7 +24,6 @@ from moeserve.router.core.running_batch import RunningBatch
 from moeserve.router.core.scheduled_step import ScheduledStep
 from moeserve.router.core.waiting_queue import WaitingQueue
 
-
 DRAFTED_STEP = 0.1  # of the moving average of a step's share
 
 

@@ -166,8 +166,9 @@ class Request:
         self.tiers_were_asked: bool = False  # whether pages in RAM or on disk continue it, since it waits
         self.tier_tokens: dict[Tier, int] = {}  # loaded for it
 
-        # Written by StateMemory. The slot's state is that after positions 0 .. num_planned-1, once the plans sent so far
-        # are executed, and what they accept of drafts. -1: none, where it does not run or the model has no recurrent state.
+        # Written by StateMemory. The slot's state is that after positions 0 .. num_planned-1, once the plans sent so
+        # far are executed, and after the drafts that they accept. -1: none, where it does not run or the model has no
+        # recurrent state.
         self.state_slot: int = -1
 
         # Written by WindowMemory, of a model whose windowed layers have a KV pool of their own: that pool's slots of
