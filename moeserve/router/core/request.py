@@ -249,6 +249,11 @@ class Request:
         return self.spare == self.pending_drafts
 
     @property
+    def has_stopped(self) -> bool:
+        """Its last token is one that ends it."""
+        return self.tokens[-1] in self.stop_ids and self.num_output > self.sampling.min_tokens
+
+    @property
     def prompt_left(self) -> int:
         """Known tokens whose KV is not planned yet. After a preemption they include output tokens."""
         return self.target - len(self.slots)

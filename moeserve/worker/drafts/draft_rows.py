@@ -50,7 +50,9 @@ class DraftRows:
         if sequences.has_window_slots:
             sequences.window_slots[slot, granted:end] = np.frombuffer(row.window_slots, np.int32)
         length = self.length[slot]
-        draft = self._drafter.draft(slot, length, row.count - 1)
+        # A request that has ended has one more row at most: its state must stay as it is, as a snapshot.
+        has_ended = int(sequences.tokens[slot, length - 1]) in self.stop_ids[slot]
+        draft = self._drafter.draft(slot, length, 0 if has_ended else row.count - 1)
         num = len(draft)
         sequences.tokens[slot, length : length + num] = draft
         start, stop = length - 1, length + num

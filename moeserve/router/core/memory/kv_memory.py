@@ -220,7 +220,9 @@ class KvMemory:
         self._stop_beams(request)
         num_planned = request.num_planned
         begin, end = request.num_shared, min(num_planned, len(request.tokens))
-        # Its last row may have consumed a token whose value never became known: such a state is of no use.
+        # Its last row may have consumed a token whose value never became known: such a state is of no use. Nor is one
+        # that a row in flight moves on by drafts, which none does behind a stop token.
+        is_still = request.pending_drafts == 0 or request.has_stopped
         last: Node | None = None
         if request.node is None:
             begin = end = 0
@@ -232,7 +234,7 @@ class KvMemory:
             surplus, last = self._tree.release(request.node, tokens, slots)
             self._pool.free(surplus)
         if self._is_recurrent:
-            is_known = 0 < num_planned == end and not has_moved
+            is_known = 0 < num_planned == end and not has_moved and is_still
             self._leave_state(request, last if is_known else None, kind)
         if self.windows is not None:
             self.windows.leave(request, last, end, kind)
