@@ -305,7 +305,9 @@ def test_crowded_lives_with_drafts(seeds: range) -> None:
     assert sum(report.preemptions > 0 for report in reports) > 0.1 * len(seeds)
     assert sum(report.cached_tokens > 0 for report in reports) > 0.4 * len(seeds)
     assert sum(report.accepted_draft_tokens > 10 for report in reports) > 0.5 * len(seeds)
-    assert sum(report.draft_tokens - report.accepted_draft_tokens > 10 for report in reports) > 0.5 * len(seeds)
+    assert sum(report.draft_tokens - report.accepted_draft_tokens > 10 for report in reports) > 0.5 * len(
+        seeds
+    )
 
 
 def tiers_of(seed: int, faults: float) -> VirtualTiers:
