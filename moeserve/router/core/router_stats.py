@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.pages import TierCounts
 from moeserve.messages.schema import HistogramCounts, LoadReport
-from moeserve.messages.steps import Accepted
-from moeserve.router.core.memory.kv_memory import KvMemory
-from moeserve.router.core.running_batch import RunningBatch
-from moeserve.router.core.scheduled_step import ScheduledStep
-from moeserve.router.core.waiting_queue import WaitingQueue
+from moeserve.messages.steps import Sampled
+from moeserve.router.core.batch.running_batch import RunningBatch
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
+from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.steps.scheduled_step import ScheduledStep
 
 STEP_BUCKETS_MS = (1, 2, 5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10000)
 IDLE_BUCKETS_MS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000)
@@ -66,12 +66,13 @@ class RouterStats:
         if scheduled.continues:
             self._idle_ms.add(idle_ms)
 
-    def accepted(self, accepted: Accepted | None) -> None:
-        """Of a row that may have had drafts."""
-        if accepted is not None:
-            self.drafts += 1
-            self.draft_tokens += accepted.drafted
-            self.accepted_draft_tokens += len(accepted.token_ids)
+    def observe_drafts(self, sampled: Iterable[Sampled]) -> None:
+        """The entries of rows that may have had drafts."""
+        for entry in sampled:
+            if entry.accepted is not None:
+                self.drafts += 1
+                self.draft_tokens += entry.accepted.drafted
+                self.accepted_draft_tokens += len(entry.accepted.token_ids)
 
     def report(
         self, batch: RunningBatch, waiting: WaitingQueue, memory: KvMemory, adapters: Counter[str]

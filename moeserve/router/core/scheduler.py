@@ -30,13 +30,12 @@ from moeserve.messages.schema import (
     TokensItem,
 )
 from moeserve.messages.steps import MeasuredStep, Sampled, StepPlan, StepResult
-from moeserve.router.core.beams.beam_searches import BeamSearches
-from moeserve.router.core.drafted_runs import accept_runs, settle
+from moeserve.router.core.batch.beam_searches import BeamSearches
+from moeserve.router.core.batch.running_batch import RunningBatch
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
+from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.memory.kv_memory import KvMemory
-from moeserve.router.core.outbox import Outbox, RouterMessage
 from moeserve.router.core.planner import Planner
-from moeserve.router.core.plans_in_flight import PlansInFlight
 from moeserve.router.core.policy.back_pressure import BackPressure
 from moeserve.router.core.policy.crash_blame import CrashBlame
 from moeserve.router.core.policy.fair_share import FairShare
@@ -44,9 +43,10 @@ from moeserve.router.core.policy.grammar_turns import GrammarTurns
 from moeserve.router.core.policy.step_cost import StepCost, StepShape, chunk_context
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.router_stats import RouterStats
-from moeserve.router.core.running_batch import RunningBatch
-from moeserve.router.core.sent_grammars import SentGrammars
-from moeserve.router.core.waiting_queue import WaitingQueue
+from moeserve.router.core.steps.drafted_runs import accept_runs, settle
+from moeserve.router.core.steps.outbox import Outbox, RouterMessage
+from moeserve.router.core.steps.plans_in_flight import PlansInFlight
+from moeserve.router.core.steps.sent_grammars import SentGrammars
 
 NOT_FINITE = "the model produced non-finite logits for this request"
 
@@ -169,6 +169,7 @@ class Scheduler:
         # A step that compiled kernels says nothing about the cost of the next one.
         if scheduled.num_draft_rows:
             settle(scheduled, result.sampled)
+            self._stats.observe_drafts(result.sampled[: scheduled.num_draft_rows])
         self._planner.finished(scheduled, 0.0 if result.kernels_compiled else result.compute_ms)
         self._stats.kernels_compiled += result.kernels_compiled
         if result.expert_cache is not None:
@@ -183,7 +184,10 @@ class Scheduler:
         runs = scheduled.num_draft_rows
         if runs:
             owners, sampled = scheduled.sampling[:runs], result.sampled[:runs]
-            for request, entry in accept_runs(owners, sampled, now, self._out, self._stats):
+            items, ended = accept_runs(owners, sampled, now)
+            self._stats.generation_tokens += sum(len(item.token_ids) for item in items)
+            self._out.emit(items)
+            for request, entry in ended:
                 self._accept_last(request, entry, now)
         self._accept_tokens(scheduled.sampling[runs:], result.sampled[runs:], now)
         for request, place in scheduled.searches.items():

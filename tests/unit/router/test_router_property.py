@@ -297,7 +297,7 @@ def test_crowded_lives_of_models_with_recurrent_state(seeds: range) -> None:
 
 @CROWDED
 def test_crowded_lives_with_drafts(seeds: range) -> None:
-    """The worker asserts that each row has slots for all of its positions, and that what it reads are committed ones."""
+    """The worker asserts that each row has slots for all of its positions, and reads what is committed."""
     reports = []
     for seed in seeds:
         life = crowded_life(seed, 0.4 * (seed % 4 == 0), recurrent=seed % 2 == 0, max_drafts=1 + seed % 5)

@@ -20,11 +20,9 @@ from collections.abc import Sequence
 
 from moeserve.messages.schema import TokensItem
 from moeserve.messages.steps import CONTINUES, Row, Sampled
-from moeserve.router.core.memory.kv_memory import KvMemory
-from moeserve.router.core.outbox import Outbox
+from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.request import Request, State
-from moeserve.router.core.router_stats import RouterStats
-from moeserve.router.core.scheduled_step import ScheduledStep
+from moeserve.router.core.steps.scheduled_step import ScheduledStep
 
 
 def add_draft_rows(
@@ -78,16 +76,15 @@ def settle(step: ScheduledStep, sampled: Sequence[Sampled]) -> None:
 
 
 def accept_runs(
-    owners: Sequence[Request], sampled: Sequence[Sampled], now: float, out: Outbox, stats: RouterStats
-) -> list[tuple[Request, Sampled]]:
-    """Appends what a step has sampled for rows that may have drafts: one or more tokens each. Returns the requests that
-    end, with the entry that ends them: as without drafts, the first token that may."""
+    owners: Sequence[Request], sampled: Sequence[Sampled], now: float
+) -> tuple[list[TokensItem], list[tuple[Request, Sampled]]]:
+    """Appends what a step has sampled for rows that may have drafts: one or more tokens each. Returns what of it is to be
+    sent, and the requests that end, with the entry that ends them: as without drafts, the first token that may."""
     items: list[TokensItem] = []
     ended: list[tuple[Request, Sampled]] = []
     for request, entry in zip(owners, sampled, strict=True):
         if request.state is State.FINISHED:
             continue
-        stats.accepted(entry.accepted)
         run = _run(entry)
         last = next((at for at, one in enumerate(run) if _ends(request, one.token_id, at)), len(run))
         if last < len(run):
@@ -98,10 +95,8 @@ def accept_runs(
             request.last_token_at = now
             request.num_output += last
             request.tokens.extend(tokens)
-            stats.generation_tokens += last
             items.append(TokensItem(request.id, tokens, logprobs or None))
-    out.emit(items)
-    return ended
+    return items, ended
 
 
 def _run(entry: Sampled) -> list[Sampled]:
