@@ -13,6 +13,7 @@ _TOTALS: Final = (
     *("prompt_tokens", "generation_tokens", "cached_tokens", "repeated_tokens"),
     *("preemptions", "aborts", "steps", "kernels_compiled"),
     *("state_snapshot_hits", "state_snapshot_evictions", "engine_losses", "continued"),
+    *("drafts", "draft_tokens", "accepted_draft_tokens"),
     *("beam_searches", "beam_rows", "beam_forks", "beam_restarts"),
 )
 _HISTOGRAMS: Final = ("decode_step_ms", "prefill_step_ms", "idle_ms")

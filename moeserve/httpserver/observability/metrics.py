@@ -108,6 +108,13 @@ _COUNTERS: Final = (
         "Workers, routers and detokenizers that crashed or hung and were replaced.",
     ),
     ("continued", "requests_continued", "Requests that went on after such a loss."),
+    ("drafts", "spec_decode_num_drafts", "Rows of a step whose last tokens were drafted."),
+    ("draft_tokens", "spec_decode_num_draft_tokens", "Tokens drafted."),
+    (
+        "accepted_draft_tokens",
+        "spec_decode_num_accepted_tokens",
+        "Drafted tokens that were what the model would have said.",
+    ),
     ("beam_searches", "beam_searches", "Beam searches that ended with their answers."),
     ("beam_rows", "beam_rows", "Tokens computed for beams, those of beams that were given up included."),
     ("beam_forks", "beam_forks", "Beams that went on in one more way, without a copy of their KV."),
@@ -238,6 +245,13 @@ class _RouterCollector(Collector):
         for name, text, value in (
             ("prefix_cache_queries", "As moeserve:prefix_cache_queries.", load.prompt_tokens),
             ("prefix_cache_hits", "As moeserve:prefix_cache_hits.", load.cached_tokens),
+            ("spec_decode_num_drafts", "As moeserve:spec_decode_num_drafts.", load.drafts),
+            ("spec_decode_num_draft_tokens", "As moeserve:spec_decode_num_draft_tokens.", load.draft_tokens),
+            (
+                "spec_decode_num_accepted_tokens",
+                "As moeserve:spec_decode_num_accepted_tokens.",
+                load.accepted_draft_tokens,
+            ),
         ):
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
             counter.add_metric(labels, value)

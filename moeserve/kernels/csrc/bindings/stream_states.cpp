@@ -42,7 +42,7 @@ StateSequences state_sequences(nb::handle row, nb::handle count, nb::handle slot
 }
 
 // Where the drafts of sequences are kept, in consecutive records.
-PendingStates pending_states(Tensor pending, const DeltaHeads& heads, int num, const int32_t* drafts,
+PendingStates pending_states(nb::handle pending, const DeltaHeads& heads, int num, const int32_t* drafts,
                              const int32_t* first) {
   const TensorArg all = tensor_arg(pending, "pending", Element::kFloat32);
   if (all.cols != PendingStates::values(heads)) reject("pending", "records of another size wanted");

@@ -78,7 +78,7 @@ def settle(step: ScheduledStep, sampled: Sequence[Sampled]) -> None:
 def accept_runs(
     owners: Sequence[Request], sampled: Sequence[Sampled], now: float
 ) -> tuple[list[TokensItem], list[tuple[Request, Sampled]]]:
-    """Appends what a step has sampled for rows that may have drafts: one or more tokens each. Returns what of it is to be
+    """Appends what a step has sampled for rows that may have drafts: one or more tokens each. Returns what of it is
     sent, and the requests that end, with the entry that ends them: as without drafts, the first token that may."""
     items: list[TokensItem] = []
     ended: list[tuple[Request, Sampled]] = []
