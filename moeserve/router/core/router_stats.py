@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.pages import TierCounts
 from moeserve.messages.schema import HistogramCounts, LoadReport
-from moeserve.messages.steps import Sampled
+from moeserve.messages.steps import StepResult
 from moeserve.router.core.batch.running_batch import RunningBatch
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.kv_memory import KvMemory
@@ -58,17 +58,17 @@ class RouterStats:
         self._mixed_ms = Histogram(STEP_BUCKETS_MS)
         self._idle_ms = Histogram(IDLE_BUCKETS_MS)
 
-    def observe_step(self, scheduled: ScheduledStep, compute_ms: float, idle_ms: float) -> None:
+    def observe_step(self, scheduled: ScheduledStep, result: StepResult) -> None:
         self.steps += 1
+        self.kernels_compiled += result.kernels_compiled
+        if result.expert_cache is not None:
+            self.expert_cache = self.expert_cache.plus(result.expert_cache)
         self.prompt_tokens += scheduled.fresh_tokens
         self.repeated_tokens += scheduled.repeated_tokens
-        (self._mixed_ms if scheduled.prompt_tokens else self._decode_ms).add(compute_ms)
+        (self._mixed_ms if scheduled.prompt_tokens else self._decode_ms).add(result.compute_ms)
         if scheduled.continues:
-            self._idle_ms.add(idle_ms)
-
-    def observe_drafts(self, sampled: Iterable[Sampled]) -> None:
-        """The entries of rows that may have had drafts."""
-        for entry in sampled:
+            self._idle_ms.add(result.idle_ms)
+        for entry in result.sampled[: scheduled.num_draft_rows]:
             if entry.accepted is not None:
                 self.drafts += 1
                 self.draft_tokens += entry.accepted.drafted

@@ -24,6 +24,8 @@ from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.steps.scheduled_step import ScheduledStep
 
+Ended = list[tuple[Request, Sampled]]  # requests, and the entry that ends each
+
 
 def add_draft_rows(
     step: ScheduledStep, requests: Sequence[Request], memory: KvMemory, most: int, budget: int
@@ -77,11 +79,11 @@ def settle(step: ScheduledStep, sampled: Sequence[Sampled]) -> None:
 
 def accept_runs(
     owners: Sequence[Request], sampled: Sequence[Sampled], now: float
-) -> tuple[list[TokensItem], list[tuple[Request, Sampled]]]:
+) -> tuple[list[TokensItem], Ended]:
     """Appends what a step has sampled for rows that may have drafts: one or more tokens each. Returns what of it is
     sent, and the requests that end, with the entry that ends them: as without drafts, the first token that may."""
     items: list[TokensItem] = []
-    ended: list[tuple[Request, Sampled]] = []
+    ended: Ended = []
     for request, entry in zip(owners, sampled, strict=True):
         if request.state is State.FINISHED:
             continue
