@@ -97,12 +97,7 @@ def read_options(given: Mapping[str, str | list[str] | None], environment: Mappi
             values[option.name] = tuple(_read(option, one, source) for one in text)
         elif text is not None:
             values[option.name] = _read(option, text, source)
-    config = ServerConfig(**values)
-    try:
-        drafts_of(config)
-    except ValueError as error:
-        raise ConfigError(f"--speculative-config: {error}") from error
-    return config
+    return ServerConfig(**values)
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
@@ -166,10 +161,18 @@ def _help(option: dataclasses.Field[Any]) -> str:
 # ---------------------------------------------------------------- defaults that need the machine
 
 
+def _check_drafts(config: ServerConfig) -> None:
+    try:
+        drafts_of(config)
+    except ValueError as error:
+        raise ConfigError(f"--speculative-config: {error}") from error
+
+
 def resolve(config: ServerConfig) -> ServerConfig:
     """Fills in what depends on the file system and the CPU: absolute paths, the model's name in the API, the
     number of threads, the traces' whole URL. A model that is named and not here is downloaded. Raises ConfigError, or
     another UserError, when it cannot be had."""
+    _check_drafts(config)
     model, api_name = _find(config.model) if config.model else _local(demonstration_model())
     names = config.served_model_name or api_name
     return dataclasses.replace(

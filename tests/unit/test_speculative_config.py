@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from moeserve.cli.command_line import read_options
+from moeserve.cli.command_line import read_options, resolve
 from moeserve.config import NgramDrafts, drafts_of
 from moeserve.errors import ConfigError
 
 
 def read(value: str) -> NgramDrafts | None:
-    return drafts_of(read_options({"speculative_config": value}, {}))
+    return drafts_of(resolve(read_options({"speculative_config": value}, {})))
 
 
 def test_off_by_default() -> None:
