@@ -57,7 +57,7 @@ def counts(server: Server) -> dict[str, float]:
 def compare(off: Server, on: Server, texts: list[list[int]], length: int, rounds: int) -> str:
     """A row of the table."""
     speeds: dict[Server, list[float]] = {off: [], on: []}
-    expected: list[list[str]] = []
+    expected: list[list[list[str]]] = []
     for server in (off, on):  # their prompts are cached then
         expected.append(asyncio.run(answers(server, texts, length))[0])
     if expected[0] != expected[1]:

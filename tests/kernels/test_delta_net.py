@@ -170,7 +170,7 @@ def test_drafts_move_no_state_until_they_are_accepted(isa: str, heads: DeltaHead
     whole = Layer(stream_of(isa, 1), heads)
     expected = whole.step(texts, [0, 2], merged=merged)
     layer, rng = Layer(stream_of(isa, 3), heads), random.Random(5)
-    at, got = 0, [[], []]
+    at, got = 0, list[list[torch.Tensor]](([], []))
     while at < 60:
         moved = min(rng.randint(0, 3), 59 - at)
         rejected = [rng.randint(0, 2), rng.randint(0, 2)]

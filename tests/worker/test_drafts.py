@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -114,7 +114,7 @@ def serve(
 
 
 def asked(
-    count: int, vocab: int, *, temperature: float = 0.0, length: int = 48, **sampling: object
+    count: int, vocab: int, *, temperature: float = 0.0, length: int = 48, **sampling: Any
 ) -> list[GenerateRequest]:
     """Prompts that repeat themselves; each other one shares a beginning with the one before."""
     rng = random.Random(3)
@@ -124,7 +124,7 @@ def asked(
         prompt = (phrase * 8)[: length - 4] + [rng.randrange(3, vocab) for _ in range(4)]
         message = request(id, prompt, ANSWER)
         params = SamplingParams(
-            **({"max_tokens": ANSWER, "temperature": temperature, "seed": id, "logprobs": 2} | sampling)  # type: ignore[arg-type]
+            **({"max_tokens": ANSWER, "temperature": temperature, "seed": id, "logprobs": 2} | sampling)
         )
         messages.append(msgspec.structs.replace(message, sampling=params))
     return messages
@@ -199,7 +199,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("sampling", PARAMETERS.values(), ids=PARAMETERS)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_parameters(runner: Runner, plain: Runner, sampling: dict[str, object], temperature: float) -> None:
+def test_parameters(runner: Runner, plain: Runner, sampling: dict[str, Any], temperature: float) -> None:
     requests = asked(4, runner.ready().vocab_size, temperature=temperature, **sampling)
     expected, _ = serve(plain, requests, 0)
     foresee(runner, whole_texts(requests, expected), 0.8)

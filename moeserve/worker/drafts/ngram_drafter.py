@@ -64,7 +64,8 @@ class NgramDrafter:
             return _NOTHING
         # What repeats with a period shorter than the draft goes on to do so.
         period = length - 1 - best
-        return text[best + 1 + np.arange(most) % period]
+        draft: Int32s = text[best + 1 + np.arange(most) % period]
+        return draft
 
     def _agreeing(self, text: Int32s, place: int, last: int) -> int:
         """How many tokens up to `place` are the same as up to `last`, at most `longest`."""

@@ -94,7 +94,7 @@ class RunSampler:
 
     def _sample_group(self, group: _Group, computed_s: float, found: SampledRuns) -> list[Sampled]:
         rounds = range(int(group.depth.max()))
-        deep = [np.flatnonzero(group.depth > number) for number in rounds]
+        deep = [np.flatnonzero(group.depth > number).astype(np.int32) for number in rounds]
         logits = self._engine.logits_of(
             np.concatenate([group.first[members] + number for number, members in enumerate(deep)])
         )

@@ -106,8 +106,9 @@ def _run(entry: Sampled) -> list[Sampled]:
     accepted = entry.accepted
     if accepted is None:
         return [entry]
-    logprobs = accepted.logprobs or [None] * len(accepted.token_ids)
-    return [entry, *map(Sampled, accepted.token_ids, logprobs)]
+    if accepted.logprobs is None:
+        return [entry, *map(Sampled, accepted.token_ids)]
+    return [entry, *map(Sampled, accepted.token_ids, accepted.logprobs)]
 
 
 def _ends(request: Request, token_id: int, ahead: int) -> bool:
