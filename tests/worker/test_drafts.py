@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from moeserve.messages.load import LoadReport
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import GenerateRequest, LoadReport, TokensItem
+from moeserve.messages.schema import GenerateRequest, TokensItem
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.snapshot_points import BorderSpacing
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner, load_cpu_model
