@@ -23,11 +23,13 @@ MODEL_FILES = {
     "moeserve.models.errors",
     "moeserve.models.sources.gguf",
     "moeserve.models.sources.huggingface",
+    "moeserve.models.sources.model_files",
     "moeserve.models.sources.splits",
     "moeserve.models.sources.regular_file",
     "moeserve.models.sources.source",
     "moeserve.models.interface",
     "moeserve.models.latent",
+    "moeserve.models.neutral_settings",
     "moeserve.models.open",
     "moeserve.models.registry",
     "moeserve.models.qwen_hybrid",
@@ -146,6 +148,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.sources.gguf": {
         "moeserve.errors",
         "moeserve.models.errors",
+        "moeserve.models.sources.model_files",
         "moeserve.models.sources.regular_file",
         "moeserve.quantization",
     },
@@ -164,9 +167,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.latent",
         "moeserve.models.sources.gguf",
     },
+    "moeserve.models.sources.model_files": set(),
+    "moeserve.models.neutral_settings": set(),
     "moeserve.models.shape_reader": READERS
     | {
         "moeserve.models.interface",
+        "moeserve.models.neutral_settings",
         "moeserve.models.tensors",
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.routing.options",
@@ -237,7 +243,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.remote",
     },
     "moeserve.remote.host": FRAME | {"moeserve.launcher", "moeserve.remote"},
-    "moeserve.hub": {"moeserve.errors", "moeserve.models.sources.huggingface", "moeserve.models.registry"},
+    "moeserve.hub": {
+        "moeserve.errors",
+        "moeserve.models.sources.huggingface",
+        "moeserve.models.sources.model_files",
+        "moeserve.models.registry",
+    },
     "moeserve.worker": FRAME
     | {
         "moeserve.kv",
