@@ -125,9 +125,8 @@ def _minus_signs(book: Codebook, b: Bytes) -> npt.NDArray[np.bool_]:
     """[blocks, groups, eights, 8 columns]."""
     assert book.word is not None
     word = book.word.of(b, 4).astype(np.uint32)
-    if book.signs == Signs.BYTES:
-        signs = word
-    else:
+    signs: npt.NDArray[Any] = word
+    if book.signs != Signs.BYTES:
         joined = (word << np.array([0, 8, 16, 24], np.uint32)).sum(-1, dtype=np.uint32)[..., None]
         sevens = (
             joined >> np.array([0, 7, 14, 21], np.uint32) & 127 if book.signs == Signs.PACKED_7 else word >> 1

@@ -31,7 +31,7 @@ def models() -> list[Path]:
 
 
 each_model = pytest.mark.parametrize("model", models(), ids=lambda model: model.stem)
-# Its dense matrices are Q8_0, which leaves the error to the activations; both engines round these alike. See test_families.
+# Its dense matrices are Q8_0: the error is the activations', which both engines round alike. See test_families.
 MISSED = pytest.mark.xfail(reason="1.00 and 1.06 times llama.cpp's median KL: another draw", strict=False)
 JUDGED = [pytest.param(m, marks=MISSED) if m.stem.endswith("nvfp4") else m for m in models()]
 

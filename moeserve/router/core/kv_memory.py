@@ -26,6 +26,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from moeserve.messages.kv_events import KvEvent
+from moeserve.messages.load import LoadReport
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.block_log import BlockLog
@@ -47,6 +48,7 @@ class KvMemory:
     def __init__(
         self,
         num_slots: int,
+        totals: LoadReport,
         *,
         reuse: bool = True,
         isolate_tenants: bool = False,
@@ -65,7 +67,7 @@ class KvMemory:
         self._pool = TokenPool(num_slots)
         self._log = None if event_block_size is None else BlockLog(event_block_size)
         self._tree = RadixCache(recurrent=num_state_slots > 0 or num_window_slots > 0, log=self._log)
-        self.states = StateMemory(num_state_slots, self._tree)
+        self.states = StateMemory(num_state_slots, self._tree, totals)
         spacing = replace(border_spacing, align=1 if tiers is None else tiers.page_tokens)
         self._taker = SnapshotTaker(self._tree, self.states, spacing)
         self._is_recurrent = num_state_slots > 0
@@ -73,20 +75,21 @@ class KvMemory:
         if num_window_slots:
             assert not self._is_recurrent
             assert tiers is None
-            self.windows = WindowMemory(num_window_slots, window, self._tree, border_spacing)
+            self.windows = WindowMemory(num_window_slots, window, self._tree, border_spacing, totals)
         self._reuse = reuse
         self._isolate = isolate_tenants
         self.tiers: PageTiers | None = None
         if tiers is not None and reuse:
             states = self.states if self._is_recurrent else None
             self.tiers = PageTiers(
-                tiers, self._tree, states, self.take, self._pool.free, lambda: self.available
+                tiers, self._tree, states, self.take, self._pool.free, lambda: self.available, totals
             )
 
     @classmethod
-    def within(cls, limits: Limits) -> KvMemory:
+    def within(cls, limits: Limits, totals: LoadReport) -> KvMemory:
         return cls(
             limits.num_kv_slots,
+            totals,
             reuse=limits.reuse_prefixes,
             isolate_tenants=limits.isolate_tenants,
             num_state_slots=limits.num_state_slots,

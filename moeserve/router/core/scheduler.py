@@ -19,12 +19,12 @@ from collections import Counter
 from msgspec.structs import replace
 
 from moeserve.messages.kv_events import KvEvent
+from moeserve.messages.load import LoadReport
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
     DetokenizeEnd,
     DetokenizeStart,
     GenerateRequest,
-    LoadReport,
     RequestError,
     StopHit,
     TokensItem,
@@ -42,7 +42,7 @@ from moeserve.router.core.policy.fair_share import FairShare
 from moeserve.router.core.policy.grammar_turns import GrammarTurns
 from moeserve.router.core.policy.step_cost import StepCost, StepShape, chunk_context
 from moeserve.router.core.request import Request, State
-from moeserve.router.core.router_stats import RouterStats
+from moeserve.router.core.router_stats import load_report, observe_step
 from moeserve.router.core.steps.outbox import Outbox, RouterMessage
 from moeserve.router.core.steps.plans_in_flight import PlansInFlight
 from moeserve.router.core.steps.sent_grammars import SentGrammars
@@ -60,9 +60,10 @@ class Scheduler:
         self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
         self._adapters = Counter[str]()  # open requests by adapter; without those of the model itself
         self._grammars = SentGrammars()
+        self._totals = LoadReport()
         self._waiting = WaitingQueue()
-        self._memory = KvMemory.within(limits)
-        self._batch = RunningBatch(limits, self._memory, self._waiting)
+        self._memory = KvMemory.within(limits, self._totals)
+        self._batch = RunningBatch(limits, self._memory, self._waiting, self._totals)
         self._history = self._batch.admission.history
         self._blame = CrashBlame()
         self._shares = FairShare()
@@ -76,8 +77,7 @@ class Scheduler:
         )
         self._in_flight = PlansInFlight()
         self._out = Outbox()
-        self._stats = RouterStats()
-        self._searches = BeamSearches(self._memory, self._stats)
+        self._searches = BeamSearches(self._memory, self._totals)
 
     def learn(self, measured: list[MeasuredStep]) -> None:
         """What steps cost, before the first one: the worker has measured some at its start."""
@@ -131,7 +131,7 @@ class Scheduler:
             return
         ids = request.answer_ids
         self._release(request)
-        self._stats.aborts += 1
+        self._totals.aborts += 1
         self._out.put(DetokenizeEnd(id=one) for one in ids)
 
     def abort_before(self, first_id: int) -> None:
@@ -167,10 +167,10 @@ class Scheduler:
             return
         # A step that compiled kernels says nothing about the cost of the next one.
         self._planner.finished(scheduled, 0.0 if result.kernels_compiled else result.compute_ms)
-        self._stats.kernels_compiled += result.kernels_compiled
+        self._totals.kernels_compiled += result.kernels_compiled
         if result.expert_cache is not None:
-            self._stats.expert_cache = self._stats.expert_cache.plus(result.expert_cache)
-        self._stats.observe_step(scheduled, result.compute_ms, result.idle_ms)
+            self._totals.expert_cache = self._totals.expert_cache.plus(result.expert_cache)
+        observe_step(self._totals, scheduled, result.compute_ms, result.idle_ms)
         late = [index for index in range(len(scheduled.sampling)) if result.sampled[index].late]
         self._turns.observe(scheduled.sampling, result.mask_ms, result.compute_ms, late)
         for index, logprobs in result.prompt_logprobs.items():
@@ -191,11 +191,11 @@ class Scheduler:
         self._in_flight.clear()
         self._grammars.worker_lost()
         self._has_worker = False
-        self._stats.engine_losses += 1
+        self._totals.engine_losses += 1
         running = list(self._batch.running.values())
         self._batch.lose_kv()
         if go_on:
-            self._stats.continued += len(running)
+            self._totals.continued += len(running)
             return
         for request in running:
             self._fail(request, 500, f"the engine crashed: {cause}")
@@ -257,7 +257,7 @@ class Scheduler:
         return self._memory.take_events()
 
     def load_report(self) -> LoadReport:
-        return self._stats.report(self._batch, self._waiting, self._memory, self._adapters)
+        return load_report(self._totals, self._batch, self._waiting, self._memory, self._adapters)
 
     @property
     def last_planned(self) -> int:
@@ -306,7 +306,7 @@ class Scheduler:
             request.last_token_at = now
             request.num_output = count + 1
             request.tokens.append(token_id)
-        self._stats.generation_tokens += len(items)
+        self._totals.generation_tokens += len(items)
         self._out.emit(items)
         for request, entry in ended:
             self._accept_last(request, entry, now)
@@ -322,7 +322,7 @@ class Scheduler:
         if entry.token_id < 0:
             return
         is_stop = entry.token_id in request.stop_ids and request.num_output >= request.sampling.min_tokens
-        self._stats.generation_tokens += 1
+        self._totals.generation_tokens += 1
         request.first_token_at = request.first_token_at or now
         request.last_token_at = now
         request.num_output += 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from moeserve.messages.load import LoadReport
 from moeserve.router.core.batch.admission import AdmissionPolicy
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.kv_memory import KvMemory
@@ -28,7 +29,7 @@ MOST_STEPS_POSTPONED = 32
 class RunningBatch:
     """The only writer of a request's `state`, `req_slot`, `target` and the fields that `Request` lists with them."""
 
-    def __init__(self, limits: Limits, memory: KvMemory, waiting: WaitingQueue) -> None:
+    def __init__(self, limits: Limits, memory: KvMemory, waiting: WaitingQueue, totals: LoadReport) -> None:
         self._limits = limits
         self._memory = memory
         self._waiting = waiting
@@ -40,9 +41,7 @@ class RunningBatch:
         self.postponed: list[Request] = []  # the POSTPONED ones
         self.loading: dict[int, Request] = {}  # LOADING, by id
         self.last_planned = self.last_finished = 0  # steps; written by Scheduler
-        self.num_preemptions = 0
-        self.num_search_restarts = 0
-        self.num_cached_tokens = 0  # of prompts, found in the cache
+        self._totals = totals
         self._free_req_slots = list(range(limits.max_running - 1, -1, -1))
         self._refused: Request | None = None  # what `may_bind` refused for memory; None after any release
 
@@ -112,7 +111,8 @@ class RunningBatch:
         request.announced = False
         if request.cached_tokens is None:
             request.cached_tokens = len(request.slots)
-            self.num_cached_tokens += len(request.slots)
+            self._totals.cached_tokens += len(request.slots)
+            self._totals.prompt_tokens += len(request.slots)
         self.running[request.id] = request
         self.prefilling.append(request)
 
@@ -159,7 +159,7 @@ class RunningBatch:
         self._leave(request)
         request.state = State.WAITING
         self.enqueue(request)
-        self.num_preemptions += 1
+        self._totals.preemptions += 1
 
     def _leave(self, request: Request) -> None:
         request.num_lost = len(request.slots)
@@ -211,7 +211,7 @@ class RunningBatch:
     def _begin_again(self, request: Request) -> None:
         """A search that is unbound before its end."""
         if request.beams is not None:
-            self.num_search_restarts += request.num_output > 0
+            self._totals.beam_restarts += request.num_output > 0
             request.num_output = 0
 
     def _unbind(
