@@ -185,6 +185,21 @@ class LoadReport(msgspec.Struct, tag=True):
     ram: Annotated[TierCounts, Family("kv_ram_", "the tier in RAM")] = msgspec.field(
         default_factory=TierCounts
     )
+    drafts: Annotated[
+        int, Metric("counter", "spec_decode_num_drafts", "Rows of steps whose last tokens were drafted.")
+    ] = 0
+    draft_tokens: Annotated[
+        int, Metric("counter", "spec_decode_num_draft_tokens", "Tokens drafted.", "tokens")
+    ] = 0
+    accepted_draft_tokens: Annotated[
+        int,
+        Metric(
+            "counter",
+            "spec_decode_num_accepted_tokens",
+            "Drafted tokens that were right, and kept.",
+            "tokens",
+        ),
+    ] = 0
     beam_searches: Annotated[
         int, Metric("counter", "beam_searches", "Beam searches that ended with their answers.")
     ] = 0

@@ -8,19 +8,28 @@ from copy import deepcopy
 from msgspec.structs import replace
 
 from moeserve.messages.load import LoadReport
+from moeserve.messages.steps import StepResult
 from moeserve.router.core.batch.running_batch import RunningBatch
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.steps.scheduled_step import ScheduledStep
 
 
-def observe_step(totals: LoadReport, scheduled: ScheduledStep, compute_ms: float, idle_ms: float) -> None:
+def observe_step(totals: LoadReport, scheduled: ScheduledStep, result: StepResult) -> None:
     totals.steps += 1
+    totals.kernels_compiled += result.kernels_compiled
+    if result.expert_cache is not None:
+        totals.expert_cache = totals.expert_cache.plus(result.expert_cache)
     totals.prompt_tokens += scheduled.fresh_tokens
     totals.repeated_tokens += scheduled.repeated_tokens
-    (totals.prefill_step_ms if scheduled.prompt_tokens else totals.decode_step_ms).add(compute_ms)
+    (totals.prefill_step_ms if scheduled.prompt_tokens else totals.decode_step_ms).add(result.compute_ms)
     if scheduled.continues:
-        totals.idle_ms.add(idle_ms)
+        totals.idle_ms.add(result.idle_ms)
+    for entry in result.sampled[: scheduled.num_draft_rows]:
+        if entry.accepted is not None:
+            totals.drafts += 1
+            totals.draft_tokens += entry.accepted.drafted
+            totals.accepted_draft_tokens += len(entry.accepted.token_ids)
 
 
 def load_report(

@@ -132,9 +132,17 @@ class RunningBatch:
             request.state = State.ENDING
 
     @property
-    def num_rows_due(self) -> int:
-        """Decode rows of the next step, those of beams included."""
-        return len(self.decoding) + sum(request.num_beams_due for request in self.searching.values())
+    def num_rows(self) -> int:
+        """Decode rows that the next step has at most, those of beams included."""
+        return len(self.decoding) + sum(request.width for request in self.searching.values())
+
+    @property
+    def num_slots_due(self) -> int:
+        """KV slots that the next step's decode rows cannot do without, those of beams included."""
+        rows = len(self.decoding)
+        if self._limits.max_drafts:
+            rows = sum(request.lacks_slot for request in self.decoding.values())
+        return rows + sum(request.num_beams_due for request in self.searching.values())
 
     # ---------------------------------------------------------------- leaving
 
@@ -162,7 +170,7 @@ class RunningBatch:
         self._totals.preemptions += 1
 
     def _leave(self, request: Request) -> None:
-        request.num_lost = len(request.slots)
+        request.num_lost = request.num_planned
         request.resume_after = self.last_planned
         request.tiers_were_asked = False
         self._unbind(request, kind=SnapshotKind.PREEMPTED)
@@ -194,7 +202,7 @@ class RunningBatch:
         self.last_finished = self.last_planned
         lost = list(self.running.values())
         for request in lost:
-            request.num_lost = len(request.slots)
+            request.num_lost = request.num_planned
             self._unbind(request, forget=True)
             self._begin_again(request)
         self._memory.clear()
@@ -240,7 +248,8 @@ class RunningBatch:
             == sum(r.max_kv for r in [*running, *self.loading.values()]),
             "PREFILL matches its list": states[State.PREFILL] == len(self.prefilling),
             "DECODE matches its dicts": states[State.DECODE] == len(self.decoding) + len(self.searching),
-            "no request holds more than max_kv": all(r.need >= 0 for r in running),
+            "no request holds more than max_kv": all(r.num_slots <= r.max_kv for r in running),
+            "drafts have slots": all(0 <= r.pending_drafts <= r.spare for r in running),
         }
         broken = [name for name, holds in invariants.items() if not holds]
         if broken:

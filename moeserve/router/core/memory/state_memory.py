@@ -98,7 +98,7 @@ class StateMemory:
         if node.snapshot is not None:
             self.free(request)
             return
-        self._put(node, Snapshot(request.state_slot, len(request.slots), kind))
+        self._put(node, Snapshot(request.state_slot, request.num_planned, kind))
         request.state_slot = -1
 
     def reclaim(self) -> None:
