@@ -67,7 +67,12 @@ FAMILY_NEEDS = READERS | {
 # knows another, nor the table that lists them.
 HTTP_APIS = ("openai", "responses", "anthropic", "lightllm", "llama_server", "ollama")
 HTTPSERVER: dict[str, set[str]] = {
-    "moeserve.httpserver.transport": {"moeserve.config", "moeserve.errors", "moeserve.processes.logs"},
+    "moeserve.httpserver.transport": {
+        "moeserve.config",
+        "moeserve.errors",
+        "moeserve.messages.refusal",  # which an error carries, here and from the router
+        "moeserve.processes.logs",
+    },
     "moeserve.httpserver.observability": {
         "moeserve.httpserver.transport",
         "moeserve",
