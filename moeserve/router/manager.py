@@ -14,6 +14,7 @@ import zmq
 
 from moeserve.messages.adapters import AdaptersReport, LoadAdapter, UnloadAdapter
 from moeserve.messages.channels import PullChannel, PushChannel
+from moeserve.messages.load import LoadReport
 from moeserve.messages.schema import (
     Abort,
     EngineLost,
@@ -24,7 +25,6 @@ from moeserve.messages.schema import (
     GenerateRequest,
     HeartbeatRequest,
     HttpserverLost,
-    LoadReport,
     RequestError,
     Shutdown,
     StopHit,
@@ -34,8 +34,8 @@ from moeserve.messages.schema import (
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerReady
 from moeserve.messages.worker import WorkerAnswer, WorkerClient, WorkerDied
 from moeserve.router.adapter_registry import LOOK_S, AdapterRegistry
-from moeserve.router.core.plans_in_flight import ProtocolError
 from moeserve.router.core.scheduler import Scheduler
+from moeserve.router.core.steps.plans_in_flight import ProtocolError
 from moeserve.router.kv_event_publisher import KvEventPublisher
 from moeserve.router.replacement import WorkerSource
 from moeserve.router.request_tracer import RequestTracer

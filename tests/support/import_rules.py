@@ -23,11 +23,13 @@ MODEL_FILES = {
     "moeserve.models.errors",
     "moeserve.models.sources.gguf",
     "moeserve.models.sources.huggingface",
+    "moeserve.models.sources.model_files",
     "moeserve.models.sources.splits",
     "moeserve.models.sources.regular_file",
     "moeserve.models.sources.source",
     "moeserve.models.interface",
     "moeserve.models.latent",
+    "moeserve.models.neutral_settings",
     "moeserve.models.open",
     "moeserve.models.registry",
     "moeserve.models.qwen_hybrid",
@@ -42,7 +44,7 @@ MODEL_FILES = {
 # What a shape says of kernels.
 KERNEL_OPTIONS = {
     "moeserve.kernels.delta_net.heads",
-    "moeserve.kernels.experts.options",
+    "moeserve.kernels.gating",
     "moeserve.kernels.routing.options",
 }
 
@@ -67,7 +69,12 @@ FAMILY_NEEDS = READERS | {
 # knows another, nor the table that lists them.
 HTTP_APIS = ("openai", "responses", "anthropic", "lightllm", "llama_server", "ollama")
 HTTPSERVER: dict[str, set[str]] = {
-    "moeserve.httpserver.transport": {"moeserve.config", "moeserve.errors", "moeserve.processes.logs"},
+    "moeserve.httpserver.transport": {
+        "moeserve.config",
+        "moeserve.errors",
+        "moeserve.messages.refusal",  # which an error carries, here and from the router
+        "moeserve.processes.logs",
+    },
     "moeserve.httpserver.observability": {
         "moeserve.httpserver.transport",
         "moeserve",
@@ -141,6 +148,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.sources.gguf": {
         "moeserve.errors",
         "moeserve.models.errors",
+        "moeserve.models.sources.model_files",
         "moeserve.models.sources.regular_file",
         "moeserve.quantization",
     },
@@ -159,9 +167,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.latent",
         "moeserve.models.sources.gguf",
     },
+    "moeserve.models.sources.model_files": set(),
+    "moeserve.models.neutral_settings": set(),
     "moeserve.models.shape_reader": READERS
     | {
         "moeserve.models.interface",
+        "moeserve.models.neutral_settings",
         "moeserve.models.tensors",
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.routing.options",
@@ -196,7 +207,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.huggingface",
     },
     "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
-    "moeserve.models.rank_share": {
+    "moeserve.models.ranks.rank_share": {
         "moeserve.models.interface",
         "moeserve.models.sources.gguf",
         "moeserve.models.tensors",
@@ -204,7 +215,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
         "moeserve.models.interface",
-        "moeserve.models.rank_share",
+        "moeserve.models.ranks.rank_share",
         "moeserve.models.tensors",
         "moeserve.models.step_buffers",
         "moeserve.kv.layout",
@@ -232,7 +243,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.remote",
     },
     "moeserve.remote.host": FRAME | {"moeserve.launcher", "moeserve.remote"},
-    "moeserve.hub": {"moeserve.errors", "moeserve.models.sources.huggingface", "moeserve.models.registry"},
+    "moeserve.hub": {
+        "moeserve.errors",
+        "moeserve.models.sources.huggingface",
+        "moeserve.models.sources.model_files",
+        "moeserve.models.registry",
+    },
     "moeserve.worker": FRAME
     | {
         "moeserve.kv",
@@ -284,8 +300,8 @@ TORCH_FORBIDDEN_WITHIN = (
     "moeserve.models.adapters",
     *MODEL_FILES,
     *KERNEL_OPTIONS,
-    "moeserve.models.rank_share",
-    "moeserve.models.sources.rank_source",
+    "moeserve.models.ranks.rank_share",
+    "moeserve.models.ranks.rank_source",
 )
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}

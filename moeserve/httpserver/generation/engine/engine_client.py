@@ -28,10 +28,12 @@ from moeserve.httpserver.generation.engine.served_adapters import ServedAdapters
 from moeserve.httpserver.observability.generation_span import Operation
 from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics, Status
-from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.adapters import AdapterAnswer, AdaptersServed, ServedAdapter
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.channels import ChannelFull
+from moeserve.messages.load import LoadReport
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
     Abort,
@@ -41,7 +43,6 @@ from moeserve.messages.schema import (
     GenerateRequest,
     HeartbeatRequest,
     LoadProgress,
-    LoadReport,
     ProcessLost,
     RequestError,
     TextItem,
@@ -128,11 +129,11 @@ class EngineClient:
         if self.status == "unresponsive":
             raise ApiError(503, "the engine does not respond", code="unresponsive")
         if self.draining:
-            raise ApiError(503, "the server is shutting down", code="shutting_down")
+            raise shutting_down()
         if self.ready is None or not self.text_ready:
             health = self.health()
             message = f"the model is loading: {health['stage']}, {health['fraction']:.0%}"
-            raise ApiError(503, message, code="loading")
+            raise ApiError(503, message, code="loading", refusal=Refusal.LOADING)
         return self.ready
 
     @property
@@ -170,7 +171,10 @@ class EngineClient:
         size = sum(len(request.sampling.grammar) for request in requests)
         if size and self._constraint_bytes + size > MAX_CONSTRAINT_BYTES:
             raise ApiError(
-                503, "the grammars of the requests under way take too much memory", code="overloaded"
+                503,
+                "the grammars of the requests under way take too much memory",
+                code="overloaded",
+                refusal=Refusal.MEMORY,
             )
         self._constraint_bytes += size
         for index, request in enumerate(requests):
@@ -229,7 +233,7 @@ class EngineClient:
                 await self._idle.wait()
         except TimeoutError:
             log.warning("%d requests did not finish in %g s and end with an error", len(self._open), timeout)
-            self._fail_all(ApiError(503, "the server is shutting down", code="shutting_down"))
+            self._fail_all(shutting_down())
 
     async def flush(self) -> None:
         """Waits until all aborts are sent."""
@@ -267,7 +271,7 @@ class EngineClient:
             case RequestError():
                 self._failed(message)
             case LoadReport():
-                self.metrics.load = self._totals.of(message)
+                self.metrics.reported.load = self._totals.of(message)
                 self.silence.report_came()
             case ExpertUse():
                 self.expert_use.received(message)
@@ -275,7 +279,7 @@ class EngineClient:
                 self.progress = message
             case EngineReady(ready=ready, adapters=adapters):
                 self.ready, self.lost = ready, None
-                self.metrics.start_seconds = ready.start_seconds
+                self.metrics.reported.start_seconds = ready.start_seconds
                 self._adapters_told(adapters)
             case AdaptersServed(adapters=adapters):
                 self._adapters_told(adapters)
@@ -288,7 +292,7 @@ class EngineClient:
 
     def _adapters_told(self, adapters: list[ServedAdapter]) -> None:
         self.adapters.told(adapters)
-        self.metrics.adapters = adapters
+        self.metrics.reported.adapters = adapters
 
     def _text(self, item: TextItem) -> None:
         generation = self._open.get(item.id)
@@ -311,7 +315,10 @@ class EngineClient:
 
     def _failed(self, error: RequestError) -> None:
         code = "engine_error" if error.retry_after is None else "overloaded"
-        self._fail(error.id, ApiError(error.status, error.message, code=code, retry_after=error.retry_after))
+        failure = ApiError(
+            error.status, error.message, code=code, retry_after=error.retry_after, refusal=error.refusal
+        )
+        self._fail(error.id, failure)
 
     def _fail(self, request_id: int, error: ApiError) -> None:
         generation = self._cut_short(request_id, "error")

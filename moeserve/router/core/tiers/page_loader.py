@@ -12,14 +12,14 @@ prompt cannot continue from them.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from moeserve.messages.pages import PageCopy, PageOrders, StateCopy, Tier
+from moeserve.messages.pages import PageCopy, PageOrders, StateCopy, Tier, TierCounts
+from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Node
 from moeserve.router.core.memory.state_memory import StateMemory
-from moeserve.router.core.request import Request
 from moeserve.router.core.tiers.load_rate import LoadRates
 from moeserve.router.core.tiers.tier_sizes import TierSizes
 
@@ -32,7 +32,7 @@ PATIENCE = 2.0  # times what computing the rest takes
 
 @dataclass(slots=True, eq=False)
 class LoadJob:
-    waiters: list[Request]  # the first began it
+    waiters: list[HeldSequence]  # the first began it
     tokens: bytes  # from the first page on, int32
     keys: list[bytes]  # of its pages, and of the state behind them
     start: int  # the first page's position
@@ -69,8 +69,9 @@ class PageLoader:
         available: Callable[[], int],
         rates: LoadRates,
         tier_of: Callable[[bytes], int],
+        counts: Sequence[TierCounts],
     ) -> None:
-        """tier_of: the number of the tier that a page or a state would come from."""
+        """tier_of: the number of the tier that a page or a state would come from. counts: one for each tier."""
         self._page_tokens = sizes.page_tokens
         self._page_bytes = sizes.page_bytes
         self._state_bytes = sizes.state_bytes
@@ -86,7 +87,7 @@ class PageLoader:
         self._jobs: list[LoadJob] = []
         # By key: the page of an order that is not answered yet, and the tier that it was expected from.
         self._under_way: dict[bytes, tuple[LoadJob, int, int]] = {}
-        self.num_tokens = [0] * len(sizes.tiers)  # that the tree got, by tier
+        self._counts = counts
 
     @property
     def has_work(self) -> bool:
@@ -96,7 +97,7 @@ class PageLoader:
         """Those of all loads."""
         return (job.slots for job in self._jobs)
 
-    def join(self, request: Request, key: bytes) -> bool:
+    def join(self, request: HeldSequence, key: bytes) -> bool:
         """Has a request wait for the page or the state of this key, if a load will bring it."""
         for job in self._jobs:
             if key in job.keys[: job.end] and job.waiters:
@@ -111,7 +112,7 @@ class PageLoader:
     def is_under_way(self, key: bytes) -> bool:
         return key in self._under_way
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: HeldSequence) -> None:
         """A request no longer waits. A load for nobody orders no further pages."""
         for job in self._jobs:
             if request in job.waiters:
@@ -154,7 +155,7 @@ class PageLoader:
 
     def bytes_of(self, keys: list[bytes], *, with_state: bool) -> list[int]:
         """Of pages, and of a state that is the last of them, by tier."""
-        sizes = [0] * len(self.num_tokens)
+        sizes = [0] * len(self._tiers)
         for index, key in enumerate(keys, 1):
             is_state = with_state and index == len(keys)
             sizes[self._tier_of(key)] += self._state_bytes if is_state else self._page_bytes
@@ -215,10 +216,10 @@ class PageLoader:
             job.end = min(job.end, page)
         return page == job.num_pages
 
-    def finish(self, now: float, recompute_ms: Callable[[int, int], float]) -> list[Request]:
+    def finish(self, now: float, recompute_ms: Callable[[int, int], float]) -> list[HeldSequence]:
         """Ends the loads that are complete; returns the requests that need not wait any longer. Called after all of a
         report was told to `answered`."""
-        ended: list[Request] = []
+        ended: list[HeldSequence] = []
         for job in list(self._jobs):
             if job.num_answered == job.num_ordered >= job.end:
                 ended += self._end(job)
@@ -236,7 +237,7 @@ class PageLoader:
         computing_s = recompute_ms(start, left) / 1e3
         return now - job.progress_at > max(LEAST_PATIENCE_S, PATIENCE * computing_s)
 
-    def _end(self, job: LoadJob) -> list[Request]:
+    def _end(self, job: LoadJob) -> list[HeldSequence]:
         """Gives the tree what has come."""
         self._jobs.remove(job)
         count = 0
@@ -251,7 +252,7 @@ class PageLoader:
         loaded = 0 if job.has_state and not is_whole else max(job.start + end - job.usable, 0)
         by_tier = self._by_tier(job, count, loaded)
         for tier, tokens in enumerate(by_tier):
-            self.num_tokens[tier] += tokens
+            self._counts[tier].tokens += tokens
         for request in job.waiters:
             for name, tokens in zip(self._tiers, by_tier, strict=True):
                 request.tier_tokens[name] = request.tier_tokens.get(name, 0) + tokens
