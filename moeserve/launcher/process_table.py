@@ -11,8 +11,7 @@ from typing import Final
 import zmq
 
 from moeserve.launcher.child_process import Child, Fork, ServerProcess, memory_of
-from moeserve.launcher.zygote.client import NAME as ZYGOTE
-from moeserve.launcher.zygote.client import Zygote
+from moeserve.launcher.zygote import client
 from moeserve.processes.lifecycle import FIRST_REQUEST_ENV, LISTEN_WHEN_READY_ENV
 from moeserve.processes.listeners import Listeners
 from moeserve.processes.runtime_paths import RuntimePaths
@@ -48,7 +47,7 @@ class ProcessTable:
         self._poller = poller
         self._listeners = listeners
         self._processes: dict[str, ServerProcess] = {}
-        self._zygote = Zygote(f"{package}.{ZYGOTE}", paths, poller)
+        self._zygote = client.Zygote(f"{package}.{client.MODULE}", paths, poller)
         self._waiting: list[str] = []  # to be started as soon as the zygote is ready, or has died
 
     def __getitem__(self, name: str) -> ServerProcess:

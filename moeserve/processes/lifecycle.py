@@ -25,6 +25,7 @@ import msgspec
 import zmq
 from setproctitle import setproctitle
 
+import moeserve
 from moeserve.config import ENV_PREFIX, LAUNCHER_PID_ENV, ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError, UserError
@@ -108,7 +109,7 @@ class Process:
 def python_environment() -> dict[str, str]:
     """Of a child that runs the same moeserve as we do."""
     environment = dict(os.environ)
-    ours = Path(__file__).resolve().parents[1]
+    ours = Path(moeserve.__file__).resolve().parents[1]
     if ours.name not in ("site-packages", "dist-packages"):
         # A checkout. (Site-packages it finds by itself, and PYTHONPATH would put them before the standard library.)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ours), os.environ.get("PYTHONPATH")]))

@@ -21,6 +21,7 @@ from moeserve.processes.runtime_paths import RuntimePaths
 FORK_S: Final = 2.0  # for a zygote to fork, on a machine with much to do
 SETTLED_S: Final = 10.0  # one that has died earlier is replaced when a fork is wanted next
 NAME: Final = "zygote"
+MODULE: Final = "launcher.zygote"  # within the package of a server's processes
 
 _PR_SET_CHILD_SUBREAPER: Final = 36  # <linux/prctl.h>
 
