@@ -35,6 +35,7 @@ from moeserve.messages.steps import WorkerReady
 from moeserve.processes.limits import bound_memory
 from moeserve.processes.logs import set_up_logging
 from moeserve.processes.runtime_paths import RuntimePaths
+from moeserve.processes.silence import LauncherWatch, longest_silence
 from moeserve.processes.tracing import Tracer, open_tracer
 
 LISTEN_WHEN_READY_ENV = ENV_PREFIX + "LISTEN_WHEN_READY"
@@ -56,6 +57,10 @@ class Process:
         self.config = config
         self.paths = paths
         self.is_ready = False
+        launcher = os.environ.get(LAUNCHER_PID_ENV)
+        self.launcher = LauncherWatch(
+            None if launcher is None else int(launcher), longest_silence(config.step_timeout)
+        )
         self.open_sockets()
 
     def open_sockets(self) -> None:
@@ -79,6 +84,7 @@ class Process:
 
     def heartbeat(self) -> None:
         """Answers a HeartbeatRequest."""
+        self.launcher.asked()
         self._launcher.send(Heartbeat(self.name))
 
     def failed(self, message: str) -> None:

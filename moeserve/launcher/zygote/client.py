@@ -40,10 +40,10 @@ class Zygote:
     def is_starting(self) -> bool:
         return self._child is not None and not self._is_ready
 
-    @property
-    def pids(self) -> list[int]:
-        """Of the one that lives, if any."""
-        return [] if self._child is None else [self._child.pid]
+    def processes(self, *, is_starting: bool | None = None) -> list[Child]:
+        """The one that lives, if any; is_starting: only where it still starts, or does not any more."""
+        is_wanted = is_starting is None or is_starting == self.is_starting
+        return [self._child] if self._child is not None and is_wanted else []
 
     def start(self) -> None:
         """Without waiting until it is ready."""
