@@ -280,7 +280,7 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """The answer."""
+    """The answer; and what the detokenizer sends to httpserver every second."""
 
     process: str
 
@@ -317,6 +317,7 @@ ToHttp = (
     | LoadProgress
     | AdaptersServed
     | AdapterAnswer
+    | Heartbeat
     | HeartbeatRequest
 )
 ToLauncher = ProcessReady | ProcessFailed | ReplaceWorker | Heartbeat
