@@ -1,7 +1,7 @@
 """What llama.cpp's samplers leave of given logits, recorded for tests: `python -m benchmarks.llama_cpp_samplers`.
 
-It needs PyPI's llama-cpp-python, and the packaged model for its vocabulary. The record is a JSON file of cases. A case of
-`chains` has logits, samplers in their order with their arguments, and what they leave: token ids by rising id with
+It needs PyPI's llama-cpp-python, and the packaged model for its vocabulary. The record is a JSON file of cases. A case
+of `chains` has logits, samplers in their order with their arguments, and what they leave: token ids by rising id with
 their probabilities, or, where XTC decides by chance, how often each token was drawn. A case of `dry` has a text of
 token ids, DRY's arguments, and what it subtracts from which tokens of logits that are all 0.
 """
@@ -191,14 +191,14 @@ def main() -> None:
     model = llama_cpp.llama_model_load_from_file(str(MODEL).encode(), params)
     vocabulary = llama_cpp.llama_model_get_vocab(model)
     rng = np.random.default_rng(0)
-    record = {
+    record: dict[str, Any] = {
         "llama_cpp_python": llama_cpp.__version__,
         "chains": [record_chain(case, rng) for case in CHAINS for _ in range(3)],
         "dry": [record_dry(case, vocabulary) for case in DRY],
     }
-    lines = {key: [json.dumps(case) for case in record[key]] for key in ("chains", "dry")}
-    parts = [f'"{key}": [\n{",\n".join(cases)}\n]' for key, cases in lines.items()]
-    output.write_text(f'{{"llama_cpp_python": "{llama_cpp.__version__}",\n' + ",\n".join(parts) + "\n}\n")
+    chains, dry = (",\n".join(map(json.dumps, record[key])) for key in ("chains", "dry"))
+    version = json.dumps(record["llama_cpp_python"])
+    output.write_text(f'{{"llama_cpp_python": {version},\n"chains": [\n{chains}\n],\n"dry": [\n{dry}\n]}}\n')
 
 
 if __name__ == "__main__":

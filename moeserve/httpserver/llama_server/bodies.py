@@ -15,8 +15,8 @@ from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
     MAX_TOP_LOGPROBS,
+    ManyStopStrings,
     ModelName,
-    StopStrings,
     TokenId,
 )
 from moeserve.httpserver.generation.request.grammar_fields import Grammar, Schema
@@ -64,10 +64,14 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
     ]
     n_predict: Annotated[
         int,
-        Field(ge=-2, le=INT32_MAX, description="-1 and -2: the rest of the context; 0: the prompt alone."),
+        Field(
+            ge=-2,
+            le=INT32_MAX,
+            description="-1, -2 and more than fits: the rest of the context; 0: the prompt.",
+        ),
     ] = -1
     stream: bool = False
-    stop: Annotated[StopStrings, Field(default_factory=list)]
+    stop: Annotated[ManyStopStrings, Field(default_factory=list)]
 
     repeat_last_n: Annotated[Any, NO_EFFECT] = None
     seed: Annotated[
@@ -106,6 +110,7 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
             prompts=[self.prompt],
             max_tokens=None if self.n_predict < 0 else self.n_predict,
             max_tokens_param="n_predict",
+            ends_with_context=True,
             grammar=self._grammar_constraint(),
             sampler=self.sampler_settings(),
             samplers=self.samplers,
