@@ -121,7 +121,7 @@ def load_gpu_engine(
         on_progress,
         ranks,
         kept,
-        before_timing=lambda: buffers.tables.spread_nobody(capacity.num_slots, capacity.num_window_slots),
+        before_timing=lambda: buffers.tables.spread_dummy_slot(capacity.num_slots, capacity.num_window_slots),
         is_gpu=device.type == "cuda",
     )
     kv_bytes = capacity.kv_bytes(plan.layout)
