@@ -30,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Every server that a test starts, and the second run of pytest, would compile the modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*/*.,cpp h inl))
+CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(folder)/*.,cpp h inl)))
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
 .PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl fuzz fuzz-models schemas soak lint check-commits browser format docs clean

@@ -20,7 +20,7 @@ import torch
 
 from moeserve.kernels import _C
 from moeserve.kernels.delta_net.heads import DeltaHeads
-from moeserve.kernels.experts.options import Activation
+from moeserve.kernels.gating import Activation
 from moeserve.kernels.host_arrays import gguf_rows
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.stream_operands import (

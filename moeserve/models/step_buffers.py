@@ -242,5 +242,5 @@ def _pair(name: str, rows: int, cols: int) -> tuple[Buffer, Buffer]:
 
 
 def int8_row_bytes(cols: int) -> int:
-    """A row of int8 activations on the CPU, with a scale and two sums for each group: kernels/csrc/isa/kernels.h."""
+    """A row of int8 activations on the CPU, with a scale and two sums for each group: kernels/csrc/arch/kernels.h."""
     return cols + cols // INT8_GROUP * 16

@@ -34,8 +34,8 @@ from moeserve.messages.schema import (
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerReady
 from moeserve.messages.worker import WorkerAnswer, WorkerClient, WorkerDied
 from moeserve.router.adapter_registry import LOOK_S, AdapterRegistry
-from moeserve.router.core.plans_in_flight import ProtocolError
 from moeserve.router.core.scheduler import Scheduler
+from moeserve.router.core.steps.plans_in_flight import ProtocolError
 from moeserve.router.kv_event_publisher import KvEventPublisher
 from moeserve.router.replacement import WorkerSource
 from moeserve.router.request_tracer import RequestTracer

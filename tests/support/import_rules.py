@@ -42,7 +42,7 @@ MODEL_FILES = {
 # What a shape says of kernels.
 KERNEL_OPTIONS = {
     "moeserve.kernels.delta_net.heads",
-    "moeserve.kernels.experts.options",
+    "moeserve.kernels.gating",
     "moeserve.kernels.routing.options",
 }
 
@@ -196,7 +196,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.huggingface",
     },
     "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
-    "moeserve.models.rank_share": {
+    "moeserve.models.ranks.rank_share": {
         "moeserve.models.interface",
         "moeserve.models.sources.gguf",
         "moeserve.models.tensors",
@@ -204,7 +204,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
         "moeserve.models.interface",
-        "moeserve.models.rank_share",
+        "moeserve.models.ranks.rank_share",
         "moeserve.models.tensors",
         "moeserve.models.step_buffers",
         "moeserve.kv.layout",
@@ -284,8 +284,8 @@ TORCH_FORBIDDEN_WITHIN = (
     "moeserve.models.adapters",
     *MODEL_FILES,
     *KERNEL_OPTIONS,
-    "moeserve.models.rank_share",
-    "moeserve.models.sources.rank_source",
+    "moeserve.models.ranks.rank_share",
+    "moeserve.models.ranks.rank_source",
 )
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}

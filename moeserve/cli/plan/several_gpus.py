@@ -21,8 +21,8 @@ from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import layout_of
 from moeserve.models.interface import LayerShape, ModelShape
-from moeserve.models.rank_share import RankShare, why_undivided
-from moeserve.models.sources.rank_source import RankSource
+from moeserve.models.ranks.rank_share import RankShare, why_undivided
+from moeserve.models.ranks.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement
 from moeserve.placement.engine_memory import gpu_reserved_bytes

@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+from moeserve.router.core.batch.running_batch import RunningBatch
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
+from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.memory.kv_memory import KvMemory
 from moeserve.router.core.policy.fair_share import FairShare
 from moeserve.router.core.policy.grammar_turns import GrammarTurns
 from moeserve.router.core.policy.pace import LEAST_CHUNK, Pace
@@ -17,9 +19,7 @@ from moeserve.router.core.policy.preemption import Preemption
 from moeserve.router.core.policy.prompt_order import PromptOrder
 from moeserve.router.core.policy.step_cost import StepCost
 from moeserve.router.core.request import Request, State
-from moeserve.router.core.running_batch import RunningBatch
-from moeserve.router.core.scheduled_step import ScheduledStep
-from moeserve.router.core.waiting_queue import WaitingQueue
+from moeserve.router.core.steps.scheduled_step import ScheduledStep
 
 
 class Planner:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.pages import TierCounts
 from moeserve.messages.schema import HistogramCounts, LoadReport
-from moeserve.router.core.memory.kv_memory import KvMemory
-from moeserve.router.core.running_batch import RunningBatch
-from moeserve.router.core.scheduled_step import ScheduledStep
-from moeserve.router.core.waiting_queue import WaitingQueue
+from moeserve.router.core.batch.running_batch import RunningBatch
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
+from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.steps.scheduled_step import ScheduledStep
 
 STEP_BUCKETS_MS = (1, 2, 5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10000)
 IDLE_BUCKETS_MS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000)

@@ -30,12 +30,12 @@ from moeserve.messages.schema import (
     TokensItem,
 )
 from moeserve.messages.steps import MeasuredStep, Sampled, StepPlan, StepResult
-from moeserve.router.core.beams.beam_searches import BeamSearches
+from moeserve.router.core.batch.beam_searches import BeamSearches
+from moeserve.router.core.batch.running_batch import RunningBatch
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
+from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.memory.kv_memory import KvMemory
-from moeserve.router.core.outbox import Outbox, RouterMessage
 from moeserve.router.core.planner import Planner
-from moeserve.router.core.plans_in_flight import PlansInFlight
 from moeserve.router.core.policy.back_pressure import BackPressure
 from moeserve.router.core.policy.crash_blame import CrashBlame
 from moeserve.router.core.policy.fair_share import FairShare
@@ -43,9 +43,9 @@ from moeserve.router.core.policy.grammar_turns import GrammarTurns
 from moeserve.router.core.policy.step_cost import StepCost, StepShape, chunk_context
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.router_stats import RouterStats
-from moeserve.router.core.running_batch import RunningBatch
-from moeserve.router.core.sent_grammars import SentGrammars
-from moeserve.router.core.waiting_queue import WaitingQueue
+from moeserve.router.core.steps.outbox import Outbox, RouterMessage
+from moeserve.router.core.steps.plans_in_flight import PlansInFlight
+from moeserve.router.core.steps.sent_grammars import SentGrammars
 
 NOT_FINITE = "the model produced non-finite logits for this request"
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 
+from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import SnapshotKind, common_tokens
 from moeserve.router.core.memory.snapshot_points import BorderSpacing, snapshot_borders
 from moeserve.router.core.memory.state_memory import StateMemory
-from moeserve.router.core.request import Request
 
 
 def by_position(border: tuple[int, SnapshotKind]) -> int:
@@ -27,19 +27,19 @@ class SnapshotTaker:
         self._tree = tree
         self._states = states
         self._spacing = spacing
-        self._due: dict[Request, SnapshotKind] = {}  # those whose last planned row ends at a border
+        self._due: dict[HeldSequence, SnapshotKind] = {}  # those whose last planned row ends at a border
 
-    def bound(self, request: Request, num_matched: int) -> None:
+    def bound(self, request: HeldSequence, num_matched: int) -> None:
         """Chooses the borders of a request that was bound; the tree has the KV of its first `num_matched` tokens."""
         start = len(request.slots)
         request.borders = snapshot_borders(start, num_matched, request.num_prompt, self._spacing)
 
-    def planned(self, request: Request) -> None:
+    def planned(self, request: HeldSequence) -> None:
         """Takes notice of a chunk that was planned and published."""
         if request.borders and request.borders[0][0] == len(request.slots):
             self._due[request] = request.borders.pop(0)[1]
 
-    def left(self, request: Request) -> None:
+    def left(self, request: HeldSequence) -> None:
         """Forgets a request, which leaves its own state behind."""
         self._due.pop(request, None)
         request.borders = []
@@ -55,7 +55,7 @@ class SnapshotTaker:
                 self._states.take(request, node, kind)
         self._due.clear()
 
-    def ask(self, tokens: bytes, num_found: int, prompts: Iterable[Request]) -> bool:
+    def ask(self, tokens: bytes, num_found: int, prompts: Iterable[HeldSequence]) -> bool:
         """Whether one of `prompts` under way will leave a snapshot within `tokens` that is worth waiting for. It gets a
         border where it departs from `tokens`, if it has not passed that yet. `num_found`: how many tokens a snapshot of
         now would give."""
@@ -70,17 +70,17 @@ class SnapshotTaker:
             insort(best.borders, (most, SnapshotKind.BRANCH), key=by_position)
         return True
 
-    def _will_leave(self, prompt: Request, position: int) -> bool:
+    def _will_leave(self, prompt: HeldSequence, position: int) -> bool:
         """Whether a prompt under way has, or may still be given, a border at `position` or shortly before."""
         return position > len(prompt.slots) or self._has_border(prompt, position)
 
-    def _has_border(self, prompt: Request, position: int) -> bool:
+    def _has_border(self, prompt: HeldSequence, position: int) -> bool:
         borders = [at for at, _ in prompt.borders]
         if prompt in self._due:
             borders.append(len(prompt.slots))
         return any(0 <= position - at < self._spacing.least for at in borders)
 
-    def _common(self, tokens: bytes, prompt: Request) -> int:
+    def _common(self, tokens: bytes, prompt: HeldSequence) -> int:
         """How many tokens of its prefill a prompt has in common with `tokens`; 0 where they are too few to matter."""
         head = prompt.tokens[: self._spacing.least].tobytes()
         if tokens[: len(head)] != head:  # most prompts

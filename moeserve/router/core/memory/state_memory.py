@@ -18,10 +18,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
+from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Node, Snapshot, SnapshotKind
 from moeserve.router.core.memory.snapshots import SnapshotCache
-from moeserve.router.core.request import Request
 
 ZERO = -1  # as the source of a copy
 
@@ -50,7 +50,7 @@ class StateMemory:
 
     # ---------------------------------------------------------------- running
 
-    def bind(self, request: Request, source: Snapshot | None) -> None:
+    def bind(self, request: HeldSequence, source: Snapshot | None) -> None:
         """Gives a slot to a request: with the state of `source`, or zeroed."""
         if source is not None:
             self.num_hits += 1
@@ -76,14 +76,14 @@ class StateMemory:
         """Has the next plan copy one beam's state to another's."""
         self._copies.extend((source, target))
 
-    def free(self, request: Request) -> None:
+    def free(self, request: HeldSequence) -> None:
         """Takes back the slot of a request, without a snapshot."""
         self._free.append(request.state_slot)
         request.state_slot = -1
 
     # ---------------------------------------------------------------- snapshots
 
-    def take(self, request: Request, node: Node, kind: SnapshotKind) -> None:
+    def take(self, request: HeldSequence, node: Node, kind: SnapshotKind) -> None:
         """Copies the state of a running request to a snapshot at `node`, where its tokens end; nothing if all slots
         run."""
         slot = self._take_slot(spared=None)
@@ -92,7 +92,7 @@ class StateMemory:
         self._copies.extend((request.state_slot, slot))
         self._put(node, Snapshot(slot, len(request.slots), kind))
 
-    def keep(self, request: Request, node: Node, kind: SnapshotKind) -> None:
+    def keep(self, request: HeldSequence, node: Node, kind: SnapshotKind) -> None:
         """Makes the slot of a request that leaves the snapshot at `node`, where its tokens end; frees it if `node` has
         one."""
         if node.snapshot is not None:
@@ -162,7 +162,7 @@ class StateMemory:
 
     # ---------------------------------------------------------------- invariants
 
-    def check(self, running: Iterable[Request]) -> None:
+    def check(self, running: Iterable[HeldSequence]) -> None:
         """Raises AssertionError unless every slot is free, of one running request, or of one snapshot of the tree.
         O(slots + nodes)."""
         in_tree = list(self._tree.snapshots())

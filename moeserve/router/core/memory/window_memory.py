@@ -29,12 +29,12 @@ from array import array
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Node, Snapshot, SnapshotKind, depth
 from moeserve.router.core.memory.snapshot_points import Border, BorderSpacing, snapshot_borders
 from moeserve.router.core.memory.snapshots import SnapshotCache
 from moeserve.router.core.memory.window_pool import WindowPool
-from moeserve.router.core.request import Request
 
 
 def least_slots(window: int, max_running: int, max_num_batched_tokens: int) -> int:
@@ -72,10 +72,10 @@ class WindowMemory:
         self._tree = tree
         self._spacing = replace(spacing, is_even=True)
         self._islands = SnapshotCache()
-        self._running: dict[Request, None] = {}
+        self._running: dict[HeldSequence, None] = {}
         # Islands of chunks, and from which position on they stay when they are shortened; None: nothing of them does.
         # Live ones are of chunks in the last plan, whose requests hold all of these slots.
-        self._live: dict[Request, tuple[Island, int | None]] = {}
+        self._live: dict[HeldSequence, tuple[Island, int | None]] = {}
         self._long: dict[Island, int | None] = {}  # in order of use
         self.num_hits = 0  # requests that continued from an island
         self.num_evictions = 0  # islands given up for their slots
@@ -96,7 +96,7 @@ class WindowMemory:
 
     # ---------------------------------------------------------------- running
 
-    def attach(self, request: Request, num_matched: int) -> None:
+    def attach(self, request: HeldSequence, num_matched: int) -> None:
         """Gives a request that was bound the window before its next row. The tree has the KV of the full layers of its
         first `num_matched` tokens."""
         start = len(request.slots)
@@ -143,7 +143,7 @@ class WindowMemory:
                 del request.window_slots[:unread]
                 request.window_first += unread
 
-    def leave(self, request: Request, node: Node | None, end: int, kind: SnapshotKind) -> None:
+    def leave(self, request: HeldSequence, node: Node | None, end: int, kind: SnapshotKind) -> None:
         """Takes back all slots of a request, but for an island at `node`, where its known `end` tokens end; None: it
         leaves none."""
         self._settle(request)
@@ -156,24 +156,24 @@ class WindowMemory:
         self._running.pop(request, None)
         self.reclaim()
 
-    def free_beams(self, request: Request) -> None:
+    def free_beams(self, request: HeldSequence) -> None:
         """Takes back the slots of beams that were given up."""
         assert request.beams is not None
         self._pool.drop(request.beams.take_freed_windows())
 
     # ---------------------------------------------------------------- islands
 
-    def borders(self, request: Request, end: int) -> Iterator[Border]:
+    def borders(self, request: HeldSequence, end: int) -> Iterator[Border]:
         """Takes the next borders of a request up to `end`, where a chunk of it ends, in ascending order."""
         while request.window_borders and request.window_borders[0][0] <= end:
             yield request.window_borders.pop(0)
 
-    def keep_border(self, request: Request, node: Node | None, border: Border) -> None:
+    def keep_border(self, request: HeldSequence, node: Node | None, border: Border) -> None:
         """An island at a border that a chunk has passed; `node` ends there. None: the tree has no such place."""
         if node is not None:
             self._keep(request, node, *border)
 
-    def keep_chunk(self, request: Request, node: Node | None, end: int, first: int | None) -> None:
+    def keep_chunk(self, request: HeldSequence, node: Node | None, end: int, first: int | None) -> None:
         """A long island of the chunk that ends at `end`, the end of `node`. What stays when it is shortened begins at
         position `first`; None: nothing does."""
         if node is None or node.snapshot is not None or node.parent is None:
@@ -195,7 +195,7 @@ class WindowMemory:
             self._long.pop(island, None)
             self._pool.unkeep(island.slots)
 
-    def _settle(self, request: Request) -> None:
+    def _settle(self, request: HeldSequence) -> None:
         """The request does not hold all of its last chunk any more."""
         if request not in self._live:
             return
@@ -215,7 +215,7 @@ class WindowMemory:
         island.first += unread
         self._islands.add(island)
 
-    def _keep(self, request: Request, node: Node, end: int, kind: SnapshotKind) -> None:
+    def _keep(self, request: HeldSequence, node: Node, end: int, kind: SnapshotKind) -> None:
         """An island before `end`, where `node` ends, if it has none and the request holds all of it."""
         begin = max(0, end - self.window + 1) - request.window_first
         slots = request.window_slots[max(0, begin) : end - request.window_first]
@@ -239,7 +239,7 @@ class WindowMemory:
 
     # ---------------------------------------------------------------- invariants
 
-    def check(self, running: Collection[Request]) -> None:
+    def check(self, running: Collection[HeldSequence]) -> None:
         """Raises AssertionError unless every slot is free, or held by running requests and islands as counted, and
         every island has the slots of its positions. O(slots + nodes)."""
         islands = [island for island in self._tree.snapshots() if isinstance(island, Island)]

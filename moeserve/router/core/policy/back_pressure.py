@@ -11,11 +11,11 @@ import math
 from collections.abc import Mapping, Sized
 
 from moeserve.messages.schema import GenerateRequest, RequestError
+from moeserve.router.core.batch.output_history import OutputHistory
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.policy.output_history import OutputHistory
 from moeserve.router.core.policy.step_cost import StepCost, StepShape
 from moeserve.router.core.request import INT32_BYTES, Request
-from moeserve.router.core.waiting_queue import WaitingQueue
 
 LEAST_WAIT_S, MOST_WAIT_S = 1, 600
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from moeserve.router.core.memory.kv_memory import KvMemory
+from moeserve.router.core.batch.running_batch import RunningBatch
+from moeserve.router.core.batch.waiting_queue import by_age
+from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.request import Request, State
-from moeserve.router.core.running_batch import RunningBatch
-from moeserve.router.core.waiting_queue import by_age
 
 PREEMPTIBLE = (State.PREFILL, State.DECODE)  # an ENDING request releases its slots within two steps anyway
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.policy.fair_share import FairShare
 from moeserve.router.core.request import Request
-from moeserve.router.core.waiting_queue import WaitingQueue
 
 AGED_SHARE = 0.25  # of a tenant's prompt tokens, for its oldest prompt while others overtake it
 

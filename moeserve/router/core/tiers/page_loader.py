@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from moeserve.messages.pages import PageCopy, PageOrders, StateCopy, Tier
+from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Node
 from moeserve.router.core.memory.state_memory import StateMemory
-from moeserve.router.core.request import Request
 from moeserve.router.core.tiers.load_rate import LoadRates
 from moeserve.router.core.tiers.tier_sizes import TierSizes
 
@@ -32,7 +32,7 @@ PATIENCE = 2.0  # times what computing the rest takes
 
 @dataclass(slots=True, eq=False)
 class LoadJob:
-    waiters: list[Request]  # the first began it
+    waiters: list[HeldSequence]  # the first began it
     tokens: bytes  # from the first page on, int32
     keys: list[bytes]  # of its pages, and of the state behind them
     start: int  # the first page's position
@@ -96,7 +96,7 @@ class PageLoader:
         """Those of all loads."""
         return (job.slots for job in self._jobs)
 
-    def join(self, request: Request, key: bytes) -> bool:
+    def join(self, request: HeldSequence, key: bytes) -> bool:
         """Has a request wait for the page or the state of this key, if a load will bring it."""
         for job in self._jobs:
             if key in job.keys[: job.end] and job.waiters:
@@ -111,7 +111,7 @@ class PageLoader:
     def is_under_way(self, key: bytes) -> bool:
         return key in self._under_way
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: HeldSequence) -> None:
         """A request no longer waits. A load for nobody orders no further pages."""
         for job in self._jobs:
             if request in job.waiters:
@@ -215,10 +215,10 @@ class PageLoader:
             job.end = min(job.end, page)
         return page == job.num_pages
 
-    def finish(self, now: float, recompute_ms: Callable[[int, int], float]) -> list[Request]:
+    def finish(self, now: float, recompute_ms: Callable[[int, int], float]) -> list[HeldSequence]:
         """Ends the loads that are complete; returns the requests that need not wait any longer. Called after all of a
         report was told to `answered`."""
-        ended: list[Request] = []
+        ended: list[HeldSequence] = []
         for job in list(self._jobs):
             if job.num_answered == job.num_ordered >= job.end:
                 ended += self._end(job)
@@ -236,7 +236,7 @@ class PageLoader:
         computing_s = recompute_ms(start, left) / 1e3
         return now - job.progress_at > max(LEAST_PATIENCE_S, PATIENCE * computing_s)
 
-    def _end(self, job: LoadJob) -> list[Request]:
+    def _end(self, job: LoadJob) -> list[HeldSequence]:
         """Gives the tree what has come."""
         self._jobs.remove(job)
         count = 0

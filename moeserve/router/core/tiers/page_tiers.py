@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from moeserve.messages.pages import PageOrders, PageReport, Tier, TierCounts, TierNews
+from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace
 from moeserve.router.core.memory.state_memory import StateMemory
-from moeserve.router.core.request import Request
 from moeserve.router.core.tiers.disk_copies import DiskCopies
 from moeserve.router.core.tiers.load_rate import LoadRates
 from moeserve.router.core.tiers.page_keys import page_keys, split_keys, state_key
@@ -82,7 +82,7 @@ class PageTiers:
         states that the tree has at their ends."""
         self._writer.save(namespace, tokens)
 
-    def begin_load(self, request: Request, namespace: Namespace, tokens: bytes, now: float) -> bool:
+    def begin_load(self, request: HeldSequence, namespace: Namespace, tokens: bytes, now: float) -> bool:
         """Whether a waiting request, of which `tokens` may come from a cache, does better to wait until more of them
         are loaded. Asked once each time that it waits."""
         if request.tiers_were_asked:
@@ -104,7 +104,7 @@ class PageTiers:
         """How far the keys from `first` on have no gap."""
         return next((at for at in range(first, len(keys)) if not has(keys[at])), len(keys))
 
-    def _joins(self, request: Request, keys: list[bytes], first: int, usable: int) -> bool:
+    def _joins(self, request: HeldSequence, keys: list[bytes], first: int, usable: int) -> bool:
         """Has a request wait for a load that brings its first page that is missing, or the state after any of its
         pages."""
         if not self._loader.has_work:
@@ -131,7 +131,7 @@ class PageTiers:
 
     def _begin(
         self,
-        request: Request,
+        request: HeldSequence,
         namespace: Namespace,
         tokens: bytes,
         keys: list[bytes],
@@ -167,7 +167,7 @@ class PageTiers:
         self._loader.begin(job)
         return True
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: HeldSequence) -> None:
         """A request no longer waits for its load."""
         self._loader.leave(request)
 
@@ -190,7 +190,7 @@ class PageTiers:
         )
         return None if orders == PageOrders() else orders
 
-    def report(self, report: PageReport | None, now: float) -> list[Request]:
+    def report(self, report: PageReport | None, now: float) -> list[HeldSequence]:
         """Takes what the worker tells with a step's result, if anything; returns the requests that need not wait for
         their loads any longer."""
         if report is not None:

@@ -13,7 +13,7 @@ from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import FP8, KvLayout
 from moeserve.models.interface import ModelShape
-from moeserve.models.rank_share import RankShare
+from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes

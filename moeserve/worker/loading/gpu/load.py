@@ -25,7 +25,7 @@ from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts
-from moeserve.models.rank_share import RankShare
+from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement

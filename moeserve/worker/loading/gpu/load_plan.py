@@ -14,9 +14,9 @@ from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.lanes import check_lanes
-from moeserve.models.rank_share import RankShare
+from moeserve.models.ranks.rank_share import RankShare
+from moeserve.models.ranks.rank_source import RankSource
 from moeserve.models.registry import read_checked_shape
-from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Placement
 from moeserve.placement.group import share_among

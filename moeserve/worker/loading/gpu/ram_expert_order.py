@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moeserve.config import ServerConfig
-from moeserve.models.rank_share import RankShare
+from moeserve.models.ranks.rank_share import RankShare
 from moeserve.placement import Placement
 from moeserve.placement.heat import read_heat
 

@@ -25,12 +25,6 @@ void l2_normalize(float* x, float factor, int n) {
   for (int i = 0; i < n; i += 16) store_f(x + i, mul(load_f(x + i), inverse));
 }
 
-#if defined(MOESERVE_AVX512)
-constexpr int kStateRows = 2;  // at once: eight chains of additions; AVX2 has registers for four
-#else
-constexpr int kStateRows = 1;
-#endif
-
 // S [key_dim, 32]: S = decay * S + k (beta * (v - decay * S^T k))^T, out = S^T q. key_dim % 2 == 0. The new S is not read
 // again: S^T q = decay * (S_before^T q) + (q . k) * change.
 void delta_step(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from moeserve.router.core.batch.admission import AdmissionPolicy
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
+from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.memory.kv_memory import KvMemory
+from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_node import SnapshotKind
-from moeserve.router.core.policy.admission import AdmissionPolicy
 from moeserve.router.core.request import Request, State
-from moeserve.router.core.waiting_queue import WaitingQueue
 
 MOST_STEPS_POSTPONED = 32
 
@@ -64,10 +65,10 @@ class RunningBatch:
         self.loading[request.id] = request
         return True
 
-    def end_loads(self, requests: Iterable[Request]) -> None:
+    def end_loads(self, sequences: Iterable[HeldSequence]) -> None:
         """Returns requests to the queue whose loads have ended."""
-        for request in requests:
-            del self.loading[request.id]
+        for sequence in sequences:
+            request = self.loading.pop(sequence.id)
             self.admission.left(request)
             request.state = State.WAITING
             self.enqueue(request)

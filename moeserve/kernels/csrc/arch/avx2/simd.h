@@ -1,6 +1,9 @@
 // The vector vocabulary of the kernels, AVX2 + FMA + F16C: every 512-bit value is two halves.
 
+#include "arch/x86.h"
+
 constexpr int kSumsInRegisters = 4;  // VF or VI that a kernel adds to: each takes two of the 16 registers
+constexpr int kStateRows = 1;        // rows of a DeltaNet state at once: four chains of additions
 
 struct VF {
   __m256 lo, hi;

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import itemgetter
 
-from moeserve.router.core.memory.kv_memory import KvMemory
-from moeserve.router.core.policy.output_history import OutputHistory
+from moeserve.router.core.batch.output_history import OutputHistory
+from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.request import Request
 
 

@@ -1,4 +1,4 @@
-// The table of compute kernels of one ISA. Each of kernels_plain.cpp, kernels_avx2.cpp and kernels_avx512.cpp
+// The table of compute kernels of one ISA. Each `kernels.cpp` of arch/plain, arch/avx2 and arch/avx512
 // compiles kernels.inl with its own flags and offers one table; select_kernels() chooses at run time.
 //
 // Batch invariance: each kernel computes an output element by one fixed sequence of operations that does not

@@ -1,5 +1,5 @@
 // The kernels, written once over simd.h and compiled per ISA. The including file defines MOESERVE_TABLE (the
-// function that returns the table) and MOESERVE_ISA_NAME.
+// function that returns the table), MOESERVE_ISA_NAME, MOESERVE_SIMD (the vector vocabulary) and MOESERVE_GROUP_GEMM.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -8,23 +8,23 @@
 #include <immintrin.h>
 #endif
 
-#include "kernels.h"
+#include "arch/kernels.h"
 #include "formats/panel_layout.h"
 
 namespace moeserve {
 namespace {
 
-#include "simd/simd.h"
+#include "arch/simd.h"
 #include "formats/block_codes.inl"
 #include "formats/pack.inl"
 #include "formats/format_traits.inl"
-#include "group_gemm.inl"
-#include "gemm.inl"
-#include "rowwise.inl"
-#include "attention.inl"
-#include "attention_q8.inl"
-#include "delta_net.inl"
-#include "lora.inl"
+#include "arch/shared/group_gemm.inl"
+#include "arch/shared/gemm.inl"
+#include "arch/shared/rowwise.inl"
+#include "arch/shared/attention.inl"
+#include "arch/shared/attention_q8.inl"
+#include "arch/shared/delta_net.inl"
+#include "arch/shared/lora.inl"
 
 constexpr Kernels make_table() {
   Kernels k{};

@@ -1,7 +1,10 @@
 // The vector vocabulary of the kernels, AVX-512 (F, BW, DQ, VL, VNNI). Included by simd.h inside an anonymous
 // namespace: each ISA's translation unit has its own copy, so no two can be linked into one another.
 
+#include "arch/x86.h"
+
 constexpr int kSumsInRegisters = 16;  // VF or VI that a kernel adds to
+constexpr int kStateRows = 2;         // rows of a DeltaNet state at once: eight chains of additions
 
 struct VF {  // 16 float32
   __m512 v;

@@ -2,6 +2,7 @@
 // the readable specification of what the other two must do.
 
 constexpr int kSumsInRegisters = 8;  // VF or VI that a kernel adds to
+constexpr int kStateRows = 1;        // rows of a DeltaNet state at once: four chains of additions
 
 typedef float F16x __attribute__((vector_size(64)));
 typedef int32_t I16x __attribute__((vector_size(64)));

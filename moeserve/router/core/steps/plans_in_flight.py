@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.request import Request
-from moeserve.router.core.scheduled_step import ScheduledStep
+from moeserve.router.core.steps.scheduled_step import ScheduledStep
 
 MAX_PLANS_IN_FLIGHT = 2
 # While a step this long runs, the next one is not planned yet: the idle gap after it is negligible (its size is in

@@ -1,7 +1,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels.h"
+#include "arch/kernels.h"
 
 namespace moeserve {
 

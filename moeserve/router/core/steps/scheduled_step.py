@@ -11,7 +11,7 @@ import msgspec
 from moeserve.messages.pages import PageOrders
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import Fork, NewSeq, Row, StepPlan
-from moeserve.router.core.memory.kv_memory import KvMemory
+from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.policy.step_cost import StepShape, chunk_context
 from moeserve.router.core.request import Request
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.rank_share import RankShare, TensorSlice
+from moeserve.models.ranks.rank_share import RankShare, TensorSlice
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 from moeserve.models.sources.source import ModelSource
 

@@ -4,19 +4,28 @@ and each gets an answer."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from moeserve.messages.schema import GenerateRequest, TokensItem
 from moeserve.messages.steps import Sampled
 from moeserve.router.core.beams.beam_search import FoundAnswer
-from moeserve.router.core.memory.kv_memory import KvMemory
+from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.request import Request
-from moeserve.router.core.router_stats import RouterStats
+
+
+class BeamTotals(Protocol):
+    """Running totals, of which BeamSearches is the only writer but for `generation_tokens`."""
+
+    beam_searches: int
+    beam_rows: int
+    beam_forks: int
+    generation_tokens: int
 
 
 class BeamSearches:
     """Gathers the requests of searches. A search that has all of them is one `Request` with the first one's id."""
 
-    def __init__(self, memory: KvMemory, stats: RouterStats) -> None:
+    def __init__(self, memory: KvMemory, stats: BeamTotals) -> None:
         self._memory = memory
         self._stats = stats
         self._gathering: dict[int, dict[int, GenerateRequest]] = {}  # by key, by choice
