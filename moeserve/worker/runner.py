@@ -207,7 +207,7 @@ class Runner:
         return None if self._pages is None else self._pages.report(may_wait=may_wait)
 
     def rehearse(self, plan: StepPlan) -> StepResult:
-        """`step` before the first request, in slots that nobody has yet: no KV, no count and no record stays of it."""
+        """`step` before the first request, in slots that are still free: no KV, no count and no record stays of it."""
         recorder, self._recorder = self._recorder, None
         pages, self._pages = self._pages, None
         result = self.step(plan)

@@ -99,8 +99,8 @@ _COUNTERS: Final = (
     (
         "kernels_compiled",
         "kernels_compiled",
-        "GPU kernels compiled while serving, and steps that were not recorded yet, each of which delayed a step: all "
-        "should be before the server is ready; a worker in the place of a lost one catches up.",
+        "GPU kernels compiled while serving, and CUDA graphs that were not captured yet, each of which delayed a "
+        "step: all should be before the server is ready; a worker in the place of a lost one catches up.",
     ),
     (
         "engine_losses",

@@ -1,4 +1,4 @@
-"""From a configuration to a Runner on a GPU: memory planned, weights, KV pool, recorded decode steps."""
+"""From a configuration to a Runner on a GPU: memory planned, weights, KV pool, CUDA graphs."""
 
 from __future__ import annotations
 
