@@ -204,8 +204,21 @@ class Stream:
         row: torch.Tensor,
         count: torch.Tensor,
         slot: torch.Tensor,
+        drafts: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        pending: torch.Tensor | None,
         n: int,
         out: Activations,
+    ) -> None: ...
+    def commit_states(
+        self,
+        heads: DeltaHeads,
+        states: torch.Tensor,
+        first: int,
+        slot: torch.Tensor,
+        kept: torch.Tensor,
+        accepted: torch.Tensor,
+        pending: torch.Tensor,
     ) -> None: ...
     def copy_states(self, states: torch.Tensor, pairs: torch.Tensor) -> None: ...
     def route(

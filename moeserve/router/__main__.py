@@ -42,6 +42,7 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         reuse_prefixes=config.prefix_cache != "off",
         isolate_tenants=config.prefix_cache == "per-key",
         num_experts=ready.num_experts,
+        max_drafts=ready.max_drafts,
         experts_per_token=ready.experts_per_token,
         num_state_slots=ready.num_state_slots,
         page_tokens=ready.kv_page_tokens,

@@ -14,6 +14,7 @@ import zmq
 
 from moeserve.messages.adapters import AdaptersReport, LoadAdapter, UnloadAdapter
 from moeserve.messages.channels import PullChannel, PushChannel
+from moeserve.messages.load import LoadReport
 from moeserve.messages.schema import (
     Abort,
     EngineLost,
@@ -24,7 +25,6 @@ from moeserve.messages.schema import (
     GenerateRequest,
     HeartbeatRequest,
     HttpserverLost,
-    LoadReport,
     RequestError,
     Shutdown,
     StopHit,

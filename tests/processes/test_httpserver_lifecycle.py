@@ -16,11 +16,11 @@ import httpx
 import pytest
 
 from moeserve.httpserver.generation.engine.router_silence import SILENCE_S
+from moeserve.messages.load import LoadReport
 from moeserve.messages.schema import (
     EngineLost,
     GenerateRequest,
     LoadProgress,
-    LoadReport,
     ProcessFailed,
     ProcessReady,
     RequestError,

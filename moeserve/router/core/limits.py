@@ -44,6 +44,7 @@ class Limits:
     state_bytes: int = 0  # of a slot of recurrent state
     border_spacing: BorderSpacing = DEFAULT_SPACING  # of snapshots of recurrent state within a prompt
     event_block_size: int | None = None  # tokens of a block in KV events; None: there are no KV events
+    max_drafts: int = 0  # drafted positions of a decode row; 0: there are no drafts
 
     @property
     def tier_sizes(self) -> TierSizes | None:

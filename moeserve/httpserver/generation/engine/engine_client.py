@@ -32,6 +32,7 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.adapters import AdapterAnswer, AdaptersServed, ServedAdapter
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.channels import ChannelFull
+from moeserve.messages.load import LoadReport
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
     Abort,
@@ -41,7 +42,6 @@ from moeserve.messages.schema import (
     GenerateRequest,
     HeartbeatRequest,
     LoadProgress,
-    LoadReport,
     ProcessLost,
     RequestError,
     TextItem,
@@ -267,7 +267,7 @@ class EngineClient:
             case RequestError():
                 self._failed(message)
             case LoadReport():
-                self.metrics.load = self._totals.of(message)
+                self.metrics.reported.load = self._totals.of(message)
                 self.silence.report_came()
             case ExpertUse():
                 self.expert_use.received(message)
@@ -275,7 +275,7 @@ class EngineClient:
                 self.progress = message
             case EngineReady(ready=ready, adapters=adapters):
                 self.ready, self.lost = ready, None
-                self.metrics.start_seconds = ready.start_seconds
+                self.metrics.reported.start_seconds = ready.start_seconds
                 self._adapters_told(adapters)
             case AdaptersServed(adapters=adapters):
                 self._adapters_told(adapters)
@@ -288,7 +288,7 @@ class EngineClient:
 
     def _adapters_told(self, adapters: list[ServedAdapter]) -> None:
         self.adapters.told(adapters)
-        self.metrics.adapters = adapters
+        self.metrics.reported.adapters = adapters
 
     def _text(self, item: TextItem) -> None:
         generation = self._open.get(item.id)
