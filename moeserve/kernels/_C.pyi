@@ -29,8 +29,13 @@ class QuantType:
     octets: int
     offset: int
     levels: list[int]
+    # entries, columns, most, high_bits, signs, scales, eighths; then at, group and step of low, word and high
+    book: tuple[tuple[int, ...], tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]
 
 def quant_types() -> list[QuantType]: ...
+def set_codebook(type: int, entries: npt.NDArray[np.int8]) -> None:
+    """entries: [entries * columns]. ValueError for a type without a codebook, or for other entries. Before that,
+    the type is not supported."""
 
 class Matrix:
     type: int

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from moeserve.kernels import _C
+from moeserve.kernels.codebooks import bring_codebook
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.gating import Activation
 from moeserve.kernels.host_arrays import gguf_rows
@@ -96,11 +97,13 @@ class CpuStream:
 
         Raises ValueError for a type without kernels, MemoryError when there is no memory for it.
         """
+        bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         return self._native.pack(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
     def view(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """The same matrix in place: computed from the GGUF rows themselves, which must stay where they are."""
+        bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         return self._native.view(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
@@ -115,6 +118,7 @@ class CpuStream:
         scale: float = 1.0,
     ) -> None:
         """x[t] = row ids[t] of the table (GGUF rows, uint8) times `scale`. ids: int32 [n], x: [n, hidden]."""
+        bring_codebook(ggml_type)
         self._native.embed(*gguf_rows(table, "table"), ggml_type, ids, n, x, scale)
         self._held.append((table, ids, x))
 

@@ -26,6 +26,7 @@ from moeserve.messages.adapters import (
 )
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.load import LoadReport
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerError, WorkerReady
 
@@ -165,6 +166,7 @@ class RequestError(msgspec.Struct, frozen=True, tag=True):
     status: int  # HTTP status
     message: str
     retry_after: int | None = None  # seconds, with a 503 after which a retry may succeed
+    refusal: Refusal | None = None  # None: it failed, or the status says it
 
 
 # ---------------------------------------------------------------- detokenizer -> router
@@ -278,7 +280,7 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """The answer."""
+    """The answer; and what the detokenizer sends to httpserver every second."""
 
     process: str
 
@@ -315,6 +317,7 @@ ToHttp = (
     | LoadProgress
     | AdaptersServed
     | AdapterAnswer
+    | Heartbeat
     | HeartbeatRequest
 )
 ToLauncher = ProcessReady | ProcessFailed | ReplaceWorker | Heartbeat

@@ -24,6 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from moeserve import __version__
 from moeserve.httpserver.observability.load_metrics import LABELS, LoadCollector
 from moeserve.httpserver.observability.vllm_metrics import VllmCollector, under_vllm_names
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import Usage
 
@@ -108,6 +109,13 @@ class Metrics:
             (*LABELS, "method", "handler", "status"),
             registry=self._registry,
         )
+        refused = Counter(
+            "moeserve:request_refusals",
+            f"HTTP requests refused, by reason: {', '.join(Refusal)}.",
+            (*LABELS, "reason"),
+            registry=self._registry,
+        )
+        self._refused = {reason: refused.labels(model_name, reason) for reason in Refusal}
         self._unknown_fields = Counter(
             "moeserve:unknown_request_fields",
             "Fields of requests that were ignored, by handler (route): not known, or without effect and unreadable.",
@@ -140,6 +148,9 @@ class Metrics:
     def answered(self, method: str, handler: str, status: int) -> None:
         """Counts an HTTP request that has ended. `handler` is a route, never a path that a client chose."""
         self._answers.labels(self.model_name, method, handler, str(status)).inc()
+
+    def refused(self, reason: Refusal) -> None:
+        self._refused[reason].inc()
 
     def unknown_fields(self, handler: str, count: int) -> None:
         """Counts the fields of one request that were ignored. `handler` is a route."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeserve.messages.pages import Tier
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import GenerateRequest, RequestError
 from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, BorderSpacing
 from moeserve.router.core.request import INT32_BYTES
@@ -78,7 +79,7 @@ class Limits:
         most, name = min((self.max_model_len, "max_model_len"), (self.num_kv_slots, "the KV pool's size"))
         if prompt + wanted > most:
             text = f"{prompt} prompt tokens and max_tokens {wanted} are more than {most}, {name}"
-            return RequestError(id=message.id, status=400, message=text)
+            return RequestError(message.id, 400, text, refusal=Refusal.TOO_LONG)
         return None if message.beams is None else self._refusal_of_beams(message, prompt, message.beams.width)
 
     def _refusal_of_beams(self, message: GenerateRequest, prompt: int, width: int) -> RequestError | None:
@@ -92,4 +93,4 @@ class Limits:
                 f"{prompt} prompt tokens and {width} beams of max_tokens {message.sampling.max_tokens} may need "
                 f"{needed} KV slots; this server has {self.num_kv_slots}: lower max_tokens or beam_width"
             )
-        return None if text is None else RequestError(id=message.id, status=400, message=text)
+        return None if text is None else RequestError(message.id, 400, text, refusal=Refusal.TOO_LONG)

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from moeserve.messages.kv_events import KvEvent
 from moeserve.messages.load import LoadReport
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
     DetokenizeEnd,
@@ -115,7 +116,7 @@ class Scheduler:
 
     def _refusal(self, message: GenerateRequest) -> RequestError | None:
         if self._closed is not None:
-            return RequestError(id=message.id, status=503, message=self._closed)
+            return RequestError(message.id, 503, self._closed, refusal=Refusal.SHUTTING_DOWN)
         never = self.limits.refusal(message)
         if never is not None or message.resumed is not None:  # which was in the queue already
             return never

@@ -51,6 +51,7 @@ void bind_engine(nb::module_& m) {
   m.def(
       "dequantize_row",
       [](int type, Address row, int64_t cols, Address out) {
+        if (type_info(type).name == nullptr) reject("type", "not supported, or its codebook was not set");
         dequantize_row(type, at<const uint8_t>(row), cols, at<float>(out));
       },
       "type"_a, "row"_a, "cols"_a, "out"_a, "One row of GGUF blocks to float32; the scalar specification.");

@@ -65,8 +65,8 @@ def state_sequences(layout: StepLayout, sequences: Sequences) -> StateSequences:
     slots, drafts = sequences.state_slots[layout.req_slot], None
     if layout.drafted is not None and layout.drafted.any():
         drafts = StateDrafts(torch.from_numpy(layout.drafted), torch.from_numpy(first_drafts(layout.drafted)))
-    columns = (torch.from_numpy(column) for column in (layout.offset, layout.count, slots))
-    return StateSequences(*columns, drafts)
+    row, count, slot = (torch.from_numpy(column) for column in (layout.offset, layout.count, slots))
+    return StateSequences(row, count, slot, drafts)
 
 
 def first_drafts(drafted: Int32s) -> Int32s:
