@@ -55,6 +55,16 @@ CHAINS: list[dict[str, Any]] = [
         "top_p": 0.97,
         "min_p": 0.01,
         "typical_p": 0.9,
+        "xtc_probability": 1.0,
+        "xtc_threshold": 0.03,
+    },
+    # Not typical_p behind top_n_sigma: the tokens that this leaves out have llama.cpp's entropy become NaN.
+    {
+        "order": DEFAULT,
+        "temperature": 1.5,
+        "top_k": 30,
+        "top_p": 0.97,
+        "min_p": 0.01,
         "top_n_sigma": 2.0,
         "xtc_probability": 1.0,
         "xtc_threshold": 0.03,

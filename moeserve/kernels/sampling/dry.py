@@ -72,6 +72,7 @@ def dry_kernel(slots, count, settings, repeats, VOCAB: tl.constexpr):
         return
     tokens = record + HEADER
     runs = tokens + tl.load(settings + DRY_ROOM)
+    mask = runs + tl.load(settings + DRY_ROOM)
     n = tl.load(record)
     last = tl.load(tokens + n - 1, n > 0, -1)
     if tl.load(record + 1) < n:
@@ -79,7 +80,6 @@ def dry_kernel(slots, count, settings, repeats, VOCAB: tl.constexpr):
             lag = start + 1 + tl.arange(0, TILE)
             same = tl.load(tokens + n - 1 - lag, lag < n, -1) == last
             tl.store(runs + lag, tl.where(same, tl.load(runs + lag, lag < n, 0) + 1, 0), lag < n)
-        mask = runs + tl.load(settings + DRY_ROOM)
         unbroken = tl.where(ends_in_breaker(tokens, n, mask, VOCAB) != 0, 0, tl.load(record + 2) + 1)
         tl.store(record + 2, unbroken)
         tl.store(record + 1, n)
@@ -94,4 +94,6 @@ def dry_kernel(slots, count, settings, repeats, VOCAB: tl.constexpr):
             live = lag < window
             run = tl.minimum(tl.minimum(tl.load(runs + lag, live, 0), limit), window - lag)
             token = tl.load(tokens + n - lag, live, 0)
-            tl.atomic_max(repeats + row * VOCAB + token, run - allowed + 1, mask=live & (run >= allowed))
+            is_breaker = ((tl.load(mask + token // 32, live, 0) >> (token % 32)) & 1) != 0
+            longer = live & (run >= allowed) & ~is_breaker
+            tl.atomic_max(repeats + row * VOCAB + token, run - allowed + 1, mask=longer)

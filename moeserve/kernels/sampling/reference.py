@@ -56,7 +56,8 @@ def dry_penalties(p: Params) -> dict[int, float]:
     """What DRY subtracts from the logits of which tokens.
 
     The text's last tokens may stand in it once more, `lag` tokens earlier; the token that came there next would make
-    the repetition longer. A repetition is counted back to the window's begin, and to the last breaker.
+    the repetition longer, unless it is a breaker itself. A repetition is counted back to the window's begin, and to
+    the last breaker.
     """
     text = [*p.prompt, *p.output]
     window = len(text) if p.dry_penalty_last_n < 0 else min(p.dry_penalty_last_n, len(text))
@@ -66,12 +67,13 @@ def dry_penalties(p: Params) -> dict[int, float]:
     for end in range(1, len(text) + 1):
         if any(tuple(text[max(end - len(b), 0) : end]) == tuple(b) for b in p.dry_breakers):
             unbroken = len(text) - end
+    singles = {tuple(breaker) for breaker in p.dry_breakers if len(breaker) == 1}
     longest: dict[int, int] = {}
     for lag in range(1, window):
         run = 0
         while run < min(window - lag, unbroken) and text[-1 - run] == text[-1 - run - lag]:
             run += 1
-        if run >= p.dry_allowed_length:
+        if run >= p.dry_allowed_length and (text[-lag],) not in singles:
             longest[text[-lag]] = max(run, longest.get(text[-lag], 0))
     most = float(np.finfo(np.float32).max)
     with np.errstate(over="ignore"):

@@ -2,7 +2,7 @@
 //
 // The text's last tokens may stand in it once more, `lag` tokens earlier. A run is how many they are; the token that
 // came there next would make the repetition longer, and is made less likely by
-// multiplier * base^(run - allowed_length), from runs of allowed_length on. Runs are counted within the window of the
+// multiplier * base^(run - allowed_length), from runs of allowed_length on, unless it is a breaker itself. Runs are counted within the window of the
 // last penalty_last_n tokens, and not beyond the last breaker.
 //
 // One writer: the owner of the slot.
@@ -82,6 +82,7 @@ class Repetition {
       most = std::max(most, run);
     }
     for (const auto& [token, run] : longest) {
+      if (is_breaker(token)) continue;
       ids.push_back(token);
       const double amount = p.dry_multiplier * std::pow<double>(p.dry_base, run - p.dry_allowed_length);
       amounts.push_back(static_cast<float>(std::min<double>(amount, FLT_MAX)));
@@ -89,6 +90,11 @@ class Repetition {
   }
 
  private:
+  bool is_breaker(int32_t token) const {
+    const auto [first, last] = breakers_.equal_range(token);
+    return std::any_of(first, last, [](const auto& entry) { return entry.second.size() == 1; });
+  }
+
   bool ends_in_breaker(size_t size) const {
     const auto [first, last] = breakers_.equal_range(tokens_[size - 1]);
     return std::any_of(first, last, [&](const auto& entry) {
