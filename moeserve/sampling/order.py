@@ -42,16 +42,21 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
+# Samplers of llama-server's that are off here: their own fields are refused unless they ask for nothing.
+_OFF: Final = frozenset({"tfs_z", "adaptive_p", "a"})
+
+
 def read_order(asked: str | Sequence[str]) -> tuple[str, ...]:
     """Returns an order of DEFAULT_ORDER's names, from llama-server's names or letters. ValueError says what is wrong
-    with one that cannot be had."""
+    with one that cannot be had. Clients name a sampler twice in two spellings, of which llama-server knows one."""
     table, kind = (_LETTERS, "letter") if isinstance(asked, str) else (_NAMES, "sampler")
-    unknown = [one for one in asked if one not in table]
+    wanted = [one for one in asked if one not in _OFF]
+    unknown = [one for one in wanted if one not in table]
     if unknown:
         raise ValueError(f"there is no {kind} {unknown[0][:40]!r}; there are {', '.join(table)}")
-    order = tuple(table[one] for one in asked)
-    if len(set(order)) < len(order):
+    if len(set(wanted)) < len(wanted):
         raise ValueError("a sampler comes once")
+    order = tuple(dict.fromkeys(table[one] for one in wanted))
     edits = [name for name in order if name in EDITS]
     if tuple(edits) != order[: len(edits)] or edits == list(reversed(EDITS)):
         raise ValueError(

@@ -52,6 +52,9 @@ def test_settings_reach_the_engine(server: HttpServer, path: str) -> None:
         (["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"], LAST[1:2] + LAST[3:]),
         (["temperature", "top-k", "nucleus"], ("temperature", "top_k", "top_p")),
         ("t", ("temperature",)),
+        # As SillyTavern sends it, and its preset of an earlier year, with names that llama-server drops.
+        ([*LAST[:4], "typ_p", *LAST[5:], "adaptive_p"], LAST),
+        (["top_k", "tfs_z", "typ_p", "typical_p", "min_p"], ("top_k", "typical_p", "min_p")),
         ([], ()),
     ],
 )
@@ -135,6 +138,8 @@ def test_breakers_are_the_tokens_that_have_them_or_begin_them(server: HttpServer
     assert ids["r:"] in found
     assert (ids["or"][-1], *ids[":"]) in found, "a token that ends in r, then a colon"
     assert ids[":"] not in found
+    server.post(path, body | {"dry_multiplier": 0.8, "dry_sequence_breakers": '["r:"]'})
+    assert sequences_of(server) == found, "text-generation-webui's clients send the list as a text"
 
 
 def test_beams_do_not_sample(server: HttpServer) -> None:

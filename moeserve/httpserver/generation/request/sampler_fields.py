@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
+import orjson
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
@@ -29,6 +30,14 @@ def _order(value: Any) -> tuple[str, ...]:
         raise PydanticCustomError("samplers", "{error}", {"error": str(error)}) from error
 
 
+def _breakers(value: Any) -> Any:
+    """Reads the text of a JSON list, which clients of text-generation-webui send."""
+    try:
+        return orjson.loads(value) if isinstance(value, str) else value
+    except orjson.JSONDecodeError:
+        return value
+
+
 class SamplerFields(RequestModel):
     samplers: Annotated[
         tuple[str, ...],
@@ -40,6 +49,7 @@ class SamplerFields(RequestModel):
     ] = ()
     dry_sequence_breakers: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=40)]],
+        BeforeValidator(_breakers, json_schema_input_type=list[str] | str),
         Field(
             max_length=16,
             default_factory=lambda: list(DRY_BREAKERS),
