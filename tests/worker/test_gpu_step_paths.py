@@ -64,6 +64,9 @@ class Model:
     def begin(self, batch: object = None) -> None:
         pass
 
+    def check(self) -> None:
+        pass
+
     def streams(self, batch: Any) -> bool:
         return bool(batch.streamed)
 
@@ -198,3 +201,16 @@ def test_a_plan_may_follow_if_its_step_is_a_graph() -> None:
               "more tiles than there is room for": [2] * 1000, "a long prompt": [1500]}  # fmt: skip
     found = {name: engine.launches_at_once(np.array(tokens, np.int32)) for name, tokens in counts.items()}
     assert [name for name, at_once in found.items() if at_once] == ["decode", "a prompt"]
+
+
+def test_decode_steps_of_more_rows_than_the_head_takes_are_timed() -> None:
+    """They have no graph. A server of --max-num-seqs 512 ended here, at its start."""
+    model = Model()
+    engine = engine_of(model)
+    launched = []
+    for rows in (256, 512):
+        run = engine.dummy_steps.decode(rows)
+        model.launched.clear()
+        run()
+        launched += [(found.size, found.rows, found.num_decode, found.tiles) for found in model.launched]
+    assert launched == [(256, 256, 256, None), (512, 512, 512, None)]
