@@ -231,7 +231,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def load_text(config: ServerConfig) -> tuple[ModelText, dict[str, float]]:
+def load_text(config: ServerConfig) -> tuple[ModelText, SamplingDefaults]:
     """Returns the tokenizer with its chat template, and the sampling defaults. Raises ModelError, TemplateError,
     ConfigError."""
     gguf = open_metadata(Path(config.model))

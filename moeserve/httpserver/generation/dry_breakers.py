@@ -42,7 +42,7 @@ def _sequences(tokenizer: TextTokenizer, breaker: str) -> set[tuple[int, ...]]:
     whole = breaker.encode()
     begins = [(breaker[:i].encode(), tuple(tokenizer.encode(breaker[i:]))) for i in range(1, len(breaker))]
     begins = [(begin, rest) for begin, rest in begins if len(rest) <= MAX_TAIL]
-    found = set()
+    found: set[tuple[int, ...]] = set()
     for token, text in enumerate(tokenizer.vocabulary.token_bytes):
         if whole in text:
             found.add((token,))
