@@ -18,11 +18,11 @@ MAX_SEQUENCES: Final = 1 << 16  # of several tokens
 async def resolve(spec: GenerationSpec, tokenizer: TextTokenizer) -> None:
     """Sets `dry_breakers` where the request has DRY. Raises ApiError 400."""
     if spec.sampler.dry_multiplier:
-        spec.dry_breakers = await asyncio.to_thread(_closed, tokenizer, spec.dry_sequence_breakers)
+        spec.dry_breakers = await asyncio.to_thread(closed_breakers, tokenizer, spec.dry_sequence_breakers)
 
 
 @lru_cache(maxsize=16)
-def _closed(tokenizer: TextTokenizer, breakers: tuple[str, ...]) -> bytes:
+def closed_breakers(tokenizer: TextTokenizer, breakers: tuple[str, ...]) -> bytes:
     """int32: each sequence with -1 behind it."""
     found: set[tuple[int, ...]] = set()
     for breaker in breakers:

@@ -73,6 +73,14 @@ def keep_head(values, ids, n, key, limit):
 
 
 @triton.jit
+def keep_first(values, ids, n, target, top, scale, BY_MASS: tl.constexpr):
+    """The shortest head of mass (or number) `target`, float64. Gives how many."""
+    key, limit = tl.full([], LOWEST, tl.int32), tl.full([], LAST, tl.int32)
+    key, limit = cut(values, ids, n, key, limit, target, top, scale, BY_MASS)
+    return keep_head(values, ids, n, key, limit)
+
+
+@triton.jit
 def keep_from(values, ids, n, floor):
     """The candidates whose logit is at least `floor`, float64."""
     kept = 0
@@ -219,10 +227,7 @@ def chain_and_draw(
         if sampler == DO_TEMPERATURE:
             temperature = float_at(settings, TEMPERATURE)
             if temperature == 0:
-                key, limit = cut(
-                    values, ids, n, LOWEST, LAST, tl.full([], 1.0, tl.float64), top, scale, False
-                )
-                n = keep_head(values, ids, n, key, limit)
+                n = keep_first(values, ids, n, tl.full([], 1.0, tl.float64), top, scale, False)
             else:
                 heat = temperature
         elif sampler == DO_TOP_N_SIGMA:
@@ -230,8 +235,7 @@ def chain_and_draw(
             n = keep_from(values, ids, n, floor_64)
         elif sampler == DO_TOP_K:
             if n > top_k:
-                key, limit = cut(values, ids, n, LOWEST, LAST, top_k.to(tl.float64), top, scale, False)
-                n = keep_head(values, ids, n, key, limit)
+                n = keep_first(values, ids, n, top_k.to(tl.float64), top, scale, False)
         elif sampler == DO_TYPICAL_P:
             n = typical_p(values, ids, n, double_at(settings, TYPICAL_P), top, scale)
             top = largest(values, ids, n)
@@ -240,10 +244,7 @@ def chain_and_draw(
             n = keep_from(values, ids, n, floor_64)
         elif sampler == DO_TOP_P:
             mass = mass_from(values, ids, n, LOWEST, LAST, LOWEST, top, scale, True)
-            key, limit = cut(
-                values, ids, n, LOWEST, LAST, double_at(settings, TOP_P) * mass, top, scale, True
-            )
-            n = keep_head(values, ids, n, key, limit)
+            n = keep_first(values, ids, n, double_at(settings, TOP_P) * mass, top, scale, True)
         elif sampler == DO_XTC:
             threshold = double_at(settings, XTC_THRESHOLD)
             if (threshold <= 0.5) & (xtc_u < double_at(settings, XTC_PROBABILITY)):

@@ -107,3 +107,17 @@ def test_defaults_are_within_every_apis_range_or_have_one_of_their_own() -> None
 
 def test_every_field_is_declared() -> None:
     assert tuple(PARAMETERS) == SamplerSettings.__struct_fields__
+
+
+def test_a_parameter_is_named_in_nine_files_that_are_written_by_hand() -> None:
+    name = "xtc_" + "probability"  # so that this one is none of them
+    kinds = {".py", ".pyi", ".h", ".cpp", ".inl", ".md", ".js", ".html", ".toml", ".txt"}
+    folders = ("moeserve", "scripts", "docs", "tests")  # benchmarks measure what they choose
+    files = (path for folder in folders for path in (REPOSITORY / folder).rglob("*") if path.suffix in kinds)
+    texts = {path.relative_to(REPOSITORY): path.read_text() for path in files}
+    found = [
+        path for path, text in texts.items() if name in text and "Made by scripts/generate_docs" not in text
+    ]
+    product = [path for path in found if path.parts[0] == "moeserve"]
+    assert len(product) == 5, product
+    assert len(found) <= 9, found
