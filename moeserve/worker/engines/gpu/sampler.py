@@ -102,7 +102,7 @@ class GpuSampler:
         )  # fmt: skip
         return tokens
 
-    def launch_every_kind(self, logits: Tensor, slots: Tensor, count: Tensor) -> None:
+    def launch_all_kernels(self, logits: Tensor, slots: Tensor, count: Tensor) -> None:
         """For `compile_ahead`: launches what a choice of len(logits) tokens may need, whatever the requests ask for."""
         state, w, n = self._state, self._workspace, len(logits)
         for edited, bitmask in ((None, None), (w.edited, None), (w.edited, self._masks[:n])):
