@@ -1,10 +1,11 @@
 """Stands in for the httpserver."""
 
+import importlib
 import os
 
 from tests.support.launcher_children.behaviour import run
 
 if os.environ["LAUNCHER_TEST"] == "httpserver:bad import":
-    import there_is_no_such_module  # noqa: F401
+    importlib.import_module("there_is_no_such_module")
 
 run("httpserver")
