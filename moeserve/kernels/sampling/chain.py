@@ -129,13 +129,13 @@ def distance_key(value, top, center):
 @triton.jit
 def near_masses(values, ids, n, pivots, top, scale, center):
     """float64 [WAYS]: the mass of the candidates whose distance's key is at most each pivot."""
-    mass = tl.zeros([TILE, WAYS], tl.float64)
+    mass = tl.zeros([TILE, WAYS], tl.float32)
     for start in range(0, n, TILE):
         value, _, live = candidates_at(values, ids, start, n)
-        weight = tl.where(live, tl.exp((value - top) * scale), 0.0).to(tl.float64)
+        weight = tl.where(live, tl.exp((value - top) * scale), 0.0)
         near = distance_key(value, top, center)[:, None] <= pivots[None, :]
         mass += tl.where(near, weight[:, None], 0.0)
-    return tl.sum(mass, 0)
+    return tl.sum(mass.to(tl.float64), 0)
 
 
 @triton.jit

@@ -53,11 +53,11 @@ def filter_and_draw_kernel(
     position = tl.load(settings + NUM_OUTPUT)
     token = tl.full([], NOT_FINITE, tl.int32)
     if (top < float("inf")) & (top > float("-inf")):
-        seed = tl.load((settings + SEED).to(tl.pointer_type(tl.uint64)))
         is_chain = False
         if HAS_CHAINS:
             is_chain = tl.load(settings + ORDER) != 0
         if is_chain:
+            seed = tl.load((settings + SEED).to(tl.pointer_type(tl.uint64)))
             token = chain_and_draw(
                 x + row * VOCAB, settings, block_max + row * BLOCKS, maxima, top,
                 uniform_at(seed, position.to(tl.uint64), DRAW_STREAM),
@@ -67,6 +67,7 @@ def filter_and_draw_kernel(
         elif float_at(settings, TEMPERATURE) == 0:
             token = first_largest(x + row * VOCAB, maxima, top, VOCAB, BLOCK)
         else:
+            seed = tl.load((settings + SEED).to(tl.pointer_type(tl.uint64)))
             token = filter_and_draw(
                 x + row * VOCAB, settings, block_max + row * BLOCKS, maxima, sums, top,
                 uniform_at(seed, position.to(tl.uint64), DRAW_STREAM), values + row * VOCAB, ids + row * VOCAB,

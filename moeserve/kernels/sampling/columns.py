@@ -26,13 +26,13 @@ _TYPES: Final[dict[str, npt.DTypeLike]] = {
 
 def _layout() -> tuple[dict[str, tuple[int, np.dtype[np.generic]]], int]:
     """The offset, in words of 4 bytes, and the type of each column; the words of a row. Those of two words come first,
-    so that they are aligned, and a row has an even number of words."""
+    so that they are aligned, and a row is a whole number of lines of 64 bytes."""
     types = {name: np.dtype(kind) for name, kind in _TYPES.items()}
     found, words = {}, 0
     for name in sorted(types, key=lambda name: -types[name].itemsize):
         found[name] = (words, types[name])
         words += types[name].itemsize // 4
-    return found, words + words % 2
+    return found, -(-words // 16) * 16
 
 
 _COLUMNS, _WORDS = _layout()
