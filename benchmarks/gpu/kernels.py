@@ -4,6 +4,7 @@ hold all."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -192,7 +193,7 @@ def sampling(n: int) -> None:
     count = torch.tensor([n], dtype=torch.int32, device="cuda")
     slots = torch.arange(n, dtype=torch.int32, device="cuda")
     workspace, tokens = SamplingWorkspace(n, vocab, "cuda"), torch.empty(n, dtype=torch.int32, device="cuda")
-    filters: dict[str, dict[str, float]] = {
+    filters: dict[str, dict[str, Any]] = {
         "greedy": {"temperature": 0.0},
         "temperature": {},
         "top_k=50": {"top_k": 50},
@@ -208,7 +209,7 @@ def sampling(n: int) -> None:
     for name, values in filters.items():
         state = DeviceSamplerState(n, vocab, "cuda", 0)
         for slot in range(n):
-            code = order_code(SamplerSettings(**values))  # type: ignore[arg-type]
+            code = order_code(SamplerSettings(**values))
             state.bind(slot, seed=slot, order=code, prompt=text, max_tokens=1 << 14, **values)
         has_chains = bool(state.chains.any())
         edited = workspace.edited if has_chains else None

@@ -147,7 +147,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.processes.sandbox",
     },
     "moeserve.chatformat": set(),
-    "moeserve.processes.sandbox": set(),
+    "moeserve.processes.sandbox": {"moeserve.errors"},
     "moeserve.models.sources.gguf": {
         "moeserve.errors",
         "moeserve.models.errors",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
@@ -103,7 +104,7 @@ class CompletionHandler:
                     self._add_probabilities(end, prepared, [item])
                     yield end
                 elif item.text or item.token_ids or item.progress is not None:
-                    chunk: CompletionChunk = {**self._piece(prepared, item.text, item.token_ids)}
+                    chunk = cast(CompletionChunk, self._piece(prepared, item.text, item.token_ids))
                     if item.progress is not None:
                         chunk["prompt_progress"] = prompt_progress(item.progress)
                     if self.body.timings_per_token:

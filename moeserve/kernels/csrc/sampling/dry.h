@@ -38,7 +38,8 @@ inline std::vector<int32_t> runs_by_lag(std::span<const int32_t> text) {
 class Repetition {
  public:
   // `breakers` are token sequences, each closed by -1.
-  void start(std::span<const int32_t> prompt, std::span<const int32_t> output, std::span<const int32_t> breakers) {
+  void start(std::span<const int32_t> prompt, std::span<const int32_t> output,
+             std::span<const int32_t> breakers) {
     tokens_.assign(prompt.begin(), prompt.end());
     tokens_.insert(tokens_.end(), output.begin(), output.end());
     runs_ = runs_by_lag(tokens_);
@@ -104,9 +105,9 @@ class Repetition {
     });
   }
 
-  std::vector<int32_t> tokens_;  // prompt and output
-  std::vector<int32_t> runs_;    // by lag
-  size_t unbroken_ = 0;          // tokens behind the last breaker
+  std::vector<int32_t> tokens_;                                      // prompt and output
+  std::vector<int32_t> runs_;                                        // by lag
+  size_t unbroken_ = 0;                                              // tokens behind the last breaker
   std::unordered_multimap<int32_t, std::vector<int32_t>> breakers_;  // by their last token
 };
 

@@ -153,8 +153,7 @@ class SamplerState {
   }
 
   static void find_repeats(Slot& s) {
-    if (s.params.dry_multiplier != 0)
-      s.repetition.penalties(s.params, s.repeat_ids, s.repeat_penalties);
+    if (s.params.dry_multiplier != 0) s.repetition.penalties(s.params, s.repeat_ids, s.repeat_penalties);
   }
 
   static void see(Slot& s, int32_t token, int count) {

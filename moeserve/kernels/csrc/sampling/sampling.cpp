@@ -60,7 +60,9 @@ void fill_chosen(const float* x, int vocab, int token, const LogSoftmax& log_sof
 
 // ---------------------------------------------------------------- bias, penalties, masks
 
-bool edits(const SampleParams& p) { return p.num_bias || p.num_seen || p.num_repeats || p.num_masked || p.allowed; }
+bool edits(const SampleParams& p) {
+  return p.num_bias || p.num_seen || p.num_repeats || p.num_masked || p.allowed;
+}
 
 // Puts -inf where the bit is not set.
 void keep_allowed(float* x, int vocab, const uint32_t* allowed, int words) {

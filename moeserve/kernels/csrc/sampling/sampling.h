@@ -82,8 +82,8 @@ struct SampleParams {
 #define MOESERVE_MEMBER(type, name, value) type name = value;
   MOESERVE_SAMPLER_SETTINGS(MOESERVE_MEMBER)
 #undef MOESERVE_MEMBER
-  uint32_t order = 0;         // the samplers that do something, the first in the lowest bits; 0: temperature, top_k,
-                              // min_p, top_p, of which some may do nothing
+  uint32_t order = 0;  // the samplers that do something, the first in the lowest bits; 0: temperature, top_k,
+                       // min_p, top_p, of which some may do nothing
   int32_t num_logprobs = -1;  // -1: no logprobs; N: the chosen token's and the N largest, N <= 20
   uint64_t seed = 0;
   uint64_t position = 0;  // index of the output token that is drawn
