@@ -236,6 +236,11 @@ def load_text(config: ServerConfig) -> tuple[ModelText, dict[str, float]]:
     gguf = open_metadata(Path(config.model))
     defaults = sampling_defaults(config, gguf.metadata)
     tokenizer = TextTokenizer.from_gguf(gguf)
+    if tokenizer.missing_bytes:
+        lacking = " ".join(f"{byte:#04x}" for byte in sorted(tokenizer.missing_bytes))
+        log.info(
+            "the vocabulary has no token for these bytes; characters with them are replaced: %s", lacking
+        )
     template = _template_of(config)
     try:
         renderer = ChatRenderer.from_gguf(gguf, tokenizer.vocabulary, template=template)

@@ -204,10 +204,11 @@ def _special_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) 
 
 def _end_tokens(folder: Path, config: Mapping[str, Any], size: int) -> dict[str, MetadataValue]:
     """Where generation ends: one id or several, in generation_config.json, else in config.json."""
-    path = folder / "generation_config.json"
+    path, key = folder / "generation_config.json", "tokenizer.generation_end_ids"
     given = _optional(path).get("eos_token_id")
     if given is None:
-        path, given = folder / "config.json", config.get("eos_token_id")
+        path, key = folder / "config.json", "tokenizer.config_end_ids"
+        given = config.get("eos_token_id")
     if given is None:
         return {}
     ids = given if isinstance(given, list) else [given]
@@ -215,7 +216,7 @@ def _end_tokens(folder: Path, config: Mapping[str, Any], size: int) -> dict[str,
         raise ModelError(
             path, f"eos_token_id is {given!r}; a token id below {size}, or a list of them, is expected"
         )
-    return {"tokenizer.generation_end_ids": np.array(ids, np.int64)}
+    return {key: np.array(ids, np.int64)}
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
