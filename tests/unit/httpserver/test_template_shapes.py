@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
 
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
+from moeserve.httpserver.generation.chat.chat_tools import FunctionCall, ToolCallMessage
 from moeserve.httpserver.generation.chat.template_probe import Tools, shapes_of
 from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
 from moeserve.tokenizer.chat_template import ChatTemplate
@@ -178,6 +180,49 @@ def test_a_result_follows_its_call_where_each_has_a_message() -> None:
     text = rendered(_ONE_CALL, [USER, ASKS, *RESULTS], None, shapes.plain)
     marks = ["beside-it", "in-the-call", "of-the-call", "in-the-other", "of-the-other"]
     assert [text.index(mark) for mark in marks] == sorted(text.index(mark) for mark in marks)
+
+
+_ITEMS: Final = _turns(  # Qwen3-Coder, GLM, MiniMax
+    "messages",
+    "<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}"
+    "{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}]{% endfor %}\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"a": "x', "[f a=x]"),
+        ('{"a": "x\\', "[f a=x]"),
+        ('{"a": ["x", {"b": "y', "[f a=['x', {'b': 'y'}]]"),
+        ('{"a": 1, "b": "x"', "[f a=1 b=x]"),
+        ('{"a": "x",', "[f a=x]"),
+        ('{"a": "two\nlines"}', "[f a=two\nlines]"),
+        ("{'a': None}", "[f a=None]"),
+        ('{"a": "x", "b', '[f arguments={"a": "x", "b]'),
+        ('{"a": tru', '[f arguments={"a": tru]'),
+        ('["x"]', "[f arguments=['x']]"),
+        ('"x"', "[f arguments=x]"),
+        ("a=1", "[f arguments=a=1]"),
+        ("null", "[f]"),
+        ("", "[f]"),
+        ("  ", "[f]"),
+        ("{" * 5000, "[f arguments=" + "{" * 5000 + "]"),
+        ("[" * 200_000, "[f arguments=" + "[" * 200_000 + "]"),
+    ],
+)
+def test_a_call_that_was_cut_off_is_shown_as_the_template_can(arguments: str, shown: str) -> None:
+    call = ToolCallMessage(id="c", function=FunctionCall(name="f", arguments=arguments)).for_template()
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, RESULTS[0]]
+    shapes, found = shaped(_ITEMS)
+    assert found == ["arguments that are no object (are shown as one)"]
+    assert shown in rendered(_ITEMS, messages, None, shapes.plain)
+    as_text = _turns("messages")
+    assert shaped(as_text) == (Shapes(), [])
+    if arguments.strip() not in ("", "null"):
+        assert json.dumps(arguments, ensure_ascii=False)[1:-1] in rendered(
+            as_text, messages, None, TemplateShape()
+        )
 
 
 @pytest.fixture(scope="module")
