@@ -114,7 +114,8 @@ def test_the_table_knows_each_family_by_its_template() -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_guided_calls_are_read_as_their_form_is_written(name: str) -> None:
     guided = TOOL_FORMATS[name].guided
-    body = guided.before_name + "f" + guided.before_arguments + '{"a": "</"}' + guided.behind
+    tool = "f:0" if guided.numbered else "f"
+    body = guided.before_name + tool + guided.before_arguments + '{"a": "</"}' + guided.behind
     call = guided.open + body + guided.close
     text = guided.open + body + guided.separator + body + guided.close
     if not guided.is_block:

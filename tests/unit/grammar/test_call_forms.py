@@ -107,8 +107,12 @@ def test_calls_in_the_models_own_form(world: World, name: str) -> None:
 
     def text(*calls: tuple[str, str]) -> str:
         bodies = [
-            guided.before_name + tool + guided.before_arguments + arguments + guided.behind
-            for tool, arguments in calls
+            guided.before_name
+            + (f"{tool}:{number}" if guided.numbered else tool)
+            + guided.before_arguments
+            + arguments
+            + guided.behind
+            for number, (tool, arguments) in enumerate(calls)
         ]
         if guided.is_block:
             return guided.open + guided.separator.join(bodies) + guided.close

@@ -78,6 +78,8 @@ class ChatFormats:
             return template_input.for_harmony(messages), tools and template_input.described(tools)
         if self.tools is not None and self.tools.takes_text_arguments:
             messages = template_input.for_deepseek(messages, template)
+        if self.tools is not None and self.tools.guided.numbered:
+            messages = template_input.for_kimi(messages)
         return messages, tools
 
     def _describes_tools(self, template: str) -> bool:
@@ -150,6 +152,7 @@ def _call_form(guided: GuidedCalls, control: Mapping[str, int]) -> CallForm:
         pieces(guided.separator),
         guided.is_block,
         None if guided.tags is None else ArgumentTags(*astuple(guided.tags)),
+        guided.numbered,
     )
 
 
