@@ -249,7 +249,7 @@ def load_text(config: ServerConfig) -> tuple[ModelText, dict[str, float]]:
             raise
         raise ConfigError(f"--chat-template: {config.chat_template}: {error}") from error
     try:
-        formats = formats_of(config, tokenizer, renderer.source).probed(renderer)
+        formats = formats_of(config, tokenizer, *renderer.sources).probed(renderer)
         log.info("chat format: tool calls %s, reasoning %s", *formats.names())
         parses = config.control_tokens_in_text == "parse"
         return ModelText.of(tokenizer, renderer, formats, parses_user_text=parses), defaults

@@ -93,7 +93,7 @@ def test_the_flags_names_of_formats(world: World) -> None:
     assert formats_of(apart, tokenizer, HARMONY).names() == ("none", "harmony")
     assert formats_of(ServerConfig(model=""), world("glm45")[0], HARMONY).channels is None
     with pytest.raises(ConfigError, match=r"--tool-call-parser harmony: .* no tokens <\|start\|>"):
-        formats_of(ServerConfig(model="", tool_call_parser="harmony"), world("glm45")[0], None)
+        formats_of(ServerConfig(model="", tool_call_parser="harmony"), world("glm45")[0])
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

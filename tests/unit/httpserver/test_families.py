@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions, template_effort
 from moeserve.tokenizer.chat_template import ChatTemplate
-from tests.support.family_templates import DEEPSEEK_V31, KIMI
+from tests.support.family_templates import DEEPSEEK_V31, KIMI, TEMPLATES
 from tests.support.family_vocabulary import write_family_model
+from tests.support.gguf_bytes import gguf_bytes, model_metadata, model_tensors
 from tests.support.http_harness import NAME, HttpServer, http_server, say
 from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, prompt_of
 
@@ -246,6 +248,21 @@ def test_a_template_that_joins_texts_gets_arguments_as_text(deepseek: HttpServer
     ]
     ask(deepseek, messages=messages, tools=TOOLS)
     assert f"<｜tool▁calls▁begin｜>{CALL}<｜tool▁calls▁end｜>" in prompt_of(deepseek)
+
+
+def test_the_template_for_tools_says_how_they_are_called(tmp_path: Path) -> None:
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    metadata = model_metadata(
+        **{"tokenizer__chat_template": plain, "tokenizer__chat_template.tool_use": TEMPLATES["hermes"]}
+    )
+    (tmp_path / "model.gguf").write_bytes(gguf_bytes(metadata, model_tensors()))
+    with http_server(model=str(tmp_path / "model.gguf"), context=2048) as server:
+        server.answer = say("<tool_call>", '{"name": "now", "arguments": {}}', "</tool_call>")
+        assert call_of(ask(server, tools=TOOLS)["choices"][0]["message"]) == ("now", {})
+        assert "# Tools" in prompt_of(server)
+        server.answer = say("Hi")
+        assert ask(server)["choices"][0]["message"]["content"] == "Hi"
+        assert "# Tools" not in prompt_of(server)
 
 
 def test_kimis_ids_name_the_tool_and_count_the_calls() -> None:

@@ -7,10 +7,12 @@ import copy
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
+from moeserve.httpserver.generation.chat.channels import Channels
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.chat_tools import FunctionCall, ToolCallMessage
 from moeserve.httpserver.generation.chat.template_probe import Tools, shapes_of
@@ -173,6 +175,39 @@ def test_calls_their_results_and_the_text_beside_them(template: str, messages: C
     contents = [one["content"] for one in messages]
     calls = [c["function"]["arguments"]["a"] for one in messages for c in one.get("tool_calls", [])]
     assert all(mark in text for mark in contents + calls), text
+
+
+_CHANNELS: Final = (  # gpt-oss's templates: what stands beside a call is the thought of it
+    "{% for m in messages %}{% if m.tool_calls %}THOUGHT<call>{{ m.tool_calls[0].function.arguments | tojson }}"
+    "{% else %}<{{ 'final' if m.role == 'assistant' else m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+)
+_WITH_THOUGHT: Final = _CHANNELS.replace(  # left out once a text without a call has followed
+    "THOUGHT",
+    "{% set ns = namespace(later=false) %}{% for o in messages[loop.index:] %}"
+    "{% if o.role == 'assistant' and not o.tool_calls %}{% set ns.later = true %}{% endif %}{% endfor %}"
+    "{% if m.thinking and not ns.later %}<analysis>{{ m.thinking }}{% endif %}",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "now"),
+    [
+        (_CHANNELS.replace("THOUGHT", ""), "<final>beside-it<call>"),
+        (_WITH_THOUGHT, "<analysis>beside-it<call>"),
+    ],
+)
+def test_gpt_oss_templates_keep_the_text_beside_a_call(template: str, now: str) -> None:
+    formats = ChatFormats(channels=Channels({}, reads_calls=True, separates_thoughts=True))
+
+    def text(messages: Conversation, tools: Tools, shape: TemplateShape) -> str:
+        fitted, _ = replace(formats, shapes=Shapes(shape, shape)).for_template(messages, tools, template)
+        return ChatTemplate(template, {}).render(fitted)
+
+    shapes, _ = shapes_of(text)
+    turn = [USER, ASKS | {"tool_calls": [CALL]}, RESULTS[1]]
+    assert now in text(turn, None, shapes.plain)
+    answered = [*turn, {"role": "assistant", "content": "answer"}, USER]
+    assert "<final>beside-it<call>" in text(answered, None, shapes.plain)
 
 
 def test_a_result_follows_its_call_where_each_has_a_message() -> None:
