@@ -134,7 +134,7 @@ def test_template_features_behave_as_in_transformers(template: str) -> None:
 
 def test_conversations_with_tools_have_a_template_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    named = {"tokenizer__chat_template.tool_use": "with {{ tools | length }} tools"}
+    named = {"tokenizer__chat_template.tool_use": "with {{ (tools or []) | length }} tools"}
     for plain, expected in (("without", "without"), (None, "with 0 tools")):
         templates = named if plain is None else named | {"tokenizer__chat_template": plain}
         path.write_bytes(gguf_bytes(model_metadata(**templates)))
