@@ -80,7 +80,7 @@ def test_the_flags_names_of_formats(world: World) -> None:
     assert formats_of(apart, tokenizer, HARMONY).names() == ("none", "harmony")
     assert formats_of(ServerConfig(model=""), world("glm45")[0], HARMONY).channels is None
     with pytest.raises(ConfigError, match=r"--tool-call-parser harmony: .* no tokens <\|start\|>"):
-        formats_of(ServerConfig(model="", tool_call_parser="harmony"), world("glm45")[0], None)
+        formats_of(ServerConfig(model="", tool_call_parser="harmony"), world("glm45")[0])
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -94,8 +94,12 @@ def test_calls_in_the_models_own_form(world: World, name: str) -> None:
 
     def text(*calls: tuple[str, str]) -> str:
         bodies = [
-            guided.before_name + tool + guided.before_arguments + arguments + guided.behind
-            for tool, arguments in calls
+            guided.before_name
+            + (f"{tool}:{number}" if guided.numbered else tool)
+            + guided.before_arguments
+            + arguments
+            + guided.behind
+            for number, (tool, arguments) in enumerate(calls)
         ]
         if guided.is_block:
             return guided.open + guided.separator.join(bodies) + guided.close
