@@ -15,7 +15,7 @@
 #   make soak [SOAK_FLAGS="--minutes 10"]                         10,000 faults under load, after which nothing is left over (hours)
 #   make check-commits [COMMITS=main..HEAD]                       the messages of commits
 #   make format                                                   rewrite Python and C++ files in the project's format
-#   make docs                                                     write docs/reference/flags.md and docs/reference/api/ anew
+#   make docs                                                     write what is made from the code anew
 
 PYTHON ?= python3
 VENV := .venv

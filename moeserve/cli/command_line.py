@@ -19,7 +19,7 @@ from typing import Any
 
 from moeserve import __version__
 from moeserve.cli import model_hints
-from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, env_name
+from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, drafts_of, env_name
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
 from moeserve.models.adapters.modules import resolve_directory, resolve_modules
@@ -161,10 +161,18 @@ def _help(option: dataclasses.Field[Any]) -> str:
 # ---------------------------------------------------------------- defaults that need the machine
 
 
+def _check_drafts(config: ServerConfig) -> None:
+    try:
+        drafts_of(config)
+    except ValueError as error:
+        raise ConfigError(f"--speculative-config: {error}") from error
+
+
 def resolve(config: ServerConfig) -> ServerConfig:
     """Fills in what depends on the file system and the CPU: absolute paths, the model's name in the API, the
     number of threads, the traces' whole URL. A model that is named and not here is downloaded. Raises ConfigError, or
     another UserError, when it cannot be had."""
+    _check_drafts(config)
     model, api_name = _find(config.model) if config.model else _local(demonstration_model())
     names = config.served_model_name or api_name
     return dataclasses.replace(

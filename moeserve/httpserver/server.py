@@ -21,6 +21,7 @@ from moeserve.httpserver.app import APIS, build_app
 from moeserve.httpserver.generation.chat.chat_formats import formats_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.silences import Silences
 from moeserve.httpserver.generation.request.sampling_defaults import sampling_defaults
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
@@ -81,6 +82,7 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         request_timeout=config.request_timeout,
         first_id=process.first_request_id,
         heartbeat=process.heartbeat,
+        silences=Silences(process.launcher),
     )
     service = Service(
         config,
@@ -122,7 +124,8 @@ class Server(uvicorn.Server):
         loop.add_signal_handler(signal.SIGUSR1, self._leave)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         self._start_task(self.service.engine.run())
-        self._start_task(self.service.engine.silence.watch())
+        engine = self.service.engine
+        self._start_task(engine.silences.watch(lambda: engine.is_lost))
         self._start_task(
             self._load(process, url_of(listeners.api[0], "https" if self.config.is_ssl else "http"))
         )
@@ -241,7 +244,7 @@ def load_text(config: ServerConfig) -> tuple[ModelText, dict[str, float]]:
             raise
         raise ConfigError(f"--chat-template: {config.chat_template}: {error}") from error
     try:
-        formats = formats_of(config, tokenizer, renderer.source)
+        formats = formats_of(config, tokenizer, renderer.source).probed(renderer)
         log.info("chat format: tool calls %s, reasoning %s", *formats.names())
         parses = config.control_tokens_in_text == "parse"
         return ModelText.of(tokenizer, renderer, formats, parses_user_text=parses), defaults

@@ -25,6 +25,7 @@ import msgspec
 import zmq
 from setproctitle import setproctitle
 
+import moeserve
 from moeserve.config import ENV_PREFIX, LAUNCHER_PID_ENV, ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError, UserError
@@ -34,6 +35,7 @@ from moeserve.messages.steps import WorkerReady
 from moeserve.processes.limits import bound_memory
 from moeserve.processes.logs import set_up_logging
 from moeserve.processes.runtime_paths import RuntimePaths
+from moeserve.processes.silence import LauncherWatch, longest_silence
 from moeserve.processes.tracing import Tracer, open_tracer
 
 LISTEN_WHEN_READY_ENV = ENV_PREFIX + "LISTEN_WHEN_READY"
@@ -55,6 +57,10 @@ class Process:
         self.config = config
         self.paths = paths
         self.is_ready = False
+        launcher = os.environ.get(LAUNCHER_PID_ENV)
+        self.launcher = LauncherWatch(
+            None if launcher is None else int(launcher), longest_silence(config.step_timeout)
+        )
         self.open_sockets()
 
     def open_sockets(self) -> None:
@@ -78,6 +84,7 @@ class Process:
 
     def heartbeat(self) -> None:
         """Answers a HeartbeatRequest."""
+        self.launcher.asked()
         self._launcher.send(Heartbeat(self.name))
 
     def failed(self, message: str) -> None:
@@ -108,7 +115,7 @@ class Process:
 def python_environment() -> dict[str, str]:
     """Of a child that runs the same moeserve as we do."""
     environment = dict(os.environ)
-    ours = Path(__file__).resolve().parents[1]
+    ours = Path(moeserve.__file__).resolve().parents[1]
     if ours.name not in ("site-packages", "dist-packages"):
         # A checkout. (Site-packages it finds by itself, and PYTHONPATH would put them before the standard library.)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ours), os.environ.get("PYTHONPATH")]))

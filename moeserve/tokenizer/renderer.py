@@ -114,6 +114,13 @@ class ChatRenderer:
         frame = self._frame(messages, tools, add_generation_prompt, kwargs)
         return await self._sandbox.run(lambda: self._exchange(frame), tenant)
 
+    def render_now(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """As `render`, blocking: not for an event loop's thread."""
+        frame = self._frame(messages, tools, True, None)
+        return self._sandbox.run_sync(lambda: self._exchange(frame))
+
     def close(self) -> None:
         """Ends the process. Waits for a render that is under way."""
         self._sandbox.close()

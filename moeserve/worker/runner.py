@@ -22,6 +22,9 @@ from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import ExpertUse, NewSeq, Row, Sampled, StepPlan, StepResult, WorkerReady
 from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
+from moeserve.worker.drafts.draft_rows import DraftRows
+from moeserve.worker.drafts.drafting import Drafting
+from moeserve.worker.drafts.run_sampler import RunSampler
 from moeserve.worker.engines.engine import Engine
 from moeserve.worker.recording.step_recorder import StepRecord, StepRecorder
 from moeserve.worker.sequences import Sequences, StepLayout, entries, log_bound
@@ -43,6 +46,7 @@ class LaunchedStep:
     sampled: list[Sampled] = field(default_factory=list)  # those that have been read
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
+    drafted: list[int] | None = None  # drafts of each row; None: this engine makes none
     is_launched: bool = False  # all of it; else all but the sampling
     unread: slice | None = None  # of the sampled rows, the group whose tokens are not read yet
 
@@ -59,9 +63,10 @@ class Runner:
         recorder: StepRecorder | None = None,
         pages: PageMover | None = None,
         adapters: ResidentAdapters[Any] | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         """pages: of the tiers behind the KV pool, if there are any. adapters: None
-        where requests cannot ask for any."""
+        where requests cannot ask for any. drafting: None where rows have no drafts."""
         self.engine = engine
         self._ready = ready
         self._adapters = adapters
@@ -71,6 +76,10 @@ class Runner:
             ready.max_num_seqs, ready.max_model_len, numbers, has_window_slots=has_windows
         )
         self._constraints = constraints
+        self._drafts: DraftRows | None = None
+        if drafting is not None:
+            self._drafts = DraftRows(self._sequences, drafting.drafter(self._sequences.tokens))
+            self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
         self._pages = pages
         self._grammars: dict[int, str] = {}  # of StepPlan.grammars, those that are not dropped yet
@@ -181,12 +190,15 @@ class Runner:
             self._bind(seq)
         if plan.forks:
             self.engine.fork(*self._sequences.fork(plan.forks))
-        layout = StepLayout(plan.rows)
+        rows, drafted = plan.rows, None
+        if self._drafts is not None:
+            rows, drafted = self._drafts.place(rows)
+        layout = StepLayout(rows, drafted)
         recorder = self._recorder
         record = None if recorder is None else recorder.start(layout, self._sequences, self._ready)
         self.engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=record)
-        prompt_logprobs = self._prompt_logprobs(plan.rows, layout)
-        return LaunchedStep(plan, layout, record, started, -compiled_before, prompt_logprobs)
+        prompt_logprobs = self._prompt_logprobs(rows, layout)
+        return LaunchedStep(plan, layout, record, started, -compiled_before, prompt_logprobs, drafted=drafted)
 
     def _move_state(self, plan: StepPlan) -> None:
         """Executes the plan's page orders and state copies."""
@@ -244,6 +256,8 @@ class Runner:
         tokens = self._sequences.bind(seq)
         log_bound(seq, len(tokens))
         self.engine.bind(seq, tokens)
+        if self._drafts is not None:
+            self._drafts.bind(seq, len(tokens))
         sampling = seq.sampling
         if seq.grammar:
             sampling = msgspec.structs.replace(sampling, grammar=self._grammars[seq.grammar])
@@ -258,6 +272,11 @@ class Runner:
     def _sample(self, step: LaunchedStep) -> None:
         """Launches it; of several groups of rows all but the last are read."""
         layout = step.layout
+        if step.drafted is not None:
+            computed_s = time.perf_counter() - step.started
+            step.sampled, step.mask_ms = self._runs.sample(layout, step.drafted, computed_s)
+            step.is_launched = True
+            return
         for first in range(0, len(layout.sampled_rows), self.engine.logit_rows):
             self._read(step)
             part = slice(first, first + self.engine.logit_rows)

@@ -21,6 +21,7 @@ import zmq
 from moeserve.config import ServerConfig, to_json_dict
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
+from moeserve.messages.load import LoadReport
 from moeserve.messages.schema import (
     Abort,
     DetokenizeEnd,
@@ -31,7 +32,6 @@ from moeserve.messages.schema import (
     ExpertUseRequest,
     HeartbeatRequest,
     HttpserverLost,
-    LoadReport,
     ProcessReady,
     RequestError,
     Shutdown,

@@ -23,11 +23,13 @@ MODEL_FILES = {
     "moeserve.models.errors",
     "moeserve.models.sources.gguf",
     "moeserve.models.sources.huggingface",
+    "moeserve.models.sources.model_files",
     "moeserve.models.sources.splits",
     "moeserve.models.sources.regular_file",
     "moeserve.models.sources.source",
     "moeserve.models.interface",
     "moeserve.models.latent",
+    "moeserve.models.neutral_settings",
     "moeserve.models.open",
     "moeserve.models.registry",
     "moeserve.models.qwen_hybrid",
@@ -67,7 +69,12 @@ FAMILY_NEEDS = READERS | {
 # knows another, nor the table that lists them.
 HTTP_APIS = ("openai", "responses", "anthropic", "lightllm", "llama_server", "ollama")
 HTTPSERVER: dict[str, set[str]] = {
-    "moeserve.httpserver.transport": {"moeserve.config", "moeserve.errors", "moeserve.processes.logs"},
+    "moeserve.httpserver.transport": {
+        "moeserve.config",
+        "moeserve.errors",
+        "moeserve.messages.refusal",  # which an error carries, here and from the router
+        "moeserve.processes.logs",
+    },
     "moeserve.httpserver.observability": {
         "moeserve.httpserver.transport",
         "moeserve",
@@ -141,6 +148,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.sources.gguf": {
         "moeserve.errors",
         "moeserve.models.errors",
+        "moeserve.models.sources.model_files",
         "moeserve.models.sources.regular_file",
         "moeserve.quantization",
     },
@@ -159,9 +167,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.latent",
         "moeserve.models.sources.gguf",
     },
+    "moeserve.models.sources.model_files": set(),
+    "moeserve.models.neutral_settings": set(),
     "moeserve.models.shape_reader": READERS
     | {
         "moeserve.models.interface",
+        "moeserve.models.neutral_settings",
         "moeserve.models.tensors",
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.routing.options",
@@ -232,7 +243,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.remote",
     },
     "moeserve.remote.host": FRAME | {"moeserve.launcher", "moeserve.remote"},
-    "moeserve.hub": {"moeserve.errors", "moeserve.models.sources.huggingface", "moeserve.models.registry"},
+    "moeserve.hub": {
+        "moeserve.errors",
+        "moeserve.models.sources.huggingface",
+        "moeserve.models.sources.model_files",
+        "moeserve.models.registry",
+    },
     "moeserve.worker": FRAME
     | {
         "moeserve.kv",

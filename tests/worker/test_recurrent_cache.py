@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from moeserve.messages.load import LoadReport
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import LoadReport
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.snapshot_points import BorderSpacing
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner, load_cpu_model

@@ -26,11 +26,12 @@ from typing import Final
 
 import msgspec
 
+import moeserve
 from moeserve.errors import UserError
 
 FORMAT: Final = "moeserve-benchmark"
 VERSION: Final = 1
-_REPOSITORY = Path(__file__).resolve().parents[2]
+_REPOSITORY = Path(moeserve.__file__).resolve().parents[1]
 
 
 class ResultsError(UserError):

@@ -23,7 +23,7 @@ from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
 from moeserve.kernels.stream_operands import Activations, RoutingWorkspace
 from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.cpu_types import check_cpu_types
+from moeserve.models.loading.engine_types import check_cpu_types
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import names as n

@@ -11,7 +11,7 @@ from moeserve.httpserver.native.objects import Load, Loads
 
 def loads_of(service: Service) -> Loads:
     """Returns what the newest report of the router says; all 0 before the first one."""
-    report = service.metrics.load
+    report = service.metrics.reported.load
     usage = report.kv_slots_used / report.kv_slots_total if report.kv_slots_total else 0.0
     busy = report.num_running / service.config.max_num_seqs
     load: Load = {

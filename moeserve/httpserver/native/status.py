@@ -62,6 +62,7 @@ def _card(service: Service, name: str) -> ModelCard:
         "root": service.adapters[name].path if name in service.adapters else service.model_name,
         "parent": service.model_name if name in service.adapters else None,
         "max_model_len": most,
+        "context_length": most,
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(service.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

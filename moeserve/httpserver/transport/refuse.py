@@ -11,9 +11,11 @@ from starlette.types import Receive, Scope, Send
 
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.messages.refusal import Refusal
 
 LINGER_S: Final = 5.0  # for a refused body to arrive, unread: closing earlier could lose our answer
 REQUEST_ID_KEY: Final = "request_id"  # in the scope's state
+_REFUSAL_KEY: Final = "refusal"
 
 
 def request_id_of(request: Request) -> str:
@@ -21,11 +23,23 @@ def request_id_of(request: Request) -> str:
     return request_id
 
 
+def note_refusal(scope: Scope, error: ApiError) -> None:
+    """Keeps why the request is refused, for the count of refusals. The first reason stays."""
+    if error.refusal is not None:
+        scope.setdefault("state", {}).setdefault(_REFUSAL_KEY, error.refusal)
+
+
+def refusal_of(scope: Scope) -> Refusal | None:
+    refusal: Refusal | None = scope.get("state", {}).get(_REFUSAL_KEY)
+    return refusal
+
+
 async def refuse(
     scope: Scope, send: Send, apis: ApiTable, error: ApiError, receive: Receive | None = None
 ) -> None:
     """Answers with `error`. With `receive`, the rest of the body is received and dropped before the connection closes:
     unread bytes would make the kernel reset it, and the client would lose the answer."""
+    note_refusal(scope, error)
     body = orjson.dumps(apis.error_body(scope["path"], error, scope["state"][REQUEST_ID_KEY]))
     headers = {
         "content-type": "application/json",

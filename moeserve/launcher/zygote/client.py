@@ -21,6 +21,7 @@ from moeserve.processes.runtime_paths import RuntimePaths
 FORK_S: Final = 2.0  # for a zygote to fork, on a machine with much to do
 SETTLED_S: Final = 10.0  # one that has died earlier is replaced when a fork is wanted next
 NAME: Final = "zygote"
+MODULE: Final = "launcher.zygote"  # within the package of a server's processes
 
 _PR_SET_CHILD_SUBREAPER: Final = 36  # <linux/prctl.h>
 
@@ -39,10 +40,10 @@ class Zygote:
     def is_starting(self) -> bool:
         return self._child is not None and not self._is_ready
 
-    @property
-    def pids(self) -> list[int]:
-        """Of the one that lives, if any."""
-        return [] if self._child is None else [self._child.pid]
+    def processes(self, *, is_starting: bool | None = None) -> list[Child]:
+        """The one that lives, if any; is_starting: only where it still starts, or does not any more."""
+        is_wanted = is_starting is None or is_starting == self.is_starting
+        return [self._child] if self._child is not None and is_wanted else []
 
     def start(self) -> None:
         """Without waiting until it is ready."""

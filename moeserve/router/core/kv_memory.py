@@ -26,6 +26,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from moeserve.messages.kv_events import KvEvent
+from moeserve.messages.load import LoadReport
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.block_log import BlockLog
@@ -47,6 +48,7 @@ class KvMemory:
     def __init__(
         self,
         num_slots: int,
+        totals: LoadReport,
         *,
         reuse: bool = True,
         isolate_tenants: bool = False,
@@ -65,7 +67,7 @@ class KvMemory:
         self._pool = TokenPool(num_slots)
         self._log = None if event_block_size is None else BlockLog(event_block_size)
         self._tree = RadixCache(recurrent=num_state_slots > 0 or num_window_slots > 0, log=self._log)
-        self.states = StateMemory(num_state_slots, self._tree)
+        self.states = StateMemory(num_state_slots, self._tree, totals)
         spacing = replace(border_spacing, align=1 if tiers is None else tiers.page_tokens)
         self._taker = SnapshotTaker(self._tree, self.states, spacing)
         self._is_recurrent = num_state_slots > 0
@@ -73,20 +75,21 @@ class KvMemory:
         if num_window_slots:
             assert not self._is_recurrent
             assert tiers is None
-            self.windows = WindowMemory(num_window_slots, window, self._tree, border_spacing)
+            self.windows = WindowMemory(num_window_slots, window, self._tree, border_spacing, totals)
         self._reuse = reuse
         self._isolate = isolate_tenants
         self.tiers: PageTiers | None = None
         if tiers is not None and reuse:
             states = self.states if self._is_recurrent else None
             self.tiers = PageTiers(
-                tiers, self._tree, states, self.take, self._pool.free, lambda: self.available
+                tiers, self._tree, states, self.take, self._pool.free, lambda: self.available, totals
             )
 
     @classmethod
-    def within(cls, limits: Limits) -> KvMemory:
+    def within(cls, limits: Limits, totals: LoadReport) -> KvMemory:
         return cls(
             limits.num_kv_slots,
+            totals,
             reuse=limits.reuse_prefixes,
             isolate_tenants=limits.isolate_tenants,
             num_state_slots=limits.num_state_slots,
@@ -156,7 +159,7 @@ class KvMemory:
     def publish(self, request: HeldSequence) -> None:
         """Moves the planned slots of its known tokens into the tree, so that other requests share them. If another
         request has put the same tokens there meanwhile, these slots stay private until the request leaves."""
-        end = min(len(request.slots), len(request.tokens))
+        end = min(request.num_planned, len(request.tokens))
         if request.node is None or request.num_shared == end:
             return
         if self.windows is None:
@@ -218,8 +221,11 @@ class KvMemory:
             self.save(request)
         has_moved = request.beams is not None and request.beams.search.length > 0
         self._stop_beams(request)
-        begin, end = request.num_shared, min(len(request.slots), len(request.tokens))
-        # Its last row may have consumed a token whose value never became known: such a state is of no use.
+        num_planned = request.num_planned
+        begin, end = request.num_shared, min(num_planned, len(request.tokens))
+        # Its last row may have consumed a token whose value never became known: such a state is of no use. Nor is one
+        # that a row in flight moves on by drafts, which none does behind a stop token.
+        is_still = request.pending_drafts == 0 or request.has_stopped
         last: Node | None = None
         if request.node is None:
             begin = end = 0
@@ -231,13 +237,13 @@ class KvMemory:
             surplus, last = self._tree.release(request.node, tokens, slots)
             self._pool.free(surplus)
         if self._is_recurrent:
-            is_known = 0 < len(request.slots) == end and not has_moved
+            is_known = 0 < num_planned == end and not has_moved and is_still
             self._leave_state(request, last if is_known else None, kind)
         if self.windows is not None:
             self.windows.leave(request, last, end, kind)
         self._pool.free(request.slots[end:])
         request.slots, request.node = array("i"), None
-        request.num_shared = request.borrowed = 0
+        request.num_shared = request.borrowed = request.spare = request.pending_drafts = 0
 
     def _stop_beams(self, request: HeldSequence) -> None:
         if request.beams is None:
@@ -302,7 +308,7 @@ class KvMemory:
     def save(self, request: HeldSequence) -> None:
         """Has what is computed of a request written to a tier, if there is one."""
         if self.tiers is not None:
-            end = min(len(request.slots), len(request.tokens))
+            end = min(request.num_planned, len(request.tokens))
             self.tiers.save(request.namespace(isolate_tenants=self._isolate), request.tokens[:end].tobytes())
 
     def begin_load(self, request: HeldSequence, now: float) -> bool:

@@ -158,6 +158,15 @@ class Request(HeldSequence):
         return [self.req_slot] if self.beams is None else self.beams.req_slots
 
     @property
+    def lacks_slot(self) -> bool:
+        """Its next row needs a KV slot: its rows in flight may fill all that it has."""
+        return self.spare == self.pending_drafts
+
+    @property
+    def has_stopped(self) -> bool:
+        return self.tokens[-1] in self.stop_ids and self.num_output > self.sampling.min_tokens
+
+    @property
     def prompt_left(self) -> int:
         """Known tokens whose KV is not planned yet. After a preemption they include output tokens."""
         return self.target - len(self.slots)
@@ -170,7 +179,7 @@ class Request(HeldSequence):
     @property
     def need(self) -> int:
         """KV slots that it may still take."""
-        return self.max_kv - len(self.slots)
+        return self.max_kv - self.num_planned
 
     @property
     def reuse_limit(self) -> int:

@@ -2,8 +2,10 @@
 sequences of tokens.
 
     OPENING    the answer's first token: `<think>` where the model thinks, or else of the answer already
-    THINKING   anything, until `</think>`; when the budget is spent, the thought's ending is forced
-    ANSWER     what the grammar allows
+    THINKING   anything, until `</think>`; when the budget is spent, the thought's ending is forced; a call of the
+               grammar ends it, too
+    ANSWER     what the grammar allows; behind a forced ending no second `</think>`, which a model writes that goes on
+               thinking
 
 Driven by the tokens alone, so a request that was preempted is where it was once its output has been accepted again.
 """
@@ -45,6 +47,7 @@ class Guide:
         self._stage = _Stage.ANSWER if thinking is None else _Stage.OPENING
         self._thought = 0  # tokens of thought so far
         self._forced: deque[int] = deque()  # the only tokens that may come, in order
+        self._closed: tuple[int, ...] = ()  # the token that has been forced to end the thought
         if thinking is not None and thinking.is_open:
             self._begin_thought(thinking)
 
@@ -87,12 +90,13 @@ class Guide:
         return True
 
     def _completing(self) -> tuple[int, ...]:
-        """The tokens that would complete a bad sequence now."""
+        """The tokens that would complete a bad sequence now, or end a thought that has been ended."""
         if not self._bad or not self._last:
-            return ()
+            return self._closed
         last = tuple(self._last)
         near = self._bad.get(last[-1], ())
-        return tuple(sequence[-1] for sequence in near if last[1 - len(sequence) :] == sequence[:-1])
+        bad = (sequence[-1] for sequence in near if last[1 - len(sequence) :] == sequence[:-1])
+        return (*self._closed, *bad)
 
     def _fill_allowed(self, mask: Bits) -> bool:
         """What the thought and the grammar allow, as `fill`."""
@@ -115,7 +119,11 @@ class Guide:
     def _begin_thought(self, thinking: Thinking) -> None:
         self._stage = _Stage.THINKING
         if thinking.budget == 0:
-            self._forced.extend(thinking.ending)
+            self._force(thinking)
+
+    def _force(self, thinking: Thinking) -> None:
+        self._forced.extend(thinking.ending)
+        self._closed = (thinking.close_token,)
 
     def _accept_thought(self, thinking: Thinking, token_id: int) -> None:
         if token_id == thinking.close_token:
@@ -124,6 +132,10 @@ class Guide:
             if not self._forced:
                 self._stage = _Stage.ANSWER
             return
+        if self._matcher is not None and token_id == thinking.call_token:
+            self._stage = _Stage.ANSWER
+            self._matcher.accept(token_id)
+            return
         self._thought += 1
         if self._thought == thinking.budget:
-            self._forced.extend(thinking.ending)
+            self._force(thinking)

@@ -102,6 +102,30 @@ class Constraints:
             return None
         return self._masks, index
 
+    def follow(self, slots: Int32s) -> tuple[NDArray[np.bool_], tuple[Bits, Int32s] | None]:
+        """For a further token of the same step: which of these rows may be sampled now, and the masks of those (see
+        `masks_for`). The others have theirs in a later step, and no one is late: a costly mask is not waited for."""
+        ready = np.ones(len(slots), np.bool_)
+        if not self._answers:
+            return ready, None
+        index = np.full(len(slots), _UNCONSTRAINED, np.int32)
+        deadline = time.monotonic() + LEAST_WAIT_S
+        for row, slot in enumerate(slots.tolist()):
+            answer = self._answers.get(slot)
+            if answer is None:
+                continue
+            timeout = 0.0 if answer.ms > COSTLY_MASK_MS else max(deadline - time.monotonic(), 0.0)
+            is_known = self._thread.wait(answer, timeout)
+            known = answer.known
+            if not is_known or known is None or known.error is not None:
+                ready[row] = False
+            elif known.is_masked:
+                index[row] = answer.mask_row
+        index = index[ready]
+        if self._masks is None or index.max(initial=_UNCONSTRAINED) == _UNCONSTRAINED:
+            return ready, None
+        return ready, (self._masks, index)
+
     def verdicts(self, slots: Int32s) -> Verdicts:
         """What is to be said of these rows, after `masks_for`."""
         verdicts = Verdicts({}, set(), {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from moeserve.config import ServerConfig
+from moeserve.config import ServerConfig, num_drafts
 from moeserve.config.units import GIB
 from moeserve.kv.capacity import KvCapacity
 from moeserve.kv.layout import KvLayout
@@ -62,6 +62,7 @@ def ready_message(
         kv_write_bytes=0 if pages is None else pages.write_bytes,
         kv_tiers=[] if pages is None else pages.tiers,
         state_bytes=layout.state_bytes(),
+        max_drafts=num_drafts(config),
         adapters={adapter.name: adapter.key for adapter in adapters},
         adapter_bytes={adapter.key: adapter.num_bytes for adapter in adapters},
     )

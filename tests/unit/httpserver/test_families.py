@@ -36,6 +36,13 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    model = write_family_model("glm45", tmp_path_factory.mktemp("glm") / "model.gguf")
+    with http_server(model=str(model), context=2048) as running:
+        yield running
+
+
 def ask(server: HttpServer, **fields: Any) -> dict[str, Any]:
     server.requests.clear()
     response = server.post("/v1/chat/completions", {"model": NAME, "messages": MESSAGES} | fields)
@@ -188,6 +195,20 @@ def test_grammars_hold_the_channels(harmony: HttpServer) -> None:
     assert ask(harmony, messages=begun, **asked)["choices"][0]["message"]["content"] == " jumps"
     assert prompt_of(harmony).endswith(f"{FINAL}The dog")
     assert "analysis" not in harmony.requests[-1].sampling.grammar  # the text has been begun
+
+
+def test_the_tag_that_ends_the_only_call_is_part_of_it(glm: HttpServer) -> None:
+    """The token that ended the answer is not in its text."""
+    (end,) = glm.tokenizer.encode("</tool_call>")
+    for text, arguments in (
+        ("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n", PARIS),
+        ("<tool_call>now", {}),
+    ):
+        glm.answer = say(text, stop_reason=end)
+        choice = ask(glm, tools=TOOLS, parallel_tool_calls=False)["choices"][0]
+        assert end in glm.requests[-1].sampling.stop_token_ids
+        assert call_of(choice["message"])[1] == arguments
+        assert choice["finish_reason"] == "tool_calls"
 
 
 TOOLS_FOR_TEMPLATE = [

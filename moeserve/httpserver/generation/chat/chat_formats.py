@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Final
 
 from moeserve.chatformat import harmony
@@ -16,9 +17,13 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.spec import ArgumentTags, CallForm, Piece
 from moeserve.httpserver.generation.chat import template_input
 from moeserve.httpserver.generation.chat.channels import Channels
-from moeserve.httpserver.generation.chat.template_input import Conversation
+from moeserve.httpserver.generation.chat.template_probe import shapes_of
+from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
 from moeserve.httpserver.generation.request.thinking import ThinkingTokens
+from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+
+log = logging.getLogger(__name__)
 
 HARMONY: Final = "harmony"  # as the flags have it
 
@@ -34,6 +39,7 @@ class ChatFormats:
     tool_open: int | None = None  # begins calls; None if that takes several tokens
     call_end: int | None = None  # ends one call; None if that takes several tokens
     channels: Channels | None = None  # gpt-oss's format, in place of all the others
+    shapes: Shapes = field(default_factory=Shapes)  # of the template
 
     @property
     def calls_tools(self) -> bool:
@@ -42,6 +48,13 @@ class ChatFormats:
     @property
     def thinks(self) -> bool:
         return self.thinking is not None or (self.channels is not None and self.channels.separates_thoughts)
+
+    @property
+    def end_tags(self) -> dict[int, str]:
+        """The format's tokens that may end an answer: with their texts, which the answer's text lacks then."""
+        if self.channels is not None:
+            return {self.channels.tokens[word]: word for word in (harmony.END, harmony.CALL, harmony.RETURN)}
+        return {} if self.tools is None or self.call_end is None else {self.call_end: self.tools.call_end}
 
     def names(self) -> tuple[str, str]:
         """Returns the formats of tool calls and of reasoning, as the flags have them."""
@@ -55,15 +68,37 @@ class ChatFormats:
         self, messages: Conversation, tools: list[dict[str, Any]] | None, template: str | None
     ) -> tuple[Conversation, list[dict[str, Any]] | None]:
         """Returns messages and tools in the form that the model's template is written for."""
+        if template is None:
+            return messages, tools
+        if tools and self._describes_tools(template):
+            assert self.tools is not None
+            messages = template_input.with_tools(messages, tools, self.tools.guided)
+        messages = (self.shapes.with_tools if tools else self.shapes.plain).fitted(messages)
         if self.channels is not None:
             return template_input.for_harmony(messages), tools and template_input.described(tools)
-        if self.tools is None or template is None:
-            return messages, tools
-        if tools and self.tools.guided_body is None and not template_input.shows_tools(template):
-            messages = template_input.with_tools(messages, tools, self.tools.guided)
-        if self.tools.takes_text_arguments:
+        if self.tools is not None and self.tools.takes_text_arguments:
             messages = template_input.for_deepseek(messages, template)
         return messages, tools
+
+    def _describes_tools(self, template: str) -> bool:
+        """Whether the server tells the model of its tools, as the template does not."""
+        is_plain_json = self.tools is not None and self.tools.guided_body is None
+        return is_plain_json and not template_input.shows_tools(template)
+
+    def probed(self, renderer: ChatRenderer) -> ChatFormats:
+        """Returns the formats with the template's shapes, of which the log is told once."""
+
+        def render(messages: Conversation, tools: list[dict[str, Any]] | None, shape: TemplateShape) -> str:
+            formats = replace(self, shapes=Shapes(shape, shape))
+            messages, tools = formats.for_template(messages, tools, renderer.source)
+            return renderer.render_now(messages, tools=tools)
+
+        if renderer.source is None:
+            return self
+        shapes, missed = shapes_of(render)
+        if missed:
+            log.info("the chat template does not show as they come: %s", "; ".join(missed))
+        return replace(self, shapes=shapes)
 
 
 def formats_of(config: ServerConfig, tokenizer: TextTokenizer, template: str | None) -> ChatFormats:

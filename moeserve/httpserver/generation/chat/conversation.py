@@ -89,21 +89,33 @@ def resolve(spec: GenerationSpec, text: ModelText, prompt: Sequence[int]) -> Pro
 
 def reader(spec: GenerationSpec, formats: ChatFormats, end: PromptEnd) -> AnswerReader:
     """Returns a reader for one choice of a resolved spec."""
-    schemas = {tool.name: tool.parameters for tool in spec.tools.tools}
     parser: AnswerParser
     if formats.channels is not None:
         separates = formats.channels.separates_thoughts and spec.separate_reasoning
         parser = HarmonyParser(end.message, spec.tools.may_call, separates)
     else:
-        is_separate = end.thinking != "closed" and spec.separate_reasoning
-        tools = None
-        if spec.tools.may_call and formats.tools is not None:
-            tools = formats.tools.parser(schemas, is_guided=_is_in_json(spec.grammar))
         thoughts = None
-        if is_separate and formats.thinking is not None:
+        if formats.thinking is not None and end.thinking != "closed" and spec.separate_reasoning:
             thoughts = ReasoningParser(end.thinking == "open", formats.thinking.tags)
-        parser = OutputParser(thoughts, tools)
-    return AnswerReader(parser, spec.show_reasoning)
+        parser = _with_tools(spec, formats, thoughts)
+    return AnswerReader(
+        parser, spec.show_reasoning, end_tags=formats.end_tags, stop_token_ids=spec.stop_token_ids
+    )
+
+
+def _with_tools(spec: GenerationSpec, formats: ChatFormats, thoughts: ReasoningParser | None) -> OutputParser:
+    if not spec.tools.may_call or formats.tools is None:
+        return OutputParser(thoughts, None)
+    schemas = {tool.name: tool.parameters for tool in spec.tools.tools}
+    offered = {tool.name for tool in spec.tools.callable}
+    constraint = None if spec.grammar is None else spec.grammar.spec
+    if constraint is None:
+        return OutputParser(thoughts, formats.tools.parser(schemas), offered)
+    in_tags = isinstance(constraint, grammar.WithCalls) and constraint.form.tags is not None
+    tools = formats.tools.parser(schemas, "own" if in_tags else "json")
+    return OutputParser(
+        thoughts, tools, offered if _call_token(spec, formats) is not None else (), calls_end_thoughts=True
+    )
 
 
 def _grammar(spec: GenerationSpec, formats: ChatFormats) -> GrammarConstraint | None:
@@ -118,13 +130,6 @@ def _grammar(spec: GenerationSpec, formats: ChatFormats) -> GrammarConstraint | 
     if in_tags is None:
         return GrammarConstraint(replace(combined.spec, form=formats.call_form), combined.param)
     return GrammarConstraint(replace(combined.spec, form=formats.own_form, tools=in_tags), combined.param)
-
-
-def _is_in_json(constraint: GrammarConstraint | None) -> bool:
-    """Whether a grammar enforces calls with JSON where the model's own have tags."""
-    if constraint is None:
-        return False
-    return not isinstance(constraint.spec, grammar.WithCalls) or constraint.spec.form.tags is None
 
 
 def _combined(spec: GenerationSpec) -> GrammarConstraint | None:
@@ -163,8 +168,14 @@ def _resolve_thinking(spec: GenerationSpec, formats: ChatFormats, state: Thinkin
         raise invalid(spec.thinking.param, "this model has no thoughts to bound (see --reasoning-parser)")
     if formats.thinking is None or state == "closed" or (budget is None and spec.grammar is None):
         return
-    spec.thinking_tokens = formats.thinking.message(state == "open", budget)
+    spec.thinking_tokens = formats.thinking.message(state == "open", budget, _call_token(spec, formats))
     _check_ending(spec, spec.thinking_tokens)
+
+
+def _call_token(spec: GenerationSpec, formats: ChatFormats) -> int | None:
+    """Returns the token with which a call of the grammar ends a thought."""
+    has_calls = spec.grammar is not None and isinstance(spec.grammar.spec, grammar.WithCalls)
+    return formats.tool_open if has_calls else None
 
 
 def _check_ending(spec: GenerationSpec, thinking: Thinking) -> None:

@@ -17,6 +17,7 @@ from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.literal_text import LiteralText
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.keys import key_name
+from moeserve.messages.refusal import Refusal
 from moeserve.tokenizer.errors import TemplateError
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -75,7 +76,9 @@ class ModelText:
                 f"{param}: {len(text)} characters cannot fit into this model's maximum context length of "
                 f"{limit} tokens, of at most {self.longest_token} characters each"
             )
-            raise ApiError(400, message, param=param, code="context_length_exceeded")
+            raise ApiError(
+                400, message, param=param, code="context_length_exceeded", refusal=Refusal.TOO_LONG
+            )
 
     def _begun(self, ids: list[int]) -> list[int]:
         """With the token that begins a text, where the model wants one."""

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from moeserve.chatformat.guided import GuidedCalls
-
-Conversation = list[dict[str, Any]]
+from moeserve.httpserver.generation.chat.template_shape import Conversation, one_call_each
 
 # Where a DeepSeek template itself makes JSON of a call's arguments; without, it joins them to other text.
 _SHOWS_TOOLS: Final = re.compile(r"\btools\b")
@@ -23,45 +21,17 @@ _TO_JSON: Final = re.compile(r"arguments\W{0,3}\s*\|\s*tojson")
 def for_harmony(messages: Sequence[dict[str, Any]]) -> Conversation:
     """gpt-oss's template takes thoughts as `thinking`, one call a message, whose result follows it, and beside a call
     either a thought or a text, which it shows as the thought."""
-    adapted: Conversation = []
-    turn: list[Conversation] = []  # of the calls made at once: each with its results
-    for message in messages:
-        if message["role"] == "tool" and turn:
-            _answered(message, turn).append(message)
-            continue
-        adapted += chain.from_iterable(turn)
-        turn = [[call] for call in _one_call_each(message)]
-        if not turn:
-            adapted.append(_with_thinking(message))
-    return adapted + list(chain.from_iterable(turn))
-
-
-def _answered(result: Mapping[str, Any], turn: Sequence[Conversation]) -> Conversation:
-    """Returns the call that the result is of: by its id; or else of those without a result the next one of its tool, or
-    the next."""
-    call_id, tool = result.get("tool_call_id"), result.get("name")
-    calls = [one[0]["tool_calls"][0] for one in turn]
-    if call_id is not None:
-        for one, call in zip(turn, calls, strict=True):
-            if call.get("id") == call_id:
-                return one
-    waiting = [(one, call) for one, call in zip(turn, calls, strict=True) if len(one) == 1]
-    of_tool = (one for one, call in waiting if call["function"]["name"] == tool)
-    return next(of_tool, None) or next((one for one, _ in waiting), turn[-1])
-
-
-def _one_call_each(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields a message for each call; the first has the thought and the text."""
-    texts = [text for text in (message.get("reasoning_content"), message["content"]) if text]
-    for number, call in enumerate(message.get("tool_calls", [])):
-        thought = {"thinking": "\n\n".join(texts)} if texts and number == 0 else {}
-        yield {"role": "assistant", "content": "", "tool_calls": [call], **thought}
+    return [_with_thinking(message) for message in one_call_each(messages)]
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    thought = message.get("reasoning_content")
+    thoughts = [message.get("reasoning_content")]
+    if "tool_calls" in message:
+        thoughts.append(message["content"])
+        message = message | {"content": ""}
+    text = "\n\n".join(thought for thought in thoughts if thought)
     rest = {name: value for name, value in message.items() if name != "reasoning_content"}
-    return rest | {"thinking": thought} if thought else rest
+    return rest | {"thinking": text} if text else rest
 
 
 def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -23,15 +23,17 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 from moeserve.httpserver.generation.engine.expert_use import ExpertUseFeed
 from moeserve.httpserver.generation.engine.generation_stream import GenerationStream, RunningGeneration
-from moeserve.httpserver.generation.engine.router_silence import RouterSilence
 from moeserve.httpserver.generation.engine.served_adapters import ServedAdapters
+from moeserve.httpserver.generation.engine.silences import Silences
 from moeserve.httpserver.observability.generation_span import Operation
 from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics, Status
-from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.adapters import AdapterAnswer, AdaptersServed, ServedAdapter
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.channels import ChannelFull
+from moeserve.messages.load import LoadReport
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
     Abort,
@@ -39,9 +41,9 @@ from moeserve.messages.schema import (
     EngineReady,
     GenerateBatch,
     GenerateRequest,
+    Heartbeat,
     HeartbeatRequest,
     LoadProgress,
-    LoadReport,
     ProcessLost,
     RequestError,
     TextItem,
@@ -59,7 +61,7 @@ MAX_BATCH_BYTES: Final = 32 << 20  # of the tokens in a message, unless one requ
 
 
 class Health(TypedDict):
-    """`stage` and `fraction` while the model is loaded, `cause` while the engine is restarted."""
+    """`stage` and `fraction` while the model is loaded, `cause` while the engine is restarted or does not respond."""
 
     status: Status
     stage: NotRequired[str]
@@ -84,7 +86,8 @@ class EngineClient:
     leaving: bool = False  # not ready any more; written by `server.py`
     draining: bool = False  # no new requests; written by `server.py`
     lost: str | None = None  # why there is no router or worker at the moment, once there was one
-    silence: RouterSilence = field(default_factory=RouterSilence)  # its `watch` must be running, too
+    lost_detokenizer: str | None = None  # the same
+    silences: Silences = field(default_factory=Silences)  # its `watch` must be running, too
     progress: LoadProgress = field(default_factory=lambda: LoadProgress("starting", 0, 0))
 
     def __post_init__(self) -> None:
@@ -107,14 +110,21 @@ class EngineClient:
             return "draining"
         if self.ready is None or not self.text_ready:
             return "loading"
-        if self.silence.is_long:
+        if self.silences.longest is not None:
             return "unresponsive"
-        return "ok" if self.lost is None else "restarting"
+        return "ok" if self.lost is None and self.lost_detokenizer is None else "restarting"
+
+    @property
+    def is_lost(self) -> bool:
+        """There is nothing to serve with, unless the launcher replaces what is lost."""
+        return self.status not in ("ok", "draining")
 
     def health(self) -> Health:
         health: Health = {"status": self.status}
         if health["status"] == "restarting":
-            health["cause"] = self.lost or ""
+            health["cause"] = self.lost or self.lost_detokenizer or ""
+        if health["status"] == "unresponsive":
+            health["cause"] = f"the {self.silences.longest} says nothing"
         if health["status"] in ("loading", "restarting"):
             only_text = self.ready is not None and self.lost is None
             health["stage"] = "tokenizer" if only_text else self.progress.stage
@@ -128,11 +138,11 @@ class EngineClient:
         if self.status == "unresponsive":
             raise ApiError(503, "the engine does not respond", code="unresponsive")
         if self.draining:
-            raise ApiError(503, "the server is shutting down", code="shutting_down")
+            raise shutting_down()
         if self.ready is None or not self.text_ready:
             health = self.health()
             message = f"the model is loading: {health['stage']}, {health['fraction']:.0%}"
-            raise ApiError(503, message, code="loading")
+            raise ApiError(503, message, code="loading", refusal=Refusal.LOADING)
         return self.ready
 
     @property
@@ -170,7 +180,10 @@ class EngineClient:
         size = sum(len(request.sampling.grammar) for request in requests)
         if size and self._constraint_bytes + size > MAX_CONSTRAINT_BYTES:
             raise ApiError(
-                503, "the grammars of the requests under way take too much memory", code="overloaded"
+                503,
+                "the grammars of the requests under way take too much memory",
+                code="overloaded",
+                refusal=Refusal.MEMORY,
             )
         self._constraint_bytes += size
         for index, request in enumerate(requests):
@@ -229,7 +242,7 @@ class EngineClient:
                 await self._idle.wait()
         except TimeoutError:
             log.warning("%d requests did not finish in %g s and end with an error", len(self._open), timeout)
-            self._fail_all(ApiError(503, "the server is shutting down", code="shutting_down"))
+            self._fail_all(shutting_down())
 
     async def flush(self) -> None:
         """Waits until all aborts are sent."""
@@ -247,19 +260,8 @@ class EngineClient:
             else:
                 self._dispatch(message)
 
-    def _dispatch(
-        self,
-        message: TextOut
-        | RequestError
-        | LoadReport
-        | ExpertUse
-        | LoadProgress
-        | EngineReady
-        | EngineLost
-        | AdaptersServed
-        | AdapterAnswer
-        | HeartbeatRequest,
-    ) -> None:
+    def _dispatch(self, message: ToHttp) -> None:
+        """All but ProcessLost."""
         match message:
             case TextOut(items=items):
                 for item in items:
@@ -267,15 +269,20 @@ class EngineClient:
             case RequestError():
                 self._failed(message)
             case LoadReport():
-                self.metrics.load = self._totals.of(message)
-                self.silence.report_came()
+                self.metrics.reported.load = self._totals.of(message)
+                self.silences.heard("router")
+            case Heartbeat():
+                self.silences.heard("detokenizer")
+                self.lost_detokenizer = None
             case ExpertUse():
                 self.expert_use.received(message)
             case LoadProgress():
                 self.progress = message
             case EngineReady(ready=ready, adapters=adapters):
                 self.ready, self.lost = ready, None
-                self.metrics.start_seconds = ready.start_seconds
+                self.metrics.reported.start_seconds = ready.start_seconds
+                if self.first_id > 1:  # the detokenizer has been there for an httpserver before this one
+                    self.silences.expect("detokenizer")
                 self._adapters_told(adapters)
             case AdaptersServed(adapters=adapters):
                 self._adapters_told(adapters)
@@ -288,7 +295,7 @@ class EngineClient:
 
     def _adapters_told(self, adapters: list[ServedAdapter]) -> None:
         self.adapters.told(adapters)
-        self.metrics.adapters = adapters
+        self.metrics.reported.adapters = adapters
 
     def _text(self, item: TextItem) -> None:
         generation = self._open.get(item.id)
@@ -311,7 +318,10 @@ class EngineClient:
 
     def _failed(self, error: RequestError) -> None:
         code = "engine_error" if error.retry_after is None else "overloaded"
-        self._fail(error.id, ApiError(error.status, error.message, code=code, retry_after=error.retry_after))
+        failure = ApiError(
+            error.status, error.message, code=code, retry_after=error.retry_after, refusal=error.refusal
+        )
+        self._fail(error.id, failure)
 
     def _fail(self, request_id: int, error: ApiError) -> None:
         generation = self._cut_short(request_id, "error")
@@ -335,12 +345,14 @@ class EngineClient:
     async def _process_lost(self, lost: ProcessLost) -> None:
         """Raises ChannelFull."""
         cause = f"the {lost.process} was lost: {lost.cause}"
+        self.silences.lost(lost.process)
         if lost.process == "router":
             self.to_router.reopen()
             self._totals.start_again()
-            self.silence.router_lost()
             self._engine_lost(cause)
             self.adapters.failed(cause)
+        else:
+            self.lost_detokenizer = cause
         for request_id in self._not_to_resume(lost):
             self._fail(request_id, ApiError(500, f"the engine crashed: {cause}", code="engine_error"))
             if lost.process != "router":

@@ -11,6 +11,7 @@ INT32_MAX: Final = (1 << 31) - 1
 MAX_CHOICES: Final = 128
 MAX_MESSAGES: Final = 16384  # of a conversation
 MAX_STOPS: Final = 16
+MAX_MANY_STOPS: Final = 128
 MAX_TOP_LOGPROBS: Final = 20
 
 
@@ -22,7 +23,7 @@ def one_or_many(value: Any) -> Any:
 def _stop_strings(value: Any) -> Any:
     """Makes a list of a single string, without empty ones: they ask for nothing, and forms send them."""
     several = one_or_many(value)
-    if not isinstance(several, list) or len(several) > MAX_STOPS:
+    if not isinstance(several, list) or len(several) > MAX_MANY_STOPS:
         return several
     return [one for one in several if one != ""]
 
@@ -34,6 +35,15 @@ StopStrings = Annotated[
     Field(
         max_length=MAX_STOPS,
         description="At most 16 strings that end the text; not part of it. Empty ones are dropped.",
+    ),
+]
+# Where the API itself sets no bound, and clients name every speaker of a conversation.
+ManyStopStrings = Annotated[
+    list[StopString],
+    BeforeValidator(_stop_strings, json_schema_input_type=str | list[str]),
+    Field(
+        max_length=MAX_MANY_STOPS,
+        description="At most 128 strings that end the text; not part of it. Empty ones are dropped.",
     ),
 ]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]

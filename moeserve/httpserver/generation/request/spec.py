@@ -50,6 +50,7 @@ class GenerationSpec:
     max_tokens: int | None = None  # None: `default_max_tokens`
     default_max_tokens: int | None = None  # an upper bound only; None: the rest of the context
     max_tokens_param: str = "max_tokens"
+    ends_with_context: bool = False  # max_tokens beyond the context means its end; else it is refused
     thinking: ThinkingOptions = field(default_factory=ThinkingOptions)
     show_reasoning: bool = True
     separate_reasoning: bool = True  # False: it is part of the text

@@ -54,8 +54,8 @@ class ThinkingTokens:
                 break
         return "possible"
 
-    def message(self, is_open: bool, budget: int | None) -> Thinking:
-        return Thinking(self.open, self.close, self.ending, is_open, budget)
+    def message(self, is_open: bool, budget: int | None, call_token: int | None = None) -> Thinking:
+        return Thinking(self.open, self.close, self.ending, is_open, budget, call_token)
 
 
 def template_effort(options: ThinkingOptions) -> str | None:

@@ -18,6 +18,7 @@ namespace {
 #include "formats/block_codes.inl"
 #include "formats/pack.inl"
 #include "formats/format_traits.inl"
+#include "formats/codebook_traits.inl"
 #include "arch/shared/group_gemm.inl"
 #include "arch/shared/gemm.inl"
 #include "arch/shared/rowwise.inl"

@@ -4,8 +4,8 @@ and each gets an answer."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
+from moeserve.messages.load import LoadReport
 from moeserve.messages.schema import GenerateRequest, TokensItem
 from moeserve.messages.steps import Sampled
 from moeserve.router.core.beams.beam_search import FoundAnswer
@@ -13,21 +13,12 @@ from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.request import Request
 
 
-class BeamTotals(Protocol):
-    """Running totals, of which BeamSearches is the only writer but for `generation_tokens`."""
-
-    beam_searches: int
-    beam_rows: int
-    beam_forks: int
-    generation_tokens: int
-
-
 class BeamSearches:
     """Gathers the requests of searches. A search that has all of them is one `Request` with the first one's id."""
 
-    def __init__(self, memory: KvMemory, stats: BeamTotals) -> None:
+    def __init__(self, memory: KvMemory, totals: LoadReport) -> None:
         self._memory = memory
-        self._stats = stats
+        self._totals = totals
         self._gathering: dict[int, dict[int, GenerateRequest]] = {}  # by key, by choice
         self._searches: dict[int, int] = {}  # by id of a search's other choices: the id of its Request
 
@@ -74,17 +65,17 @@ class BeamSearches:
         """Takes the results of a search's rows, all of which have a token. Returns the final message of each of its
         requests if it is over; the caller releases it then."""
         tops = [entry.logprob for entry in sampled if entry.logprob is not None]
-        stats = self._stats
-        stats.beam_forks += self._memory.advance_beams(request, tops)
-        stats.beam_rows += len(tops)
+        totals = self._totals
+        totals.beam_forks += self._memory.advance_beams(request, tops)
+        totals.beam_rows += len(tops)
         request.first_token_at = request.first_token_at or now
         request.last_token_at = now
         request.num_output += 1
         if request.beams is None or request.beams.is_due:
             return []
         found = request.beams.search.answers()[: len(request.answer_ids)]
-        stats.beam_searches += 1
-        stats.generation_tokens += sum(answer.beam.length for answer in found)
+        totals.beam_searches += 1
+        totals.generation_tokens += sum(answer.beam.length for answer in found)
         return [
             _item(choice_id, request, answer, now)
             for choice_id, answer in zip(request.answer_ids, found, strict=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from moeserve.messages.load import LoadReport
 from moeserve.router.core.batch.admission import AdmissionPolicy
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.kv_memory import KvMemory
@@ -28,7 +29,7 @@ MOST_STEPS_POSTPONED = 32
 class RunningBatch:
     """The only writer of a request's `state`, `req_slot`, `target` and the fields that `Request` lists with them."""
 
-    def __init__(self, limits: Limits, memory: KvMemory, waiting: WaitingQueue) -> None:
+    def __init__(self, limits: Limits, memory: KvMemory, waiting: WaitingQueue, totals: LoadReport) -> None:
         self._limits = limits
         self._memory = memory
         self._waiting = waiting
@@ -40,9 +41,7 @@ class RunningBatch:
         self.postponed: list[Request] = []  # the POSTPONED ones
         self.loading: dict[int, Request] = {}  # LOADING, by id
         self.last_planned = self.last_finished = 0  # steps; written by Scheduler
-        self.num_preemptions = 0
-        self.num_search_restarts = 0
-        self.num_cached_tokens = 0  # of prompts, found in the cache
+        self._totals = totals
         self._free_req_slots = list(range(limits.max_running - 1, -1, -1))
         self._refused: Request | None = None  # what `may_bind` refused for memory; None after any release
 
@@ -112,7 +111,8 @@ class RunningBatch:
         request.announced = False
         if request.cached_tokens is None:
             request.cached_tokens = len(request.slots)
-            self.num_cached_tokens += len(request.slots)
+            self._totals.cached_tokens += len(request.slots)
+            self._totals.prompt_tokens += len(request.slots)
         self.running[request.id] = request
         self.prefilling.append(request)
 
@@ -132,9 +132,17 @@ class RunningBatch:
             request.state = State.ENDING
 
     @property
-    def num_rows_due(self) -> int:
-        """Decode rows of the next step, those of beams included."""
-        return len(self.decoding) + sum(request.num_beams_due for request in self.searching.values())
+    def num_rows(self) -> int:
+        """Decode rows that the next step has at most, those of beams included."""
+        return len(self.decoding) + sum(request.width for request in self.searching.values())
+
+    @property
+    def num_slots_due(self) -> int:
+        """KV slots that the next step's decode rows cannot do without, those of beams included."""
+        rows = len(self.decoding)
+        if self._limits.max_drafts:
+            rows = sum(request.lacks_slot for request in self.decoding.values())
+        return rows + sum(request.num_beams_due for request in self.searching.values())
 
     # ---------------------------------------------------------------- leaving
 
@@ -159,10 +167,10 @@ class RunningBatch:
         self._leave(request)
         request.state = State.WAITING
         self.enqueue(request)
-        self.num_preemptions += 1
+        self._totals.preemptions += 1
 
     def _leave(self, request: Request) -> None:
-        request.num_lost = len(request.slots)
+        request.num_lost = request.num_planned
         request.resume_after = self.last_planned
         request.tiers_were_asked = False
         self._unbind(request, kind=SnapshotKind.PREEMPTED)
@@ -194,7 +202,7 @@ class RunningBatch:
         self.last_finished = self.last_planned
         lost = list(self.running.values())
         for request in lost:
-            request.num_lost = len(request.slots)
+            request.num_lost = request.num_planned
             self._unbind(request, forget=True)
             self._begin_again(request)
         self._memory.clear()
@@ -211,7 +219,7 @@ class RunningBatch:
     def _begin_again(self, request: Request) -> None:
         """A search that is unbound before its end."""
         if request.beams is not None:
-            self.num_search_restarts += request.num_output > 0
+            self._totals.beam_restarts += request.num_output > 0
             request.num_output = 0
 
     def _unbind(
@@ -240,7 +248,8 @@ class RunningBatch:
             == sum(r.max_kv for r in [*running, *self.loading.values()]),
             "PREFILL matches its list": states[State.PREFILL] == len(self.prefilling),
             "DECODE matches its dicts": states[State.DECODE] == len(self.decoding) + len(self.searching),
-            "no request holds more than max_kv": all(r.need >= 0 for r in running),
+            "no request holds more than max_kv": all(r.num_slots <= r.max_kv for r in running),
+            "drafts have slots": all(0 <= r.pending_drafts <= r.spare for r in running),
         }
         broken = [name for name, holds in invariants.items() if not holds]
         if broken:

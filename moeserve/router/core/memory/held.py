@@ -3,10 +3,10 @@
 `Request` is one. The memories and tiers know this much of it, and nothing of its scheduling. Every field has one
 writer, named where it is declared.
 
-    position   0 ................. num_shared ................. len(slots)
-               | owned by the tree,     | private to the sequence; |  not planned yet
-               | referenced by `node`   | the tree takes them      |
-               |                        | when it leaves           |
+    position   0 ................. num_shared ................. num_planned ......... len(slots)
+               | owned by the tree,     | private to the sequence; | spare: granted for  |  not granted yet
+               | referenced by `node`   | the tree takes them      | drafts, which may   |
+               |                        | when it leaves           | be rejected         |
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class HeldSequence(ABC):
         "node",
         "num_prompt",
         "num_shared",
+        "pending_drafts",
         "slots",
+        "spare",
         "state_slot",
         "target",
         "tenant",
@@ -69,6 +71,11 @@ class HeldSequence(ABC):
         self.node: Node | None = None
         self.borrowed: int = 0  # slots found in the cache that other running sequences held then
 
+        # Written by `drafted_runs`, as rows with drafts are planned and have their results; KvMemory zeroes both as it
+        # takes the slots.
+        self.spare: int = 0  # slots beyond num_planned
+        self.pending_drafts: int = 0  # that its rows in flight may accept
+
         # Written by SnapshotTaker. Positions beyond len(slots) where a chunk ends, so that a snapshot can be taken;
         # ascending.
         self.borders: list[Border] = []
@@ -77,8 +84,9 @@ class HeldSequence(ABC):
         self.tiers_were_asked: bool = False  # whether pages in RAM or on disk continue it, since it waits
         self.tier_tokens: dict[Tier, int] = {}  # loaded for it
 
-        # Written by StateMemory. The slot's state is that after positions 0 .. len(slots)-1, once the plans sent so far
-        # are executed. -1: none, where it does not run or the model has no recurrent state.
+        # Written by StateMemory. The slot's state is that after positions 0 .. num_planned-1, once the plans sent so
+        # far are executed, and after the drafts that they accept. -1: none, where it does not run or the model has no
+        # recurrent state.
         self.state_slot: int = -1
 
         # Written by WindowMemory, of a model whose windowed layers have a KV pool of their own: that pool's slots of
@@ -91,6 +99,16 @@ class HeldSequence(ABC):
     @abstractmethod
     def reuse_limit(self) -> int:
         """How many leading positions may come from the cache."""
+
+    @property
+    @abstractmethod
+    def has_stopped(self) -> bool:
+        """Its last token is one that ends it: the worker drafts nothing behind it."""
+
+    @property
+    def num_planned(self) -> int:
+        """Positions that the plans sent so far compute for certain, where none of their drafts is accepted."""
+        return len(self.slots) - self.spare
 
     @property
     def width(self) -> int:
@@ -111,7 +129,7 @@ class HeldSequence(ABC):
     def next_position(self) -> int:
         """The position of its next row, or of its next rows if it is a beam search."""
         if self.beams is None or not self.beams.search.length:
-            return len(self.slots)
+            return self.num_planned
         return self.beams.position + (not self.beams.is_due)
 
     @property

@@ -18,6 +18,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
+from moeserve.messages.load import LoadReport
 from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Node, Snapshot, SnapshotKind
@@ -29,7 +30,7 @@ ZERO = -1  # as the source of a copy
 class StateMemory:
     """The only writer of a request's `state_slot`, and of what the tree's nodes have as snapshots."""
 
-    def __init__(self, num_slots: int, tree: RadixCache) -> None:
+    def __init__(self, num_slots: int, tree: RadixCache, totals: LoadReport) -> None:
         """`num_slots` are at least as many as requests may run at once."""
         self.num_slots = num_slots
         self._free = array("i", range(num_slots - 1, -1, -1))
@@ -37,8 +38,7 @@ class StateMemory:
         self._snapshots = SnapshotCache()
         self._copies = array("i")  # (source, destination) of the next plan
         self._loading: set[int] = set()
-        self.num_hits = 0  # requests that were bound with a snapshot
-        self.num_evictions = 0  # snapshots given up for their slots
+        self._totals = totals
 
     @property
     def num_snapshots(self) -> int:
@@ -53,7 +53,7 @@ class StateMemory:
     def bind(self, request: HeldSequence, source: Snapshot | None) -> None:
         """Gives a slot to a request: with the state of `source`, or zeroed."""
         if source is not None:
-            self.num_hits += 1
+            self._totals.state_snapshot_hits += 1
             self._snapshots.use(source)
         slot = self._take_slot(spared=source)
         if slot is None:
@@ -98,7 +98,7 @@ class StateMemory:
         if node.snapshot is not None:
             self.free(request)
             return
-        self._put(node, Snapshot(request.state_slot, len(request.slots), kind))
+        self._put(node, Snapshot(request.state_slot, request.num_planned, kind))
         request.state_slot = -1
 
     def reclaim(self) -> None:
@@ -152,7 +152,7 @@ class StateMemory:
         victim = self._snapshots.victim(spared)
         if victim is None:
             return None
-        self.num_evictions += 1
+        self._totals.state_snapshot_evictions += 1
         return self._give_up(victim)
 
     def _give_up(self, snapshot: Snapshot) -> int:

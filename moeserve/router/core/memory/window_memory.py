@@ -29,6 +29,7 @@ from array import array
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+from moeserve.messages.load import LoadReport
 from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Node, Snapshot, SnapshotKind, depth
@@ -65,7 +66,9 @@ class WindowMemory:
     """The only writer of a request's `window_slots`, `window_first` and `window_borders`, and of the islands of the
     tree."""
 
-    def __init__(self, num_slots: int, window: int, tree: RadixCache, spacing: BorderSpacing) -> None:
+    def __init__(
+        self, num_slots: int, window: int, tree: RadixCache, spacing: BorderSpacing, totals: LoadReport
+    ) -> None:
         """`spacing`: of islands within a prompt; its distances do not double, because no island costs a step."""
         self.window = window
         self._pool = WindowPool(num_slots)
@@ -77,8 +80,7 @@ class WindowMemory:
         # Live ones are of chunks in the last plan, whose requests hold all of these slots.
         self._live: dict[HeldSequence, tuple[Island, int | None]] = {}
         self._long: dict[Island, int | None] = {}  # in order of use
-        self.num_hits = 0  # requests that continued from an island
-        self.num_evictions = 0  # islands given up for their slots
+        self._totals = totals
         tree.on_split = self._split
 
     @property
@@ -109,7 +111,7 @@ class WindowMemory:
             assert isinstance(island, Island)
             request.window_slots = island.before(start)
             self._pool.share(request.window_slots)
-            self.num_hits += 1
+            self._totals.window_hits += 1
             if island in self._islands:
                 self._islands.use(island)
             elif island in self._long:
@@ -123,7 +125,7 @@ class WindowMemory:
                 continue
             victim = self._islands.victim()
             assert isinstance(victim, Island), "running requests never exhaust the windowed pool"
-            self.num_evictions += 1
+            self._totals.window_evictions += 1
             self._tree.unset_snapshot(victim)
             self._islands.remove(victim)
             self._pool.unkeep(victim.slots)

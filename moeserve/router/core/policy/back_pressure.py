@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sized
 
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import GenerateRequest, RequestError
 from moeserve.router.core.batch.output_history import OutputHistory
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
@@ -47,16 +48,19 @@ class BackPressure:
         if message.key_name:
             share = max(share // (num_tenants + 1), 1)
         if (num_waiting := len(waiting) + len(self._postponed)) >= limits.max_num_queued_reqs:
+            refusal = Refusal.QUEUE_FULL
             cause = f"{num_waiting} requests are waiting already"
         elif len(waiting) and tokens > limits.max_num_queued_tokens:
+            refusal = Refusal.QUEUE_FULL
             cause = f"requests with {waiting.num_tokens} prompt tokens are waiting already"
         elif waiting.of_tenant(message.key_name) >= share:
+            refusal = Refusal.QUOTA
             cause = f"{waiting.of_tenant(message.key_name)} requests of this API key are waiting already"
         else:
             return None
         wait = self.predicted_wait_s()
         text = f"the server is busy: {cause}; try again in {wait} s"
-        return RequestError(id=message.id, status=503, message=text, retry_after=wait)
+        return RequestError(id=message.id, status=503, message=text, retry_after=wait, refusal=refusal)
 
     def predicted_wait_s(self) -> int:
         """Predicted whole seconds until the requests that run and wait now will have been served. As many are expected

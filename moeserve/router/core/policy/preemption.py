@@ -36,7 +36,7 @@ class Preemption:
     def for_decode_slots(self) -> None:
         """Preempts until there is a KV slot for each decode row, or no victim is left: then the oldest request waits
         for the ENDING ones."""
-        while self._batch.num_rows_due > self._memory.available:
+        while self._batch.num_slots_due > self._memory.available:
             victim = self._for_memory()
             if victim is None:
                 return

@@ -21,7 +21,10 @@ prefill. Coefficients are never negative, which keeps every prediction monotone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from moeserve.messages.steps import MeasuredStep
 
 NUM_FEATURES = 8
 ROWS, EXPERTS, DECODE_CONTEXT, PROMPT, PROMPT_CONTEXT, HAS_PROMPT, SPAN = range(1, NUM_FEATURES)
@@ -70,6 +73,11 @@ class StepCost:
         return any(self._costs)
 
     # ---------------------------------------------------------------- learning
+
+    def learn(self, measured: Iterable[MeasuredStep]) -> None:
+        for m in measured:
+            prompt = (m.prompt, chunk_context(m.start, m.prompt), m.start + m.prompt)
+            self.observe(StepShape(m.rows, m.decode_context, *prompt), m.ms)
 
     def observe(self, shape: StepShape, ms: float) -> None:
         """Learns that a step of this shape took `ms` milliseconds; 0 means that it was not measured."""

@@ -26,11 +26,14 @@ class ScheduledStep:
         "_decode_context",
         "_prompt_context",
         "at_border",
+        "draft_tokens",
         "expected_ms",
         "forks",
         "fresh_tokens",
         "new_seqs",
         "num_decode",
+        "num_draft_rows",
+        "num_drafted",
         "owners",
         "pages",
         "prompt_span",
@@ -58,6 +61,9 @@ class ScheduledStep:
         self.pages: PageOrders | None = None  # StepPlan.pages; written by Planner
         self.at_border: set[Request] = set()  # prompts that continue in a later step, after a snapshot
         self.num_decode = 0
+        self.num_draft_rows = 0  # of them, the first ones: rows with start CONTINUES
+        self.draft_tokens = 0  # that these may have
+        self.num_drafted = 0  # of these, those that the worker drafts: expected, then as its result says
         self.prompt_tokens = 0  # in chunks, recomputed output included
         self.fresh_tokens = 0  # of these, prompt tokens that are computed for the first time
         self.repeated_tokens = 0  # of these, tokens that were computed before a preemption
@@ -76,9 +82,14 @@ class ScheduledStep:
         )
 
     @property
+    def num_tokens(self) -> int:
+        """That it has at most."""
+        return self.num_decode + self.draft_tokens + self.prompt_tokens
+
+    @property
     def shape(self) -> StepShape:
         prompts = (self.prompt_tokens, self._prompt_context, self.prompt_span)
-        return StepShape(self.num_decode, self._decode_context, *prompts)
+        return StepShape(self.num_decode + self.num_drafted, self._decode_context, *prompts)
 
     @property
     def continues(self) -> bool:
@@ -115,6 +126,16 @@ class ScheduledStep:
         self.num_decode += len(requests)
         self._decode_context += context
         return complete
+
+    def add_draft_row(self, request: Request, row: Row) -> None:
+        """A row that may have drafts, before all others; `drafted_runs.py` grants its slots."""
+        self.rows.append(row)
+        self.owners.append(request)
+        self.sampling.append(request)
+        self.num_decode += 1
+        self.num_draft_rows += 1
+        self.draft_tokens += row.count - 1
+        self._decode_context += request.num_planned
 
     def add_beam_rows(self, request: Request, memory: KvMemory) -> None:
         """Adds a row for each beam of a search; it needs as many slots. After the decode rows, before any chunk."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moeserve.messages.pages import Tier
+from moeserve.messages.pages import Tier, TierCounts
 
 KEEP = 0.5  # of the bytes and of the time so far, beside a new measurement
 MOST_MS = 20_000.0  # of a load, while nobody knows what computing takes: no step was measured yet
@@ -15,11 +15,12 @@ RETRY_AFTER: dict[Tier, int] = {"ram": 4, "disk": 32}
 class LoadRates:
     """Of some tiers, by number."""
 
-    def __init__(self, tiers: Sequence[Tier]) -> None:
+    def __init__(self, tiers: Sequence[Tier], counts: Sequence[TierCounts]) -> None:
+        """counts: one for each tier."""
         num_tiers = len(tiers)
         self._retry_after = [RETRY_AFTER[tier] for tier in tiers]
         self.bytes_per_ms: list[float | None] = [None] * num_tiers
-        self.num_declined = [0] * num_tiers
+        self.counts = counts
         self._declined_since = [0] * num_tiers  # the last attempt
         self._num_bytes = [0.0] * num_tiers  # that the rate is of
         self._ms = [0.0] * num_tiers
@@ -50,7 +51,7 @@ class LoadRates:
             return True
         ms = self._times(num_bytes)
         slowest = ms.index(max(ms))
-        self.num_declined[slowest] += 1
+        self.counts[slowest].declined += 1
         self._declined_since[slowest] += 1
         if self._declined_since[slowest] < self._retry_after[slowest]:
             return False

@@ -12,10 +12,10 @@ prompt cannot continue from them.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from moeserve.messages.pages import PageCopy, PageOrders, StateCopy, Tier
+from moeserve.messages.pages import PageCopy, PageOrders, StateCopy, Tier, TierCounts
 from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Node
@@ -69,8 +69,9 @@ class PageLoader:
         available: Callable[[], int],
         rates: LoadRates,
         tier_of: Callable[[bytes], int],
+        counts: Sequence[TierCounts],
     ) -> None:
-        """tier_of: the number of the tier that a page or a state would come from."""
+        """tier_of: the number of the tier that a page or a state would come from. counts: one for each tier."""
         self._page_tokens = sizes.page_tokens
         self._page_bytes = sizes.page_bytes
         self._state_bytes = sizes.state_bytes
@@ -86,7 +87,7 @@ class PageLoader:
         self._jobs: list[LoadJob] = []
         # By key: the page of an order that is not answered yet, and the tier that it was expected from.
         self._under_way: dict[bytes, tuple[LoadJob, int, int]] = {}
-        self.num_tokens = [0] * len(sizes.tiers)  # that the tree got, by tier
+        self._counts = counts
 
     @property
     def has_work(self) -> bool:
@@ -154,7 +155,7 @@ class PageLoader:
 
     def bytes_of(self, keys: list[bytes], *, with_state: bool) -> list[int]:
         """Of pages, and of a state that is the last of them, by tier."""
-        sizes = [0] * len(self.num_tokens)
+        sizes = [0] * len(self._tiers)
         for index, key in enumerate(keys, 1):
             is_state = with_state and index == len(keys)
             sizes[self._tier_of(key)] += self._state_bytes if is_state else self._page_bytes
@@ -251,7 +252,7 @@ class PageLoader:
         loaded = 0 if job.has_state and not is_whole else max(job.start + end - job.usable, 0)
         by_tier = self._by_tier(job, count, loaded)
         for tier, tokens in enumerate(by_tier):
-            self.num_tokens[tier] += tokens
+            self._counts[tier].tokens += tokens
         for request in job.waiters:
             for name, tokens in zip(self._tiers, by_tier, strict=True):
                 request.tier_tokens[name] = request.tier_tokens.get(name, 0) + tokens

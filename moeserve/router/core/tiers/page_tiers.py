@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from moeserve.messages.load import LoadReport
 from moeserve.messages.pages import PageOrders, PageReport, Tier, TierCounts, TierNews
 from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
@@ -30,10 +31,8 @@ from moeserve.router.core.tiers.tier_sizes import TierSizes
 class _TierPages:
     """Of one tier."""
 
+    counts: TierCounts
     keys: set[bytes] = field(default_factory=set)  # of pages and states
-    bytes_written: int = 0
-    bytes_read: int = 0
-    load_ms: float = 0.0
 
 
 class PageTiers:
@@ -48,22 +47,25 @@ class PageTiers:
         take: Callable[[int], array[int]],
         free: Callable[[array[int]], None],
         available: Callable[[], int],
+        totals: LoadReport,
     ) -> None:
         """`states`: None where the model has none. `take`, `free` and `available`: of the KV pool's slots."""
         self._sizes = sizes
         self._page_tokens = sizes.page_tokens
         self._tree = tree
         self._has_states = states is not None
-        self._pages = [_TierPages() for _ in sizes.tiers]  # the fastest first
-        self._rates = LoadRates(sizes.tiers)
+        counts = [totals.ram if tier == "ram" else totals.disk for tier in sizes.tiers]
+        self._pages = [_TierPages(one) for one in counts]  # the fastest first
+        self._rates = LoadRates(sizes.tiers, counts)
         fastest = self._pages[0].keys
         self._writer = PageWriter(sizes, tree, states, fastest, is_ram=sizes.tiers[0] == "ram")
         self._to_disk = DiskCopies(fastest, self._pages[1].keys) if len(sizes.tiers) == 2 else None
-        self._loader = PageLoader(sizes, tree, states, take, free, available, self._rates, self._tier_of)
+        self._loader = PageLoader(
+            sizes, tree, states, take, free, available, self._rates, self._tier_of, counts
+        )
         # Set by Planner; 0: not known.
         self.recompute_ms: Callable[[int, int], float] = lambda start, count: 0.0
         self.is_synced = False  # the worker has told what there is
-        self._num_failed = 0  # pages and states
 
     @property
     def has_work(self) -> bool:
@@ -204,7 +206,7 @@ class PageTiers:
         failed = split_keys(report.failed)
         for key in failed:
             self._loader.answered(key, now, None)
-        self._num_failed += len(failed)
+        self._pages[-1].counts.failed_pages += len(failed)
         for pages in self._pages:
             pages.keys.difference_update(failed)
 
@@ -213,7 +215,7 @@ class PageTiers:
         for key in split_keys(news.stored):
             pages.keys.add(key)
             num_bytes = self._written(tier, key)
-            pages.bytes_written += num_bytes
+            pages.counts.bytes_written += num_bytes
             if tier == 0 and self._to_disk is not None:
                 self._to_disk.add(key, num_bytes or self._sizes.page_bytes)
         refused = split_keys(news.refused)
@@ -227,8 +229,8 @@ class PageTiers:
             num_bytes += self._sizes.state_bytes if is_state else self._sizes.page_bytes
         pages.keys.difference_update(split_keys(news.gone))
         self._rates.observe(tier, num_bytes, news.load_ms)
-        pages.bytes_read += num_bytes
-        pages.load_ms += news.load_ms
+        pages.counts.bytes_read += num_bytes
+        pages.counts.load_ms += news.load_ms
 
     def _written(self, tier: int, key: bytes) -> int:
         """The bytes of an order to write that has been answered; 0 for what nobody has ordered."""
@@ -254,18 +256,6 @@ class PageTiers:
         """Those of loads under way."""
         return list(self._loader.slots())
 
-    def counts(self, name: Tier) -> TierCounts:
-        """Zeros for a tier that there is not."""
-        if name not in self._sizes.tiers:
-            return TierCounts()
-        tier = self._sizes.tiers.index(name)
-        pages = self._pages[tier]
-        return TierCounts(
-            pages=len(pages.keys),
-            bytes_written=pages.bytes_written,
-            bytes_read=pages.bytes_read,
-            tokens=self._loader.num_tokens[tier],
-            load_ms=pages.load_ms,
-            declined=self._rates.num_declined[tier],
-            failed_pages=self._num_failed if tier == len(self._pages) - 1 else 0,
-        )
+    def num_pages(self, name: Tier) -> int:
+        """Pages and states in a tier; 0 where there is no such tier."""
+        return len(self._pages[self._sizes.tiers.index(name)].keys) if name in self._sizes.tiers else 0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.stream_operands import AdapterRows, StateSequences
+from moeserve.kernels.stream_operands import AdapterRows, StateDrafts, StateSequences
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
@@ -62,8 +62,17 @@ def adapter_rows(adapters: Int32s) -> AdapterRows | None:
 
 def state_sequences(layout: StepLayout, sequences: Sequences) -> StateSequences:
     """Whose recurrent states the step's rows move on."""
-    slots = sequences.state_slots[layout.req_slot]
-    return StateSequences(*(torch.from_numpy(column) for column in (layout.offset, layout.count, slots)))
+    slots, drafts = sequences.state_slots[layout.req_slot], None
+    if layout.drafted is not None and layout.drafted.any():
+        drafts = StateDrafts(torch.from_numpy(layout.drafted), torch.from_numpy(first_drafts(layout.drafted)))
+    row, count, slot = (torch.from_numpy(column) for column in (layout.offset, layout.count, slots))
+    return StateSequences(row, count, slot, drafts)
+
+
+def first_drafts(drafted: Int32s) -> Int32s:
+    """The number of each row's first draft, among the step's."""
+    first: Int32s = np.cumsum(drafted, dtype=np.int32) - drafted
+    return first
 
 
 class CpuEngine:
@@ -81,6 +90,7 @@ class CpuEngine:
         self._model = model
         self._sampler = sampler
         self._last_logits: Tensor | None = None
+        self._state_slots: Int32s = np.zeros(0, np.int32)  # of the step's rows
         self._sampled: tuple[Int32s, list[TokenLogprob | None]] = (np.zeros(0, np.int32), [])
 
     @property
@@ -109,6 +119,7 @@ class CpuEngine:
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
         launch(layout, sequences, self._model, observer)
+        self._state_slots = sequences.state_slots[layout.req_slot]
 
     def score(self, span: PromptSpan) -> list[TokenLogprob]:
         return self._sampler.prompt_logprobs(self._logits(span.logit_rows), span.targets, span.top_n)
@@ -116,6 +127,22 @@ class CpuEngine:
     def logits(self, layout: StepLayout, first: int) -> Tensor:
         self._last_logits = self._logits(layout.sampled_rows[first : first + self.logit_rows])
         return self._last_logits
+
+    def logits_of(self, rows: Int32s) -> Tensor:
+        return self._logits(rows)
+
+    def sample_from(
+        self, logits: Tensor, slots: Int32s, masks: TokenMasks | None
+    ) -> tuple[Int32s, list[TokenLogprob | None]]:
+        return self._sampler.sample(logits, slots, masks)
+
+    def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:
+        if not self._model.has_states:
+            return
+        assert layout.drafted is not None
+        moved = accepted > 0
+        columns = self._state_slots[moved], first_drafts(layout.drafted)[moved], accepted[moved]
+        self._model.commit_states(*map(torch.from_numpy, columns))
 
     def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
         assert self._last_logits is not None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from moeserve.config import ServerConfig
+from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
 from moeserve.kv.cache import KvCache
@@ -34,6 +35,8 @@ from moeserve.worker.adapters.cpu import cpu_adapters, read_adapters
 from moeserve.worker.adapters.memory import adapter_memory, later_bytes, open_adapters
 from moeserve.worker.adapters.resident import AdapterAtStart, ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
+from moeserve.worker.drafts.drafting import Drafting
+from moeserve.worker.drafts.ngram_drafter import NgramDrafter
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.loading.cpu.pool_start import check_ram, open_stream
@@ -88,6 +91,7 @@ def try_cpu_model(loaded: CpuModel, *, is_first: bool) -> Runner:
 def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
     """Reads the weights and builds the vocabulary, and decides on the size of the KV pool. Leaves no thread behind."""
     _refuse_gpu_flags(config)
+    _refuse_records_of_drafts(config)
     set_up_torch()
     directory = claim_directory(config)
     stream = open_stream(config)
@@ -156,6 +160,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         loaded.most_rows,
         capacity.max_model_len,
         states=states,
+        most_drafts=config.max_num_seqs * num_drafts(config),
         adapters=adapters,
         angles=loaded.angles,
     )
@@ -173,7 +178,25 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         pages,
         at_start,
     )
-    return Runner(engine, ready, constraints, loaded.recorder, pages, resident)
+    return Runner(engine, ready, constraints, loaded.recorder, pages, resident, _drafting(config, engine))
+
+
+def _drafting(config: ServerConfig, engine: CpuEngine) -> Drafting | None:
+    drafts = drafts_of(config)
+    if drafts is None:
+        return None
+    of_tokens = partial(NgramDrafter, shortest=drafts.prompt_lookup_min, longest=drafts.prompt_lookup_max)
+    return Drafting(engine, of_tokens)
+
+
+def _refuse_records_of_drafts(config: ServerConfig) -> None:
+    """Raises ConfigError where steps are to be recorded, whose rows would be drafts among others."""
+    for flag, value in (
+        ("--debug-dump", config.debug_dump),
+        ("--record-routing-trace", config.record_routing_trace),
+    ):
+        if config.speculative_config is not None and value is not None:
+            raise ConfigError(f"{flag} and --speculative-config exclude one another: leave one of them out")
 
 
 def _refuse_gpu_flags(config: ServerConfig) -> None:

@@ -13,6 +13,7 @@ from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
 from moeserve.models.interface import ModelShape
+from moeserve.models.loading.engine_types import check_gpu_types
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.ranks.rank_source import RankSource
@@ -63,6 +64,7 @@ def plan_load(
     adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
     log_skipped(shape, source)
     check_lanes(source, shape, "GPU")
+    check_gpu_types(source, source.tensors)
     share, heat = None, heat_counts(config, shape)
     if ranks is not None:
         share = share_among(config, shape, source.tensors, ranks.rank, ranks.num_ranks, heat)

@@ -11,6 +11,8 @@
 //   Q5_0, Q5_1, Q5_K           31       4                       31,744
 //   Q6_K                       63       2                       32,256
 //   Q8_0, IQ4_NL, IQ4_XS       255, 241 8 of each nibble        30,720
+//   IQ2_*, IQ3_XXS             86, 124  1                       22,016, 31,744
+//   IQ3_S, IQ1_*               30, 18   4                       30,720, 18,432
 constexpr int kMostInt16 = 32767;
 constexpr int most_sum(int quads, int most_code) { return quads * 2 * 128 * most_code; }
 // 8, 4, 2 or 1.
@@ -207,9 +209,10 @@ constexpr int kTile = F::kSplit || kNibbles<F> ? 2 : 6;
 // Up to how many tokens codes are unpacked again for each tile, which is quicker than storing them: of plain nibbles up to
 // eight, of nibbles that are looked up for one tile of four.
 template <class F>
-constexpr int kMostUnpackedAgain = kTile<F> == 2 || F::type.high.bits > 0 ? 2
-                                   : F::type.table == CodeTable::None     ? 8
-                                                                          : 4;
+constexpr int kMostUnpackedAgain = F::type.has_book()                       ? 1
+                                   : kTile<F> == 2 || F::type.high.bits > 0 ? 2
+                                   : F::type.table == CodeTable::None       ? 8
+                                                                            : 4;
 
 template <class F>
 [[gnu::always_inline]] inline void half_gemm(const uint8_t* codes, const Scales& s, const void* const* rows,

@@ -114,6 +114,15 @@ inline VI and_i(VI a, int mask) {
 }
 inline VI or_i(VI a, VI b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
 inline VI sub_i(VI a, VI b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+inline VI xor_i(VI a, VI b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
+inline VI load_i(const void* p) {
+  const auto* v = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
+}
+inline __m256 half_bits_8(__m256i a) {
+  return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
+}
+inline VF half_bits(VI a) { return {half_bits_8(a.lo), half_bits_8(a.hi)}; }
 inline VI max_i(VI a, VI b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
 template <int N>
 inline VI shr_i(VI a) {
@@ -153,6 +162,27 @@ inline VB shr_b(VB a) {
 template <int N>
 inline VB shl_b(VB a) {
   return {_mm256_slli_epi16(a.lo, N), _mm256_slli_epi16(a.hi, N)};
+}
+inline VB add_b(VB a, VB b) { return {_mm256_add_epi8(a.lo, b.lo), _mm256_add_epi8(a.hi, b.hi)}; }
+inline VB as_bytes(VI a) { return {a.lo, a.hi}; }
+inline VB gather(const uint32_t* table, VI index) {
+  const int* words = reinterpret_cast<const int*>(table);
+  return {_mm256_i32gather_epi32(words, index.lo, 4), _mm256_i32gather_epi32(words, index.hi, 4)};
+}
+template <int Byte, int Nibble>
+inline __m256i with_signs_32(__m256i bytes, __m256i words, __m256i zero) {
+  const __m256i lanes =
+      _mm256_set_epi64x(0x0c0c0c0c08080808, 0x0404040400000000, 0x0c0c0c0c08080808, 0x0404040400000000);
+  const __m256i spread = _mm256_shuffle_epi8(words, _mm256_add_epi8(lanes, _mm256_set1_epi8(Byte)));
+  const __m256i bits = _mm256_set1_epi32(Nibble ? static_cast<int>(0x80402010) : 0x08040201);
+  const __m256i minus = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bits), bits);
+  return _mm256_add_epi8(zero, _mm256_sign_epi8(bytes, _mm256_or_si256(minus, _mm256_set1_epi8(1))));
+}
+template <int Byte, int Nibble>
+inline VB with_signs(VB bytes, VI words, uint8_t zero) {
+  const __m256i z = _mm256_set1_epi8(static_cast<char>(zero));
+  return {with_signs_32<Byte, Nibble>(bytes.lo, words.lo, z),
+          with_signs_32<Byte, Nibble>(bytes.hi, words.hi, z)};
 }
 inline VB lookup(const uint8_t* table16, VB index) {
   const __m256i t = _mm256_broadcastsi128_si256(load_128(table16));

@@ -90,6 +90,9 @@ inline VI load_i8(const uint8_t* p) {
 inline VI and_i(VI a, int mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(mask))}; }
 inline VI or_i(VI a, VI b) { return {_mm512_or_si512(a.v, b.v)}; }
 inline VI sub_i(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline VI xor_i(VI a, VI b) { return {_mm512_xor_si512(a.v, b.v)}; }
+inline VI load_i(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline VF half_bits(VI a) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a.v))}; }
 inline VI max_i(VI a, VI b) { return {_mm512_max_epi32(a.v, b.v)}; }
 template <int N>
 inline VI shr_i(VI a) {
@@ -117,6 +120,18 @@ inline VB shr_b(VB a) {
 template <int N>
 inline VB shl_b(VB a) {
   return {_mm512_slli_epi16(a.v, N)};
+}
+inline VB add_b(VB a, VB b) { return {_mm512_add_epi8(a.v, b.v)}; }
+inline VB as_bytes(VI a) { return {a.v}; }
+inline VB gather(const uint32_t* table, VI index) { return {_mm512_i32gather_epi32(index.v, table, 4)}; }
+template <int Byte, int Nibble>
+inline VB with_signs(VB bytes, VI words, uint8_t zero) {
+  const __m512i lanes = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0c0c0c0c08080808, 0x0404040400000000));
+  const __m512i spread = _mm512_shuffle_epi8(words.v, _mm512_add_epi8(lanes, _mm512_set1_epi8(Byte)));
+  const __m512i bits = _mm512_set1_epi32(Nibble ? static_cast<int>(0x80402010) : 0x08040201);
+  const __m512i z = _mm512_set1_epi8(static_cast<char>(zero));
+  const __mmask64 minus = _mm512_test_epi8_mask(spread, bits);
+  return {_mm512_mask_sub_epi8(_mm512_add_epi8(z, bytes.v), minus, z, bytes.v)};
 }
 inline VB lookup(const uint8_t* table16, VB index) {
   const __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table16)));

@@ -141,6 +141,16 @@ inline VI load_i8(const uint8_t* p) {
 inline VI and_i(VI a, int mask) { return {a.v & mask}; }
 inline VI or_i(VI a, VI b) { return {a.v | b.v}; }
 inline VI sub_i(VI a, VI b) { return {a.v - b.v}; }
+inline VI xor_i(VI a, VI b) { return {a.v ^ b.v}; }
+inline VI load_i(const void* p) {
+  VI r;
+  __builtin_memcpy(&r, p, 64);
+  return r;
+}
+// float16 bits in the lanes.
+inline VF half_bits(VI a) {
+  return each([a](int i) { return half_to_float(static_cast<uint16_t>(a.v[i])); });
+}
 inline VI max_i(VI a, VI b) { return {a.v > b.v ? a.v : b.v}; }
 template <int N>
 inline VI shr_i(VI a) {
@@ -171,6 +181,26 @@ inline VB shr_b(VB a) {
 template <int N>
 inline VB shl_b(VB a) {
   return {a.v << N};
+}
+inline VB add_b(VB a, VB b) { return {a.v + b.v}; }
+inline VB as_bytes(VI a) {
+  VB r;
+  __builtin_memcpy(&r, &a, 64);
+  return r;
+}
+// Word `index` of the table, for each lane.
+inline VB gather(const uint32_t* table, VI index) {
+  for (int i = 0; i < 16; ++i) index.v[i] = static_cast<int32_t>(table[index.v[i]]);
+  return as_bytes(index);
+}
+// zero + or - each byte: of a lane's four, minus where the bits 0..3 (Nibble 0) or 4..7 of byte Byte of its word are set.
+template <int Byte, int Nibble>
+inline VB with_signs(VB bytes, VI words, uint8_t zero) {
+  for (int i = 0; i < 64; ++i) {
+    const bool minus = words.v[i / 4] >> (8 * Byte + 4 * Nibble + i % 4) & 1;
+    bytes.v[i] = static_cast<uint8_t>(minus ? zero - bytes.v[i] : zero + bytes.v[i]);
+  }
+  return bytes;
 }
 inline VB lookup(const uint8_t* table16, VB index) {
   VB r;

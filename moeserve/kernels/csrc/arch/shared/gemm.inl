@@ -44,7 +44,7 @@ void gemm_integer(const Panel& panel, const uint8_t* next, int64_t cols, const v
       const uint8_t* source = panel.data + b * source_block;
       for (int r = 0; r < panel.valid_rows; ++r)
         prefetch(source + r * panel.stride + source_block, source_block);
-      pack_block<T>(source, panel.stride, panel.valid_rows, block);
+      pack_column<T>(source, panel.stride, panel.valid_rows, block);
       block_gemm<Format<T>>(block, block, b * groups, cols, rows, n, out);
     }
   }

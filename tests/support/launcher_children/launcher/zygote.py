@@ -11,6 +11,8 @@ from tests.support.launcher_children.behaviour import main
 def fork_stand_ins(process: Process) -> None:
     if os.environ["LAUNCHER_TEST"] == "zygote:killed while starting":
         os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ["LAUNCHER_TEST"] == "zygote:stopped while starting":
+        os.kill(os.getpid(), signal.SIGSTOP)
     line = line_to_launcher()
     assert line is not None
     serve_forks(process, line, {"router": main, "detokenizer": main})
