@@ -214,7 +214,7 @@ class Profile:
         times.print(self.gen)
 
     def by_layer(self, stamps: Stamps, batch: int) -> None:
-        """With the steps recorded within `stamps`."""
+        """With the graphs captured within `stamps`."""
         taken: list[Times] = []
         reads = [self.reads()]
 
@@ -278,7 +278,7 @@ def of_model(args: argparse.Namespace) -> None:
     stamps = Stamps(profile.layers)
     profile.engine.expert_cache = None
     with stamps.within():
-        profile.engine.warm_up.record()
+        profile.engine.warm_up.capture()
     for name, its in (("fixed", None), ("cache", cache)):
         profile.engine.expert_cache = its
         print(name)

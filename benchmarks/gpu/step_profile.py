@@ -1,4 +1,4 @@
-"""The kernels of recorded decode steps, by CUPTI: name, grid, launches of a step, microseconds each.
+"""The kernels of decode steps in CUDA graphs, by CUPTI: name, grid, launches of a step, microseconds each.
 
     python -m benchmarks.gpu.step_profile 30b.gguf --rows 1,64,256      # a header of benchmarks.header suffices
 

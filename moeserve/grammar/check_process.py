@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import socket
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -32,10 +32,8 @@ MAX_CPU_S: Final = 0.3
 
 def main() -> None:
     channel = child.begin("grammar")
-    thread = threading.Thread(target=_serve, args=(channel,))
-    with threads_with_stack(CHECK_STACK_BYTES):
-        thread.start()
-    thread.join()
+    with threads_with_stack(CHECK_STACK_BYTES), ThreadPoolExecutor(1) as serving:
+        serving.submit(_serve, channel).result()
 
 
 def _serve(channel: socket.socket) -> None:

@@ -95,7 +95,7 @@ class LoadReport(msgspec.Struct, tag=True):
         Metric(
             "counter",
             "kernels_compiled",
-            "GPU kernels compiled, or loaded, while serving, and steps that were not recorded yet, each of which "
+            "GPU kernels compiled, or loaded, while serving, and CUDA graphs that were not captured yet, each of which "
             "delayed a step: 0 where all were before the server is ready; a worker in the place of a lost one catches "
             "up.",
         ),

@@ -61,7 +61,7 @@ class Buffer:
 
 def step_sizes(max_tokens: int) -> list[int]:
     """What a step's rows are rounded up to on a GPU: powers of two. Rows beyond a step's own are skipped by every
-    kernel, so that the rounding costs little; each size is compiled for and recorded once."""
+    kernel, so that the rounding costs little; each size is compiled for and captured once."""
     sizes = [1]
     while sizes[-1] < max_tokens:
         sizes.append(2 * sizes[-1])

@@ -120,13 +120,13 @@ class Runner:
     def may_follow(self, plan: StepPlan) -> bool:
         """Whether `advance` takes this plan: it has rows alone, whose tokens are known or being sampled, and they are
         launched so fast that the result of the step under way is not late."""
-        step, rows = self._under_way, sum(row.count for row in plan.rows)
+        step = self._under_way
         return (
             self.runs_ahead
             and step is not None
             and len(step.layout.sampled_rows) <= self.engine.logit_rows
             and bool(plan.rows)
-            and self.engine.launches_at_once(rows, has_prompts=rows > len(plan.rows))
+            and self.engine.launches_at_once(np.array([row.count for row in plan.rows], np.int32))
             and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
             and not (plan.grammars or plan.dropped_grammars)
             and all(self._sequences.prompt_logprobs[row.req_slot] is None for row in plan.rows)
@@ -162,7 +162,7 @@ class Runner:
         self._step_ended, self._under_way = ended, None
         if step.compiled:
             log.warning(
-                "step %d waited for %d kernels to be compiled or loaded, or steps to be recorded: %.0f ms",
+                "step %d waited for %d kernels to be compiled or loaded, or CUDA graphs to be captured: %.0f ms",
                 step.plan.step,
                 step.compiled,
                 compute_ms,
@@ -219,7 +219,7 @@ class Runner:
         return None if self._pages is None else self._pages.report(may_wait=may_wait)
 
     def rehearse(self, plan: StepPlan) -> StepResult:
-        """`step` before the first request, in slots that nobody has yet: no KV, no count and no record stays of it."""
+        """`step` before the first request, in slots that are still free: no KV, no count and no record stays of it."""
         recorder, self._recorder = self._recorder, None
         pages, self._pages = self._pages, None
         result = self.step(plan)

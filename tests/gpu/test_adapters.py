@@ -1,5 +1,5 @@
 """LoRA adapters on a GPU beside the CPU's engine, whose truth is PEFT (tests/kernels/test_adapters.py): three of them
-and the model itself in the same steps, prompts and recorded decode steps."""
+and the model itself in the same steps, prompts and decode steps in CUDA graphs."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from moeserve.placement.expert_cache.policy import DECAY
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
-from moeserve.worker.engines.gpu.expert_streaming import Streaming
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 from moeserve.worker.loading.cpu.load import load_cpu_runner
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start

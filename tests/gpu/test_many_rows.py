@@ -16,7 +16,7 @@ import torch
 from benchmarks.accuracy import Fixture, distances, top_of
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.worker.engines.gpu.engine import GpuEngine
-from moeserve.worker.engines.gpu.expert_streaming import Streaming
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 from moeserve.worker.loading.load import load_runner
 from tests.conftest import fixtures_dir
 from tests.gpu.bounds import assert_near

@@ -61,7 +61,7 @@ def test_both_engines_dump_the_same(
         config("gpu", num_gpu_experts=experts, gpu_prefill_token_threshold=threshold),
         open_dummy_model(small), lambda *_: None, torch.device(DEVICE), Start(),
     )  # fmt: skip
-    assert not any((tmp_path / "gpu").iterdir()), "neither recording nor calibration is dumped"
+    assert not any((tmp_path / "gpu").iterdir()), "neither capture nor calibration is dumped"
     prompt = [(7 * i + 3) % 32 for i in range(tokens)]
     for runner in (load_cpu_runner(config("cpu"), lambda *_: None), gpu):
         Driver(runner).generate(0, prompt, answers, GREEDY)

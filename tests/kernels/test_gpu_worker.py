@@ -19,8 +19,8 @@ from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.models.open import open_dummy_model
 from moeserve.worker.engines.gpu.engine import GpuEngine
-from moeserve.worker.engines.gpu.expert_streaming import Streaming
-from moeserve.worker.engines.gpu.steps.graph_steps import RecordedSteps
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
+from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
 from moeserve.worker.loading.cpu.load import load_cpu_runner
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
@@ -132,12 +132,12 @@ def check_same(runner: Runner, expected: list[TokenLogprob], *, experts: int) ->
 def test_a_worker_that_puts_off_its_start(
     all_on_gpu: Runner, expected: list[TokenLogprob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps that are not recorded yet, those that are beside others, and all of them give the same; what is recorded
-    between two steps leaves what those before have stored."""
+    """Steps whose graphs are still to be captured, are captured beside others, or are all captured give the same; what
+    is captured between two steps leaves what those before have stored."""
     engine, driver = gpu_engine(all_on_gpu), Driver(all_on_gpu)
-    recorded = RecordedSteps(engine._model, engine._inputs)
-    monkeypatch.setattr(engine, "_recorded", recorded)
-    monkeypatch.setattr(engine.warm_up, "_recorded", recorded)
+    graphs = GraphSteps(engine._model, engine._inputs, engine.facts)
+    for part in (engine, engine.warm_up, engine._launcher):
+        monkeypatch.setattr(part, "_graphs", graphs)
     engine.warm_up.put_off()
     missed, left = engine.kernels_compiled, True
     for pieces in (0, 2, 100):

@@ -176,7 +176,7 @@ def gpu_driver(path: Path, options: dict[str, object]) -> Driver:
 @pytest.mark.slow  # 40 s of CPU time under Triton's interpreter
 def test_the_gpu_engine_computes_it(toy: ModelFamily, path: Path) -> None:
     """A step of four tokens, then one of one: the kernels of small batches."""
-    driver = gpu_driver(path, {"max_num_seqs": 1})  # what is recorded beforehand is most of the time
+    driver = gpu_driver(path, {"max_num_seqs": 1})  # what is captured beforehand is most of the time
     assert logprob_errors(driver, random_weights(), TOKENS[:5], 4).max() < 0.02
 
 

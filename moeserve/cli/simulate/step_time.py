@@ -10,8 +10,9 @@
             + prompt_span    x (the end of its farthest chunk)
 
 Steps of decode rows alone have a `base` of their own, with the rows' sampling in it: on a GPU they are other kernels,
-recorded, and a row of them costs less than a prompt's token that samples. Beside prompts the rows are further tokens of
-the step, or else, as on a GPU, cost what they cost alone (`adds_rows`): whichever is nearer to the measured steps.
+in a CUDA graph, and a row of them costs less than a prompt's token that samples. Beside prompts the rows are further
+tokens of the step, or else, as on a GPU, cost what they cost alone (`adds_rows`): whichever is nearer to the measured
+steps.
 
 `base` is piecewise linear through measured points: between one token and a full step it bends where all experts'
 weights are read anyway and the step becomes compute-bound. The next terms are linear: attention and the vocabulary

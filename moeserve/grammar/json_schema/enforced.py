@@ -184,7 +184,9 @@ class _Enforced:
     def _object(self, place: Place, others: Named) -> dict[str, Any]:
         """Returns the keywords of _OBJECT, closed."""
         keywords = self._schemas.keywords(place)
-        made = {keyword: self._value(keyword, place, others) for keyword in _OBJECT if keyword in keywords}
+        made: dict[str, Any] = {
+            keyword: self._value(keyword, place, others) for keyword in _OBJECT if keyword in keywords
+        }
         if _is_to_close(keywords, others):
             own = self._schemas.own(place)
             properties, patterns = made.get("properties", {}), made.get("patternProperties", {})

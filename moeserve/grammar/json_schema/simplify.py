@@ -40,7 +40,7 @@ def _has_effect(keyword: str, schema: dict[str, Any]) -> bool:
         case "minContains" | "maxContains":
             return "contains" in schema
         case "dependencies" | "dependentRequired" | "dependentSchemas":
-            return value != {}
+            return bool(value != {})
         case "propertyNames":
             return value is not True and value not in ({}, {"type": "string"})
         case "unevaluatedItems" | "unevaluatedProperties":

@@ -49,7 +49,7 @@ def load_gpu_adapters(
             f"--lora-modules, --lora-dir: the first {placement.layers_in_ram} layers are in RAM, and adapters need all "
             "of them on the GPU; leave it out, or choose --device cpu"
         )
-    scopes = scopes_to_record(config, plan.checked, shape, experts_in_ram=placement.shares_layers)
+    scopes = scopes_to_capture(config, plan.checked, shape, experts_in_ram=placement.shares_layers)
     slots = GpuAdapters(
         shape,
         plan.capacity,
@@ -65,7 +65,7 @@ def load_gpu_adapters(
     return LoadedAdapters(slots, ResidentAdapters(slots, at_start, later_bytes(config)), at_start)
 
 
-def scopes_to_record(
+def scopes_to_capture(
     config: ServerConfig,
     checked: Sequence[PeftAdapter | GgufAdapter],
     shape: ModelShape,

@@ -17,7 +17,7 @@ from moeserve.models.errors import ModelError
 from moeserve.worker.runner import Runner
 
 ZEROED: Final = np.array([-1, 0], np.int32).tobytes()  # state slot 0 begins with zeros
-TOKENS: Final = 8  # few enough for a GPU's recorded step
+TOKENS: Final = 8  # few enough for a GPU's CUDA graph
 
 
 def check_logits(runner: Runner, path: Path) -> None:

@@ -200,12 +200,15 @@ def clients_schemas() -> dict[str, Schema]:
         "required": ["n", "map"],
         "additionalProperties": False,
     }
+    from openai.lib._pydantic import to_strict_json_schema  # takes a second
+
     strict = to_strict_json_schema(Person)
     return {"pydantic": pydantic, "concise": concise, "zod": zod, "zod4": zod4, "strict": strict}
 
 
 def _behind_reference(schema: Schema) -> Schema:
     definitions = schema.get("$defs", schema.get("definitions", {}))
+    assert definitions is not None
     return definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
 
 

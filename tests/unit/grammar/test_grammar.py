@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -31,6 +32,7 @@ from moeserve.grammar.spec import (
 from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams
 from moeserve.models.sources.gguf import open_gguf
+from moeserve.processes.sandbox.parent import SandboxUnavailable
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints.slot_guides import Constraints
 from tests.conftest import TINY_MODEL
@@ -236,6 +238,30 @@ def test_a_killed_checker_is_replaced_and_nobody_notices() -> None:
         first.kill()
         first.wait()
         check(checker, Regex("b+"))
+    finally:
+        checker.close()
+
+
+def test_a_stopped_checker_is_replaced_and_its_grammar_is_not_to_blame() -> None:
+    others = processes()
+    checker = GrammarChecker(TINY_MODEL)
+    try:
+        check(checker, ANY_OBJECT)
+        (first,) = set(processes()) - set(others)
+        first.suspend()
+        check(checker, Regex("b+"))
+        assert not first.is_running()
+    finally:
+        checker.close()
+
+
+def test_a_checker_that_cannot_start_is_not_the_grammars_fault(tmp_path: Path) -> None:
+    checker = GrammarChecker(tmp_path / "deleted.gguf")
+    try:
+        with pytest.raises(
+            SandboxUnavailable, match=r"the process for grammars ended at once \(exit code 1\)"
+        ):
+            check(checker, ANY_OBJECT)
     finally:
         checker.close()
 

@@ -161,13 +161,13 @@ template <Type T>
 inline Scales book_scales(const uint8_t* block, int g, int half);  // codebook_traits.inl
 
 // half_ue4m3 of 16 rows. The smallest eight are denormal, and threads of the pool may take denormal numbers for zero: they are
-// made from integers.
+// made from integers. Byte 127 is not a number, which ggml reads as 0; 255 is one for it.
 inline VF small_float(VI e) {
   const VI bits = and_i(e, 127);
   const VF code = to_float(bits),
            normal = mul(as_float(sub_i(shl_i<20>(bits), set_i(-(120 << 23)))), set_f(0.5f));
   const VF value = blend_less(code, set_f(8.0f), mul(code, set_f(0x1p-10f)), normal);
-  return blend_less(set_f(126.5f), code, zero_f(), value);
+  return blend_less(abs(sub(to_float(e), set_f(127.0f))), set_f(0.5f), zero_f(), value);
 }
 
 template <Type T>

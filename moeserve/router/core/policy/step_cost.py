@@ -7,7 +7,7 @@
   experts a token and even routing, n tokens reach E (1 - (1 - k/E)^n) of them: in these multiples, it grows like n at
   first and stops at E/k. Small steps consist of reading weights, so this term makes a few prompt tokens beside a decode
   row expensive and many of them cheap apiece.
-- A step with prompt tokens costs c6 more however few they are. On a GPU that is much: a decode step is one recorded
+- A step with prompt tokens costs c6 more however few they are. On a GPU that is much: a decode step is one CUDA
   graph of kernels made for few rows, while a prompt's is launched kernel by kernel, at 25 ms for 16 tokens as for 512
   (an H200, 48 layers). So a chunk's rate saturates with its size: that is the curve which chunks are chosen by.
 - The span is the end of the step's farthest chunk. A few tokens far into a prompt occupy a part of a GPU, and walk

@@ -157,7 +157,7 @@ class CpuEngine:
     def begin(self) -> None:
         """The host's clock says how long a step takes."""
 
-    def launches_at_once(self, rows: int, *, has_prompts: bool) -> bool:
+    def launches_at_once(self, counts: Int32s) -> bool:
         return False
 
     def finish(self) -> float:

@@ -112,12 +112,12 @@ class ExpertCache:
         """Within `compile_ahead`: every kernel that the copies need."""
         self._slots.compile()
 
-    def record(self) -> None:
+    def capture(self) -> None:
         """Behind `compile_ahead`, before the first step."""
-        self._slots.record()
+        self._slots.capture()
 
     def forget_counts(self) -> None:
-        """The tokens counted so far were nobody's, and the device's counts are zeros again."""
+        """The tokens counted so far were dummies, and the device's counts are zeros again."""
         self.policy.forget()
         self._reads = self._pool_reads(self._cached_layers)
         self._ran = False

@@ -1,4 +1,4 @@
-"""From a configuration to a Runner on a GPU: memory planned, weights, KV pool, recorded decode steps."""
+"""From a configuration to a Runner on a GPU: memory planned, weights, KV pool, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def load_gpu_engine(
         on_progress,
         ranks,
         kept,
-        before_timing=lambda: buffers.tables.spread_nobody(capacity.num_slots, capacity.num_window_slots),
+        before_timing=lambda: buffers.tables.spread_dummy_slot(capacity.num_slots, capacity.num_window_slots),
         is_gpu=device.type == "cuda",
     )
     kv_bytes = capacity.kv_bytes(plan.layout)

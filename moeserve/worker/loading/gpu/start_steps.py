@@ -13,12 +13,12 @@ from moeserve.config import ServerConfig
 from moeserve.messages.steps import MeasuredStep
 from moeserve.models.loading.progress import TIMING, OnProgress
 from moeserve.worker.engines.gpu.engine import GpuEngine
-from moeserve.worker.engines.gpu.expert_streaming import Streaming
 from moeserve.worker.engines.gpu.measure.calibration import Calibration
 from moeserve.worker.engines.gpu.measure.expert_streaming_share import calibrate_streaming
 from moeserve.worker.engines.gpu.measure.kept import KeptMeasurements
 from moeserve.worker.engines.gpu.measure.parts import choose_parts
 from moeserve.worker.engines.gpu.measure.steps import measure_steps
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.loading.start import Start
 
@@ -43,8 +43,8 @@ def start_steps(
     else:
         _warm_up(engine, start, on_progress, ranks)
     before_timing()
-    if is_gpu and ranks is not None and engine.micro_batches is not None:
-        choose_parts(engine, engine.micro_batches, ranks.of_leader)
+    if is_gpu and ranks is not None and engine.facts.takes_parts:
+        choose_parts(engine, ranks.of_leader)
     calibration = None
     if engine.can_stream:
         calibration = _choose_streaming(
@@ -71,7 +71,7 @@ def _warm_up(engine: GpuEngine, start: Start, on_progress: OnProgress, ranks: Ra
     else:
         ranks.first_alone(lambda: engine.warm_up.compile(on_progress))  # the others find its kernels on disk
     start.clock.ended("kernels")
-    engine.warm_up.record(on_progress)
+    engine.warm_up.capture(on_progress)
     start.clock.ended("graphs")
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from moeserve.worker.engines.gpu.expert_streaming import Streaming
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 
 MEASURABLE = 1.03  # times as long
 FAR = 3.5

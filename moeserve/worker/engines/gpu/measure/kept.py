@@ -27,8 +27,8 @@ from moeserve.kv.capacity import KvCapacity
 from moeserve.messages.steps import MeasuredStep
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import ModelSource
-from moeserve.worker.engines.gpu.expert_streaming import Streaming
 from moeserve.worker.engines.gpu.measure.calibration import Calibration
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 
 FOLDER: Final = "moeserve-steps"  # in Triton's cache
 # Of what is read: tokens, positions and rows, and milliseconds of a step.

@@ -18,16 +18,11 @@ from torch import Tensor
 from moeserve.messages.steps import Row
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.blocks.gpu.stage import StepPart
-from moeserve.models.step_buffers import SMALL_BATCH_ROWS
-from moeserve.worker.engines.gpu.steps.cuda_graphs import CudaGraphRecorder, Launches
+from moeserve.worker.engines.gpu.steps.cuda_graphs import CudaGraphs, Launches
 from moeserve.worker.engines.gpu.steps.prompt_tiles import tiles_on
-from moeserve.worker.engines.gpu.steps.row_counts import leading_ones, rounded
 from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
+from moeserve.worker.engines.gpu.steps.step_path import DECODE_PARTS, StepFacts, StepPath, path_of_part
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
-
-MAX_PARTS = 8
-DECODE_PARTS = 2
-LEAST_ROWS = 4 * SMALL_BATCH_ROWS  # of a part: fewer take as long as one
 
 TilesOf = Callable[[Int32s, Int32s, Int32s, Int32s], list[Int32s]]
 
@@ -38,7 +33,7 @@ class DummyPart(NamedTuple):
 
 
 class MicroBatches:
-    """Of one engine. `parts` says into how many parts a step of each size goes; 1, or no entry: it is whole."""
+    """Runs the steps of one engine whose path (`step_path.py`) has parts."""
 
     def __init__(
         self,
@@ -46,60 +41,43 @@ class MicroBatches:
         inputs: Mapping[int, StepInputs],
         make_inputs: Callable[[int], StepInputs],
         tiles_of: TilesOf,
-        nobody: int,
+        dummy_slot: int,
+        facts: StepFacts,
     ) -> None:
         """inputs: of whole steps, by size; make_inputs: more of a size; tiles_of: of chunks, see `GpuEngine`."""
         self._model = model
         self._whole = inputs
         self._make_inputs = make_inputs
         self._tiles_of = tiles_of
-        self._nobody = nobody
+        self._dummy_slot = dummy_slot
+        self._facts = facts
         self._own: dict[tuple[int, int], StepInputs] = {}  # by size and the part's number
         self._logits: dict[int, Tensor] = {}
-        self._decode: dict[int, Launches] = {}  # recorded steps in DECODE_PARTS, by the whole step's size
-        # Of steps with prompts; two until it is measured.
-        self.parts = {size: self.choices(size)[:2][-1] for size in inputs if size > SMALL_BATCH_ROWS}
-        self.decode_parts: set[int] = set()  # sizes of decode steps that go in DECODE_PARTS: all, until then
-
-    def choices(self, size: int) -> list[int]:
-        """Into how many parts a step of this size with prompts may go."""
-        most = min(MAX_PARTS, size // LEAST_ROWS)
-        return [1 << e for e in range(most.bit_length())] if most else [1]
+        self._decode: dict[int, Launches] = {}  # graphs of decode steps in parts, by the whole step's size
 
     # ---------------------------------------------------------------- decode steps
 
-    def record(self, sizes: Sequence[int], logits: dict[int, Tensor]) -> None:
+    def capture(self, sizes: Sequence[int], logits: dict[int, Tensor]) -> None:
         """The decode steps of these sizes in parts, with the head, which leaves its result in `logits`. On every rank,
         in the same order."""
         self._logits = logits
-        recorder = CudaGraphRecorder(self._model.device)
+        graphs = CudaGraphs(self._model.device)
         for size in sizes:
-            if size // DECODE_PARTS >= LEAST_ROWS:
-                copies = partial(self._copy_decode, size)
-                replay = recorder.record(partial(self._launch_decode, size), copies)
-                self._decode[size] = partial(_after, copies, replay)
-        self.decode_parts = set(self._decode)
+            copies = partial(self._copy_decode, size)
+            replay = graphs.capture(partial(self._launch_decode, size), copies)
+            self._decode[size] = partial(_after, copies, replay)
 
-    @property
-    def decode_sizes(self) -> list[int]:
-        return list(self._decode)
+    def decode(self, path: StepPath, layout: StepLayout, sequences: Sequences) -> Launches:
+        """What runs a decode step in parts, and its head. The whole step's inputs are copied before."""
+        for number, part in enumerate(split(layout.rows, path.part_rows)):
+            self._inputs_of(path.part_rows, number).fill(part, sequences)
+        return self._decode[path.size]
 
-    def decode(self, size: int, layout: StepLayout, sequences: Sequences) -> Launches | None:
-        """What runs the step, whose rows are independent of one another, and its head; None: it is not to go in parts.
-        The whole step's inputs are copied before."""
-        half = size // DECODE_PARTS
-        if size not in self.decode_parts or layout.n <= half:
-            return None
-        for number, part in enumerate(split(layout.rows, half)):
-            self._inputs_of(half, number).fill(part, sequences)
-        return self._decode[size]
-
-    def dummy_decode(self, size: int, vocab: int) -> Launches:
-        """The same of a step of `size` rows that belong to nobody."""
-        half = size // DECODE_PARTS
+    def dummy_decode(self, path: StepPath, vocab: int) -> Launches:
+        """The same of dummy rows, as many as the size."""
         for number in range(DECODE_PARTS):
-            self._inputs_of(half, number).fill_dummy(half, vocab, is_prompt=False)
-        return self._decode[size]
+            self._inputs_of(path.part_rows, number).fill_dummy(path.part_rows, vocab, is_prompt=False)
+        return self._decode[path.size]
 
     def _copy_decode(self, size: int) -> None:
         for number in range(DECODE_PARTS):
@@ -108,7 +86,7 @@ class MicroBatches:
     def _launch_decode(self, size: int) -> None:
         half, whole = size // DECODE_PARTS, self._whole[size]
         for number in range(DECODE_PARTS):
-            batch = self._inputs_of(half, number).batch(half, None, 0.0, rows_independent=True)
+            batch = self._inputs_of(half, number).batch(_decode_part(half))
             self._model.forward(batch, part=StepPart(number * half, number == DECODE_PARTS - 1))
         if self._model.has_head:
             rows, _, count = whole.head(0, size)
@@ -116,51 +94,38 @@ class MicroBatches:
 
     # ---------------------------------------------------------------- steps with prompts
 
-    def run_prompts(self, size: int, layout: StepLayout, sequences: Sequences) -> bool:
-        """Whether the step goes in parts, which then are launched. The whole step's inputs have been filled."""
-        part_rows = size // self.parts.get(size, 1)
-        if layout.n <= part_rows:
-            return False
-        self._whole[size].copy()
-        parts = split(layout.rows, part_rows)
+    def run_prompts(self, path: StepPath, layout: StepLayout, sequences: Sequences) -> None:
+        """Launches a step with prompts in parts. The whole step's inputs have been filled."""
+        self._whole[path.size].copy()
+        parts = split(layout.rows, path.part_rows)
         for number, part in enumerate(parts):
-            own = self._inputs_of(rounded(part.n, self._model.sizes), number)
+            own_path = path_of_part(part.count, part.n, self._facts)
+            own = self._inputs_of(own_path.size, number)
             own.fill(part, sequences)
-            num_decode = rows_alone(part)
-            behind = slice(num_decode, None)
             tiles = None
-            if num_decode < part.n:
+            if own_path.has_tiles:
                 fields = (part.offset, part.count, part.start, part.req_slot)
-                tiles = self._tiles_of(*(field[behind] for field in fields))
-            self._launch(own, num_decode, tiles, StepPart(number * part_rows, number == len(parts) - 1))
-        return True
+                tiles = self._tiles_of(*(field[own_path.num_decode :] for field in fields))
+            self._launch(own, own_path, tiles, StepPart(number * path.part_rows, number == len(parts) - 1))
 
-    def dummy_prompt(self, n: int, start: int, parts: int) -> Launches:
-        """What launches a step of n random tokens of a prompt of nobody, from position `start` on, in so many parts."""
-        size = rounded(n, self._model.sizes)
-        part_rows = size // parts
-        begins = range(0, n, part_rows)
-        dummies = [DummyPart(min(part_rows, n - begin), start + begin) for begin in begins]
+    def dummy_prompt(self, n: int, start: int, part_rows: int) -> Launches:
+        """What launches a dummy prompt of n random tokens, from position `start` on, in parts of these rows."""
+        dummies = [DummyPart(min(part_rows, n - begin), start + begin) for begin in range(0, n, part_rows)]
 
         def launch() -> None:
             for number, dummy in enumerate(dummies):
-                own = self._inputs_of(rounded(dummy.rows, self._model.sizes), number)
-                own.fill_dummy(dummy.rows, self._model.shape.vocab_size, dummy.start)
                 zero, count, at = (np.array([each], np.int32) for each in (0, dummy.rows, dummy.start))
-                part = StepPart(number * part_rows, number == len(dummies) - 1)
-                if dummy.rows <= SMALL_BATCH_ROWS:
-                    self._launch(own, dummy.rows, None, part)
-                else:
-                    self._launch(own, 0, self._tiles_of(zero, count, at, zero + self._nobody), part)
+                path = path_of_part(count, dummy.rows, self._facts)
+                own = self._inputs_of(path.size, number)
+                own.fill_dummy(dummy.rows, self._model.shape.vocab_size, dummy.start)
+                tiles = self._tiles_of(zero, count, at, zero + self._dummy_slot) if path.has_tiles else None
+                self._launch(own, path, tiles, StepPart(number * part_rows, number == len(dummies) - 1))
 
         return launch
 
-    def _launch(
-        self, inputs: StepInputs, num_decode: int, tiles: list[Int32s] | None, part: StepPart
-    ) -> None:
+    def _launch(self, inputs: StepInputs, path: StepPath, tiles: list[Int32s] | None, part: StepPart) -> None:
         inputs.copy()
-        on_device = None if tiles is None else tiles_on(self._model.device, tiles)
-        batch = inputs.batch(num_decode, on_device, 0.0)
+        batch = inputs.batch(path, None if tiles is None else tiles_on(self._model.device, tiles))
         self._model.begin(batch)
         self._model.forward(batch, part=part)
 
@@ -170,12 +135,8 @@ class MicroBatches:
         return self._own[size, number]
 
 
-def rows_alone(part: StepLayout) -> int:
-    """How many of its first rows attend each by itself. Of few rows all do, those of a chunk too, as in a step of their
-    own: only that attention leaves what the products of few rows read."""
-    if part.n <= SMALL_BATCH_ROWS or part.n == len(part.count):
-        return part.n
-    return leading_ones(part.count)
+def _decode_part(rows: int) -> StepPath:
+    return StepPath(rows, rows, has_tiles=False, is_independent=True)
 
 
 def split(rows: Sequence[Row], at_most: int) -> list[StepLayout]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -14,3 +15,10 @@ def pinned_copy(array: NDArray[Any], device: torch.device) -> Tensor:
     pinned."""
     here = torch.from_numpy(array)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
+
+
+def padded(ids: NDArray[np.int32], size: int) -> Tensor:
+    """int32 [size], on the host: the ids, then zeros."""
+    out = torch.zeros(size, dtype=torch.int32)
+    out[: len(ids)] = torch.from_numpy(np.ascontiguousarray(ids))
+    return out

@@ -14,17 +14,23 @@ from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.worker.engines.gpu.steps.pinned import pinned_copy
 from moeserve.worker.sequences import Int32s
 
-# Steps with prompts of up to so many rows are recorded; larger ones take the GPU longer than their launches the host.
-RECORDED_PROMPT_ROWS = 1024
-RECORDED_PROMPTS = 64  # tiles beyond those of whole ones: prompts of a step that end within a tile
+# Steps with prompts of up to this many rows have CUDA graphs; larger ones take the GPU longer than their launches take
+# the host.
+GRAPH_PROMPT_ROWS = 1024
+GRAPH_PROMPTS = 64  # tiles beyond those of whole ones: prompts of a step that end within a tile
 
 
 def most_tiles(shape: ModelShape, size: int) -> int:
-    """Of a recorded step with prompts; 0: such steps of this size are launched."""
-    if not SMALL_BATCH_ROWS < size <= RECORDED_PROMPT_ROWS:
+    """Room in a CUDA graph with prompts; 0: steps with prompts of this size have none."""
+    if not SMALL_BATCH_ROWS < size <= GRAPH_PROMPT_ROWS:
         return 0
+    return size // tile_rows(shape) + GRAPH_PROMPTS
+
+
+def tile_rows(shape: ModelShape) -> int:
+    """Tokens of a whole tile, of a model whose attention has one form."""
     h = shape.heads
-    return size // tile_tokens(h.num_heads, h.num_kv_heads, h.head_dim) + RECORDED_PROMPTS
+    return tile_tokens(h.num_heads, h.num_kv_heads, h.head_dim)
 
 
 def tiles_of(

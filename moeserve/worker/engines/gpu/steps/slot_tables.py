@@ -13,8 +13,8 @@ from moeserve.worker.sequences import Int32s
 
 
 class SlotTables:
-    """The tables that attention reads, int32 [max_num_seqs + 1, max_model_len]; their last row is nobody's. The first
-    kernel of a step writes the entries of its rows, this class the others."""
+    """The tables that attention reads, int32 [max_num_seqs + 1, max_model_len]; their last row is the dummy
+    slot's. The first kernel of a step writes the entries of its rows, this class the others."""
 
     def __init__(self, slots: Tensor, windows: Tensor | None = None) -> None:
         """windows: of windowed layers that have KV slots of their own, if they do: only the entries of a request's last
@@ -25,7 +25,7 @@ class SlotTables:
 
     @classmethod
     def empty(cls, requests: int, length: int, device: torch.device, *, has_windows: bool) -> SlotTables:
-        """For so many request slots, nobody's among them."""
+        """For this many request slots, the dummy slot among them."""
         tables = [torch.zeros(requests, length, dtype=torch.int32, device=device) for _ in range(2)]
         return cls(tables[0], tables[1] if has_windows else None)
 
@@ -48,13 +48,13 @@ class SlotTables:
             table[into, :end] = table[of, :end]
 
     def forget(self, req_slots: Sequence[int]) -> None:
-        """These rows, and nobody's, are as before the first step."""
+        """These rows, and the dummy slot's, are as before the first step."""
         for table in self._all:
             table[list(req_slots)] = 0
             table[-1] = 0
 
-    def spread_nobody(self, num_kv_slots: int, num_window_slots: int) -> None:
-        """The request slot of nobody has all KV slots in turn, as a real prompt has many: keys that all lie in one
+    def spread_dummy_slot(self, num_kv_slots: int, num_window_slots: int) -> None:
+        """Gives the dummy slot all KV slots in turn, as a real prompt has many: keys that all lie in one
         place are read several times as slowly. For timing; `forget` takes it back."""
         positions = torch.arange(self.slots.shape[1], dtype=torch.int32, device=self.slots.device)
         for table, count in zip(self._all, (num_kv_slots, num_window_slots), strict=False):

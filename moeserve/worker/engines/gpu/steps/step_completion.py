@@ -47,7 +47,7 @@ class StepCompletion:
     def finish(self) -> float:
         """Waits for the last mark of a step. Returns the milliseconds from its beginning to then, or from the end of
         the step before if it was launched ahead, by the GPU's clock: the host may have been launching another
-        meanwhile. 0: nobody knows."""
+        meanwhile. 0: not known."""
         self.wait()
         if not self._is_gpu:
             return 0.0
