@@ -26,6 +26,7 @@ from moeserve.grammar.spec import (
     JsonOrToolCalls,
     JsonSchema,
     Regex,
+    TaggedArgument,
     TextWithToolCalls,
     ToolCalls,
 )
@@ -236,11 +237,19 @@ TAG, END = "<minimax:tool_call>", "</minimax:tool_call>"
         {"type": "object", "properties": {"a": {}}, "required": ["b"]},
         {"type": "object", "properties": {"a": {}}, "minProperties": 1},
         {"type": "object", "properties": {"a": False}},
+        {"type": "object", "properties": {"a": {"type": "object", "properties": {"next": {"$ref": "#"}}}}},
         {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 2}]}}},
     ],
 )  # fmt: skip
 def test_schemas_that_only_json_can_be_held_to(schema: dict[str, object]) -> None:
     assert with_tagged_arguments([GrammarTool("f", json.dumps(schema))]) is None
+
+
+def test_annotations_do_not_keep_a_schema_from_tags() -> None:
+    text = {"type": "string", "format": "password", "x-order": 1, "nullable": True}
+    schema = {"type": "object", "properties": {"a": text}, "$schema": "any", "x-fastmcp": {}}
+    (tool,) = with_tagged_arguments([GrammarTool("f", json.dumps(schema))]) or []
+    assert tool.arguments == [TaggedArgument("a", False)]
 
 
 THOUGHT = "<|channel|>analysis<|message|>hm <b><|end|><|start|>assistant"
