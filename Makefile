@@ -15,7 +15,7 @@
 #   make soak [SOAK_FLAGS="--minutes 10"]                         10,000 faults under load, after which nothing is left over (hours)
 #   make check-commits [COMMITS=main..HEAD]                       the messages of commits
 #   make format                                                   rewrite Python and C++ files in the project's format
-#   make docs                                                     write docs/reference/flags.md and docs/reference/api/ anew
+#   make docs                                                     write what is made from the code anew
 
 PYTHON ?= python3
 VENV := .venv
@@ -30,8 +30,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Every server that a test starts, and the second run of pytest, would compile the modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*/*.,cpp h inl))
-BUILD_INPUTS := pyproject.toml moeserve/version.py CMakeLists.txt $(CSRC)
+CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(folder)/*.,cpp h inl)))
+BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
 .PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl fuzz fuzz-models schemas soak lint check-commits browser format docs clean
 .DELETE_ON_ERROR:

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.paired import median_interval
 from benchmarks.random_adapters import write_random_adapter
-from moeserve.command_line import resolve
+from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan
@@ -29,7 +29,7 @@ from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import names as n
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s
 

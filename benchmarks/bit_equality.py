@@ -26,8 +26,17 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.server import Server, running_server
-from moeserve.dump.format import CONTEXTS, LOGITS, POSITIONS, PREVIOUS, SAMPLED, SAMPLED_ROWS, SLOTS, TOKENS
-from moeserve.dump.reader import Dump, StepReader
+from moeserve.cli.compare_dumps.reader import Dump, StepReader
+from moeserve.worker.recording.dump_format import (
+    CONTEXTS,
+    LOGITS,
+    POSITIONS,
+    PREVIOUS,
+    SAMPLED,
+    SAMPLED_ROWS,
+    SLOTS,
+    TOKENS,
+)
 
 NEW_TOKENS = 12  # of each answer
 LOGPROBS = 5

@@ -3,9 +3,9 @@
     moeserve bench engine --save-result new.json
     python -m benchmarks.compare benchmarks/baselines/BASE.json new.json [--tolerance 0.05]
 
-The files have the form of moeserve/bench/results.py. A ratio above 1 is better, whichever way the figure counts. Exit
-code 0; 1 where a figure is worse by more than the tolerance, or is missing in the new file; 2 for a file that cannot be
-read or another benchmark's.
+The files have the form of moeserve/cli/bench/results.py. A ratio above 1 is better, whichever way the figure counts.
+Exit code 0; 1 where a figure is worse by more than the tolerance, or is missing in the new file; 2 for a file that
+cannot be read or another benchmark's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from moeserve.bench.results import Measured, Results, ResultsError, read_results
+from moeserve.cli.bench.results import Measured, Results, ResultsError, read_results
 
 EXIT_WORSE, EXIT_USAGE = 1, 2
 

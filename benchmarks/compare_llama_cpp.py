@@ -22,10 +22,10 @@ import subprocess
 import time
 from pathlib import Path
 
-from moeserve.bench.engine import EngineBench
-from moeserve.command_line import resolve
+from moeserve.cli.bench.engine import EngineBench
+from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 
 CHILD = Path(__file__).with_name("llama_cpp_child.py")
 FORMS = {"cpu": ("repacked", "not-repacked"), "cuda": ("shared-cache", "own-caches")}

@@ -19,13 +19,13 @@ import statistics
 import time
 from array import array
 
-from moeserve.command_line import resolve
+from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.grammar.spec import JsonSchema, Regex
 from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan
-from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.worker.loading.cpu.load import load_cpu_runner
 from moeserve.worker.runner import Runner
 
 ITEM = {

@@ -12,10 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from moeserve.expert_cache.generate import PRESETS, generate
-from moeserve.expert_cache.policy import STEP_BYTES
-from moeserve.expert_cache.replay import Replayed, Steps, first, hottest, replay_cache, replay_static
-from moeserve.expert_cache.routing_trace import RoutingTrace, read_trace
+from moeserve.placement.expert_cache.generate import PRESETS, generate
+from moeserve.placement.expert_cache.policy import STEP_BYTES
+from moeserve.placement.expert_cache.replay import (
+    Replayed,
+    Steps,
+    first,
+    hottest,
+    replay_cache,
+    replay_static,
+)
+from moeserve.placement.expert_cache.routing_trace import RoutingTrace, read_trace
 
 EXPERT_MB = 2.9  # of Qwen3-30B-A3B in Q4_K_M, the mean of its layers
 MOST = STEP_BYTES // int(EXPERT_MB * 1e6)  # promotions a step

@@ -20,7 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from moeserve.dump.format import (
+from moeserve.cli.compare_dumps.reader import Dump
+from moeserve.worker.recording.dump_format import (
     CONTEXTS,
     EMBEDDING,
     LOGITS,
@@ -38,7 +39,6 @@ from moeserve.dump.format import (
     step_tensors,
     write_description,
 )
-from moeserve.dump.reader import Dump
 
 
 def texts_of(dump: Dump) -> list[list[int]]:

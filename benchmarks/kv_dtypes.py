@@ -22,15 +22,15 @@ import numpy as np
 import torch
 
 from benchmarks.paired import median_interval
-from moeserve.command_line import resolve
+from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.kv.layout import KV_BLOCK
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan
-from moeserve.worker.cpu_loading import build_cpu_runner, load_cpu_model
-from moeserve.worker.engines.cpu import CpuEngine
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.loading import load_runner
+from moeserve.worker.engines.cpu.engine import CpuEngine
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.loading.cpu.load import build_cpu_runner, load_cpu_model
+from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 
 TYPES = ("f16", "q8_0")

@@ -20,15 +20,15 @@ from statistics import median
 
 from benchmarks.header import qwen3moe, write_header
 from benchmarks.streams import percentile
-from moeserve.command_line import resolve
+from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
 from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.messages.schema import GenerateRequest, TokensItem, TokensOut
 from moeserve.messages.steps import StepPlan
 from moeserve.router.__main__ import limits
 from moeserve.router.core.scheduler import Scheduler
-from moeserve.units import GIB
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 
 QUESTION, ANSWER = 96, 32  # tokens

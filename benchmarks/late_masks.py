@@ -21,7 +21,7 @@ from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.constraints import Constraints
+from moeserve.worker.constraints.slot_guides import Constraints
 
 ROWS, STEPS, STEP_S = 64, 48, 0.035
 COMPILATION_S = 1.5

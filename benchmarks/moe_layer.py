@@ -30,7 +30,7 @@ from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.stream_operands import Activations, RoutingWorkspace
 from moeserve.quantization import QuantType
 from moeserve.quantization.table import Q4_K, Q6_K
-from moeserve.worker.thread_placement import place_threads
+from moeserve.worker.loading.cpu.thread_placement import place_threads
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 128, 8, 2048, 768
 CALLS = 8  # in one measurement

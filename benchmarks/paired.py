@@ -8,7 +8,7 @@ apart differ by tens of percent on a shared machine, of runs that lie a second a
 
 Printed for each kind of work: the median of the ratios new over base of tokens a second, pair by pair, with the 90%
 interval of that median by bootstrap. Both checkouts need their C++ module built, in moeserve/kernels where this
-Python's editable install is not theirs; both must have moeserve/bench/engine.py with EngineBench.
+Python's editable install is not theirs; both must have moeserve/cli/bench/engine.py with EngineBench.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from benchmarks.server import imports_from
 # What each process runs: it answers each line "prefill B P" or "decode B P G" with the seconds it took.
 _ENGINE = """
 import sys
-from moeserve.bench import engine as bench
-from moeserve.worker.loading import load_runner
+from moeserve.cli.bench import engine as bench
+from moeserve.worker.loading.load import load_runner
 args = bench.command_parser().parse_args(sys.argv[1:])
 runner = load_runner(bench._config(args), lambda stage, done, total: None)
 driver = bench.EngineBench(runner, runner.ready().max_num_batched_tokens, args.temperature)

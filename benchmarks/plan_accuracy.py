@@ -34,8 +34,14 @@ import psutil
 import torch
 
 from benchmarks.server import REPOSITORY, Server, running_server
-from moeserve.bench.engine import SHARED, EngineBench
-from moeserve.command_line import flag_name, read_options, resolve
+from moeserve.cli.bench.engine import SHARED, EngineBench
+from moeserve.cli.command_line import flag_name, read_options, resolve
+from moeserve.cli.plan.gpu_machine import measure_gpu
+from moeserve.cli.plan.machine import measure
+from moeserve.cli.plan.options import SHARED as PLANNED
+from moeserve.cli.plan.rates import CpuRates, GpuRates
+from moeserve.cli.plan.routing import RoutingProbabilities
+from moeserve.cli.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.config import ServerConfig
 from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
@@ -45,14 +51,8 @@ from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
-from moeserve.plan.gpu_machine import measure_gpu
-from moeserve.plan.machine import measure
-from moeserve.plan.options import SHARED as PLANNED
-from moeserve.plan.rates import CpuRates, GpuRates
-from moeserve.plan.routing import RoutingProbabilities
-from moeserve.plan.speed import CpuSpeed, HybridSpeed
-from moeserve.worker.device import choose_device
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.device import choose_device
+from moeserve.worker.loading.load import load_runner
 
 PREFILLS = 3  # in a round
 # Of the server, beside --model.
@@ -87,14 +87,16 @@ class Accuracy:
     def _steps(self) -> int:
         if not self._on_gpu:
             return step_tokens(self._config.max_num_batched_tokens, self._model, None)
-        from moeserve.worker.gpu_memory import step_tokens_on  # a machine without a GPU may lack Triton
+        from moeserve.worker.loading.gpu.device_memory import (
+            step_tokens_on,  # a machine without a GPU may lack Triton
+        )
 
         return step_tokens_on(torch.device("cuda", 0), self._config, self._model)
 
     def _place(self) -> Placement:
         if not self._on_gpu:
             return place(self._sizes, PlacementOptions(), None)
-        from moeserve.worker.gpu_memory import plan_placement
+        from moeserve.worker.loading.gpu.device_memory import plan_placement
 
         most = max(self._step_tokens, self._config.max_num_seqs)
         return plan_placement(self._config, self._layout, self._gguf, most, torch.device("cuda", 0))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeserve.bench import engine as bench
+from moeserve.cli.bench import engine as bench
 from moeserve.kernels.phase_times import (
     Times,
     operation_names,
@@ -31,8 +31,8 @@ from moeserve.kernels.phase_times import (
     ticks_per_second,
     time_phases,
 )
-from moeserve.worker.engines.cpu import CpuEngine
-from moeserve.worker.loading import load_runner
+from moeserve.worker.engines.cpu.engine import CpuEngine
+from moeserve.worker.loading.load import load_runner
 
 
 @dataclass(frozen=True)

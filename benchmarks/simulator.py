@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.server import REPOSITORY, Server, clean_environment, running_server, title_of
-from moeserve.cpus import usable_cores
+from moeserve.processes.cpus import usable_cores
 
 FIGURES = (
     "output_throughput",

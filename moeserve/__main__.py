@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from moeserve.lasting_imports import lasting_imports
+from moeserve.processes.imports_without_gc import imports_without_gc
 
 
 def run() -> int:
     """The exit code; 130 where Ctrl-C ended a command that does not mind it, or came while it was being loaded."""
     try:
-        with lasting_imports():
-            from moeserve.cli import main
+        with imports_without_gc():
+            from moeserve.cli.main import main
 
         return main()
     except KeyboardInterrupt:

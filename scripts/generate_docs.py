@@ -1,9 +1,11 @@
-"""Writes the pages of docs/ that are made from the code: `python scripts/generate_docs.py [--check]`.
+"""Writes what is made from the code, the pages of docs/ first of all: `python scripts/generate_docs.py [--check]`.
 
     docs/reference/flags.md   from ServerConfig's fields
     docs/reference/api/       from the OpenAPI document, one page an API
     docs/reference/operators/ from the catalogue of torch.ops.moeserve, one page an operator
     docs/reference/benchmark-programs.md  from the docstrings of benchmarks/
+    docs/reference/metrics.md  from what /metrics has
+    deploy/grafana/dashboards/moeserve.json  its last row, from the declarations of LoadReport
 
 With --check nothing is written, and the exit code is 1 when a page is not what it would be.
 """
@@ -21,12 +23,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from api_reference import API_PAGES, SHARED, ApiReference  # noqa: E402  (beside this file)
+from metrics_reference import dashboard, metrics_page  # noqa: E402
 from operator_reference import operator_pages  # noqa: E402
 
-from moeserve.command_line import flag_name, value_name  # noqa: E402
+from moeserve.cli.command_line import flag_name, value_name  # noqa: E402
 from moeserve.config import GROUPS, ServerConfig, env_name  # noqa: E402
 from moeserve.httpserver.app import openapi_document  # noqa: E402
 
+DASHBOARD = "deploy/grafana/dashboards/moeserve.json"
 MADE = "<!-- Made by scripts/generate_docs.py; `make docs` writes it anew. -->"
 
 
@@ -102,6 +106,8 @@ def benchmarks_page() -> Iterator[str]:
 def pages() -> Iterator[tuple[str, Iterable[str]]]:
     yield "docs/reference/flags.md", flags_page()
     yield "docs/reference/benchmark-programs.md", benchmarks_page()
+    yield "docs/reference/metrics.md", metrics_page(MADE)
+    yield DASHBOARD, dashboard(REPOSITORY / DASHBOARD)
     yield from api_pages()
     for name, lines in operator_pages(REPOSITORY):
         yield f"docs/reference/operators/{name}.md", (lines[0], "", MADE, *lines[1:])

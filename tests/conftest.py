@@ -10,7 +10,7 @@ import pytest
 from pytest_rerunfailures import StatusDB
 
 from benchmarks.server import REPOSITORY, Server, running_server
-from moeserve.lasting_imports import lasting_imports
+from moeserve.processes.imports_without_gc import imports_without_gc
 
 # Where the servers run that tests start: the same tests are for a GPU (`make test-gpu`), which must be asked for.
 TEST_DEVICE = os.environ.setdefault("MOESERVE_TEST_DEVICE", "cpu")
@@ -55,7 +55,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Tests and what they import stay until the end. The collector would look through them for a third of the time."""
-    with lasting_imports():
+    with imports_without_gc():
         return (yield)
 
 

@@ -111,7 +111,7 @@ def of_weights(weights: Path, vocabulary: Path, device: str) -> Answerer:
     def read(one: Example, ids: list[int]) -> Outcome:
         parser = OutputParser(
             ReasoningParser(False) if one.enable_thinking else None,
-            TOOL_FORMATS["hermes"].parser({}, is_guided=False) if one.tools else None,
+            TOOL_FORMATS["hermes"].parser({}) if one.tools else None,
         )
         return outcome_of([*parser.push(encoder.decode(ids)), *parser.finish()], len(ids) < MAX_TOKENS)
 

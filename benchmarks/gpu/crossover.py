@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.header import QWEN3_30B_A3B, write_header
-from moeserve.command_line import resolve
+from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.loading import load_runner
-from moeserve.worker.measure.streaming import calibrate_streaming, time_prompt
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.measure.expert_streaming_share import calibrate_streaming, time_prompt
+from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 
 AROUND = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)  # of the calibrated crossover

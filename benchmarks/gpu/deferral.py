@@ -12,10 +12,10 @@ import statistics
 import time
 
 from benchmarks.gpu.crossover import engine_of, load
-from moeserve.bench.engine import EngineBench
+from moeserve.cli.bench.engine import EngineBench
 from moeserve.kernels.handoff import ExpertHandoff
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.engines.recorded_steps import RecordedSteps
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
 from moeserve.worker.runner import Runner
 
 PROMPT, WARM_UP, STEPS, ROUNDS = 32, 4, 32, 4
@@ -30,16 +30,16 @@ def _handoff_of(engine: GpuEngine) -> ExpertHandoff:
 def report(runner: Runner, deferred: list[int], batches: list[int]) -> None:
     bench, engine = EngineBench(runner, PROMPT), engine_of(runner)
     handoff = _handoff_of(engine)
-    recorded = {}
+    graphs = {}
     for n in deferred:
         handoff.defer(n)
-        recorded[n] = RecordedSteps(engine._model, engine._inputs)
-        recorded[n].record(engine._max_num_seqs, lambda done, total: None)
+        graphs[n] = GraphSteps(engine._model, engine._inputs, engine.facts)
+        graphs[n].capture_all(lambda done, total: None)
     rates: dict[tuple[int, int], list[float]] = {(n, batch): [] for n in deferred for batch in batches}
     for _ in range(ROUNDS):
         for n in deferred:
             handoff.defer(n)
-            engine._recorded = recorded[n]
+            engine._graphs = engine._launcher._graphs = graphs[n]
             for batch in batches:
                 bench.prefill(batch, PROMPT)
                 bench.decode(batch, PROMPT, WARM_UP)

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
-from moeserve.bench.engine import EngineBench, TerminalBar, choosing
-from moeserve.command_line import resolve
+from moeserve.cli.bench.engine import EngineBench, TerminalBar, choosing
+from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
-from moeserve.expert_cache.generate import PRESETS, generate
-from moeserve.expert_cache.routing_trace import RoutingTrace
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.steps import StepPlan
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.loading import load_runner
+from moeserve.placement.expert_cache.generate import PRESETS, generate
+from moeserve.placement.expert_cache.routing_trace import RoutingTrace
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 
 PROMPT = 32

@@ -37,17 +37,17 @@ from triton.language.extra.cuda import gdc_wait, globaltimer
 from benchmarks.gpu.expert_cache import BATCHES, PROMPT, load, per_step
 from benchmarks.gpu.handoff import EXPERTS, REPEATS, STEPS, TOP_K, Bench, Step, typical
 from benchmarks.moe_layer import HIDDEN, WIDTH
-from moeserve.bench.engine import EngineBench
-from moeserve.expert_cache.generate import PRESETS, generate
-from moeserve.expert_cache.routing_trace import RoutingTrace
+from moeserve.cli.bench.engine import EngineBench
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.handoff import expert_handoff as launches
 from moeserve.kernels.handoff.triton import poll
 from moeserve.kernels.launch import kernel, pdl
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.engines.step_completion import StepCompletion
+from moeserve.placement.expert_cache.generate import PRESETS, generate
+from moeserve.placement.expert_cache.routing_trace import RoutingTrace
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.steps.step_completion import StepCompletion
 from moeserve.worker.runner import Runner
 
 ROUTED, PUBLISHED, POLLS, ANSWERED = range(4)
@@ -214,7 +214,7 @@ class Profile:
         times.print(self.gen)
 
     def by_layer(self, stamps: Stamps, batch: int) -> None:
-        """With the steps recorded within `stamps`."""
+        """With the graphs captured within `stamps`."""
         taken: list[Times] = []
         reads = [self.reads()]
 
@@ -278,7 +278,7 @@ def of_model(args: argparse.Namespace) -> None:
     stamps = Stamps(profile.layers)
     profile.engine.expert_cache = None
     with stamps.within():
-        profile.engine.warm_up.record()
+        profile.engine.warm_up.capture()
     for name, its in (("fixed", None), ("cache", cache)):
         profile.engine.expert_cache = its
         print(name)

@@ -32,7 +32,7 @@ from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.handoff import CpuExperts, ExpertHandoff
 from moeserve.kernels.stream_operands import Activations, RoutingWorkspace
 from moeserve.quantization.table import Q4_K, Q6_K
-from moeserve.worker.thread_placement import place_threads
+from moeserve.worker.loading.cpu.thread_placement import place_threads
 
 STEPS = 4  # in one measurement: the pool's first waking is no part of a serving step
 REPEATS = 7

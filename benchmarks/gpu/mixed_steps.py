@@ -55,7 +55,7 @@ class Mixed:
 
     def fill(self, seq: int, prompt: int, computed: int) -> None:
         """A prompt of random tokens, the first of them computed."""
-        from moeserve.bench.engine import _slots
+        from moeserve.cli.bench.engine import _slots
         from moeserve.messages.sampling import SamplingParams
         from moeserve.messages.steps import NewSeq, Row, StepPlan
 
@@ -75,7 +75,7 @@ class Mixed:
         self._positions[seq] = computed
 
     def step(self, rows: int, chunk: int) -> None:
-        from moeserve.bench.engine import _slots
+        from moeserve.cli.bench.engine import _slots
         from moeserve.messages.steps import Row, StepPlan
 
         d, n, made = self._driver, self._sequences, []
@@ -96,8 +96,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4000)
     parser.add_argument("--weights", action="store_true", help="the file has them")
     options = parser.parse_args()
-    from moeserve.bench import engine as bench
-    from moeserve.worker.loading import load_runner
+    from moeserve.cli.bench import engine as bench
+    from moeserve.worker.loading.load import load_runner
 
     rows = [int(part) for part in options.rows.split(",")]
     chunks = [int(part) for part in options.chunks.split(",") if part]

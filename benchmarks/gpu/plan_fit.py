@@ -1,4 +1,4 @@
-"""The constants of `moeserve plan`'s GPU speed that fit what was measured, for moeserve/plan/gpu_constants.py.
+"""The constants of `moeserve plan`'s GPU speed that fit what was measured, for moeserve/cli/plan/gpu_constants.py.
 
     python -m benchmarks.plan_accuracy 30b.gguf … --skip-server --save runs.jsonl      # for some placements
     python -m benchmarks.gpu.plan_fit runs.jsonl
@@ -17,14 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from moeserve.cli.plan.gpu_constants import H200, GpuConstants
+from moeserve.cli.plan.rates import CpuRates, GpuRates
+from moeserve.cli.plan.routing import RoutingProbabilities
+from moeserve.cli.plan.speed import HybridSpeed
 from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_shape
 from moeserve.placement import LayerPlacement, ModelSizes, Placement
-from moeserve.plan.gpu_constants import H200, GpuConstants
-from moeserve.plan.rates import CpuRates, GpuRates
-from moeserve.plan.routing import RoutingProbabilities
-from moeserve.plan.speed import HybridSpeed
 
 FACTORS = (2.0, 1.4, 1.2, 1.1, 1.05, 1.02, 1.01)
 ROUNDS = 20  # of all constants, with each factor

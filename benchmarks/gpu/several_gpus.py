@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.header import qwen3moe, write_header
-from moeserve.bench.engine import EngineBench
-from moeserve.command_line import resolve
+from moeserve.cli.bench.engine import EngineBench
+from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.models.interface import ModelShape
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 
 CONTEXT = 128  # tokens of a stream before it decodes
 STEPS = 32

@@ -72,19 +72,19 @@ def seconds(launches: Callable[[int], object], count: int, *, graph: bool = True
     with torch.cuda.stream(stream):
         launches(0)  # compiles
         stream.synchronize()
-        recorded = None
+        captured = None
         if graph:
-            recorded = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(recorded, stream=stream):
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured, stream=stream):
                 for i in range(count):
                     launches(i)
-            recorded.replay()
+            captured.replay()
         times: list[float] = []
         for _ in range(repeats):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record(stream)
-            if recorded is not None:
-                recorded.replay()
+            if captured is not None:
+                captured.replay()
             else:
                 for i in range(count):
                     launches(i)

@@ -1,4 +1,4 @@
-"""The kernels of recorded decode steps, by CUPTI: name, grid, launches of a step, microseconds each.
+"""The kernels of decode steps in CUDA graphs, by CUPTI: name, grid, launches of a step, microseconds each.
 
     python -m benchmarks.gpu.step_profile 30b.gguf --rows 1,64,256      # a header of benchmarks.header suffices
 
@@ -52,8 +52,8 @@ def main() -> None:
     options = parser.parse_args()
     if not options.pdl:
         launch.PDL = False
-    from moeserve.bench import engine as bench
-    from moeserve.worker.loading import load_runner
+    from moeserve.cli.bench import engine as bench
+    from moeserve.worker.loading.load import load_runner
 
     batches = [int(rows) for rows in options.rows.split(",")]
     arguments = [

@@ -17,15 +17,15 @@ from collections import deque
 from itertools import pairwise
 from pathlib import Path
 
-from moeserve.bench.engine import TerminalBar
-from moeserve.command_line import resolve
+from moeserve.cli.bench.engine import TerminalBar
+from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.messages.schema import GenerateRequest, TokensOut
 from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.router.__main__ import limits
 from moeserve.router.core.scheduler import Scheduler
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 
 IDS = range(1000, 20_000)

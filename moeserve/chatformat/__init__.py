@@ -3,10 +3,14 @@
     events.py       what comes out
     output.py       the parts put together
     reasoning.py    `<think>` ... `</think>` at the beginning
+    thought_calls.py  calls that end a thought
     tool_calls.py   calls among the text, between tags; what stands in a call is read by
     hermes.py         {"name": ..., "arguments": {...}}, Qwen3's
-    deepseek.py       name and JSON
+    gemma.py          nearly JSON
+    separated.py      name and JSON between tags: deepseek.py, kimi.py
     tagged.py         names and plain-text values in tags: qwen3_coder.py, glm.py, minimax.py
+    value_end.py      where such a value ends
+    json_reader.py  JSON as models write it
     guided.py       the form of calls that a grammar enforces
     formats.py      the table of formats, and which of them a chat template asks for
     harmony.py      gpt-oss's answers as a whole: messages in channels

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Final
 
-from .events import Event
-from .json_scanner import Status
+from .events import CallArguments, CallEnd, Event
+from .json_reader import Status
 
 MAX_NAME_CHARS: Final = 1024  # of a tool or of an argument; what is longer is no call
 
@@ -37,14 +37,30 @@ class RecordingBody(ABC):
         known = len(events)
         status = self._push(char, events)
         if len(events) > known:
-            self._shown = len(self._text) - len(self._held) - self._behind
+            self._shown = len(self._text) - self._num_held() - self._behind
             self._behind = 0
         return status
 
+    def finish(self, events: list[Event]) -> bool:
+        """See tool_calls.CallBody. Here for calls that nothing but their end can end."""
+        return False
+
     @abstractmethod
     def _push(self, char: str, events: list[Event]) -> Status: ...
+
+    def _num_held(self) -> int:
+        return len(self._held)
 
     def _broken(self, unread: str) -> Status:
         """`unread`: the end of the text, which may be something else's beginning."""
         self.unread = unread
         return Status.BROKEN
+
+    def _done(self, events: list[Event], unread: str = "") -> Status:
+        self.unread = unread
+        events.append(CallEnd(self._index))
+        return Status.DONE
+
+    def _emit(self, text: str, events: list[Event]) -> None:
+        if text:
+            events.append(CallArguments(self._index, text))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
-from . import deepseek, gemma, glm, harmony, hermes, minimax, qwen3_coder
+from . import deepseek, gemma, glm, harmony, hermes, kimi, minimax, qwen3_coder
 from .guided import GuidedCalls, hermes_between
-from .tagged import TaggedBody, TaggedSyntax
+from .separated import SeparatedBody, SeparatedSyntax
+from .tagged import TaggedBody
 from .tool_calls import CallBody, CallTags, ToolCallParser
+from .value_end import TaggedSyntax
 from .values import Schemas
 
 NewBody = Callable[[int], CallBody]  # from a call's index
@@ -24,7 +26,9 @@ class ToolFormat:
     marks: tuple[str, ...]  # what the chat templates of its models contain
     tags: CallTags
     call_end: str  # ends one call
-    body: Callable[[Schemas], NewBody]  # from the tools' schemas
+    body: Callable[
+        [Schemas, bool], NewBody
+    ]  # from the tools' schemas, and whether a grammar enforces `own_calls`
     guided: GuidedCalls  # with JSON
     guided_body: NewBody | None = None  # reads `guided` calls; None: `body` does
     takes_text_arguments: bool = False  # its templates take a call's arguments as text, not as an object
@@ -35,51 +39,71 @@ class ToolFormat:
     @property
     def words(self) -> tuple[str, ...]:
         """The tags that are control tokens of some models."""
-        return (self.tags.open, self.tags.close, *self.inner_words)
+        return tuple(
+            dict.fromkeys((*self.tags.openings, self.tags.close, *self.tags.ends, *self.inner_words))
+        )
 
-    def parser(self, schemas: Schemas, is_guided: bool) -> ToolCallParser:
-        """`is_guided`: a grammar enforces calls in the form `guided`."""
-        if is_guided and self.guided_body is not None:
+    def parser(self, schemas: Schemas, guided: Literal["", "json", "own"] = "") -> ToolCallParser:
+        """`guided`: a grammar enforces calls in the form `guided` ("json") or `own_calls` ("own")."""
+        if guided == "json" and self.guided_body is not None:
             return ToolCallParser(self.guided_body, CallTags(self.tags.open, self.tags.close))
-        return ToolCallParser(self.body(schemas), self.tags)
+        return ToolCallParser(self.body(schemas, guided == "own"), self.tags)
 
 
 def _tagged(name: str, mark: str, tags: CallTags, syntax: TaggedSyntax, own_calls: GuidedCalls) -> ToolFormat:
     call_end = syntax.close if tags.following else tags.close
 
-    def body(schemas: Schemas) -> NewBody:
-        return partial(TaggedBody, schemas=schemas, syntax=syntax)
+    def body(schemas: Schemas, is_guided: bool) -> NewBody:
+        return partial(TaggedBody, schemas=schemas, syntax=syntax, tags=tags, is_guided=is_guided)
 
     guided = hermes_between(tags)
     return ToolFormat(name, (mark,), tags, call_end, body, guided, hermes.HermesBody, own_calls=own_calls)
 
 
-def _untyped(body: NewBody) -> Callable[[Schemas], NewBody]:
+def _untyped(body: NewBody) -> Callable[[Schemas, bool], NewBody]:
     """For a format whose arguments are JSON, which says itself of what type they are."""
-    return lambda schemas: body
+    return lambda schemas, is_guided: body
+
+
+def _separated(
+    name: str,
+    marks: tuple[str, ...],
+    tags: CallTags,
+    syntax: SeparatedSyntax,
+    guided: GuidedCalls,
+    *,
+    takes_text_arguments: bool = False,
+) -> ToolFormat:
+    return ToolFormat(
+        name,
+        marks,
+        tags,
+        syntax.close,
+        _untyped(partial(SeparatedBody, syntax=syntax)),
+        guided,
+        takes_text_arguments=takes_text_arguments,
+        inner_words=(syntax.open, syntax.separator, syntax.close),
+    )
 
 
 _ALL: Final = (  # a template that has the marks of several is of the first one's
-    ToolFormat(
+    _separated(
         "deepseek_v3",
         (deepseek.CALL_OPEN, deepseek.FENCE),
         deepseek.TAGS,
-        deepseek.CALL_CLOSE,
-        _untyped(deepseek.DeepSeekBody),
+        deepseek.SYNTAX,
         deepseek.GUIDED_V3,
         takes_text_arguments=True,
-        inner_words=deepseek.INNER_WORDS,
     ),
-    ToolFormat(
+    _separated(
         "deepseek_v31",
         (deepseek.CALL_OPEN,),
         deepseek.TAGS,
-        deepseek.CALL_CLOSE,
-        _untyped(deepseek.DeepSeekBody),
+        deepseek.SYNTAX,
         deepseek.GUIDED,
         takes_text_arguments=True,
-        inner_words=deepseek.INNER_WORDS,
     ),
+    _separated("kimi_k2", (kimi.CALL_OPEN,), kimi.TAGS, kimi.SYNTAX, kimi.GUIDED),
     ToolFormat(
         "gemma4",
         (gemma.TAGS.open,),

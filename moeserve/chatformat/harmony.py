@@ -16,8 +16,9 @@ import re
 from enum import Enum, auto
 from typing import Final
 
+from .call_json import CallJson
 from .events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
-from .json_scanner import JsonScanner, Status
+from .json_reader import Status
 from .output import joined
 
 START: Final = "<|start|>"
@@ -63,7 +64,7 @@ class HarmonyParser:
         self._is_thought = False
         self._tool = ""
         self._call_text: list[str] = []  # behind the header
-        self._scanner = JsonScanner()
+        self._json = CallJson(_BREAKS)
         self._num_calls = 0
         self._after_call = False  # white space belongs to the format
         self._is_new = True  # nothing of this message has been shown
@@ -75,6 +76,14 @@ class HarmonyParser:
     def is_thinking(self) -> bool:
         return self._stage is _Stage.CONTENT and self._is_thought
 
+    @property
+    def is_undecided(self) -> bool:
+        return False
+
+    @property
+    def thought_called(self) -> bool:
+        return False
+
     def push(self, text: str) -> list[Event]:
         """Returns what more text adds; pieces of one kind are joined."""
         events: list[Event] = []
@@ -82,11 +91,14 @@ class HarmonyParser:
             self._push(char, events)
         return joined(events)
 
-    def finish(self) -> list[Event]:
-        """No text follows. A header without its message says nothing, unless it is a call's."""
+    def finish(self, ended_by: str | None = None) -> list[Event]:
+        """See AnswerParser. A header without its message says nothing, unless it is a call's."""
         events: list[Event] = []
         if self._stage is _Stage.CALL:
-            self._break_off(events)
+            if ended_by is not None and self._json.end():
+                events += [CallArguments(self._num_calls, self._json.shown), CallEnd(self._num_calls)]
+            else:
+                self._break_off(events)
         elif self._stage is _Stage.CONTENT:
             self._show(self._held, events)
         elif not any(word in self._header for word in WORDS) or _RECIPIENT.search(self._header):
@@ -135,7 +147,7 @@ class HarmonyParser:
     def _read_call_start(self, char: str, events: list[Event]) -> None:
         if char == "{" and self._tool:
             self._stage = _Stage.CALL
-            self._scanner = JsonScanner()
+            self._json = CallJson(_BREAKS)
             events.append(CallStart(self._num_calls, self._tool))
             self._read_call(char, events)
         elif char.isspace():
@@ -148,20 +160,26 @@ class HarmonyParser:
                 self._read_content(one, events)
 
     def _read_call(self, char: str, events: list[Event]) -> None:
-        status = self._scanner.push(char)
-        if status is Status.BROKEN:
-            self._break_off(events)
-            self._read_content(char, events)
-            return
+        status = self._json.push(char)
+        if self._json.shown:
+            events.append(CallArguments(self._num_calls, self._json.shown))
         self._call_text.append(char)
-        events.append(CallArguments(self._num_calls, char))
+        if status is Status.GOING:
+            return
+        unread = self._json.unread
         if status is Status.DONE:
             events.append(CallEnd(self._num_calls))
             self._end_call()
             self._after_call = True
+        else:
+            self._break_off(events, unread)
+        for one in unread:
+            self._push(one, events)
 
-    def _break_off(self, events: list[Event]) -> None:
-        events.append(CallBroken(self._num_calls, self._header + "".join(self._call_text), ""))
+    def _break_off(self, events: list[Event], unread: str = "") -> None:
+        raw = (self._header + "".join(self._call_text)).removesuffix(unread)
+        rest = raw[len(raw) - self._json.num_held :]
+        events.append(CallBroken(self._num_calls, raw, rest))
         self._end_call()
 
     def _end_call(self) -> None:

@@ -4,63 +4,65 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Final
+from typing import Any, Final
 
-from .events import CallArguments, CallEnd, CallStart, Event
-from .json_scanner import JsonScanner, Status, is_unicode, to_json
+from .call_body import RecordingBody
+from .call_json import CallJson
+from .events import CallArguments, CallStart, Event
+from .json_reader import Status, as_json
+from .json_text import is_unicode, to_json
 from .tool_calls import CallTags
 
-TAGS: Final = CallTags("<tool_call>", "</tool_call>")
+TAGS: Final = CallTags("<tool_call>", "</tool_call>", ends=("}",))  # models close one bracket too many
 
 # The usual beginning, up to the arguments' brace. Anything else that is a call is shown when it is whole.
-_HEAD: Final = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
+_HEAD: Final = re.compile(
+    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*\{'
+)
 _ARGUMENTS_DEPTH: Final = 2
 
 
-class HermesBody:
-    """Reads from behind `<tool_call>` to the end of the JSON object. See tool_calls.CallBody."""
+class HermesBody(RecordingBody):
+    """Reads from behind the opening tag to the end of the JSON object. See tool_calls.CallBody."""
 
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._scanner = JsonScanner()
-        self._text: list[str] = []
+    def __init__(self, index: int, tags: CallTags = TAGS) -> None:
+        super().__init__(index)
+        self._json = CallJson((tags.close, tags.open))
+        self._call: list[str] = []  # its JSON
         self._in_arguments = False
         self._decided = False  # whether the arguments are shown as they come
-        self.announced = False
-        self._rest: list[str] = []
-        self.unread = ""
 
-    @property
-    def raw(self) -> str:
-        return "".join(self._text)
+    def finish(self, events: list[Event]) -> bool:
+        if not self._json.end():
+            return False
+        self._take(events)
+        return self._end(events) is Status.DONE
 
-    @property
-    def rest(self) -> str:
-        return "".join(self._rest)
+    def _num_held(self) -> int:
+        return self._json.num_held
 
-    def push(self, char: str, events: list[Event]) -> Status:
-        before = self._scanner.depth
-        status = self._scanner.push(char)
+    def _push(self, char: str, events: list[Event]) -> Status:
+        status = self._json.push(char)
         if status is Status.BROKEN:
-            self.unread = char
-            return status
-        if not self._decided and self._scanner.depth == _ARGUMENTS_DEPTH:
+            return self._broken(self._json.unread)
+        self._take(events)
+        return self._end(events) if status is Status.DONE else status
+
+    def _take(self, events: list[Event]) -> None:
+        """Takes the JSON that has been added, of which the arguments' is shown."""
+        shown, depth = self._json.shown, self._json.depth
+        self._call.append(shown)
+        if not self._decided and depth == _ARGUMENTS_DEPTH:
             self._decided = True
-            if char == "{":
+            if shown == "{":
                 self._announce(events)
-        self._text.append(char)
-        if not self._in_arguments:
-            if self.announced:
-                self._rest.append(char)
-        else:
-            events.append(CallArguments(self._index, char))
-            self._in_arguments = not (before == _ARGUMENTS_DEPTH and self._scanner.depth < before)
-        if status is Status.DONE:
-            return self._end(events)
-        return status
+        if self._in_arguments and shown:
+            # A tag may have ended the arguments and the call at once.
+            events.append(CallArguments(self._index, shown if depth else shown[:-1]))
+            self._in_arguments = depth >= _ARGUMENTS_DEPTH
 
     def _announce(self, events: list[Event]) -> None:
-        head = _HEAD.fullmatch(self.raw)
+        head = _HEAD.fullmatch("".join(self._call))
         if head is None or not is_unicode(name := json.loads(head[1])):
             return
         self.announced = self._in_arguments = True
@@ -69,14 +71,20 @@ class HermesBody:
     def _end(self, events: list[Event]) -> Status:
         if not self.announced:
             try:
-                call = json.loads(self.raw)
-                name, arguments = call.get("name"), call.get("arguments")
-                text = to_json(arguments)
+                call = json.loads("".join(self._call))
+                name, text = call.get("name"), to_json(_arguments_of(call))
             except (ValueError, RecursionError):  # numbers beyond what Python takes, nesting beyond its stack
-                return Status.BROKEN
-            if not isinstance(name, str) or not isinstance(arguments, dict) or not is_unicode(name):
-                return Status.BROKEN
+                return self._broken(self._json.unread)
+            if not isinstance(name, str) or text[0] != "{" or not is_unicode(name):
+                return self._broken(self._json.unread)
             self.announced = True
             events += [CallStart(self._index, name), CallArguments(self._index, text)]
-        events.append(CallEnd(self._index))
-        return Status.DONE
+        return self._done(events, self._json.unread)
+
+
+def _arguments_of(call: dict[str, Any]) -> Any:
+    """Returns the arguments, which may be JSON in a string."""
+    arguments = call.get("arguments", call.get("parameters"))
+    if isinstance(arguments, str) and (text := as_json(arguments)) is not None:
+        return json.loads(text)
+    return arguments

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Final
 
 from .guided import GuidedCalls, GuidedTags
-from .tagged import TaggedSyntax
 from .tool_calls import CallTags
+from .value_end import TaggedSyntax
 
 TAGS: Final = CallTags("<minimax:tool_call>", "</minimax:tool_call>", following='<invoke name="')
 SYNTAX: Final = TaggedSyntax(

@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import Final
 
 from .guided import GuidedCalls, GuidedTags
-from .tagged import TaggedSyntax
 from .tool_calls import CallTags
+from .value_end import TaggedSyntax
 
 TAGS: Final = CallTags("<tool_call>", "</tool_call>", bare="<function=")
 SYNTAX: Final = TaggedSyntax(

@@ -1,36 +1,27 @@
 """The inside of a call whose arguments stand in tags, as plain text: the name, then key and value, again and again.
 
-What differs between the models that write so is a `TaggedSyntax`.
+What differs between the models that write so is a `TaggedSyntax`. Tags that a model leaves out are implied by the next
+one: see `value_end.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Final
 
 from .call_body import MAX_NAME_CHARS, RecordingBody
-from .events import CallArguments, CallEnd, CallStart, Event
-from .json_scanner import Status, to_json
+from .events import CallArguments, CallStart, Event
+from .json_reader import Status
+from .json_text import to_json
+from .tool_calls import CallTags
+from .value_end import TaggedSyntax, ValueEnd
 from .values import Schemas, ValueReader, argument_types
 
 _BARE_NAME: Final = re.compile(r"[\w.:-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class TaggedSyntax:
-    """The parts in their order; white space may stand between tags."""
-
-    name_open: str  # "": the name begins the call
-    name_close: str  # "": a line end or the next tag ends the name
-    key_open: str
-    key_close: str
-    value_open: str  # "": the value follows the key at once
-    value_close: str
-    close: str
-    trims_line_ends: bool = False  # one line end on either side of a value belongs to the format
+_LINE: Final = re.compile(r"[^\n<]*")
 
 
 class _Stage(Enum):
@@ -43,38 +34,63 @@ class _Stage(Enum):
 
 
 class TaggedBody(RecordingBody):
-    """Reads from behind the opening tag to `syntax.close`. See tool_calls.CallBody."""
+    """Reads from behind the opening tag to the call's end. See tool_calls.CallBody."""
 
-    def __init__(self, index: int, schemas: Schemas, syntax: TaggedSyntax) -> None:
+    def __init__(
+        self,
+        index: int,
+        schemas: Schemas,
+        syntax: TaggedSyntax,
+        tags: CallTags,
+        is_guided: bool = False,
+    ) -> None:
+        """`is_guided`: a grammar has written the tags."""
         super().__init__(index)
         self._schemas = schemas
         self._syntax = syntax
+        self._tags = tags
+        self._is_guided = is_guided
         self._stage = _Stage.OPENING if syntax.name_open else _Stage.NAME
-        ends = (syntax.value_close, "\n" + syntax.value_close)
-        self._value_ends = ends if syntax.trims_line_ends else ends[:1]
         self._name = ""
-        self._key = ""
+        self._keys: list[str] = []
         self._value = ValueReader(frozenset(), False)
-        self._num_values = 0
+        self._value_end: ValueEnd | None = None
+
+    def finish(self, events: list[Event]) -> bool:
+        if self._value_end is not None:
+            text, has_ended = self._value_end.finish()
+            self._emit(self._value.push(text), events)
+            if not has_ended:
+                return False
+            if self._end_value(events) is Status.DONE:
+                return True
+        if self._stage is not _Stage.BETWEEN or self._held or not self._keys:
+            return False
+        self._end(events)
+        return True
+
+    def _num_held(self) -> int:
+        return len(self._held) + (0 if self._value_end is None else self._value_end.num_held)
 
     def _push(self, char: str, events: list[Event]) -> Status:
+        syntax = self._syntax
         match self._stage:
             case _Stage.OPENING:
-                return self._tag(char, {self._syntax.name_open: lambda: self._go(_Stage.NAME)})
-            case _Stage.NAME if self._syntax.name_close:
-                return self._word(char, self._syntax.name_close, self._set_name)
+                return self._tag(char, {syntax.name_open: lambda: self._go(_Stage.NAME)})
+            case _Stage.NAME if syntax.name_close:
+                then_tags = (syntax.key_open, syntax.close)
+                return self._word(char, syntax.name_close, then_tags, self._set_name, events)
             case _Stage.NAME:
                 return self._bare_name(char)
             case _Stage.BETWEEN:
-                then = {
-                    self._syntax.key_open: lambda: self._announce(_Stage.KEY, events),
-                    self._syntax.close: lambda: self._end(events),
-                }
-                return self._tag(char, then)
+                return self._between(char, events)
             case _Stage.KEY:
-                return self._word(char, self._syntax.key_close, lambda key: self._set_key(key, events))
+                implied = (syntax.value_open,) if syntax.value_open else ()
+                return self._word(
+                    char, syntax.key_close, implied, lambda key: self._set_key(key, events), events
+                )
             case _Stage.VALUE_OPENING:
-                return self._tag(char, {self._syntax.value_open: lambda: self._begin_value(events)})
+                return self._value_opening(char, events)
             case _Stage.VALUE:
                 return self._value_text(char, events)
 
@@ -93,14 +109,28 @@ class TaggedBody(RecordingBody):
             return Status.GOING
         return self._broken(held)
 
-    def _word(self, char: str, close: str, then: Callable[[str], Status]) -> Status:
-        """A name up to `close`."""
+    def _word(
+        self,
+        char: str,
+        close: str,
+        implied: Sequence[str],
+        then: Callable[[str], Status],
+        events: list[Event],
+    ) -> Status:
+        """A name up to `close`, or up to white space and a tag that implies it."""
         held = self._held + char
-        if held.endswith(close):
+        tag = next((tag for tag in (close, *implied) if held.endswith(tag)), "")
+        if tag:
+            word = held.removesuffix(tag)
+            word = word if tag == close else word.rstrip()
+            if not word:
+                return self._broken(char)
             self._held = ""
-            word = held.removesuffix(close)
-            return then(word) if word else self._broken(char)
-        if char == "\n" or len(held) > MAX_NAME_CHARS:
+            then(word)
+            return Status.GOING if tag == close else self._again(tag, events)
+        rest = held[_LINE.match(held).end() :].lstrip()  # type: ignore[union-attr]  # it matches every text
+        goes_on = any(one.startswith(rest) for one in (close, *implied)) and (implied or "\n" not in held)
+        if not goes_on or len(held) > MAX_NAME_CHARS:
             return self._broken(char)
         self._held = held
         return Status.GOING
@@ -116,6 +146,45 @@ class TaggedBody(RecordingBody):
             return Status.GOING if char == "\n" else self._broken(char)
         self._set_name(self._held)
         self._held = "<" if char == "<" else ""
+        return Status.GOING
+
+    def _between(self, char: str, events: list[Event]) -> Status:
+        syntax, tags = self._syntax, self._tags
+        then: dict[str, Callable[[], Status]] = {
+            syntax.key_open: lambda: self._announce(_Stage.KEY, events),
+            syntax.close: lambda: self._end(events),
+        }
+        for tag in (tags.close, tags.open, syntax.name_open) if self._keys else (tags.close,):
+            if tag:
+                then.setdefault(tag, partial(self._end, events, tag))
+        if not self._keys:  # models close what they have not opened
+            then[syntax.value_close] = lambda: Status.GOING
+        return self._tag(char, then)
+
+    def _value_opening(self, char: str, events: list[Event]) -> Status:
+        """The value's tag, or what implies it."""
+        if not self._held and char.isspace():
+            return Status.GOING
+        held = self._held + char
+        if self._syntax.value_open.startswith(held):
+            self._held = held
+            return self._begin_value(events) if held == self._syntax.value_open else Status.GOING
+        self._begin_value(events)
+        return self._again(held, events)
+
+    def _value_text(self, char: str, events: list[Event]) -> Status:
+        assert self._value_end is not None
+        text, has_ended = self._value_end.push(char)
+        self._emit(self._value.push(text), events)
+        return self._end_value(events) if has_ended else Status.GOING
+
+    def _again(self, text: str, events: list[Event]) -> Status:
+        """Reads what one of the parts has left."""
+        for at, char in enumerate(text, 1):
+            status = self._push(char, events)
+            if status is not Status.GOING:
+                self.unread += text[at:]
+                return status
         return Status.GOING
 
     def _go(self, stage: _Stage) -> Status:
@@ -136,37 +205,33 @@ class TaggedBody(RecordingBody):
         return self._go(stage)
 
     def _set_key(self, key: str, events: list[Event]) -> Status:
-        self._key = key
+        self._keys.append(key)
         return self._go(_Stage.VALUE_OPENING) if self._syntax.value_open else self._begin_value(events)
 
     def _begin_value(self, events: list[Event]) -> Status:
-        types = argument_types(self._schemas.get(self._name, {}), self._key)
+        self._held = ""
+        key = self._keys[-1]
+        types = argument_types(self._schemas.get(self._name, {}), key)
         self._value = ValueReader(types, self._syntax.trims_line_ends)
-        separator = ", " if self._num_values else "{"
-        self._num_values += 1
-        before = f"{separator}{to_json(self._key)}: "
+        self._value_end = ValueEnd(self._syntax, self._tags, key, self._may_follow, self._is_guided)
+        separator = ", " if len(self._keys) > 1 else "{"
+        before = f"{separator}{to_json(key)}: "
         events.append(CallArguments(self._index, before + self._value.begin()))
         return self._go(_Stage.VALUE)
 
-    def _value_text(self, char: str, events: list[Event]) -> Status:
-        held = self._held + char
-        if held in self._value_ends:
-            self._held = ""
-            self._stage = _Stage.BETWEEN
-            self._emit(self._value.end(), events)
-        elif any(end.startswith(held) for end in self._value_ends):
-            self._held = held
-        else:  # only the ends' first characters can begin one anew, and only this one can be it
-            keep = len(held) - any(end.startswith(char) for end in self._value_ends)
-            self._held = held[keep:]
-            self._emit(self._value.push(held[:keep]), events)
-        return Status.GOING
+    def _may_follow(self, key: str) -> bool:
+        """Whether the tool has this argument, and it has not come."""
+        properties = self._schemas.get(self._name, {}).get("properties")
+        return isinstance(properties, Mapping) and key in properties and key not in self._keys
 
-    def _end(self, events: list[Event]) -> Status:
+    def _end_value(self, events: list[Event]) -> Status:
+        assert self._value_end is not None
+        unread, self._value_end = self._value_end.unread, None
+        self._stage = _Stage.BETWEEN
+        self._emit(self._value.end(), events)
+        return self._again(unread, events)
+
+    def _end(self, events: list[Event], unread: str = "") -> Status:
         self._announce(_Stage.BETWEEN, events)
-        events += [CallArguments(self._index, "}" if self._num_values else "{}"), CallEnd(self._index)]
-        return Status.DONE
-
-    def _emit(self, text: str, events: list[Event]) -> None:
-        if text:
-            events.append(CallArguments(self._index, text))
+        events.append(CallArguments(self._index, "}" if self._keys else "{}"))
+        return self._done(events, unread)

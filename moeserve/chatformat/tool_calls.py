@@ -8,25 +8,31 @@ from enum import Enum, auto
 from typing import Protocol
 
 from .events import CallBroken, Event, Text
-from .json_scanner import Status
+from .json_reader import Status
 
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
-    """The tags around calls, which begin with `<`. A body reads from behind `open` to the end of its call."""
+    """The tags around calls. A body reads from behind `open` to the end of its call."""
 
     open: str
     close: str  # of what `open` began
+    other_open: str = ""  # another spelling
     bare: str = ""  # begins a call as well, without `open`; the body reads it
     following: str = ""  # begins another call before `close`; the body reads it
     ends: tuple[str, ...] = ()  # what may stand behind a call, before `close`
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """The tags that begin calls among text; each begins with `<`, which is in no other place of it."""
+        return tuple(tag for tag in (self.open, self.other_open, self.bare) if tag)
 
 
 class CallBody(Protocol):
     """Reads one call."""
 
     announced: bool  # a CallStart has been given
-    # After BROKEN: the end of the text, not part of `raw`, that may be something else's beginning.
+    # After DONE or BROKEN: the end of the text, not part of the call, that is something else's beginning.
     unread: str
 
     @property
@@ -40,6 +46,11 @@ class CallBody(Protocol):
         ...
 
     def push(self, char: str, events: list[Event]) -> Status: ...
+
+    def finish(self, events: list[Event]) -> bool:
+        """The model ends its answer here. Returns whether the call lacked closing tags or brackets alone, which are
+        in the events then."""
+        ...
 
 
 class _Stage(Enum):
@@ -59,7 +70,7 @@ class ToolCallParser:
         """`body` makes the reader of the call with that index."""
         self._new_body = body
         self._tags = tags
-        self._openings = (tags.open, tags.bare) if tags.bare else (tags.open,)
+        self.openings = tags.openings
         following = (tags.following,) if tags.following else ()
         self._closings = (tags.close, *tags.ends, *following)
         self._stage = _Stage.TEXT
@@ -71,16 +82,29 @@ class ToolCallParser:
         self._held = ""  # of a tag
         self._after_call = False
 
+    @property
+    def in_text(self) -> bool:
+        """Whether nothing is open that may be a call."""
+        return self._stage is _Stage.TEXT and not self._held
+
+    def anew(self) -> ToolCallParser:
+        """Returns a parser of the same calls, at the beginning of an answer."""
+        return ToolCallParser(self._new_body, self._tags)
+
     def push(self, text: str) -> list[Event]:
         events: list[Event] = []
         self._push(text, events)
         return events
 
-    def finish(self) -> list[Event]:
-        """No text follows."""
+    def finish(self, ended_by: str | None = None) -> list[Event]:
+        """No text follows: see AnswerParser."""
         events: list[Event] = []
+        if self._stage is _Stage.CALL and ended_by:
+            self._push(ended_by, events)
         if self._stage is _Stage.CALL:
-            self._break_off(events)
+            assert self._body is not None
+            if ended_by is None or not self._body.finish(events):
+                self._break_off(events)
         else:
             self._show(self._held, events)
         return events
@@ -100,9 +124,9 @@ class ToolCallParser:
             self._space.append(char)
             return
         held = self._held + char
-        if held in self._openings:
+        if held in self.openings:
             self._begin_call(held, events)
-        elif any(opening.startswith(held) for opening in self._openings):
+        elif any(opening.startswith(held) for opening in self.openings):
             self._held = held
         elif char == "<" or char.isspace():  # of a tag, `<` is the first character only
             self._show(self._held, events)
@@ -118,22 +142,24 @@ class ToolCallParser:
         self._body = self._new_body(self._num_calls)
         self._opening = "" if self._after_call else "".join(self._space)
         self._forget()
-        if opening == self._tags.open:
+        if opening != self._tags.bare and opening != self._tags.following:
             self._opening += opening
-        else:
-            for char in opening:
-                self._body.push(char, events)
+            return
+        for char in opening:
+            self._body.push(char, events)
 
     def _call(self, char: str, events: list[Event]) -> None:
         assert self._body is not None
         status = self._body.push(char, events)
+        if status is Status.GOING:
+            return
+        unread = self._body.unread
         if status is Status.DONE:
             self._stage = _Stage.CLOSING
             self._num_calls += 1
-        elif status is Status.BROKEN:
-            unread = self._body.unread
+        else:
             self._break_off(events)
-            self._push(unread, events)
+        self._push(unread, events)
 
     def _closing(self, char: str, events: list[Event]) -> None:
         """White space and tags that belong to the call; anything else is text again."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from .json_scanner import to_json
+from .json_text import escaped, to_json
 
 _WORDS: Final[Mapping[str, Any]] = {"True": True, "False": False, "None": None}
 _JSON_TYPES: Final[Mapping[type, tuple[str, ...]]] = {
@@ -41,7 +41,7 @@ class ValueReader:
             self._trims = False
             text = text.removeprefix("\n")
         if self._is_string:
-            return _escaped(text)
+            return escaped(text)
         self._text.append(text)
         return ""
 
@@ -98,7 +98,3 @@ def _typed(text: str, types: frozenset[str]) -> str:
     except (ValueError, RecursionError):  # no JSON, NaN, or beyond what Python takes
         pass
     return to_json(text)
-
-
-def _escaped(text: str) -> str:
-    return to_json(text)[1:-1]

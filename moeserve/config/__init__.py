@@ -19,6 +19,7 @@ from .option import (
     env_name,
 )
 from .server_config import ServerConfig
+from .speculative import NgramDrafts, drafts_of, num_drafts
 
 __all__ = [
     "ADAPTERS_FILE",
@@ -29,7 +30,10 @@ __all__ = [
     "LAUNCHER_PID_ENV",
     "LISTENERS_ENV",
     "PROCESS_VARIABLES",
+    "NgramDrafts",
     "ServerConfig",
+    "drafts_of",
     "env_name",
+    "num_drafts",
     "to_json_dict",
 ]

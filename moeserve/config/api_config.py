@@ -136,6 +136,7 @@ class ApiConfig:
             "gemma4",
             "deepseek_v3",
             "deepseek_v31",
+            "kimi_k2",
             "harmony",
             "none",
         ),

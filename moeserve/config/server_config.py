@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moeserve.config.api_config import ApiConfig
 from moeserve.config.option import option
+from moeserve.config.speculative import SpeculativeConfig
 
 
 @dataclass(frozen=True, slots=True)
-class ServerConfig(ApiConfig):
+class ServerConfig(SpeculativeConfig):
     """What the user asked for. Paths are absolute; None means "decide from the model and the machine"."""
 
     model: str = option(

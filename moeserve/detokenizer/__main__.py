@@ -10,7 +10,7 @@ from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_DETOKENIZER
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
-from moeserve.process import Process, run_process
+from moeserve.processes.lifecycle import Process, run_process
 from moeserve.tokenizer import Vocabulary
 
 

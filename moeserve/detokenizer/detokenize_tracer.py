@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from moeserve.messages.sampling import RequestContext
 from moeserve.messages.schema import DetokenizeStart, StopHit, TextItem
-from moeserve.tracing import Tracer
+from moeserve.processes.tracing import Tracer
 
 log = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from moeserve.messages.sampling import TextOptions
 from moeserve.messages.schema import (
     DetokenizeEnd,
     DetokenizeStart,
+    Heartbeat,
     HeartbeatRequest,
     RequestError,
     RouterStarted,
@@ -35,6 +36,8 @@ from moeserve.messages.schema import (
     TokensItem,
     TokensOut,
 )
+
+HEARTBEAT_S: Final = 1.0  # httpserver hears as often at least
 
 log = logging.getLogger(__name__)
 
@@ -164,10 +167,13 @@ def serve(
     heartbeat: Callable[[], None] = lambda: None,
 ) -> None:
     """Handles messages until Shutdown and sleeps while there are none. `heartbeat` is called when the launcher asks for
-    one. Raises ChannelFull when the router or httpserver
-    takes no messages, CodecError for a malformed message."""
+    one. Raises ChannelFull when the router or httpserver takes no messages, CodecError for a malformed message."""
+    beat_at = 0.0
     while True:
-        message = inbox.recv()
+        now = time.monotonic()
+        if now >= beat_at and to_http.try_send(Heartbeat("detokenizer")):
+            beat_at = now + HEARTBEAT_S
+        message = inbox.recv(HEARTBEAT_S)
         match message:
             case RouterStarted():
                 for request_id in detokenizer.close_all():
@@ -200,5 +206,5 @@ def serve(
                 heartbeat()
             case Shutdown():
                 return
-            case None:  # only with a timeout
+            case None:  # nothing has come for a while
                 continue

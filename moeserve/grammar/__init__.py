@@ -5,5 +5,5 @@
     engine.py      the vocabulary as llguidance sees it, and matchers: which token may come next
     checker.py     httpserver's side: compiles every spec first in a process that can be killed (check_process.py)
 
-The worker (worker/constraints.py) compiles what the checker has accepted, with the same limits.
+The worker (worker/constraints/slot_guides.py) compiles what the checker has accepted, with the same limits.
 """

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from moeserve.models.open import open_metadata
-from moeserve.sandbox import child
-from moeserve.sandbox.frames import receive_frame, send_frame
+from moeserve.processes.sandbox import child
+from moeserve.processes.sandbox.frames import receive_frame, send_frame
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 from .check_protocol import MAX_REQUEST_BYTES, Accepted, Refused, Reply, decode_spec, encode

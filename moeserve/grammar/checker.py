@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from moeserve.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
+from moeserve.processes.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
 
 from .check_budget import CheckBudget
 from .check_protocol import MAX_GRAMMAR_BYTES, MAX_REQUEST_BYTES, Accepted, Refused, decode_reply, encode

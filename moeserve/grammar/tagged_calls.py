@@ -1,4 +1,8 @@
-"""Grammars of calls whose arguments stand in tags, as plain text: GLM's, MiniMax's, Qwen3-Coder's."""
+"""Grammars of calls whose arguments stand in tags, as plain text: GLM's, MiniMax's, Qwen3-Coder's.
+
+A text ends with its closing tag, where the next argument's tag or the call's closing tag follows, and nowhere else:
+as chatformat.value_end reads it. So a rule for a text takes the tag behind it, and what follows is a rule without it.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,24 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from .lark_text import bounded_schema, literal, pieces
 from .spec import ArgumentTags, CallForm, GrammarTool, Piece, TaggedArgument
 
 _ANY_KEY: Final = r"/[\w.:-]{1,64}/"
+_ANY_TEXT: Final = TaggedArgument("", is_required=False)
+
+
+def with_whole_calls(form: CallForm) -> CallForm:
+    """Returns the form with calls that end with what closes them, where each has its own closing tag."""
+    if form.tags is None or form.is_block:
+        return form
+    return replace(form, behind=[*form.behind, *form.close], close=[])
 
 
 def tagged_tools(tools: Sequence[GrammarTool], form: CallForm, tags: ArgumentTags) -> str:
-    """Returns the rules for one call, one a tool."""
+    """Returns the rules for one call, one a tool. `form` is `with_whole_calls`."""
     return _TaggedRules(form, tags).of_tools(tools)
 
 
@@ -23,42 +37,81 @@ class _TaggedRules:
         self._form = form
         self._tags = tags
         self._values: dict[str, str] = {}  # names of the rules of values, by what they are
+        # The call's closing tag; None where that is a control token, which a text cannot end with.
+        first = form.behind[0]
+        self._close = first[: first.index(">") + 1] if isinstance(first, str) else None
+        self._behind_close = (
+            form.behind if self._close is None else [str(first).removeprefix(self._close), *form.behind[1:]]
+        )
 
     def of_tools(self, tools: Sequence[GrammarTool]) -> str:
         lines = ["call: " + " | ".join(f"tool_{i}" for i in range(len(tools)))]
         for i, tool in enumerate(tools):
             head = self._text([*self._form.before_name, tool.name, *self._form.before_arguments])
-            lines.append(f"tool_{i}: {head} {self._arguments(tool)} {self._text(self._form.behind)}")
-        tags = self._tags
-        key = f"{literal(tags.before_key)} ANY_KEY {self._text([tags.before_value])}"
-        lines += [f"any_argument: {key} {self._any_text(0, None)}", f"ANY_KEY: {_ANY_KEY}"]
+            arguments = tool.arguments
+            first = "any_rest" if arguments is None else f"rest_{i}_0"
+            lines.append(f"tool_{i}: {head} {first}")
+            lines += self._arguments(f"{i}_", arguments or [])
+        key = f"ANY_KEY {self._text([self._tags.before_value])}"
+        lines += [f"any_rest: {literal(self._tags.before_key)} any_keyed | {self._end()}"]
+        lines += [f"any_keyed: {key} {self._value(_ANY_TEXT, 'any_', True, True)}", f"ANY_KEY: {_ANY_KEY}"]
+        lines.append(f"ended: {self._text(self._behind_close) or literal('')}")
         lines += [f"{name}{rule}" for rule, name in self._values.items()]
         return "\n".join(lines) + "\n"
 
-    def _arguments(self, tool: GrammarTool) -> str:
-        if tool.arguments is None:
-            return "any_argument*"
-        return " ".join(f"({self._argument(one)}){'' if one.is_required else '?'}" for one in tool.arguments)
+    def _end(self) -> str:
+        return "ended" if self._close is None else f"{literal(self._close)} ended"
 
-    def _argument(self, argument: TaggedArgument) -> str:
+    def _arguments(self, tool: str, arguments: Sequence[TaggedArgument]) -> list[str]:
+        """Returns the rules for what may come from each argument on: `rest_`, and `keyed_` behind the tag before its
+        key."""
+        count = len(arguments)
+        required = [argument.is_required for argument in arguments]
+        lines = []
+        for at in range(count + 1):
+            can_end = not any(required[at:])
+            options = [f"{literal(self._tags.before_key)} keyed_{tool}{at}"] * (at < count) + [
+                self._end()
+            ] * can_end
+            lines.append(f"rest_{tool}{at}: " + " | ".join(options))
+        for at, argument in enumerate(arguments):
+            head = self._text([argument.key + self._tags.before_value])
+            then = f"{tool}{at + 1}"
+            value = self._value(argument, then, at + 1 < count, not any(required[at + 1 :]))
+            skipped = "" if argument.is_required or at + 1 == count else f" | keyed_{then}"
+            lines.append(f"keyed_{tool}{at}: {head} {value}{skipped}")
+        return lines
+
+    def _value(self, argument: TaggedArgument, then: str, can_go_on: bool, can_end: bool) -> str:
+        """Returns a value, its closing tag and what follows: the rules of `then`."""
         tags = self._tags
-        head = self._text([tags.before_key + argument.key + tags.before_value])
+        keyed = "any_keyed" if then == "any_" else f"keyed_{then}"
+        rest = "any_rest" if then == "any_" else f"rest_{then}"
         if argument.schema is None and argument.words is None:
-            return f"{head} {self._any_text(argument.min_chars, argument.max_chars)}"
+            if self._close is None:
+                return f"{self._lazy(argument, '')} {self._text([tags.behind])} {rest}"
+            ways = [f"{self._lazy(argument, tags.before_key)} {keyed}"] * can_go_on
+            ways += [f"{self._lazy(argument, self._close)} ended"] * can_end
+            return f"({' | '.join(ways)})"
         if argument.schema is not None:
             value = self._rule(f": %json {json.dumps(bounded_schema(argument.schema))}")
         else:
             value = self._rule(": " + " | ".join(map(literal, argument.words or [])))
-        return f"{head} {value} {self._text([tags.before_close + tags.value_close + tags.behind])}"
+        return f"{value} {self._text([tags.before_close + tags.value_close + tags.behind])} {rest}"
 
-    def _any_text(self, least: int, most: int | None) -> str:
-        """Returns a text up to the first tag that closes it, and what stands behind the tag."""
+    def _lazy(self, argument: TaggedArgument, then: str) -> str:
+        """Returns the rule of a text up to its closing tag, behind which `then` stands. The text has no such tag before
+        which a key's or the call's tag follows, be it one that cannot come."""
         close = _escaped(self._tags.value_close)
-        rule = f"/(?s:.*){close}/"
+        lines = _escaped(self._tags.behind) if then else ""
+        ending = close + (f"({lines})?" if self._tags.optional_lines and lines else lines) + _escaped(then)
+        least, most = argument.min_chars, argument.max_chars
+        text = "(?s:.*)"
         if least or most is not None:  # what is counted is without the line end before the tag
-            counted = f"(?s:.{{{least},{'' if most is None else most}}})"
-            rule = f"/{counted}{_escaped(self._tags.before_close)}{close}/ & ~/(?s:.*){close}(?s:.+)/"
-        return f"{self._rule(f'[lazy]: {rule}')} {self._text([self._tags.behind])}"
+            text = f"(?s:.{{{least},{'' if most is None else most}}}){_escaped(self._tags.before_close)}"
+        nexts = "|".join(_escaped(tag) for tag in (self._tags.before_key, self._close) if tag)
+        early = f"(?s:.*){close}" + (rf"\s*({nexts})" if then else "") + "(?s:.+)"
+        return self._rule(f"[lazy]: /{text}{ending}/ & ~/{early}/")
 
     def _rule(self, rule: str) -> str:
         return self._values.setdefault(rule, f"value_{len(self._values)}")

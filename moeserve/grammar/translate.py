@@ -24,7 +24,7 @@ from .spec import (
     TextWithToolCalls,
     ToolCalls,
 )
-from .tagged_calls import tagged_tools
+from .tagged_calls import tagged_tools, with_whole_calls
 
 _ANYTHING: Final = "/(?s:.*)/"
 
@@ -64,7 +64,7 @@ def _calls(form: CallForm, parallel: bool) -> str:
 def _block(form: CallForm, parallel: bool) -> str:
     """Returns the rule for what follows `form.open`."""
     further = f" ({pieces(form.separator)} call)*" if parallel and form.is_block else ""
-    return f"block: call{further} {pieces(form.close)}\n"
+    return f"block: call{further} {pieces(with_whole_calls(form).close)}\n"
 
 
 def _among_text(form: CallForm) -> str:
@@ -122,7 +122,7 @@ def _before_the_end(spec: Channels) -> str:
 def _tools(tools: Sequence[GrammarTool], form: CallForm) -> str:
     """Returns the rules for one call, one a tool."""
     if form.tags is not None:
-        return tagged_tools(tools, form, form.tags)
+        return tagged_tools(tools, with_whole_calls(form), form.tags)
     lines = ["call: " + " | ".join(f"tool_{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):
         head = pieces([*form.before_name, tool.name, *form.before_arguments])

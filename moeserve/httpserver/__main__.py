@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from moeserve.lasting_imports import lasting_imports
+from moeserve.processes.imports_without_gc import imports_without_gc
 
-with lasting_imports():
+with imports_without_gc():
     import uvloop
 
     from moeserve.httpserver.server import serve
-    from moeserve.process import Process, run_process
+    from moeserve.processes.lifecycle import Process, run_process
 
 
 def main(process: Process) -> None:

@@ -26,9 +26,10 @@ from moeserve.httpserver.transport.middleware import ApiKey, BodyLimit, HeadAsGe
 from moeserve.httpserver.transport.open_requests import OpenRequests
 from moeserve.httpserver.transport.openapi import complete
 from moeserve.httpserver.transport.origins import ForeignPages
-from moeserve.httpserver.transport.refuse import request_id_of
+from moeserve.httpserver.transport.refuse import note_refusal, request_id_of
 from moeserve.httpserver.transport.sse import JsonResponse
 from moeserve.httpserver.transport.unknown_fields import UnknownFields
+from moeserve.messages.refusal import Refusal
 
 # The only place that lists the APIs. /openapi.json has them in this order.
 APIS: Final[tuple[Api, ...]] = (
@@ -140,6 +141,7 @@ def _note_requests(app: Application, service: Service) -> None:
 def _respond(request: Request, error: ApiError) -> Response:
     if (record := record_of_request.get()) is not None and not record.error:
         record.error = error.message
+    note_refusal(request.scope, error)
     body = request.app.apis.error_body(request.url.path, error, request_id_of(request))
     return JsonResponse(body, status_code=error.status, headers=error.headers())
 
@@ -179,7 +181,7 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 async def _no_memory(request: Request, error: Exception) -> Response:
     """Answers what --max-process-memory leaves no room for."""
     message = "the server has no memory for this request: make it smaller, or try again later"
-    return _respond(request, ApiError(503, message, code="out_of_memory"))
+    return _respond(request, ApiError(503, message, code="out_of_memory", refusal=Refusal.MEMORY))
 
 
 async def _bug(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.idle_connections import IdleConnections
 from moeserve.httpserver.transport.turns import Turns
-from moeserve.listeners import BACKLOG
+from moeserve.processes.listeners import BACKLOG
 
 MAX_CONNECTIONS: Final = 128
 LAST_BYTES_S: Final = 1  # for answers that are being written at the end

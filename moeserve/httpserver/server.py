@@ -18,10 +18,11 @@ import zmq.asyncio
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, build_app
-from moeserve.httpserver.generation.chat_formats import formats_of
-from moeserve.httpserver.generation.engine_client import EngineClient
-from moeserve.httpserver.generation.model_text import ModelText
-from moeserve.httpserver.generation.sampling_defaults import sampling_defaults
+from moeserve.httpserver.generation.chat.chat_formats import formats_of
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.silences import Silences
+from moeserve.httpserver.generation.request.sampling_defaults import sampling_defaults
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.probe_server import ProbeServer
@@ -30,7 +31,6 @@ from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.hosts import is_loopback
 from moeserve.httpserver.transport.idle_connections import IdleConnections
 from moeserve.httpserver.transport.turns import RawHeaders, Turns
-from moeserve.listeners import BACKLOG, Listeners, open_listeners, url_of
 from moeserve.messages.adapters import ServedAdapter
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
@@ -38,7 +38,8 @@ from moeserve.messages.schema import EngineReadyRequest
 from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_metadata
-from moeserve.process import Process
+from moeserve.processes.lifecycle import Process
+from moeserve.processes.listeners import BACKLOG, Listeners, open_listeners, url_of
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
@@ -82,6 +83,7 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         request_timeout=config.request_timeout,
         first_id=process.first_request_id,
         heartbeat=process.heartbeat,
+        silences=Silences(process.launcher),
     )
     service = Service(
         config,
@@ -123,7 +125,8 @@ class Server(uvicorn.Server):
         loop.add_signal_handler(signal.SIGUSR1, self._leave)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         self._start_task(self.service.engine.run())
-        self._start_task(self.service.engine.silence.watch())
+        engine = self.service.engine
+        self._start_task(engine.silences.watch(lambda: engine.is_lost))
         self._start_task(
             self._load(process, url_of(listeners.api[0], "https" if self.config.is_ssl else "http"))
         )
@@ -242,7 +245,7 @@ def load_text(config: ServerConfig) -> tuple[ModelText, dict[str, float]]:
             raise
         raise ConfigError(f"--chat-template: {config.chat_template}: {error}") from error
     try:
-        formats = formats_of(config, tokenizer, renderer.source)
+        formats = formats_of(config, tokenizer, renderer.source).probed(renderer)
         log.info("chat format: tool calls %s, reasoning %s", *formats.names())
         parses = config.control_tokens_in_text == "parse"
         return ModelText.of(tokenizer, renderer, formats, parses_user_text=parses), defaults

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from moeserve.models.sources.model_files import is_model_file
+
 from .errors import HubError
 from .names import HubName
 
@@ -56,7 +58,7 @@ def choose(name: HubName, sizes: Mapping[str, int]) -> list[str]:
         raise HubError(
             f"{name}: the hub lists the file {odd!r}, which is no name of a file in a repository; check HF_ENDPOINT"
         )
-    sets = _gguf_sets(sizes)
+    sets = _gguf_sets(sizes, name.wanted if name.wants_file else None)
     if not sets:
         return _folder(name, sizes)
     chosen = _chosen(name, sets)
@@ -90,10 +92,11 @@ def _chosen(name: HubName, sets: list[GGUFSet]) -> GGUFSet:
     raise HubError(f"{name}: {problem}\n{listing(map(str, sets))}")
 
 
-def _gguf_sets(sizes: Mapping[str, int]) -> list[GGUFSet]:
+def _gguf_sets(sizes: Mapping[str, int], wanted: str | None) -> list[GGUFSet]:
+    """`wanted`: a file that counts as a model whatever its name says; None or a tag: there is no such file."""
     found: dict[tuple[str, int], list[str]] = {}
     for file in sorted(sizes):
-        if not file.endswith(".gguf"):
+        if not (is_model_file(file) or file == wanted):
             continue
         match = _PART.fullmatch(file)
         key = (match["stem"], int(match["parts"])) if match else (file.removesuffix(".gguf"), 1)

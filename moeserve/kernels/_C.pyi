@@ -29,8 +29,13 @@ class QuantType:
     octets: int
     offset: int
     levels: list[int]
+    # entries, columns, most, high_bits, signs, scales, eighths; then at, group and step of low, word and high
+    book: tuple[tuple[int, ...], tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]
 
 def quant_types() -> list[QuantType]: ...
+def set_codebook(type: int, entries: npt.NDArray[np.int8]) -> None:
+    """entries: [entries * columns]. ValueError for a type without a codebook, or for other entries. Before that,
+    the type is not supported."""
 
 class Matrix:
     type: int
@@ -204,8 +209,21 @@ class Stream:
         row: torch.Tensor,
         count: torch.Tensor,
         slot: torch.Tensor,
+        drafts: torch.Tensor | None,
+        kept: torch.Tensor | None,
+        pending: torch.Tensor | None,
         n: int,
         out: Activations,
+    ) -> None: ...
+    def commit_states(
+        self,
+        heads: DeltaHeads,
+        states: torch.Tensor,
+        first: int,
+        slot: torch.Tensor,
+        kept: torch.Tensor,
+        accepted: torch.Tensor,
+        pending: torch.Tensor,
     ) -> None: ...
     def copy_states(self, states: torch.Tensor, pairs: torch.Tensor) -> None: ...
     def route(

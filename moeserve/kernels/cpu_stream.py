@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 
 from moeserve.kernels import _C
+from moeserve.kernels.codebooks import bring_codebook
 from moeserve.kernels.delta_net.heads import DeltaHeads
-from moeserve.kernels.experts.options import Activation
+from moeserve.kernels.gating import Activation
 from moeserve.kernels.host_arrays import gguf_rows
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.stream_operands import (
@@ -96,11 +97,13 @@ class CpuStream:
 
         Raises ValueError for a type without kernels, MemoryError when there is no memory for it.
         """
+        bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         return self._native.pack(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
     def view(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """The same matrix in place: computed from the GGUF rows themselves, which must stay where they are."""
+        bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         return self._native.view(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
@@ -115,6 +118,7 @@ class CpuStream:
         scale: float = 1.0,
     ) -> None:
         """x[t] = row ids[t] of the table (GGUF rows, uint8) times `scale`. ids: int32 [n], x: [n, hidden]."""
+        bring_codebook(ggml_type)
         self._native.embed(*gguf_rows(table, "table"), ggml_type, ids, n, x, scale)
         self._held.append((table, ids, x))
 
@@ -283,8 +287,10 @@ class CpuStream:
         sequences: StateSequences,
         n: int,
         out: Activations,
+        pending: torch.Tensor | None = None,
     ) -> None:
         """The gated DeltaNet of the sequences' rows, which moves their states on. out: [n, value_width].
+        pending: float32 [records, pending_values(heads)], where the sequences have drafts: see `commit_states`.
 
         qkv [n, channels], z [n, value_width], b and a [n, value_heads] are products of the layer's input; without a, b
         [n, key_heads, 2, value_heads / key_heads] holds both. qkv, b and a are overwritten. What a token gives does not
@@ -293,11 +299,28 @@ class CpuStream:
         h = heads
         native = _C.DeltaHeads(h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, h.is_tiled)
         s = sequences
+        drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
         self._native.delta_net(
             qkv, z, b, a, w.conv, w.rate, w.dt_bias, w.norm, eps, native, state.states, state.first, s.row, s.count,
-            s.slot, n, out.native,
+            s.slot, drafts, kept, pending, n, out.native,
         )  # fmt: skip
-        self._held.append((qkv, z, b, a, w, state, sequences, out))
+        self._held.append((qkv, z, b, a, w, state, sequences, pending, out))
+
+    def commit_states(
+        self,
+        heads: DeltaHeads,
+        state: StateLayer,
+        slot: torch.Tensor,
+        first: torch.Tensor,
+        accepted: torch.Tensor,
+        pending: torch.Tensor,
+    ) -> None:
+        """Moves the states in these slots on by the first accepted[i] of the drafts whose records begin at first[i], as
+        their rows would have: bit for bit. slot, first, accepted: int32 [sequences], no slot twice."""
+        h = heads
+        native = _C.DeltaHeads(h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, h.is_tiled)
+        self._native.commit_states(native, state.states, state.first, slot, first, accepted, pending)
+        self._held.append((state, slot, first, accepted, pending))
 
     def copy_states(self, states: torch.Tensor, pairs: torch.Tensor) -> None:
         """For each pair (source, target) in order: slot target = slot source, or zeros where source is -1.

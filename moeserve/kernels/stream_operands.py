@@ -71,6 +71,15 @@ class StateLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class StateDrafts:
+    """The last drafts[i] rows of sequence i are drafts, and move no state. What they would do to it is kept in records
+    first[i] .. of the layer's `pending`. int32 [sequences] each."""
+
+    drafts: torch.Tensor
+    first: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StateSequences:
     """Whose states a step's rows move on: sequence i has rows row[i] .. + count[i] - 1, one sequence after another, and
     its state in slot[i]. int32 [sequences] each."""
@@ -78,6 +87,7 @@ class StateSequences:
     row: torch.Tensor
     count: torch.Tensor
     slot: torch.Tensor
+    drafts: StateDrafts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.window_capacity import KvPools, divide, log_pools
-from moeserve.units import GIB
 
 # The share of the memory left after the weights that the pool takes where the user does not say: the rest is for
 # the page cache, the other processes and whatever else runs on the machine.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
-from moeserve.units import GIB
 
 # Of the memory left after the weights, where the user does not say: a quarter of what the KV pool takes by itself.
 SNAPSHOT_SHARE_OF_FREE_MEMORY = 0.125

@@ -11,7 +11,7 @@ import logging
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from moeserve.config import ServerConfig
+from moeserve.config import ServerConfig, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 
@@ -83,8 +83,10 @@ def window_pool(
     share = config.kv_window_ratio
     if share is None:  # what running requests do not need is for the prefix cache
         share = windowed / (windowed + SLOTS_FOR_EACH * full) if config.prefix_cache != "off" else 0.0
-    # Of running requests, and beside them the rows of a step, which may be padded to a larger one.
-    return WindowPool(full, windowed, share, config.max_num_seqs * layout.window + 2 * step_rows)
+    # Of running requests, with those that two plans grant ahead of need for drafts, and beside them the rows of a step,
+    # which may be padded to a larger one.
+    each = layout.window + 2 * num_drafts(config)
+    return WindowPool(full, windowed, share, config.max_num_seqs * each + 2 * step_rows)
 
 
 def divide(

@@ -14,7 +14,6 @@ signal_events.py      signals as an event of a poll loop
 runtime_directory.py  where a server's sockets lie, and what a killed one has left
 launched_config.py    writes the configuration that the processes read
 
-`moeserve.process` is the other side: what each child does around its own work. What the parent and a child both need
-(listeners, process_limits, runtime_paths) stands beside it. `moeserve.remote` uses these rooms for a worker on another
-machine.
+`zygote/` is the process from which routers and detokenizers are forked. `moeserve.processes` holds what the parent and
+its children share. `moeserve.remote` uses these rooms for a worker on another machine.
 """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -13,12 +15,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 import psutil
 
 from moeserve.config import ENV_PREFIX, LAUNCHER_PID_ENV
-from moeserve.process import python_environment
-from moeserve.runtime_paths import RuntimePaths
+from moeserve.processes.lifecycle import python_environment
+from moeserve.processes.runtime_paths import RuntimePaths
+from moeserve.processes.silence import is_stopped
+
+END_S: Final = 10.0  # for a killed process to end: the kernel frees gigabytes of its memory first
+
+log = logging.getLogger(__name__)
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: "; out of memory?",
@@ -74,15 +82,20 @@ class ServerProcess(ABC):
     @property
     def is_stopped(self) -> bool:
         """It stands still, because somebody has sent it a SIGSTOP."""
-        with suppress(psutil.NoSuchProcess):
-            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
-        return False
+        return is_stopped(self.pid)
 
-    def give_up(self, cause: str) -> None:
-        """Kills it, if it still runs."""
+    def go_on(self) -> None:
+        """Continues it where somebody has stopped it."""
+        if self.alive and self.is_stopped:
+            log.warning("the %s process is needed, but was stopped; it is continued", self.name)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
+
+    def give_up(self, cause: str, *, is_stopped: bool = False) -> None:
+        """Kills it, if it still runs. is_stopped: it waits for a process that stands still."""
         if self.alive and self.given_up is None:
             self.given_up = cause
-            self.was_stopped = self.is_stopped
+            self.was_stopped = is_stopped or self.is_stopped
             self.kill()
 
     def cause_of_death(self) -> str:
@@ -102,20 +115,14 @@ class Adopted:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        return self._look(os.WNOHANG)
-
-    def wait(self) -> int | None:
-        return self._look(0)
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
 
     def send_signal(self, signum: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, signum)
-
-    def _look(self, options: int) -> int | None:
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, options)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
 
 
 class Child(ServerProcess):
@@ -183,40 +190,56 @@ class Child(ServerProcess):
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Waits for its end."""
-        self._handle.wait()
+        """Waits for its end, a bounded time: what waits for a disk or a driver ends when that answers."""
+        if not has_ended(self.descriptor, END_S):
+            log.error(
+                "the %s, process %d, has been killed, but has not ended; it is left", self.name, self.pid
+            )
+        self._handle.poll()
         os.close(self.descriptor)
         if self.line is not None:
             self.line.close()
 
 
 class Fork(ServerProcess):
-    """A worker that the process with the weights has forked (`worker/keeper.py`). That one tells of its beginning and
-    end."""
+    """A worker forked by the process with the weights (`worker/loading/keeper.py`), which tells of its beginning and
+    end. `descriptor` (a pidfd) becomes readable when it ends; None: it has ended, or has not begun."""
 
-    _pidfd: int | None = None
+    descriptor: int | None = None
 
     def begin(self, pid: int) -> None:
         """pid 0: not known yet."""
         super().begin(pid)
         self.close()
         self.ended: int | None = None  # the exit code, or minus the signal; written by the launcher
-        with suppress(ProcessLookupError):  # it has ended already, as its keeper will say
-            self._pidfd = os.pidfd_open(pid) if pid else None
+        with suppress(ProcessLookupError):
+            self.descriptor = os.pidfd_open(pid) if pid else None
+
+    @property
+    def awaits_keeper(self) -> bool:
+        """There is no such process, and its keeper has not said how it ended, or which is the next."""
+        return self.alive and (self.descriptor is None or has_ended(self.descriptor))
 
     @property
     def returncode(self) -> int | None:
         return self.ended
 
     def kill(self) -> None:
-        if self.alive and self._pidfd is not None:
+        if self.alive and self.descriptor is not None:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
 
     def close(self) -> None:
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+def has_ended(pidfd: int, timeout: float = 0.0) -> bool:
+    """Whether a process has, by the end of `timeout` seconds."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(timeout * 1000))
 
 
 def _kills_for_memory() -> int:

@@ -7,17 +7,15 @@ from collections.abc import Iterable
 from typing import Final
 
 MOST_MISSED: Final = 4  # intervals without an answer
-DEFAULT_LIMIT_S: Final = 60.0  # a router waits as long for a worker that takes none of a long plan's bytes
-LEAST_LIMIT_S: Final = 4.0
 
 
 class Heartbeats:
     """Counts the intervals in which a process owed an answer. Intervals, not seconds: where the whole machine stood
     still for a while, nobody has missed more than one."""
 
-    def __init__(self, limit_s: float | None) -> None:
+    def __init__(self, limit_s: float) -> None:
         """After `limit_s` seconds without an answer a process counts as hung."""
-        self.interval_s = max(DEFAULT_LIMIT_S if limit_s is None else limit_s, LEAST_LIMIT_S) / MOST_MISSED
+        self.interval_s = limit_s / MOST_MISSED
         self._missed: dict[str, int] = {}  # by process that was asked and has not answered
         self._next = time.monotonic() + self.interval_s
 

@@ -36,6 +36,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from types import FrameType
 
 import msgspec
@@ -43,19 +44,19 @@ import zmq
 from setproctitle import setproctitle
 
 from moeserve.config import LAUNCHER_PID_ENV, ServerConfig
+from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.launcher import process_table
 from moeserve.launcher.child_process import ServerProcess
 from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST, EXIT_FAILED, EXIT_STOPPED
-from moeserve.launcher.heartbeats import Heartbeats
 from moeserve.launcher.launched_config import pinned, write_config
 from moeserve.launcher.process_table import DETOKENIZER, HTTPSERVER, LINK, ROUTER, WORKER
 from moeserve.launcher.replacement import Replacement
 from moeserve.launcher.runtime_directory import runtime_directory
 from moeserve.launcher.signal_events import signals_as_events
+from moeserve.launcher.signs_of_life import SignsOfLife
 from moeserve.launcher.succession import Succession
 from moeserve.launcher.systemd import Systemd
-from moeserve.listeners import Listeners, open_listeners, url_of, with_addresses
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_LAUNCHER
 from moeserve.messages.schema import (
@@ -67,10 +68,11 @@ from moeserve.messages.schema import (
     Shutdown,
     ToLauncher,
 )
-from moeserve.process import die_with
-from moeserve.process_limits import prepare_limits
-from moeserve.runtime_paths import RuntimePaths
-from moeserve.units import GIB
+from moeserve.processes.lifecycle import die_with
+from moeserve.processes.limits import prepare_limits
+from moeserve.processes.listeners import Listeners, open_listeners, url_of, with_addresses
+from moeserve.processes.runtime_paths import RuntimePaths
+from moeserve.processes.silence import longest_silence
 
 DRAIN_MARGIN_S = 8.0  # for httpserver to close its connections, beyond the requests' own time
 EXIT_TIMEOUT_S = 10.0  # for the others after Shutdown; the worker frees gigabytes
@@ -121,7 +123,6 @@ class Launcher:
         self.ready: dict[str, ProcessReady] = {}
         self.last_words: dict[str, str] = {}  # message of each process that failed, the first first
         self.signals = 0  # stop signals so far
-        self._heartbeats = Heartbeats(config.step_timeout)
         self._is_next = is_next
         self._is_handed_over = False  # another server takes the new connections
         self._is_upgrade_wanted = False
@@ -146,13 +147,20 @@ class Launcher:
         remote = {} if config.worker is None else {WORKER: LINK}
         self._processes = process_table.ProcessTable(package, paths, self._poller, listeners, remote)
         self._processes.listens_when_ready = is_next
+        asked = {ROUTER: paths.router, DETOKENIZER: paths.detokenizer, HTTPSERVER: paths.http}
+        self._signs_of_life = SignsOfLife(
+            longest_silence(config.step_timeout),
+            self._processes,
+            self.ready,
+            {name: partial(self._tell, address, HeartbeatRequest()) for name, address in asked.items()},
+        )
         self._replacement = Replacement(
             config,
             paths,
             self._processes,
             self.ready,
             self.last_words,
-            self._heartbeats,
+            self._signs_of_life,
             self._tell,
             self._log_death,
         )
@@ -237,6 +245,7 @@ class Launcher:
         if not self._is_handed_over:
             self._systemd.notify("STOPPING=1")
             log.info("stopping: requests have %g s to finish", self.config.shutdown_timeout)
+        self._processes.go_on()
         httpserver = self._processes.child(HTTPSERVER)
         assert httpserver is not None
         self._sleep_until(lambda: HTTPSERVER in self.ready or not httpserver.alive, EXIT_TIMEOUT_S)
@@ -301,7 +310,7 @@ class Launcher:
 
         Each death wakes once, so look at the dead and at `signals` after a sleep and before the next.
         """
-        timeout = min(filter(None, (timeout, self._systemd.interval_s, self._heartbeats.interval_s)))
+        timeout = min(filter(None, (timeout, self._systemd.interval_s, self._signs_of_life.interval_s)))
         woken_by = dict(self._poller.poll(math.ceil(timeout * 1000)))
         if self._succession.current is None:
             self._systemd.still_alive()
@@ -314,7 +323,7 @@ class Launcher:
             elif isinstance(message, ProcessFailed):
                 self.last_words[message.process] = message.message
             elif isinstance(message, Heartbeat):
-                self._heartbeats.answered(message.process)
+                self._signs_of_life.answered(message.process)
             else:
                 self._give_up(message)
         if self._hung_up and HTTPSERVER in self.ready and (httpserver := self._processes.child(HTTPSERVER)):
@@ -324,8 +333,7 @@ class Launcher:
             self._upgrade()
         if self._succession.current is not None:
             self._is_handed_over = True
-        if self._heartbeats.is_due:
-            self._ask_for_heartbeats()
+        self._signs_of_life.turn()
 
     def _upgrade(self) -> None:
         self._is_upgrade_wanted = False
@@ -335,16 +343,6 @@ class Launcher:
             self._succession.refuse("the server is not ready")
         else:
             self._succession.begin()
-
-    def _ask_for_heartbeats(self) -> None:
-        paths = self.paths
-        addresses = {ROUTER: paths.router, DETOKENIZER: paths.detokenizer, HTTPSERVER: paths.http}
-        serving = [name for name in addresses if name in self.ready and self._processes.is_alive(name)]
-        asked, hung = self._heartbeats.beat(serving)
-        for name in asked:
-            self._tell(addresses[name], HeartbeatRequest())
-        for name in hung:
-            self._processes[name].give_up(f"the {name} does not answer")
 
     def _is_ready(self, message: ProcessReady) -> None:
         self.ready[message.process] = message

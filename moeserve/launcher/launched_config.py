@@ -9,7 +9,7 @@ import msgspec
 
 from moeserve.config import ServerConfig, to_json_dict
 from moeserve.messages.steps import WorkerReady
-from moeserve.runtime_paths import RuntimePaths
+from moeserve.processes.runtime_paths import RuntimePaths
 
 
 def write_config(config: ServerConfig, paths: RuntimePaths) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from typing import Final
 
 import zmq
 
 from moeserve.launcher.child_process import Child, Fork, ServerProcess, memory_of
-from moeserve.launcher.zygote import NAME as ZYGOTE
-from moeserve.launcher.zygote import Zygote
-from moeserve.listeners import Listeners
-from moeserve.process import FIRST_REQUEST_ENV, LISTEN_WHEN_READY_ENV
-from moeserve.runtime_paths import RuntimePaths
+from moeserve.launcher.zygote import client
+from moeserve.processes.lifecycle import FIRST_REQUEST_ENV, LISTEN_WHEN_READY_ENV
+from moeserve.processes.listeners import Listeners
+from moeserve.processes.runtime_paths import RuntimePaths
 
 HTTPSERVER: Final = "httpserver"
 ROUTER: Final = "router"
@@ -48,7 +48,7 @@ class ProcessTable:
         self._poller = poller
         self._listeners = listeners
         self._processes: dict[str, ServerProcess] = {}
-        self._zygote = Zygote(f"{package}.{ZYGOTE}", paths, poller)
+        self._zygote = client.Zygote(f"{package}.{client.MODULE}", paths, poller)
         self._waiting: list[str] = []  # to be started as soon as the zygote is ready, or has died
 
     def __getitem__(self, name: str) -> ServerProcess:
@@ -112,8 +112,9 @@ class ProcessTable:
         """Has the process with the weights fork another one; where there is none, starts one that loads the model."""
         keeper = self.child(KEEPER)
         if keeper is not None and keeper.alive and keeper.line is not None:
-            self._processes[WORKER].begin(0)  # until it says which
+            self._begin_fork(0)  # until it says which
             keeper.line.sendall(b"again\n")
+            keeper.go_on()
             return
         if keeper is not None:
             self._forget(keeper)
@@ -122,12 +123,16 @@ class ProcessTable:
     def _forget(self, process: ServerProcess) -> None:
         """One that has ended."""
         del self._processes[process.name]
-        if isinstance(process, Child):
-            lines = [] if process.line is None else [process.line.fileno()]
-            for descriptor in (process.descriptor, *lines):
-                with suppress(KeyError):  # `woken_by` may have unregistered it
-                    self._poller.unregister(descriptor)
+        self._unregister(process)
         process.close()
+
+    def _unregister(self, process: ServerProcess) -> None:
+        """What it wakes the launcher by; `woken_by` may have unregistered some of it."""
+        assert isinstance(process, Child | Fork)
+        line = process.line if isinstance(process, Child) else None
+        for descriptor in (process.descriptor, None if line is None else line.fileno()):
+            with suppress(KeyError):
+                self._poller.unregister(descriptor)
 
     def woken_by(self, descriptors: dict[object, int]) -> None:
         """Takes in what the poller has found. Each end of a process wakes once."""
@@ -140,21 +145,75 @@ class ProcessTable:
                 self._hear(child, child.line)
             if child.descriptor in descriptors:
                 self._poller.unregister(child.descriptor)  # it stays readable for ever
+        worker, keeper = self._processes.get(WORKER), self.keeper
+        if isinstance(worker, Fork) and worker.descriptor in descriptors and keeper is not None:
+            self._poller.unregister(worker.descriptor)
+            keeper.go_on()  # it has something to say
 
     def _hear(self, keeper: Child, line: socket.socket) -> None:
-        """What the process with the weights says of the worker that it has forked: see `worker/keeper.py`."""
+        """What the process with the weights says of the worker that it has forked: see `worker/loading/keeper.py`."""
         said = line.recv(4096).decode()
         if not said:
             self._poller.unregister(line.fileno())
         for words in map(str.split, said.splitlines()):
             worker = self._processes[WORKER]
-            if words[0] == "started" and isinstance(worker, Fork):
-                worker.begin(int(words[1]))
-            elif words[0] == "started":
-                keeper.name = KEEPER
-                self._processes |= {WORKER: Fork(WORKER, int(words[1])), KEEPER: keeper}
+            if words[0] == "started":
+                if not isinstance(worker, Fork):
+                    keeper.name = KEEPER
+                    self._processes |= {WORKER: Fork(WORKER, 0), KEEPER: keeper}
+                self._begin_fork(int(words[1]))
             elif isinstance(worker, Fork):
                 worker.ended = int(words[2])
+
+    def _begin_fork(self, pid: int) -> None:
+        """pid 0: it is not known yet."""
+        worker = self._processes[WORKER]
+        assert isinstance(worker, Fork)
+        self._unregister(worker)
+        worker.begin(pid)
+        if worker.descriptor is not None:
+            self._poller.register(worker.descriptor, zmq.POLLIN)
+
+    def end_with_keeper(self, worker: Fork) -> None:
+        """Notes the end of a worker that the kernel has killed, because its keeper died: that one said nothing of
+        it."""
+        keeper = self.keeper
+        if worker.alive and keeper is not None and not keeper.alive:
+            worker.ended = -signal.SIGKILL
+            worker.given_up, worker.was_stopped = keeper.given_up, keeper.was_stopped
+
+    def owing(self, ready: Container[str]) -> list[ServerProcess]:
+        """Those that must do something. They start, and are not in `ready`; or one is the process with the weights,
+        which has to say what has become of its worker, or to fork another."""
+        keeper, worker = self.keeper, self._processes.get(WORKER)
+        awaited = keeper is not None and isinstance(worker, Fork) and worker.awaits_keeper
+        starting = [
+            process
+            for process in self.all()
+            if process.alive and process.name not in ready and process is not keeper
+        ]
+        if awaited:
+            assert keeper is not None
+            starting = [keeper, *(process for process in starting if process is not worker)]
+        return [*starting, *self._zygote.processes(is_starting=True)]
+
+    def never_stopped(self, ready: Container[str]) -> list[ServerProcess]:
+        """Those that may do nothing, of which none asks for a heartbeat."""
+        worker = [self._processes[WORKER]] if WORKER in ready and self.is_alive(WORKER) else []
+        return [*worker, *self._zygote.processes(is_starting=False)]
+
+    def worker_is_left(self, ready: Container[str]) -> bool:
+        """Its router was lost, and it does not listen for the next: it still computes a step. (A link listens only
+        while it is connected.)"""
+        is_ours = WORKER in ready and WORKER not in self._modules and self.is_alive(WORKER)
+        return (
+            is_ours and ROUTER in self._processes and ROUTER not in ready and not self._paths.worker.exists()
+        )
+
+    def go_on(self) -> None:
+        """Continues all that somebody has stopped."""
+        for process in self.all():
+            process.go_on()
 
     def want_no_other_worker(self) -> None:
         """The process with the weights then ends with its worker."""
@@ -172,5 +231,5 @@ class ProcessTable:
 
     def memory_used(self) -> int:
         """Bytes of this process and these; shared pages, as of a mapped model, count once (PSS)."""
-        pids = [os.getpid(), *self._zygote.pids, *(process.pid for process in self.all())]
-        return sum(map(memory_of, pids))
+        pids = [process.pid for process in (*self._zygote.processes(), *self.all())]
+        return sum(map(memory_of, [os.getpid(), *pids]))

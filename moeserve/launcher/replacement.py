@@ -7,7 +7,6 @@ again are taken out here.
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Callable
 
 import msgspec
@@ -15,11 +14,11 @@ import msgspec
 from moeserve.config import ServerConfig
 from moeserve.launcher.child_process import Fork, ServerProcess
 from moeserve.launcher.crash_count import CrashCount
-from moeserve.launcher.heartbeats import Heartbeats
 from moeserve.launcher.process_table import DETOKENIZER, HTTPSERVER, ROUTER, WORKER, ProcessTable
+from moeserve.launcher.signs_of_life import SignsOfLife
 from moeserve.messages.schema import HttpserverLost, ProcessLost, ProcessReady, WorkerExited
-from moeserve.process import EXIT_USER_ERROR
-from moeserve.runtime_paths import RuntimePaths
+from moeserve.processes.lifecycle import EXIT_USER_ERROR
+from moeserve.processes.runtime_paths import RuntimePaths
 
 REQUEST_IDS_PER_HTTPSERVER = 1 << 40
 
@@ -34,7 +33,7 @@ class Replacement:
         processes: ProcessTable,
         ready: dict[str, ProcessReady],
         last_words: dict[str, str],
-        heartbeats: Heartbeats,
+        signs_of_life: SignsOfLife,
         tell: Callable[[str, msgspec.Struct], None],
         log_death: Callable[[ServerProcess], None],
     ) -> None:
@@ -44,7 +43,7 @@ class Replacement:
         self._processes = processes
         self._ready = ready
         self._last_words = last_words
-        self._heartbeats = heartbeats
+        self._signs_of_life = signs_of_life
         self._tell = tell
         self._log_death = log_death
 
@@ -92,15 +91,17 @@ class Replacement:
     def _start_again(self, name: str) -> None:
         self._ready.pop(name, None)
         self._last_words.pop(name, None)
-        self._heartbeats.answered(name)
+        self._signs_of_life.answered(name)
         self._processes.replace(name)
         log.warning("another %s is started; requests wait for it", name)
 
     def _replace_worker(self) -> bool:
         """Has another worker in the place of one that has died, or whose weights have."""
-        worker = self._processes[WORKER]
-        if isinstance(worker, Fork) and worker.alive:
-            worker.ended = -signal.SIGKILL  # by the kernel, when its keeper died
+        worker, keeper = self._processes[WORKER], self._processes.keeper
+        if isinstance(worker, Fork):
+            self._processes.end_with_keeper(worker)
+        if keeper is not None and not keeper.alive:
+            self._log_death(keeper)
         if not self._may_try_again(worker):
             return False
         self._tell(self._paths.router, WorkerExited(worker.cause_of_death(), worker.died_by_itself))
@@ -115,9 +116,9 @@ class Replacement:
         """Counts a death, and logs it. False when it is one too many, or another would not start either."""
         self._log_death(process)
         could_not_start = process.returncode == EXIT_USER_ERROR and process.name not in self._ready
-        too_often = self.crashes.add()
+        too_often = self.crashes.add(process.name, was_ready=process.name in self._ready)
         if could_not_start:
             log.error("the %s cannot be started again: the server ends", process.name)
-        elif too_often:
-            log.error("processes crashed %d times in a minute: the server ends", len(self.crashes))
-        return not (could_not_start or too_often)
+        elif too_often is not None:
+            log.error("%s: the server ends", too_often)
+        return not could_not_start and too_often is None

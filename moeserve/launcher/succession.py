@@ -29,7 +29,7 @@ import zmq
 
 from moeserve.config import ADAPTERS_FILE, ADAPTERS_FILE_ENV, LAUNCHER_PID_ENV
 from moeserve.launcher.systemd import Systemd
-from moeserve.listeners import Listeners
+from moeserve.processes.listeners import Listeners
 
 CONTROL = "control."  # the socket's name, before the launcher's process id
 REPLY = re.compile(r"reload\.\d+")

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+from operator import add, sub
+from typing import Annotated
+
 import msgspec
+from msgspec.structs import astuple
+
+from moeserve.messages.metric import Metric
 
 
 class ExpertCacheCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Of one step, or of several: a step counts each expert of a layer once, however many tokens use it."""
+    """Of one step, or of several: a step counts each expert of a layer once, however many tokens use it. Steps that
+    stream are not counted."""
 
-    hits: int = 0  # experts that a step used and found in GPU memory
-    misses: int = 0  # those that the CPU computed
-    promotions: int = 0  # experts brought to GPU memory
-    bytes: int = 0  # of their weights, as they are copied
+    hits: Annotated[
+        int,
+        Metric(
+            "counter",
+            "hits",
+            "Experts that a step used and found in GPU memory; a step counts each expert of a layer once, and steps "
+            "that stream are not counted.",
+        ),
+    ] = 0
+    misses: Annotated[int, Metric("counter", "misses", "Experts that a step used and the CPU computed.")] = 0
+    promotions: Annotated[
+        int, Metric("counter", "promotions", "Experts brought to GPU memory as the text used them.")
+    ] = 0
+    bytes: Annotated[
+        int,
+        Metric("counter", "bytes", "Bytes of weights brought to GPU memory by the expert cache.", "bytes"),
+    ] = 0
 
     def plus(self, other: ExpertCacheCounts) -> ExpertCacheCounts:
-        return ExpertCacheCounts(
-            self.hits + other.hits,
-            self.misses + other.misses,
-            self.promotions + other.promotions,
-            self.bytes + other.bytes,
-        )
+        return ExpertCacheCounts(*map(add, astuple(self), astuple(other)))
 
     def since(self, before: ExpertCacheCounts) -> ExpertCacheCounts:
-        return ExpertCacheCounts(
-            self.hits - before.hits,
-            self.misses - before.misses,
-            self.promotions - before.promotions,
-            self.bytes - before.bytes,
-        )
+        return ExpertCacheCounts(*map(sub, astuple(self), astuple(before)))
 
     @property
     def hit_rate(self) -> float:

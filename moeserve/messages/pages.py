@@ -7,9 +7,11 @@ joined to one bytes object where there may be many.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+
+from moeserve.messages.metric import Metric
 
 PAGE_KEY_BYTES: Final = 32
 WRITES_UNDER_WAY: Final = 8  # at most, times WorkerReady.kv_write_bytes
@@ -67,13 +69,33 @@ class PageReport(msgspec.Struct, frozen=True, array_like=True):
     failed: bytes = b""  # ordered to be loaded, which failed; they are in no tier any more
 
 
-class TierCounts(msgspec.Struct, frozen=True, array_like=True):
-    """A tier's part of a LoadReport: totals since the start, but for `pages`."""
+class TierCounts(msgspec.Struct, array_like=True):
+    """A tier's part of a LoadReport. Zeros where there is no such tier."""
 
-    pages: int = 0  # in the tier now, states included
-    bytes_written: int = 0
-    bytes_read: int = 0
-    tokens: int = 0  # whose KV came from the tier
-    load_ms: float = 0.0  # time in which pages were being read
-    declined: int = 0  # prompts that were recomputed because that was expected to be faster
-    failed_pages: int = 0  # corrupt, truncated or unreadable
+    pages: Annotated[int, Metric("gauge", "pages", "Pages of KV, and recurrent states, in {}.")] = 0
+    bytes_written: Annotated[
+        int, Metric("counter", "written_bytes", "Bytes of KV written to {}.", "bytes")
+    ] = 0
+    bytes_read: Annotated[int, Metric("counter", "read_bytes", "Bytes of KV read from {}.", "bytes")] = 0
+    tokens: Annotated[
+        int, Metric("counter", "tokens", "Prompt tokens whose KV was read from {}.", "tokens")
+    ] = 0
+    load_ms: Annotated[
+        float, Metric("counter", "load_seconds", "Time in which KV was being read from {}.", "ms")
+    ] = 0.0
+    declined: Annotated[
+        int,
+        Metric(
+            "counter",
+            "declined",
+            "Prompts in {} that were recomputed because that was expected to be faster.",
+        ),
+    ] = 0
+    failed_pages: Annotated[
+        int,
+        Metric(
+            "counter",
+            "failed_pages",
+            "Pages in {} that were corrupt, truncated or unreadable, and were recomputed.",
+        ),
+    ] = 0

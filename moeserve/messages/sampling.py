@@ -18,6 +18,9 @@ class Thinking(msgspec.Struct, frozen=True, array_like=True):
     ending: tuple[int, ...]  # tokens that end a reasoning part at its budget; contain close_token once
     is_open: bool  # the prompt ends within the reasoning part
     budget: int | None = None  # reasoning tokens after which `ending` is forced; None: no limit
+    call_token: int | None = (
+        None  # begins a call of the grammar, which ends a reasoning part that is not closed
+    )
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,4 +1,5 @@
-"""Every message between processes, as msgspec structs; `steps.py` has those of router and worker.
+"""Every message between processes, as msgspec structs; `steps.py` has those of router and worker, `load.py` the
+router's counts.
 
 `codec.py` encodes them as msgpack. Of the project, this module imports its neighbours alone.
 Integer vectors that may be long (token ids, KV slots) are `bytes` of little-endian int32, so that neither side loops
@@ -24,8 +25,8 @@ from moeserve.messages.adapters import (
     UnloadAdapter,
 )
 from moeserve.messages.beams import BeamParams
-from moeserve.messages.expert_cache import ExpertCacheCounts
-from moeserve.messages.pages import TierCounts
+from moeserve.messages.load import LoadReport
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerError, WorkerReady
 
@@ -165,6 +166,7 @@ class RequestError(msgspec.Struct, frozen=True, tag=True):
     status: int  # HTTP status
     message: str
     retry_after: int | None = None  # seconds, with a 503 after which a retry may succeed
+    refusal: Refusal | None = None  # None: it failed, or the status says it
 
 
 # ---------------------------------------------------------------- detokenizer -> router
@@ -201,58 +203,6 @@ class TextOut(msgspec.Struct, frozen=True, tag=True):
 
 
 # ---------------------------------------------------------------- router -> httpserver
-
-
-class HistogramCounts(msgspec.Struct, frozen=True, array_like=True):
-    """counts[i] is the number of values <= bounds[i] and above bounds[i-1]; the last count is of those above all."""
-
-    bounds: list[float] = []
-    counts: list[int] = []
-    sum: float = 0.0
-
-
-class LoadReport(msgspec.Struct, frozen=True, tag=True):
-    """The router's gauges and totals since the start. Sent when they change, at most every 50 ms, at once when the last
-    request ends, and at least every second: a router that sends none is stuck."""
-
-    num_running: int
-    num_waiting: int
-    kv_slots_used: int  # by running requests; unreferenced cached prefixes do not count
-    kv_slots_total: int
-    prompt_tokens: int  # computed, or found in the prefix cache
-    generation_tokens: int
-    cached_tokens: int
-    preemptions: int
-    aborts: int
-    steps: int
-    kv_slots_cached: int = 0  # by cached prefixes that no running request references
-    queued_tokens: int = 0  # to compute before the waiting requests' next tokens
-    repeated_tokens: int = 0  # recomputed after preemptions
-    decode_step_ms: HistogramCounts = HistogramCounts()  # compute time of steps without prompt tokens
-    prefill_step_ms: HistogramCounts = HistogramCounts()  # compute time of steps with prompt tokens
-    idle_ms: HistogramCounts = HistogramCounts()  # the worker's wait between two steps of one request
-    kernels_compiled: int = 0  # while serving
-    state_slots_total: int = 0  # of recurrent state; 0: the model has none
-    state_slots_running: int = 0  # by running requests
-    state_slots_snapshots: int = 0  # by snapshots in the prefix cache
-    state_snapshot_hits: int = 0  # requests that continued from a snapshot
-    state_snapshot_evictions: int = 0  # snapshots given up for another state; not those whose KV was evicted
-    window_slots_total: int = 0  # of the windowed layers' own KV pool; 0: all layers have one pool
-    window_slots_used: int = 0  # by running requests
-    window_slots_cached: int = 0  # that islands of the prefix cache alone hold
-    window_hits: int = 0  # requests that continued from an island
-    window_evictions: int = 0  # islands given up for another request's slots
-    engine_losses: int = 0  # workers that were lost
-    continued: int = 0  # requests that a lost worker was computing, and the next one went on with
-    disk: TierCounts = TierCounts()  # of the tier on disk
-    ram: TierCounts = TierCounts()  # of the tier in RAM
-    beam_searches: int = 0  # that have ended with their answers
-    beam_rows: int = 0  # of their beams, computed
-    beam_forks: int = 0  # beams that went on in two ways
-    beam_restarts: int = 0  # searches that began again behind their prompts
-    running_adapters: list[str] = []  # keys of the LoRA adapters that running requests have
-    waiting_adapters: list[str] = []  # of those that wait
-    expert_cache: ExpertCacheCounts = ExpertCacheCounts()
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
@@ -330,7 +280,7 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """The answer."""
+    """The answer; and what the detokenizer sends to httpserver every second."""
 
     process: str
 
@@ -367,6 +317,7 @@ ToHttp = (
     | LoadProgress
     | AdaptersServed
     | AdapterAnswer
+    | Heartbeat
     | HeartbeatRequest
 )
 ToLauncher = ProcessReady | ProcessFailed | ReplaceWorker | Heartbeat

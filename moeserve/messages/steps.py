@@ -55,6 +55,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     start_seconds: dict[str, float] = {}  # of the worker's start, by phase; empty: on a CPU
     adapters: dict[str, str] = {}  # LoRA adapters of --lora-modules: the key of each name
     adapter_bytes: dict[str, int] = {}  # by key
+    max_drafts: int = 0  # positions of a row whose tokens are drafted; 0: its rows have none
 
 
 class NewSeq(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +83,9 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     prefix_window_slots: bytes = b""
 
 
+CONTINUES: Final = -1  # Row.start of a row that may have drafts
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """Computes positions start .. start+count-1 of a request slot and writes their KV to `kv_slots`.
 
@@ -90,6 +94,12 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
     A decode row has count 1. Its token is the one that the worker sampled last and appended to its own token table, so
     that the plan of step N+1 can be built and sent while step N runs.
+
+    A row with drafts has start CONTINUES: it begins at the last token of its request, which the worker alone knows in
+    time, and has `count` positions at most. The tokens behind its first are drafted by the worker, which may draft
+    fewer; each position is sampled, and what agrees with the drafts is kept, plus one token. `kv_slots` are any number
+    of slots, granted for the positions behind those that the request has slots for. They stay its own: a position whose
+    draft was rejected is written again, by a later row.
     """
 
     req_slot: int
@@ -97,7 +107,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     count: int
     kv_slots: bytes  # int32, `count` of them
     sample: bool  # sample the next token after the last position
-    # int32, `count` of them where windowed layers have a pool of their own; else none.
+    # int32, as many as `kv_slots` where windowed layers have a pool of their own; else none.
     window_slots: bytes = b""
 
 
@@ -137,11 +147,20 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 COSTLY_MASK_MS: Final = 0.1  # 63 rows of 2 ms each would make a step of 5 ms last 126
 
 
+class Accepted(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a row's drafts."""
+
+    drafted: int  # tokens, at least one
+    token_ids: list[int]  # sampled behind the row's first token: one for each draft that was right
+    logprobs: list[TokenLogprob] | None = None  # of these, where requested
+
+
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
     token_id: int  # -1: none could be sampled, and the request ends with `error`
     logprob: TokenLogprob | None = None
     error: str | None = None
     late: bool = False  # its mask was not there: nothing is sampled for this request until it is bound again
+    accepted: Accepted | None = None  # None: the row had no drafts
 
 
 class StepResult(msgspec.Struct, frozen=True, tag=True):

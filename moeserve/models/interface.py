@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moeserve.kernels.delta_net.heads import DeltaHeads
-from moeserve.kernels.experts.options import Activation
+from moeserve.kernels.gating import Activation
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.sources.gguf import names as n

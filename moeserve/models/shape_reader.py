@@ -10,6 +10,7 @@ from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.routing.options import RouterOptions, Scoring
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import LayerShape, ModelShape, RopeScaling
+from moeserve.models.neutral_settings import NEUTRAL, is_neutral
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -24,6 +25,7 @@ class ShapeReader:
     def __init__(self, source: ModelSource) -> None:
         self._source = source
         self._metadata = source.metadata
+        self._asked: set[str] = set()  # suffixes of keys
 
     def integer(self, suffix: str, low: int, high: int, default: int | None = None) -> int:
         """The integer under `<architecture>.<suffix>`."""
@@ -182,6 +184,7 @@ class ShapeReader:
         the keys say."""
         vocab_size = len(self._metadata.require_strings("tokenizer.ggml.tokens"))
         self.only("vocab_size", vocab_size)
+        self._refuse_unread()
         return ModelShape(
             architecture=self._source.architecture,
             hidden_size=self.hidden_size,
@@ -203,7 +206,9 @@ class ShapeReader:
 
     def rope_scaling(self, *, yarn_truncates: bool = True) -> RopeScaling:
         """yarn_truncates: where no key says so."""
-        factor = self.number("rope.scaling.factor", 0.0, 1024.0, default=1.0) or 1.0
+        # "rope.scale_linear" is the name that files had before.
+        linear = self.number("rope.scale_linear", 0.0, 1024.0, default=1.0)
+        factor = self.number("rope.scaling.factor", 0.0, 1024.0, default=linear) or 1.0
         # A factor without a type is linear scaling: the meaning that files had before the type existed.
         kind = self._metadata.require_str(
             self._key("rope.scaling.type"), default="none" if factor == 1.0 else "linear"
@@ -234,7 +239,15 @@ class ShapeReader:
             truncate=self.flag(n.YARN_TRUNCATE, default=yarn_truncates),
         )
 
+    def _refuse_unread(self) -> None:
+        """Raises ModelError for a setting that would change the computation and that the family does not know."""
+        for suffix in sorted(NEUTRAL.keys() - self._asked):
+            value = self._metadata.get(self._key(suffix))
+            if value is not None and not is_neutral(suffix, value):
+                raise self.error(suffix, f"is {value!r:.80}; this architecture is computed without it")
+
     def _key(self, suffix: str) -> str:
+        self._asked.add(suffix)
         return f"{self._source.architecture}.{suffix}"
 
 

@@ -61,7 +61,7 @@ class Buffer:
 
 def step_sizes(max_tokens: int) -> list[int]:
     """What a step's rows are rounded up to on a GPU: powers of two. Rows beyond a step's own are skipped by every
-    kernel, so that the rounding costs little; each size is compiled for and recorded once."""
+    kernel, so that the rounding costs little; each size is compiled for and captured once."""
     sizes = [1]
     while sizes[-1] < max_tokens:
         sizes.append(2 * sizes[-1])
@@ -242,5 +242,5 @@ def _pair(name: str, rows: int, cols: int) -> tuple[Buffer, Buffer]:
 
 
 def int8_row_bytes(cols: int) -> int:
-    """A row of int8 activations on the CPU, with a scale and two sums for each group: kernels/csrc/isa/kernels.h."""
+    """A row of int8 activations on the CPU, with a scale and two sums for each group: kernels/csrc/arch/kernels.h."""
     return cols + cols // INT8_GROUP * 16

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
-from moeserve.models.rank_share import RankShare, share_of, stage_of, why_undivided
+from moeserve.models.ranks.rank_share import RankShare, share_of, stage_of, why_undivided
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.placement.options import share_options, with_expert_cache, with_state_slots
 from moeserve.placement.place import Gpu, place
 from moeserve.placement.placement import Placement
 from moeserve.placement.sizes import Bytes, ModelSizes
-from moeserve.units import GIB
 
 
 def share_among(

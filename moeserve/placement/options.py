@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.window_capacity import window_pool
@@ -17,7 +18,6 @@ from moeserve.placement.place import MIN_KV_TOKENS, Gpu, PlacementOptions
 from moeserve.placement.placement import Placement
 from moeserve.placement.rules import Rules
 from moeserve.placement.sizes import ModelSizes
-from moeserve.units import GIB
 
 log = logging.getLogger(__name__)
 

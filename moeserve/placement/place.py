@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.window_capacity import WindowPool
 from moeserve.models.tensors import expert_tensors
@@ -25,7 +26,6 @@ from moeserve.placement.dense import DensePlacement
 from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
 from moeserve.placement.rules import Decision, Rules
 from moeserve.placement.sizes import ModelSizes
-from moeserve.units import GIB
 
 KV_SHARE = 0.25  # of what the dense parts leave, while experts could use all of it
 MIN_KV_TOKENS = 64

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from moeserve.quantization.codebook import Codebook
+
 K_BLOCK = 128  # columns of a row that the GPU's planes keep together: a k block
 FIELD = 16  # columns: a k block has eight fields
 SUPER_BLOCK = 256  # columns: what a d and a dmin are for
@@ -32,6 +34,7 @@ class StoredScales(IntEnum):
     SIX_BIT_MIN = 5  # float16 d and dmin, 12 bytes: Q4_K's packing of 8 scales and 8 mins
     SIX_BIT_Q3_K = 6  # float16 d, 12 bytes: Q3_K's packing of 16 scales, less 32
     SIX_BIT_IQ4_XS = 7  # float16 d, 6 bytes: IQ4_XS's packing of 8 scales, less 32
+    UE4M3 = 8  # a byte a group: an unsigned float of 4 and 3 bits, halved, to go with a doubled code table
 
 
 _PLANE_SCALE = {
@@ -43,6 +46,7 @@ _PLANE_SCALE = {
     StoredScales.SIX_BIT_MIN: Scale.U8_MIN,
     StoredScales.SIX_BIT_Q3_K: Scale.I8,
     StoredScales.SIX_BIT_IQ4_XS: Scale.I8,
+    StoredScales.UE4M3: Scale.F16,
 }
 # float16 numbers that a block stores for its scales.
 _HALVES = {
@@ -54,6 +58,7 @@ _HALVES = {
     StoredScales.SIX_BIT_MIN: 2,
     StoredScales.SIX_BIT_Q3_K: 1,
     StoredScales.SIX_BIT_IQ4_XS: 1,
+    StoredScales.UE4M3: 0,
 }
 
 
@@ -180,13 +185,16 @@ class QuantType:
     number: int  # ggml's
     block_columns: int  # values in a block; a row's columns are a multiple of it
     block_bytes: int
-    layout: BlockLayout | None = None  # of a quantised type
+    layout: BlockLayout | None = None  # of a quantised type whose codes are numbers, or indices of 16 levels
+    codebook: Codebook | None = None  # of a quantised type whose codes are indices into a codebook
     float_name: str = ""  # of a float type: numpy's and torch's name of it
     cpu: bool = True  # whether the C++ engine has kernels for it
+    gpu: bool = True  # whether a GPU's planes have a form for it
 
     def __post_init__(self) -> None:
-        if (self.layout is None) == (not self.float_name):
-            raise ValueError(f"{self.name}: a type is quantised, with a layout, or a float, with a name")
+        forms = [self.layout is not None, self.codebook is not None, bool(self.float_name)]
+        if sum(forms) != 1:
+            raise ValueError(f"{self.name}: a type has a layout, a codebook or, a float, a name")
         if self.layout is not None:
             _check(self, self.layout)
 
@@ -195,7 +203,7 @@ class QuantType:
 
     @property
     def is_quantised(self) -> bool:
-        return self.layout is not None
+        return not self.float_name
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a GGUF row of `columns` values, a multiple of block_columns."""
@@ -225,7 +233,7 @@ def _check(row: QuantType, layout: BlockLayout) -> None:
     if end != row.block_bytes:
         raise ValueError(f"{row.name}: the parts of a block take {end} bytes of {row.block_bytes}")
     columns = SUPER_BLOCK if layout.has_super else layout.group
-    if row.block_columns != columns:
+    if row.gpu and row.block_columns != columns:
         raise ValueError(f"{row.name}: a block of {row.block_columns} columns, {columns} go with its scales")
     if layout.group not in (16, 32) or layout.low_bits not in (2, 4, 8) or layout.high_bits not in (0, 1, 2):
         raise ValueError(f"{row.name}: no kernel reads such groups or codes")

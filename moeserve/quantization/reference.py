@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moeserve.quantization.codebook import BookScales, Codebook, Signs, entries_of
 from moeserve.quantization.quant_type import BitField, BlockLayout, QuantType, StoredScales
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -16,6 +17,8 @@ Floats = npt.NDArray[np.float32]
 def dequantize(kind: QuantType, data: Bytes) -> Floats:
     """uint8 bytes of whole blocks, of any shape, to float32 [values]."""
     flat = np.ascontiguousarray(data).reshape(-1)
+    if kind.codebook is not None:
+        return _from_book(kind, kind.codebook, flat.reshape(-1, kind.block_bytes))
     if kind.layout is None:
         if kind.float_name == "bfloat16":
             return (flat.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
@@ -55,6 +58,10 @@ def _scales(layout: BlockLayout, b: Bytes) -> tuple[Floats, Floats | None]:
         return halves, None
     if stored == StoredScales.F16_MIN:
         return halves[:, :1], -halves[:, 1:]
+    if stored == StoredScales.UE4M3:
+        exponent, mantissa = octets.astype(np.int32) >> 3 & 15, octets.astype(np.float32) % 8
+        value = np.where(exponent == 0, np.ldexp(mantissa, -10), np.ldexp(8 + mantissa, exponent - 11))
+        return np.where(octets == 127, 0, value).astype(np.float32), None  # 127 is not a number: ggml reads 0
     if stored == StoredScales.E8M0:
         return np.ldexp(np.float32(1), octets.astype(np.int32) - 128).astype(np.float32), None
     d, dmin = halves[:, :1], halves[:, 1:]
@@ -81,3 +88,90 @@ def _signed_scales(stored: StoredScales, octets: Bytes) -> npt.NDArray[np.int8]:
         )
     scales: npt.NDArray[np.int8] = (low | high << 4).astype(np.int8) - np.int8(32)
     return scales
+
+
+# ---------------------------------------------------------------- codebooks
+
+
+def _from_book(kind: QuantType, book: Codebook, b: Bytes) -> Floats:
+    numbers = entries_of(kind.name)[_indices(book, b)].astype(np.float32).reshape(len(b), 8, 4, 8)
+    if book.has_delta:
+        numbers = 8 * numbers + np.where(_minus_deltas(book, b), np.float32(-1), np.float32(1))
+    else:
+        numbers = np.where(_minus_signs(book, b), -numbers, numbers)
+    scales = _d(book, b) * (2 * _book_scales(book, b) + 1).astype(np.float32) * np.float32(book.eighths / 8)
+    values: Floats = (scales[..., None] * numbers.reshape(len(b), -1, book.group)).astype(np.float32)
+    return values.reshape(-1)
+
+
+def _indices(book: Codebook, b: Bytes) -> npt.NDArray[np.int64]:
+    """[blocks, groups, entries of a group]."""
+    each = 32 // book.columns
+    low = book.low.of(b, each).astype(np.int64)
+    entry = np.arange(each)
+    if book.signs == Signs.HIGH_7:
+        assert book.word is not None
+        return low | (book.word.of(b, 4).astype(np.int64) & 1) << 8
+    if book.high is None:
+        return low
+    high = book.high.of(b, book.high.group).astype(np.int64)
+    if book.signs == Signs.DELTA_ENTRY:
+        return low | (high[..., entry // 2] >> 4 * (entry % 2) & 7) << 8
+    joined = high[..., :1] if high.shape[-1] == 1 else high[..., :1] | high[..., 1:] << 8
+    return low | (joined >> book.high_bits * entry & (1 << book.high_bits) - 1) << 8
+
+
+def _minus_signs(book: Codebook, b: Bytes) -> npt.NDArray[np.bool_]:
+    """[blocks, groups, eights, 8 columns]."""
+    assert book.word is not None
+    word = book.word.of(b, 4).astype(np.uint32)
+    signs: npt.NDArray[Any] = word
+    if book.signs != Signs.BYTES:
+        joined = (word << np.array([0, 8, 16, 24], np.uint32)).sum(-1, dtype=np.uint32)[..., None]
+        sevens = (
+            joined >> np.array([0, 7, 14, 21], np.uint32) & 127 if book.signs == Signs.PACKED_7 else word >> 1
+        )
+        odd = sum(sevens >> bit & 1 for bit in range(7)) & 1
+        signs = sevens | odd << 7
+    return (signs[..., None] >> np.arange(8, dtype=np.uint32) & 1).astype(np.bool_)
+
+
+def _minus_deltas(book: Codebook, b: Bytes) -> npt.NDArray[np.bool_]:
+    """[blocks, groups, entries, 1]."""
+    assert book.high is not None
+    high = book.high.of(b, 2)
+    entry = np.arange(4)
+    if book.signs == Signs.DELTA_GROUP:
+        return np.broadcast_to(high[..., 1:, None] >= 128, (len(b), 8, 4, 1))
+    minus: npt.NDArray[np.bool_] = (high[..., entry // 2] >> 4 * (entry % 2) & 8 != 0)[..., None]
+    return minus
+
+
+def _threes_words(book: Codebook, b: Bytes) -> npt.NDArray[np.uint16]:
+    octets = np.ascontiguousarray(b[:, book.octets_at : book.octets_at + book.octets])
+    return octets.view(np.uint16)
+
+
+def _d(book: Codebook, b: Bytes) -> Floats:
+    """[blocks, 1]."""
+    if book.has_d:
+        halves = np.ascontiguousarray(b[:, :2]).view(np.float16)
+    else:
+        nibbles = (_threes_words(book, b) >> 12) << np.array([0, 4, 8, 12], np.uint16)
+        halves = nibbles.sum(-1, dtype=np.uint16, keepdims=True).view(np.float16)
+    return halves.astype(np.float32)
+
+
+def _book_scales(book: Codebook, b: Bytes) -> npt.NDArray[np.int64]:
+    """The integers n: [blocks, 256 / group]."""
+    if book.scales == BookScales.WORD_TOP:
+        assert book.word is not None
+        return book.word.of(b, 4)[..., 3].astype(np.int64) >> 4
+    if book.scales == BookScales.HIGH_TOP_3:
+        assert book.high is not None
+        return book.high.of(b, 2)[..., 1].astype(np.int64) >> 4 & 7
+    if book.scales == BookScales.THREES:
+        threes = _threes_words(book, b)[..., None] >> np.array([0, 3, 6, 9], np.uint16) & 7
+        return threes.reshape(len(b), -1).astype(np.int64)
+    octets = b[:, book.octets_at : book.octets_at + book.octets].astype(np.int64)
+    return np.stack([octets & 15, octets >> 4], axis=-1).reshape(len(b), -1)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
+from moeserve.quantization.codebook import BookScales, ByteRun, Codebook, Signs
 from moeserve.quantization.quant_type import BitField, BlockLayout, CodeTable, QuantType, StoredScales
 
 _rows: dict[int, QuantType] = {}
@@ -75,4 +76,31 @@ Q6_K = _add(QuantType("Q6_K", 14, 256, 210, _L(_F(0, 64, 4), 16, _S.I8, 208, 192
 IQ4_NL = _add(QuantType("IQ4_NL", 20, 32, 18, _L(_F(2, 16, 4), 32, _S.F16, 0, table=IQ4_LEVELS)))
 IQ4_XS = _add(QuantType("IQ4_XS", 23, 256, 136, _L(_F(8, 16, 4), 32, _S.SIX_BIT_IQ4_XS, 0, 2, 6, table=IQ4_LEVELS)))
 MXFP4 = _add(QuantType("MXFP4", 39, 32, 17, _L(_F(1, 16, 4), 32, _S.E8M0, 0, 0, 1, table=E2M1_LEVELS)))
+TQ2_0 = _add(QuantType("TQ2_0", 35, 256, 66, _L(_F(0, 32, 2), 32, _S.F16, 64, offset=1), gpu=False))
+NVFP4 = _add(QuantType("NVFP4", 40, 64, 36, _L(_F(4, 8, 4), 16, _S.UE4M3, 0, 0, 4, table=E2M1_LEVELS), gpu=False))
+# fmt: on
+
+
+def _book(name: str, number: int, nbytes: int, book: Codebook) -> QuantType:
+    return _add(QuantType(name, number, 256, nbytes, codebook=book, gpu=False))
+
+
+_R, _B = ByteRun, BookScales
+# fmt: off
+# Entries, their columns and largest magnitude; where the indices' low bytes, the groups' words and high bytes are; bits
+# of an index in the high bytes; signs; a scale's columns, where scales are, and their bytes.
+IQ2_XXS = _book("IQ2_XXS", 16, 66, Codebook(
+    256, 8, 43, _R(2, 8), _R(6, 8), None, 0, Signs.PACKED_7, 32, _B.WORD_TOP))
+IQ2_XS = _book("IQ2_XS", 17, 74, Codebook(
+    512, 8, 43, _R(2, 8, 2), _R(3, 8, 2), None, 1, Signs.HIGH_7, 16, _B.NIBBLES_16, 66, 8))
+IQ2_S = _book("IQ2_S", 22, 82, Codebook(
+    1024, 8, 43, _R(2, 4), _R(34, 4), _R(66, 1), 2, Signs.BYTES, 16, _B.NIBBLES_16, 74, 8))
+IQ3_XXS = _book("IQ3_XXS", 18, 98, Codebook(
+    256, 4, 62, _R(2, 8), _R(66, 4), None, 0, Signs.PACKED_7, 32, _B.WORD_TOP, eighths=2))
+IQ3_S = _book("IQ3_S", 21, 110, Codebook(
+    512, 4, 15, _R(2, 8), _R(74, 4), _R(66, 1), 1, Signs.BYTES, 32, _B.NIBBLES_32, 106, 4, eighths=8))
+IQ1_S = _book("IQ1_S", 19, 50, Codebook(
+    2048, 8, 8, _R(2, 4), None, _R(34, 2), 3, Signs.DELTA_GROUP, 32, _B.HIGH_TOP_3))
+IQ1_M = _book("IQ1_M", 29, 56, Codebook(
+    2048, 8, 8, _R(0, 4), None, _R(32, 2), 3, Signs.DELTA_ENTRY, 16, _B.THREES, 48, 8))
 # fmt: on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setproctitle import setproctitle
 
-from moeserve.process import Process, run_process
+from moeserve.processes.lifecycle import Process, run_process
 from moeserve.remote.link import Link
 
 

@@ -19,7 +19,9 @@ from typing import Final
 
 import zmq
 
+from moeserve import __version__
 from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
 from moeserve.launcher.child_process import Fork, ServerProcess
 from moeserve.launcher.crash_count import CrashCount
 from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST, EXIT_FAILED, EXIT_STOPPED
@@ -27,17 +29,17 @@ from moeserve.launcher.launch import LAST_WORDS_S
 from moeserve.launcher.launched_config import pinned, write_config
 from moeserve.launcher.process_table import WORKER, ProcessTable
 from moeserve.launcher.signal_events import signals_as_events
+from moeserve.launcher.signs_of_life import SignsOfLife
 from moeserve.launcher.systemd import Systemd
 from moeserve.messages.channels import PullChannel
 from moeserve.messages.codec import TO_HTTP, TO_LAUNCHER
 from moeserve.messages.schema import ProcessFailed, ProcessReady, ToHttp, ToLauncher
 from moeserve.messages.steps import WorkerReady
-from moeserve.process import EXIT_USER_ERROR
+from moeserve.processes.lifecycle import EXIT_USER_ERROR
+from moeserve.processes.runtime_paths import RuntimePaths
+from moeserve.processes.silence import longest_silence
 from moeserve.remote.frames import Welcome
 from moeserve.remote.gate import Gate, NotServing
-from moeserve.runtime_paths import RuntimePaths
-from moeserve.units import GIB
-from moeserve.version import version
 
 PACKAGE: Final = "moeserve.remote"
 LOOK_S: Final = 0.5  # between two looks at a worker that owes a sign of life
@@ -65,6 +67,7 @@ class WorkerHost:
         self._signals = 0
         self._systemd = Systemd.from_env()
         self._engine: WorkerReady | None = None  # None: the worker is not ready
+        self._ready: set[str] = set()  # the worker, where it is
         self._first: WorkerReady | None = None
         self._last_words = ""
         self._busy_since: float | None = None  # a router was lost, and the worker has not listened again yet
@@ -79,6 +82,7 @@ class WorkerHost:
         for source in (self._inbox.socket, self._news.socket, self._wakeup.fileno()):
             self._poller.register(source, zmq.POLLIN)
         self._processes = ProcessTable(PACKAGE, paths, self._poller)
+        self._signs_of_life = SignsOfLife(longest_silence(config.step_timeout), self._processes, self._ready)
         self._listener = listener
         self._gate = Gate(listener, context, self._poller, self._open_worker)
         stack.callback(self._gate.close)
@@ -101,17 +105,17 @@ class WorkerHost:
     def _sleep(self) -> None:
         """Until something happens, which is then taken in."""
         now = time.monotonic()
-        due = [self._gate.due]
+        due = [self._gate.due, now + self._signs_of_life.interval_s]
         if self._busy_since is not None:
             due.append(now + LOOK_S)
         if self._systemd.interval_s is not None:
             due.append(now + self._systemd.interval_s)
-        wait = min(due) - now
-        woken_by = dict(self._poller.poll(None if math.isinf(wait) else max(math.ceil(wait * 1e3), 0)))
+        woken_by = dict(self._poller.poll(max(math.ceil((min(due) - now) * 1e3), 0)))
         self._systemd.still_alive()
         self._processes.woken_by(woken_by)
         with suppress(BlockingIOError):
             self._wakeup.recv(64)
+        self._signs_of_life.turn()
         self._news.drain()
         for message in self._inbox.drain():
             if isinstance(message, ProcessReady) and message.engine is not None:
@@ -125,6 +129,7 @@ class WorkerHost:
 
     def _is_ready(self, engine: WorkerReady) -> None:
         self._engine = engine
+        self._ready.add(WORKER)
         self._busy_since = None
         if self._first is None:
             self._first = engine
@@ -149,7 +154,7 @@ class WorkerHost:
             local.close()
             raise NotServing("the worker still computes a step of the router before") from error
         self._busy_since = None
-        return Welcome(version(), self._fingerprint, self._engine), local
+        return Welcome(__version__, self._fingerprint, self._engine), local
 
     def _worker_is_kept(self) -> bool:
         """Starts another worker where one has died. False when that is of no use."""
@@ -163,14 +168,15 @@ class WorkerHost:
         dead = self._processes.dead()
         if not dead:
             return True
-        if isinstance(worker, Fork) and worker.alive:
-            worker.ended = -signal.SIGKILL  # by the kernel, when its keeper died
+        if isinstance(worker, Fork):
+            self._processes.end_with_keeper(worker)
         cause, by_itself = self._cause(worker), worker.died_by_itself
         log.error("the worker died: %s", cause)
         self._gate.worker_lost(cause, by_itself=by_itself)
         if (self._engine is None and worker.returncode == EXIT_USER_ERROR) or not self._may_try_again():
             return False
         self._engine, self._last_words, self._busy_since = None, "", None
+        self._ready.clear()
         self._paths.worker.unlink(missing_ok=True)
         self._processes.replace_worker()
         return True
@@ -186,12 +192,12 @@ class WorkerHost:
         return f"{cause}: {self._last_words}" if self._last_words else cause
 
     def _may_try_again(self) -> bool:
-        too_often = self._crashes.add()
+        too_often = self._crashes.add(WORKER, was_ready=self._engine is not None)
         if self._first is None:
             return False
-        if too_often:
-            log.error("the worker crashed %d times in a minute", len(self._crashes))
-        return not too_often
+        if too_often is not None:
+            log.error("%s", too_often)
+        return too_often is None
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if signum != signal.SIGHUP:

@@ -18,19 +18,19 @@ from typing import Final
 
 import zmq
 
+from moeserve import __version__
 from moeserve.errors import ConfigError
 from moeserve.messages.channels import PushChannel
 from moeserve.messages.schema import WorkerExited
 from moeserve.models.adapters.modules import parse_modules
 from moeserve.models.open import open_metadata
-from moeserve.process import Process
+from moeserve.processes.lifecycle import Process
 from moeserve.remote.channel import ConnectionLost, FrameChannel
 from moeserve.remote.fingerprint import fingerprint
 from moeserve.remote.frames import FrameError, Kind, Welcome, decode_welcome
 from moeserve.remote.options import parse_address, tls_files
 from moeserve.remote.tls import link_context
 from moeserve.remote.tunnel import LocalClosed, Tunnel, lost_by
-from moeserve.version import version
 
 CONNECT_S: Final = 5.0  # for TCP, TLS and the welcome together
 RETRY_S: Final = 0.1  # after the first failure; twice as long after each further one
@@ -113,8 +113,8 @@ class Link:
             welcome = decode_welcome(content)
         except FrameError as error:
             raise ConnectionLost(f"{error}; is it another version of moeserve?", is_refusal=True) from error
-        if welcome.version != version():
-            raise ConnectionLost(f"it is moeserve {welcome.version}, and this {version()}", is_refusal=True)
+        if welcome.version != __version__:
+            raise ConnectionLost(f"it is moeserve {welcome.version}, and this {__version__}", is_refusal=True)
         if welcome.fingerprint != self._fingerprint:
             raise ConnectionLost(
                 f"it has another model than {self._process.config.model}: metadata or tensors differ",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from moeserve.process import run_process
+from moeserve.processes.lifecycle import run_process
 from moeserve.worker.__main__ import main
 
 if __name__ == "__main__":

@@ -8,15 +8,15 @@ import time
 from moeserve.config import ServerConfig
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
-from moeserve.messages.schema import EngineReady, RouterStarted, Shutdown, ToRouter
+from moeserve.messages.schema import EngineReady, HeartbeatRequest, RouterStarted, Shutdown, ToRouter
 from moeserve.messages.steps import WorkerReady
 from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
-from moeserve.process import Process, run_process
+from moeserve.processes.lifecycle import Process, run_process
 from moeserve.router.adapter_registry import AdapterRegistry
 from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, STREAMED_PREFILL_SHARE, Limits
+from moeserve.router.core.memory.snapshot_points import BorderSpacing, border_spacing, window_spacing
 from moeserve.router.core.scheduler import Scheduler
-from moeserve.router.core.snapshot_borders import BorderSpacing, border_spacing, window_spacing
 from moeserve.router.kv_event_publisher import KvEventPublisher
 from moeserve.router.manager import RouterManager
 from moeserve.router.replacement import LaunchedWorkers, LinkedWorkers
@@ -42,6 +42,7 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         reuse_prefixes=config.prefix_cache != "off",
         isolate_tenants=config.prefix_cache == "per-key",
         num_experts=ready.num_experts,
+        max_drafts=ready.max_drafts,
         experts_per_token=ready.experts_per_token,
         num_state_slots=ready.num_state_slots,
         page_tokens=ready.kv_page_tokens,
@@ -71,7 +72,7 @@ def _prefill_share(config: ServerConfig, ready: WorkerReady) -> float:
 
 
 def connect(
-    workers: LaunchedWorkers, inbox: PullChannel[ToRouter]
+    workers: LaunchedWorkers, inbox: PullChannel[ToRouter], process: Process
 ) -> tuple[WorkerClient | None, list[ToRouter]]:
     """Waits until a worker has loaded its model and connects to it; None when the server stops before that. Also
     returns what has come meanwhile: a router that replaces another gets requests at once."""
@@ -85,10 +86,13 @@ def connect(
             except WorkerDied as error:
                 worker.close()
                 workers.replace(worker.pid, str(error))
+        process.launcher.look(is_needed=False)
         message = inbox.recv(CONNECT_INTERVAL_S)
         if isinstance(message, Shutdown):
             return None, early
-        if message is not None:
+        if isinstance(message, HeartbeatRequest):
+            process.heartbeat()
+        elif message is not None:
             early.append(message)
 
 
@@ -119,7 +123,7 @@ def serve(
     """Waits for the worker, then runs the manager until the server stops."""
     source = LaunchedWorkers if process.config.worker is None else LinkedWorkers
     workers = source(process.paths.worker, launcher)
-    worker, early = connect(workers, inbox)
+    worker, early = connect(workers, inbox, process)
     if worker is not None:
         ready = worker.ready()
         log.info(
@@ -151,6 +155,7 @@ def serve(
             continue_requests=process.config.on_engine_loss == "continue",
             adapters=adapters,
             heartbeat=process.heartbeat,
+            launcher=process.launcher,
         )
         manager.run(early)
 

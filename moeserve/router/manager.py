@@ -14,6 +14,7 @@ import zmq
 
 from moeserve.messages.adapters import AdaptersReport, LoadAdapter, UnloadAdapter
 from moeserve.messages.channels import PullChannel, PushChannel
+from moeserve.messages.load import LoadReport
 from moeserve.messages.schema import (
     Abort,
     EngineLost,
@@ -24,7 +25,6 @@ from moeserve.messages.schema import (
     GenerateRequest,
     HeartbeatRequest,
     HttpserverLost,
-    LoadReport,
     RequestError,
     Shutdown,
     StopHit,
@@ -33,9 +33,10 @@ from moeserve.messages.schema import (
 )
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerReady
 from moeserve.messages.worker import WorkerAnswer, WorkerClient, WorkerDied
+from moeserve.processes.silence import LauncherWatch
 from moeserve.router.adapter_registry import LOOK_S, AdapterRegistry
-from moeserve.router.core.plans_in_flight import ProtocolError
 from moeserve.router.core.scheduler import Scheduler
+from moeserve.router.core.steps.plans_in_flight import ProtocolError
 from moeserve.router.kv_event_publisher import KvEventPublisher
 from moeserve.router.replacement import WorkerSource
 from moeserve.router.request_tracer import RequestTracer
@@ -73,6 +74,7 @@ class RouterManager:
         continue_requests: bool = True,
         adapters: AdapterRegistry | None = None,
         heartbeat: Callable[[], None] = lambda: None,
+        launcher: LauncherWatch | None = None,
         idle_ping: float = IDLE_PING_S,
     ) -> None:
         """`worker` is the first one, `workers` has those after it. `step_timeout` in seconds: see StepDeadline. Without
@@ -88,6 +90,7 @@ class RouterManager:
         self._adapters = AdapterRegistry(self._first, {}) if adapters is None else adapters
         self._continue_requests = continue_requests
         self._heartbeat = heartbeat
+        self._launcher = launcher
         self._idle_ping = idle_ping
         self._heard_at = time.monotonic()  # when the worker last answered, or was connected to
         self._deadline = StepDeadline(step_timeout)
@@ -136,6 +139,8 @@ class RouterManager:
                 self._serve(self._worker)
             except (WorkerDied, ProtocolError) as error:
                 self._lose_worker(self._worker, str(error))
+        if self._launcher is not None:
+            self._launcher.look(is_needed=self._worker is None)
         self._flush()
         self._report_load(time.monotonic())
 

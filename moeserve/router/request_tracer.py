@@ -16,7 +16,7 @@ from moeserve.messages.schema import (
     TokensOut,
     Usage,
 )
-from moeserve.tracing import Tracer
+from moeserve.processes.tracing import Tracer
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from moeserve.sandbox import child
-from moeserve.sandbox.frames import receive_frame, send_frame
+from moeserve.processes.sandbox import child
+from moeserve.processes.sandbox.frames import receive_frame, send_frame
 
 from .chat_template import ChatTemplate
 from .errors import TemplateError

@@ -7,7 +7,7 @@ from typing import Any
 
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.source import ModelSource
-from moeserve.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
+from moeserve.processes.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
 
 from .errors import TemplateError, TemplateMissing, TemplateTimeout
 from .render_protocol import (
@@ -113,6 +113,13 @@ class ChatRenderer:
         """
         frame = self._frame(messages, tools, add_generation_prompt, kwargs)
         return await self._sandbox.run(lambda: self._exchange(frame), tenant)
+
+    def render_now(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """As `render`, blocking: not for an event loop's thread."""
+        frame = self._frame(messages, tools, True, None)
+        return self._sandbox.run_sync(lambda: self._exchange(frame))
 
     def close(self) -> None:
         """Ends the process. Waits for a render that is under way."""

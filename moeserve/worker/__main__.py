@@ -11,15 +11,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from moeserve.deferred_modules import defer, load_named
-from moeserve.lasting_imports import lasting_imports
 from moeserve.messages.channels import PushChannel
-from moeserve.process import Process, line_to_launcher, load_config, run_process
-from moeserve.worker.progress import LoadingBar
+from moeserve.processes.deferred_modules import defer, load_named
+from moeserve.processes.imports_without_gc import imports_without_gc
+from moeserve.processes.lifecycle import Process, line_to_launcher, load_config, run_process
+from moeserve.worker.loading.progress import LoadingBar
 
 if TYPE_CHECKING:
+    from moeserve.worker.loading.start import Start
     from moeserve.worker.runner import Runner
-    from moeserve.worker.start import Start
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +32,13 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
     # Here, not above: torch takes seconds to import, and a machine on which it or our extension cannot be
     # loaded gets told so through the launcher.
     defer(TORCH_META)
-    with lasting_imports():
-        from moeserve.worker import keeper
-        from moeserve.worker.cpu_loading import load_cpu_model, try_cpu_model
-        from moeserve.worker.device import choose_in_fork, is_divided
-        from moeserve.worker.inherited import Inherited
+    with imports_without_gc():
+        from moeserve.worker.loading import keeper
+        from moeserve.worker.loading.cpu.load import load_cpu_model, try_cpu_model
+        from moeserve.worker.loading.device import choose_in_fork, is_divided
+        from moeserve.worker.loading.inherited import Inherited
+        from moeserve.worker.loading.start import Start, StartClock, process_began
         from moeserve.worker.service import serve
-        from moeserve.worker.start import Start, StartClock, process_began
 
     def serve_with(runner: Runner) -> None:
         serve(
@@ -62,7 +62,7 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
         keeper.keep(process, line, lambda is_first: serve_with(try_cpu_model(model, is_first=is_first)))
     else:
         inherited, began = Inherited(), process_began()
-        with lasting_imports():
+        with imports_without_gc():
             load_named(TORCH_META)
             _import_for_gpu()
 
@@ -77,7 +77,7 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
 
 
 def _load(process: Process, start: Start) -> Runner:
-    from moeserve.worker.loading import load_runner
+    from moeserve.worker.loading.load import load_runner
 
     start.clock.ended("imports")
     bar = _loading_bar(process)
@@ -90,7 +90,7 @@ def _load(process: Process, start: Start) -> Runner:
 def _import_for_gpu() -> None:
     """What the forks need. Where it is not here, they say so, as they do where there is no GPU."""
     try:
-        import moeserve.worker.gpu_loading  # noqa: F401
+        import moeserve.worker.loading.gpu.load  # noqa: F401
     except ImportError as error:
         log.debug("%s", error)
 

@@ -20,12 +20,15 @@ from moeserve.messages.adapters import AdaptersReport, AdapterState, AdaptersWan
 from moeserve.messages.pages import PageReport
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import ExpertUse, NewSeq, Row, Sampled, StepPlan, StepResult, WorkerReady
-from moeserve.worker.constraints import Constraints
+from moeserve.worker.adapters.resident import ResidentAdapters
+from moeserve.worker.constraints.slot_guides import Constraints
+from moeserve.worker.drafts.draft_rows import DraftRows
+from moeserve.worker.drafts.drafting import Drafting
+from moeserve.worker.drafts.run_sampler import RunSampler
 from moeserve.worker.engines.engine import Engine
-from moeserve.worker.page_mover import PageMover
-from moeserve.worker.resident_adapters import ResidentAdapters
+from moeserve.worker.recording.step_recorder import StepRecord, StepRecorder
 from moeserve.worker.sequences import Sequences, StepLayout, entries, log_bound
-from moeserve.worker.step_recorder import StepRecord, StepRecorder
+from moeserve.worker.tiers.page_mover import PageMover
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ class LaunchedStep:
     sampled: list[Sampled] = field(default_factory=list)  # those that have been read
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
+    drafted: list[int] | None = None  # drafts of each row; None: this engine makes none
     is_launched: bool = False  # all of it; else all but the sampling
     unread: slice | None = None  # of the sampled rows, the group whose tokens are not read yet
 
@@ -59,9 +63,10 @@ class Runner:
         recorder: StepRecorder | None = None,
         pages: PageMover | None = None,
         adapters: ResidentAdapters[Any] | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         """pages: of the tiers behind the KV pool, if there are any. adapters: None
-        where requests cannot ask for any."""
+        where requests cannot ask for any. drafting: None where rows have no drafts."""
         self.engine = engine
         self._ready = ready
         self._adapters = adapters
@@ -71,6 +76,10 @@ class Runner:
             ready.max_num_seqs, ready.max_model_len, numbers, has_window_slots=has_windows
         )
         self._constraints = constraints
+        self._drafts: DraftRows | None = None
+        if drafting is not None:
+            self._drafts = DraftRows(self._sequences, drafting.drafter(self._sequences.tokens))
+            self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
         self._pages = pages
         self._grammars: dict[int, str] = {}  # of StepPlan.grammars, those that are not dropped yet
@@ -111,13 +120,13 @@ class Runner:
     def may_follow(self, plan: StepPlan) -> bool:
         """Whether `advance` takes this plan: it has rows alone, whose tokens are known or being sampled, and they are
         launched so fast that the result of the step under way is not late."""
-        step, rows = self._under_way, sum(row.count for row in plan.rows)
+        step = self._under_way
         return (
             self.runs_ahead
             and step is not None
             and len(step.layout.sampled_rows) <= self.engine.logit_rows
             and bool(plan.rows)
-            and self.engine.launches_at_once(rows, has_prompts=rows > len(plan.rows))
+            and self.engine.launches_at_once(np.array([row.count for row in plan.rows], np.int32))
             and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
             and not (plan.grammars or plan.dropped_grammars)
             and all(self._sequences.prompt_logprobs[row.req_slot] is None for row in plan.rows)
@@ -153,7 +162,7 @@ class Runner:
         self._step_ended, self._under_way = ended, None
         if step.compiled:
             log.warning(
-                "step %d waited for %d kernels to be compiled or loaded, or steps to be recorded: %.0f ms",
+                "step %d waited for %d kernels to be compiled or loaded, or CUDA graphs to be captured: %.0f ms",
                 step.plan.step,
                 step.compiled,
                 compute_ms,
@@ -181,12 +190,15 @@ class Runner:
             self._bind(seq)
         if plan.forks:
             self.engine.fork(*self._sequences.fork(plan.forks))
-        layout = StepLayout(plan.rows)
+        rows, drafted = plan.rows, None
+        if self._drafts is not None:
+            rows, drafted = self._drafts.place(rows)
+        layout = StepLayout(rows, drafted)
         recorder = self._recorder
         record = None if recorder is None else recorder.start(layout, self._sequences, self._ready)
         self.engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=record)
-        prompt_logprobs = self._prompt_logprobs(plan.rows, layout)
-        return LaunchedStep(plan, layout, record, started, -compiled_before, prompt_logprobs)
+        prompt_logprobs = self._prompt_logprobs(rows, layout)
+        return LaunchedStep(plan, layout, record, started, -compiled_before, prompt_logprobs, drafted=drafted)
 
     def _move_state(self, plan: StepPlan) -> None:
         """Executes the plan's page orders and state copies."""
@@ -207,7 +219,7 @@ class Runner:
         return None if self._pages is None else self._pages.report(may_wait=may_wait)
 
     def rehearse(self, plan: StepPlan) -> StepResult:
-        """`step` before the first request, in slots that nobody has yet: no KV, no count and no record stays of it."""
+        """`step` before the first request, in slots that are still free: no KV, no count and no record stays of it."""
         recorder, self._recorder = self._recorder, None
         pages, self._pages = self._pages, None
         result = self.step(plan)
@@ -244,6 +256,8 @@ class Runner:
         tokens = self._sequences.bind(seq)
         log_bound(seq, len(tokens))
         self.engine.bind(seq, tokens)
+        if self._drafts is not None:
+            self._drafts.bind(seq, len(tokens))
         sampling = seq.sampling
         if seq.grammar:
             sampling = msgspec.structs.replace(sampling, grammar=self._grammars[seq.grammar])
@@ -258,6 +272,11 @@ class Runner:
     def _sample(self, step: LaunchedStep) -> None:
         """Launches it; of several groups of rows all but the last are read."""
         layout = step.layout
+        if step.drafted is not None:
+            computed_s = time.perf_counter() - step.started
+            step.sampled, step.mask_ms = self._runs.sample(layout, step.drafted, computed_s)
+            step.is_launched = True
+            return
         for first in range(0, len(layout.sampled_rows), self.engine.logit_rows):
             self._read(step)
             part = slice(first, first + self.engine.logit_rows)

@@ -128,8 +128,10 @@ def log_bound(seq: NewSeq, num_tokens: int) -> None:
 class StepLayout:
     """A plan's rows as arrays; `offset[i]` is row i's first place in the step."""
 
-    def __init__(self, rows: list[Row]) -> None:
+    def __init__(self, rows: list[Row], drafted: Sequence[int] | None = None) -> None:
+        """drafted: so many of each row's last tokens are drafts; None: of none."""
         self.rows = rows
+        self.drafted: Int32s | None = None if drafted is None else np.array(drafted, np.int32)
         counts = [row.count for row in rows]
         self.n = sum(counts)
         self.req_slot: Int32s

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server import common_flags
-from moeserve.bench.results import read_results
+from moeserve.cli.bench.results import read_results
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:

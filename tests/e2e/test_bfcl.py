@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from benchmarks.server import Server, running_server
-from moeserve.command_line import demonstration_model
+from moeserve.cli.command_line import demonstration_model
 
 BFCL = os.environ.get("MOESERVE_BFCL")
 TESTS = int(os.environ.get("MOESERVE_BFCL_TESTS", "6"))

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from benchmarks.server import running_server
-from moeserve.cli import main
-from moeserve.dump.reader import Dump
+from moeserve.cli.compare_dumps.reader import Dump
+from moeserve.cli.main import main
 
 PROMPT = list(range(20, 40))
 

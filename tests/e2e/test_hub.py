@@ -24,7 +24,7 @@ FETCH = """
 import json, sys
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
-from moeserve.command_line import resolve
+from moeserve.cli.command_line import resolve
 for model in sys.argv[1:]:
     try:
         config = resolve(ServerConfig(model=model))

@@ -24,6 +24,7 @@ from tests.support.promql import (
     DEPLOY,
     alert_expressions,
     dashboard_expressions,
+    dashboard_panels,
     groupings_of,
     metrics_of,
     without_variables,
@@ -63,7 +64,7 @@ def test_expressions_name_what_the_server_exports(
 
 def test_legends_and_variables_name_labels(samples: dict[str, dict[str, set[str]]]) -> None:
     dashboard = json.loads(DASHBOARD.read_text())
-    for panel in dashboard["panels"]:
+    for panel in dashboard_panels():
         for target in panel.get("targets", ()):
             labels = set(TARGET_LABELS)
             for named in metrics_of(target["expr"]):

@@ -18,12 +18,12 @@ import pytest
 from benchmarks.accuracy import Case, served_greedy
 from benchmarks.accuracy import Fixture as Golden
 from benchmarks.server import REPOSITORY, Server, clean_environment, running_server
-from moeserve.dump.reader import Dump
+from moeserve.cli.compare_dumps.reader import Dump
+from moeserve.config.units import GIB
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.quantization.reference import dequantize
-from moeserve.units import GIB
 from tests.conftest import OWN_FIXTURES, fixtures_dir
 from tests.e2e.clients import at_once, completion
 
@@ -95,7 +95,7 @@ def test_logprobs_are_the_engines_own(
     qwen2: Server, first_answer: dict[str, Any], prompts: list[list[int]]
 ) -> None:
     """To the bit: what the engine computes in this process, of the same tokens."""
-    from moeserve.worker.cpu_loading import load_cpu_runner  # torch
+    from moeserve.worker.loading.cpu.load import load_cpu_runner  # torch
     from tests.gpu.driver import Driver, small_config
 
     request = requests_of(prompts)[2]

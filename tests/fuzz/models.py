@@ -66,7 +66,7 @@ def _run(path: Path) -> None:
 
     from moeserve.messages.sampling import SamplingParams
     from moeserve.messages.steps import NewSeq, Row, StepPlan
-    from moeserve.worker.cpu_loading import load_cpu_runner
+    from moeserve.worker.loading.cpu.load import load_cpu_runner
 
     config = ServerConfig(
         model=str(path), max_total_tokens=64, max_num_seqs=1, max_num_batched_tokens=16, threads=1
@@ -108,7 +108,7 @@ def _child(seeds: range, to_parent: Connection) -> None:
 
 def _warm_up() -> None:
     """Loads torch and all else that counts as address space but is no model's doing."""
-    import moeserve.worker.loading  # noqa: F401
+    import moeserve.worker.loading.load  # noqa: F401
 
 
 def fuzz(seeds: range) -> list[Finding]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeserve.bench.plans_in_turn import run_in_turn
-from moeserve.bench.window_slots import WindowSlots
-from moeserve.command_line import resolve
+from moeserve.cli.bench.plans_in_turn import run_in_turn
+from moeserve.cli.bench.window_slots import WindowSlots
+from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult

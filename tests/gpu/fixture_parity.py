@@ -29,7 +29,12 @@ NAMES = [
     *(f"families/tiny-deepseek2-{name}" for name in ("f16", "q8_0", "q4_k_m")),
     *(f"families/tiny-gemma4-{name}" for name in ("f16", "q4_k_m")),
 ]
-CHUNKS = [512, 33, 7, 1]  # tensor cores, tensor cores in chunks, integer products, recorded decode steps
+CHUNKS = [
+    512,
+    33,
+    7,
+    1,
+]  # tensor cores, tensor cores in chunks, integer products, decode steps in CUDA graphs
 
 
 def load_fixture(name: str) -> Fixture:

@@ -1,5 +1,5 @@
 """LoRA adapters on a GPU beside the CPU's engine, whose truth is PEFT (tests/kernels/test_adapters.py): three of them
-and the model itself in the same steps, prompts and recorded decode steps."""
+and the model itself in the same steps, prompts and decode steps in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import names as n
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import small_config

@@ -1,4 +1,5 @@
-"""Beam search on a GPU: what its beams read is what they have forked, in steps of 1 to 32 rows, recorded or not."""
+"""Beam search on a GPU: what its beams read is what they have forked, in steps of 1 to 32 rows, with and without CUDA
+graphs."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import time
 import pytest
 import torch
 
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import fixtures_dir
 from tests.gpu.driver import Driver, small_config

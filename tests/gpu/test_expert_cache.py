@@ -14,20 +14,20 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from gguf.constants import GGMLQuantizationType as Type
 
 from benchmarks.header import qwen3moe, write_header
-from moeserve.bench.engine import EngineBench
-from moeserve.bench.engine_figures import CacheFigure, where_experts_are
-from moeserve.expert_cache.policy import DECAY
-from moeserve.expert_cache.routing_trace import RoutingTrace
+from moeserve.cli.bench.engine import EngineBench
+from moeserve.cli.bench.engine_figures import CacheFigure, where_experts_are
 from moeserve.kernels import _C
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.models.open import open_dummy_model
-from moeserve.worker.cpu_loading import load_cpu_runner
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.engines.streaming import Streaming
-from moeserve.worker.expert_cache import ExpertCache
-from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.placement.expert_cache.policy import DECAY
+from moeserve.placement.expert_cache.routing_trace import RoutingTrace
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
-from moeserve.worker.start import Start
 from tests.gpu.driver import TOP, Driver, small_config
 from tests.support.random_promotions import RandomPolicy
 

@@ -16,7 +16,7 @@ from tests.kernels.weights import nmse
 LAYERS = 5
 
 
-class Recorded:
+class Captured:
     """Steps of n rows through all layers as one graph."""
 
     def __init__(self, h: ExpertHandoff, n: int) -> None:
@@ -48,7 +48,7 @@ def test_replays() -> None:
     stream = CpuStream(4)
     layers = [Layer.random(stream, seed=10 * i) for i in range(LAYERS)]
     h = ExpertHandoff(stream, [layer.experts for layer in layers], MAX_TOKENS, HIDDEN, TOP_K)
-    steps = {n: Recorded(h, n) for n in (1, 3, MAX_TOKENS)}
+    steps = {n: Captured(h, n) for n in (1, 3, MAX_TOKENS)}
     for seed in range(30):
         for step in steps.values():
             batches = step.fill(seed)
@@ -74,7 +74,7 @@ def test_a_hang_ends() -> None:
     stream = CpuStream(2)
     layers = [Layer.random(stream, seed=10 * i) for i in range(LAYERS)]
     first = ExpertHandoff(stream, [layer.experts for layer in layers], MAX_TOKENS, HIDDEN, TOP_K)
-    Recorded(first, 2)  # compiles, for which the watchdog below would not wait
+    Captured(first, 2)  # compiles, for which the watchdog below would not wait
     first.close()
     h = ExpertHandoff(
         stream,
@@ -84,7 +84,7 @@ def test_a_hang_ends() -> None:
         TOP_K,
         timeout_s=0.5,
     )
-    step = Recorded(h, 2)
+    step = Captured(h, 2)
     step.fill(0)
     step.graph.replay()
     step.graph.replay()

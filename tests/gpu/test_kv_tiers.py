@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from tests.conftest import OWN_FIXTURES
 from tests.gpu.driver import small_config
 from tests.support.real_time_world import RealTimeWorld

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.accuracy import Fixture
 from moeserve.models import step_buffers
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from tests.conftest import OWN_FIXTURES
 from tests.gpu.driver import Driver, small_config
 from tests.gpu.fixture_parity import check_distance

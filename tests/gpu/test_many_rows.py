@@ -15,9 +15,9 @@ import torch
 
 from benchmarks.accuracy import Fixture, distances, top_of
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.engines.streaming import Streaming
-from moeserve.worker.loading import load_runner
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
+from moeserve.worker.loading.load import load_runner
 from tests.conftest import fixtures_dir
 from tests.gpu.bounds import assert_near
 from tests.gpu.driver import GREEDY, Driver, small_config

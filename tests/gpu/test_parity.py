@@ -11,9 +11,9 @@ import torch
 from benchmarks.accuracy import Fixture
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.engines.streaming import Streaming
-from moeserve.worker.loading import load_runner
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
+from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import GREEDY, Driver, small_config
 from tests.gpu.fixture_parity import (

@@ -18,7 +18,7 @@ from benchmarks.accuracy import Fixture
 from benchmarks.server import running_server
 from moeserve.errors import ConfigError
 from moeserve.worker.group.leader import LeaderRunner
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from tests.e2e.clients import within
 from tests.gpu.driver import Driver, small_config
 from tests.gpu.fixture_parity import (
@@ -127,7 +127,7 @@ def free_memory() -> list[int]:
 KILLED = """
 import os, signal, sys
 from tests.gpu.driver import small_config
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from tests.gpu.driver import Driver
 config = small_config(sys.argv[1], device="cuda", gpus=sys.argv[2], parallel=sys.argv[3])
 runner = load_runner(config, lambda *_: None)

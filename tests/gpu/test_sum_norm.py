@@ -1,4 +1,4 @@
-"""The sum over GPUs within the norm behind it, recorded and replayed, each GPU late in turn."""
+"""The sum over GPUs within the norm behind it, captured and replayed, each GPU late in turn."""
 
 from __future__ import annotations
 

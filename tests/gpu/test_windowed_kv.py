@@ -13,8 +13,8 @@ import torch
 
 from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.schema import GenerateRequest, TokensItem
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.loading import load_runner
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.loading.load import load_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import fixtures_dir
 from tests.gpu.driver import Driver, small_config

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 import tests.kernels.triton_device  # noqa: F401  # isort: skip  (first: it sets up the interpreter)
-from moeserve.worker.engines import micro_batches
-from moeserve.worker.group.follower import main
+from moeserve.worker.engines.gpu.steps import micro_batches
 from moeserve.worker.group.ranks import RankGroup
+from moeserve.worker.loading.group.follower import main
 from tests.kernels.shared_sums import connect
 
 LEAST_ROWS = 2  # of a part of a step, so that small ones have parts

@@ -24,7 +24,7 @@ from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
-from moeserve.worker.engines.cpu import adapter_rows
+from moeserve.worker.engines.cpu.engine import adapter_rows
 from tests.conftest import TINY_MODEL
 from tests.kernels.operations import ISAS, guarded, load, stream_of, unguard
 from tests.kernels.test_model import distance, hugging_face_model, own_fixture

@@ -19,10 +19,10 @@ from moeserve.messages.sampling import TokenLogprob
 from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.open import open_dummy_model
 from moeserve.models.sources.gguf import names as n
-from moeserve.worker.cpu_loading import load_cpu_runner
-from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
-from moeserve.worker.start import Start
 from tests.gpu.driver import GREEDY, Driver, small_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # minutes of CPU time each
@@ -62,8 +62,8 @@ def config_of(folder: Path, **options: object) -> ServerConfig:
 def test_each_kind_of_product_and_the_base_in_a_step(
     folder: Path, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A recorded step of 8 rows, each by itself, and one whose rows and routes are multiplied in blocks."""
-    monkeypatch.setattr("moeserve.worker.engines.prompt_tiles.RECORDED_PROMPT_ROWS", 16)
+    """A CUDA graph of 8 rows, each by itself, and one whose rows and routes are multiplied in blocks."""
+    monkeypatch.setattr("moeserve.worker.engines.gpu.steps.prompt_tiles.RECORDED_PROMPT_ROWS", 16)
     prompts = [[(7 * i * i + 3 * i + 5 * s) % 128 for i in range(length)] for s, length in enumerate(lengths)]
     config = config_of(folder, max_num_batched_tokens=max(16, sum(lengths)))
     cpu = load_cpu_runner(config, lambda *_: None)

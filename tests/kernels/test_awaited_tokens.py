@@ -12,7 +12,7 @@ from moeserve.kernels.embed import reference
 from moeserve.kernels.embed.op import take_sampled
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row
-from moeserve.worker.engines.step_inputs import StepInputs
+from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
 from moeserve.worker.sequences import Sequences, StepLayout
 
 

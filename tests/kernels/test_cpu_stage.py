@@ -24,13 +24,13 @@ from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
-from moeserve.worker.cpu_loading import load_cpu_runner
-from moeserve.worker.engines.cpu import launch
-from moeserve.worker.engines.cpu_stage import CpuStage
-from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.worker.engines.cpu.engine import launch
+from moeserve.worker.engines.gpu.cpu_stage import CpuStage
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Sequences, StepLayout
-from moeserve.worker.start import Start
 from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
 
 LAYERS, EXPERTS = 3, 4

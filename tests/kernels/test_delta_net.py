@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,13 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.delta_net.reference import DeltaState, DeltaWeights, delta_net
 from moeserve.kernels.quantize.reference import quantize
-from moeserve.kernels.stream_operands import Activations, DeltaParameters, StateLayer, StateSequences
+from moeserve.kernels.stream_operands import (
+    Activations,
+    DeltaParameters,
+    StateDrafts,
+    StateLayer,
+    StateSequences,
+)
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.weights import nmse
 
@@ -38,6 +45,10 @@ class Inputs:
 
     def rows(self, part: slice) -> Inputs:
         return Inputs(self.qkv[part], self.z[part], self.b[part], self.a[part])
+
+    def then(self, more: Inputs) -> Inputs:
+        names = ("qkv", "z", "b", "a")
+        return Inputs(*(torch.cat([getattr(self, name), getattr(more, name)]) for name in names))
 
     def merged(self, heads: DeltaHeads) -> torch.Tensor:
         """b and a as one product gives them: [n, key_heads, 2, value heads of each]."""
@@ -66,9 +77,14 @@ class Layer:
         self.stream.wait()
 
     def step(
-        self, parts: Sequence[Inputs], slots: Sequence[int], *, merged: bool = False
+        self,
+        parts: Sequence[Inputs],
+        slots: Sequence[int],
+        *,
+        merged: bool = False,
+        drafts: Sequence[int] | None = None,
     ) -> list[torch.Tensor]:
-        """Each part's rows as one sequence of the step, its state in its slot."""
+        """Each part's rows as one sequence of the step, its state in its slot; the last of them are drafts."""
         counts = [len(part.z) for part in parts]
         n = sum(counts)
         rows = [sum(counts[:i]) for i in range(len(counts))]
@@ -77,17 +93,31 @@ class Layer:
             b = Inputs(qkv, z, b, a).merged(self.heads)
         out = Activations(n + 1, self.heads.value_width)
         out.f32.fill_(12345.0)
-        sequences = StateSequences(*(torch.tensor(x, dtype=torch.int32) for x in (rows, counts, slots)))
+        of_drafts = None
+        if drafts is not None:
+            self.first = torch.tensor([sum(drafts[:i]) for i in range(len(drafts))], dtype=torch.int32)
+            of_drafts = StateDrafts(torch.tensor(drafts, dtype=torch.int32), self.first)
+            self.pending = torch.full((sum(drafts), self.heads.pending_values), torch.nan)
+        columns = (torch.tensor(x, dtype=torch.int32) for x in (rows, counts, slots))
+        sequences = StateSequences(*columns, of_drafts)
         w = weights_of(self.heads)
         self.stream.delta_net(
             qkv, z, b, None if merged else a, DeltaParameters(w.conv, w.a, w.dt_bias, w.norm), EPS, self.heads,
-            StateLayer(self.states, BEFORE), sequences, n, out,
+            StateLayer(self.states, BEFORE), sequences, n, out, None if drafts is None else self.pending,
         )  # fmt: skip
         self.stream.wait()
         assert (out.f32[n] == 12345.0).all(), "wrote past the end"
         sound = out.f32[:n].isfinite().all(dim=1)
         assert torch.equal(out.q8[:n][sound], quantize(out.f32[:n]).rows()[sound])
         return list(out.f32[:n].split(counts))
+
+    def commit(self, slots: Sequence[int], accepted: Sequence[int]) -> None:
+        """After a step with drafts of all these sequences."""
+        slot, moved = (torch.tensor(x, dtype=torch.int32) for x in (slots, accepted))
+        self.stream.commit_states(
+            self.heads, StateLayer(self.states, BEFORE), slot, self.first, moved, self.pending
+        )
+        self.stream.wait()
 
     def delta_state(self, slot: int) -> torch.Tensor:
         """[value_heads, key_dim, value_dim]: the columns' blocks side by side."""
@@ -128,6 +158,32 @@ def test_chunks_neighbours_threads_and_copies_do_not_change_a_bit(isa: str) -> N
             if first == 33:  # a snapshot, and on from it
                 layer.copy((0, 3), (2, 0), (3, 0))
         assert torch.equal(torch.cat(got), whole)
+
+
+@each_isa
+@pytest.mark.parametrize("merged", [False, True], ids=["apart", "merged"])
+@pytest.mark.parametrize("heads", [GROUPED, TILED], ids=["grouped", "tiled"])
+def test_drafts_move_no_state_until_they_are_accepted(isa: str, heads: DeltaHeads, merged: bool) -> None:
+    """Whatever is drafted and rejected, outputs and states are those of rows without drafts, bit for bit."""
+    texts = [Inputs.random(heads, 60), Inputs.random(heads, 60, seed=1)]
+    wrong = Inputs.random(heads, 60, seed=2)
+    whole = Layer(stream_of(isa, 1), heads)
+    expected = whole.step(texts, [0, 2], merged=merged)
+    layer, rng = Layer(stream_of(isa, 3), heads), random.Random(5)
+    at, got = 0, list[list[torch.Tensor]](([], []))
+    while at < 60:
+        moved = min(rng.randint(0, 3), 59 - at)
+        rejected = [rng.randint(0, 2), rng.randint(0, 2)]
+        right = [text.rows(slice(at, at + 1 + moved)) for text in texts]
+        rows = [part.then(wrong.rows(slice(0, more))) for part, more in zip(right, rejected, strict=True)]
+        outs = layer.step(rows, [0, 2], merged=merged, drafts=[moved + more for more in rejected])
+        for parts, out in zip(got, outs, strict=True):
+            parts.append(out[: 1 + moved])
+        if moved:
+            layer.commit([0, 2], [moved, moved])
+        at += 1 + moved
+    assert all(torch.equal(torch.cat(parts), text) for parts, text in zip(got, expected, strict=True))
+    assert torch.equal(layer.states[[0, 2]], whole.states[[0, 2]])
 
 
 @each_isa

@@ -16,16 +16,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.hugging_face_dump import texts_of, write_dump
-from moeserve.cli import main
+from moeserve.cli.compare_dumps.compare import Result, TensorPlace, Tolerances, compare
+from moeserve.cli.compare_dumps.reader import Dump, DumpError
+from moeserve.cli.main import main
 from moeserve.config import ServerConfig
-from moeserve.dump.compare import Result, TensorPlace, Tolerances, compare
-from moeserve.dump.format import of_layer, step_path
-from moeserve.dump.reader import Dump, DumpError
 from moeserve.errors import ConfigError
 from moeserve.messages.sampling import SamplingParams
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
-from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from moeserve.worker.recording.dump_format import of_layer, step_path
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.test_model import hugging_face_model, own_fixture

@@ -12,14 +12,14 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from gguf.constants import GGMLQuantizationType as Type
 
 from benchmarks.header import qwen3moe, write_header
+from moeserve.cli.compare_dumps.compare import Tolerances, compare
+from moeserve.cli.compare_dumps.reader import Dump
 from moeserve.config import ServerConfig
-from moeserve.dump.compare import Tolerances, compare
-from moeserve.dump.reader import Dump
 from moeserve.messages.sampling import SamplingParams
 from moeserve.models.open import open_dummy_model, open_model
-from moeserve.worker.cpu_loading import load_cpu_runner
-from moeserve.worker.gpu_loading import load_gpu_runner
-from moeserve.worker.start import Start
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
 from tests.gpu.driver import Driver, small_config
 from tests.support.hugging_face_model import write_family
 
@@ -61,7 +61,7 @@ def test_both_engines_dump_the_same(
         config("gpu", num_gpu_experts=experts, gpu_prefill_token_threshold=threshold),
         open_dummy_model(small), lambda *_: None, torch.device(DEVICE), Start(),
     )  # fmt: skip
-    assert not any((tmp_path / "gpu").iterdir()), "neither recording nor calibration is dumped"
+    assert not any((tmp_path / "gpu").iterdir()), "neither capture nor calibration is dumped"
     prompt = [(7 * i + 3) % 32 for i in range(tokens)]
     for runner in (load_cpu_runner(config("cpu"), lambda *_: None), gpu):
         Driver(runner).generate(0, prompt, answers, GREEDY)

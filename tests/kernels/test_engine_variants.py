@@ -8,7 +8,7 @@ import pytest
 from moeserve.config import ServerConfig
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.messages.steps import NewSeq, Row, StepPlan
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from tests.conftest import TINY_MODEL
 
 PROMPT = np.random.default_rng(3).integers(0, 4000, 90).astype(np.int32)

@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from moeserve.expert_cache.generate import LOCAL, UNIFORM, ReuseDistances, generate
-from moeserve.expert_cache.policy import DECAY, PAYS, CachePolicy, Mask
-from moeserve.expert_cache.replay import Steps
 from moeserve.kernels import _C
+from moeserve.placement.expert_cache.generate import LOCAL, UNIFORM, ReuseDistances, generate
+from moeserve.placement.expert_cache.policy import DECAY, PAYS, CachePolicy, Mask
+from moeserve.placement.expert_cache.replay import Steps
 
 LAYERS, EXPERTS, SLOTS = 12, 64, 24
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.expert_cache.policy import DECAY
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.handoff import CpuExperts
@@ -27,8 +26,9 @@ from moeserve.models.loading.gpu_weights import (
 )
 from moeserve.models.loading.pinned_panels import PinnedPanels, panel_bytes
 from moeserve.models.loading.ram_experts import RamExperts, expert_map_of
+from moeserve.placement.expert_cache.policy import DECAY
 from moeserve.quantization import QUANT_TYPES
-from moeserve.worker.expert_cache import QUIET, ExpertCache
+from moeserve.worker.engines.gpu.expert_exchange import QUIET, ExpertCache
 from tests.kernels.weights import random_weights
 from tests.support.random_promotions import RandomPolicy
 

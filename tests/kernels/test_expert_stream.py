@@ -20,7 +20,7 @@ from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement.placement import LayerPlacement, Placement
-from moeserve.worker.ram_expert_order import ram_expert_order
+from moeserve.worker.loading.gpu.ram_expert_order import ram_expert_order
 from tests.conftest import TINY_MODEL
 from tests.kernels.handoff_world import EXPERTS, HERE, Q8, Layer
 

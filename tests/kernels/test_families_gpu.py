@@ -9,10 +9,10 @@ import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.models.open import open_model
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
-from moeserve.worker.start import Start
 from tests.conftest import OWN_FIXTURES, family_models
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.test_model import Fixture

@@ -110,6 +110,17 @@ def test_attention_in_other_layers_than_every_fourth(
     assert_is_near_transformers(tmp_path / "tiny", model, monkeypatch)
 
 
+def test_how_much_of_a_head_rotates_is_said_once(tmp_path: Path) -> None:
+    """By `rotary_dim`, by `partial_rotary_factor`, or by both where they agree."""
+    folder = tmp_path / "tiny"
+    write_family(folder, "minimax_m2")  # half of 64 dimensions
+    edit_config(folder, rotary_dim=32)
+    assert read_checked_shape(open_folder(folder)).layers[0].attention.rotated == 32
+    edit_config(folder, rotary_dim=16)
+    with pytest.raises(ModelError, match=r"'rotary_dim' is 16 and 'partial_rotary_factor' 0\.5 of 64"):
+        open_folder(folder)
+
+
 def test_layer_types_are_before_the_interval(tmp_path: Path) -> None:
     """As in transformers; without them the interval holds."""
     write_family(tmp_path / "tiny", "qwen3_next", layer_types=[FULL, LINEAR, LINEAR, FULL])

@@ -6,9 +6,9 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 import numpy as np
 import torch
 
-from moeserve.expert_cache.generate import UNIFORM, generate
 from moeserve.kernels.routing.op import route
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
+from moeserve.placement.expert_cache.generate import UNIFORM, generate
 
 
 def test_the_trace_chooses() -> None:

@@ -9,15 +9,18 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels import _C
+from moeserve.kernels.codebooks import bring_codebook
 from tests.kernels.operations import stream_of
 from tests.kernels.weights import (
     MIN_AT,
     SCALE_AT,
+    SPREAD_SCALE_AT,
     TYPES,
     dequantize,
     random_blocks,
     random_weights,
     set_half,
+    set_spread_half,
 )
 
 type_name = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
@@ -44,6 +47,9 @@ def test_any_bytes_dequantise_to_gguf_pys_values(kind: Type) -> None:
         finite = rng.integers(0, 0x7C00, blocks.shape[:-1], np.uint16)
         sign = rng.integers(0, 2, blocks.shape[:-1], np.uint16) << 15
         set_half(blocks, at, (finite | sign).view(np.float16))
+    if kind in SPREAD_SCALE_AT:
+        set_spread_half(blocks, SPREAD_SCALE_AT[kind], rng.normal(0, 1, blocks.shape[:-1]))
+    bring_codebook(kind)
     stored = blocks.reshape(rows, -1)
     with np.errstate(
         invalid="ignore", over="ignore"
@@ -55,6 +61,7 @@ def test_any_bytes_dequantise_to_gguf_pys_values(kind: Type) -> None:
 
 @type_name
 def test_quantised_gaussian_data_dequantises_alike(kind: Type) -> None:
+    bring_codebook(kind)
     weights = random_weights(kind, 5, 768)
     for row, values in zip(weights.rows, weights.values().numpy(), strict=True):
         assert_same_bits(dequantized_row(kind, row, 768), values)

@@ -15,7 +15,7 @@ from moeserve.kernels.planes.from_panels import panels_to_planes
 from moeserve.kernels.planes.panels_triton import unpack_panels, unpack_scattered
 from moeserve.quantization import QUANT_TYPES
 from moeserve.quantization.table import Q4_K
-from tests.kernels.weights import TYPES, Type, random_blocks, random_weights
+from tests.kernels.weights import GPU_TYPES, Type, random_blocks, random_weights
 
 
 def bytes_of(matrix: Matrix) -> torch.Tensor:
@@ -23,7 +23,7 @@ def bytes_of(matrix: Matrix) -> torch.Tensor:
     return torch.from_numpy(np.ctypeslib.as_array(at))
 
 
-@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", GPU_TYPES, ids=lambda t: t.name)
 @pytest.mark.parametrize("shape", [(3, 64, 512), (2, 32, 768)])
 def test_all_types(kind: Type, shape: tuple[int, ...]) -> None:
     stream = CpuStream(1)
@@ -32,7 +32,7 @@ def test_all_types(kind: Type, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [t for t in TYPES if QUANT_TYPES[t].block_columns == 32], ids=lambda t: t.name
+    "kind", [t for t in GPU_TYPES if QUANT_TYPES[t].block_columns == 32], ids=lambda t: t.name
 )
 def test_columns_that_fill_no_unit(kind: Type) -> None:
     shape = (2, 32, 160)
@@ -45,7 +45,9 @@ def test_columns_that_fill_no_unit(kind: Type) -> None:
     check_kernels(matrix, found)
 
 
-@pytest.mark.parametrize("kind", [t for t in TYPES if QUANT_TYPES[t].block_columns > 1], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "kind", [t for t in GPU_TYPES if QUANT_TYPES[t].block_columns > 1], ids=lambda t: t.name
+)
 def test_every_bit(kind: Type) -> None:
     blocks = random_blocks(np.random.default_rng(0), kind, (2, 32), 512)
     check(CpuStream(1), kind, np.ascontiguousarray(blocks).reshape(2, 32, -1), (2, 32, 512))

@@ -1,4 +1,4 @@
-"""The adapters of a GPU engine by slot: where their matrices are, what is refused, which recorded steps they need."""
+"""The adapters of a GPU engine by slot: where their matrices are, what is refused, which CUDA graphs they need."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices, GpuAdapters
 from moeserve.models.sources.gguf import names as n
 from moeserve.placement import LayerPlacement, Placement
-from moeserve.worker.adapter_memory import plan_gpu_adapters, refuse_adapters
-from moeserve.worker.gpu_adapters import load_gpu_adapters, scopes_to_record
-from moeserve.worker.resident_adapters import ResidentAdapters
+from moeserve.worker.adapters.gpu import load_gpu_adapters, scopes_to_capture
+from moeserve.worker.adapters.memory import plan_gpu_adapters, refuse_adapters
+from moeserve.worker.adapters.resident import ResidentAdapters
 
 SHAPE = qwen3moe(
     hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32, num_experts=4, top_k=2, expert_width=96,
@@ -85,12 +85,12 @@ def test_a_step_takes_the_least_scope_that_its_rows_need(folder: Path) -> None:
     assert slots.scope_for([1]) == slots.scope_for([0, 1]) == ATTENTION | ROUTER
 
 
-def test_what_is_recorded(folder: Path) -> None:
+def test_what_is_captured(folder: Path) -> None:
     def scopes(*names: str, experts_in_ram: bool = False, **options: object) -> list[AdapterScope]:
         config = ServerConfig(lora_modules=tuple(f"{name}={folder / name}" for name in names), **options)
         plan = plan_gpu_adapters(config, SHAPE, 2)
         assert plan is not None
-        return scopes_to_record(config, plan.checked, SHAPE, experts_in_ram=experts_in_ram)
+        return scopes_to_capture(config, plan.checked, SHAPE, experts_in_ram=experts_in_ram)
 
     assert scopes("attention") == [ATTENTION]
     assert scopes("router") == [ROUTER]

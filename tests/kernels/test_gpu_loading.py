@@ -10,6 +10,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from benchmarks.header import qwen3moe, write_header
+from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 from moeserve.models.loading.ram_experts import load_ram_experts
@@ -18,9 +19,8 @@ from moeserve.models.registry import read_shape
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
 from moeserve.placement.place import Gpu
 from moeserve.placement.rules import Rules
-from moeserve.units import GIB
-from moeserve.worker.cpu_stream import open_stream
-from moeserve.worker.moving_experts import pinned_panels
+from moeserve.worker.loading.cpu.pool_start import open_stream
+from moeserve.worker.loading.gpu.moving_experts import pinned_panels
 from tests.gpu.driver import small_config
 
 STREAMED = "- {match: 'exps', decode: cpu, prefill: cuda}"

@@ -18,13 +18,13 @@ from moeserve.kernels.launch import first_launches
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.models.open import open_dummy_model
-from moeserve.worker.cpu_loading import load_cpu_runner
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.engines.recorded_steps import RecordedSteps
-from moeserve.worker.engines.streaming import Streaming
-from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
+from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
-from moeserve.worker.start import Start
 from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
 from tests.support.beams import Wanted, check_scores, requests, scheduler_of, serve
 
@@ -132,12 +132,12 @@ def check_same(runner: Runner, expected: list[TokenLogprob], *, experts: int) ->
 def test_a_worker_that_puts_off_its_start(
     all_on_gpu: Runner, expected: list[TokenLogprob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps that are not recorded yet, those that are beside others, and all of them give the same; what is recorded
-    between two steps leaves what those before have stored."""
+    """Steps whose graphs are still to be captured, are captured beside others, or are all captured give the same; what
+    is captured between two steps leaves what those before have stored."""
     engine, driver = gpu_engine(all_on_gpu), Driver(all_on_gpu)
-    recorded = RecordedSteps(engine._model, engine._inputs)
-    monkeypatch.setattr(engine, "_recorded", recorded)
-    monkeypatch.setattr(engine.warm_up, "_recorded", recorded)
+    graphs = GraphSteps(engine._model, engine._inputs, engine.facts)
+    for part in (engine, engine.warm_up, engine._launcher):
+        monkeypatch.setattr(part, "_graphs", graphs)
     engine.warm_up.put_off()
     missed, left = engine.kernels_compiled, True
     for pieces in (0, 2, 100):

@@ -17,14 +17,14 @@ from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
 from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.models.open import open_dummy_model
-from moeserve.worker.engines import micro_batches
-from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.steps import micro_batches
 from moeserve.worker.group.leader import LeaderGroup
-from moeserve.worker.group.loading import lead
 from moeserve.worker.group.ranks import RankGroup
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.group.load import lead
+from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
-from moeserve.worker.start import Start
 from tests.gpu.driver import GREEDY, Driver, small_config
 from tests.kernels.follower import LEAST_ROWS
 from tests.kernels.shared_sums import connect, connected

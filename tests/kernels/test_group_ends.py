@@ -17,7 +17,7 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from moeserve.config import ServerConfig, to_json_dict
 from moeserve.errors import ConfigError
 from moeserve.messages.ranks import RankStart
-from moeserve.process import EXIT_USER_ERROR
+from moeserve.processes.lifecycle import EXIT_USER_ERROR
 from moeserve.worker.group.leader import LeaderGroup
 from moeserve.worker.group.line import send
 from tests.conftest import TINY_MODEL

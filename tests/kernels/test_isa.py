@@ -1,6 +1,6 @@
 """The vector instruction sets give the same bits as one another; plain C++ may differ from them in rounding alone.
 
-All three run the same code over another vector vocabulary (csrc/simd/simd.h), in the same order. The plain one has no
+All three run the same code over another vector vocabulary (csrc/arch/simd.h), in the same order. The plain one has no
 fused multiply-add. So a fleet of mixed x86 machines gives the same answers.
 """
 

@@ -10,7 +10,10 @@ from moeserve.placement.sizes import plane_bytes
 from moeserve.quantization import QUANT_TYPES, QuantType
 
 ROWS_OF_TYPES = [
-    (kind, cols) for kind in QUANT_TYPES.values() for cols in (256, 512, 800) if not cols % kind.block_columns
+    (kind, cols)
+    for kind in QUANT_TYPES.values()
+    for cols in (256, 512, 800)
+    if kind.gpu and not cols % kind.block_columns
 ]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from moeserve.kernels import _C
 from moeserve.quantization import QUANT_TYPES, BitField, QuantType
+from moeserve.quantization.codebook import ByteRun, Codebook
 
 THERE = {row.number: row for row in _C.quant_types()}
 HERE = {row.number: row for row in QUANT_TYPES.values() if row.cpu}
@@ -25,6 +26,9 @@ def test_rows_agree(row: QuantType) -> None:
         row.block_bytes,
         row.is_quantised,
     )
+    if row.codebook is not None:
+        _assert_books_agree(row.codebook, there)
+        return
     if layout is None:
         return
     assert there.low == _tuple(layout.low)
@@ -39,6 +43,26 @@ def test_rows_agree(row: QuantType) -> None:
         assert there.octets_at == layout.octets_at
     assert there.offset == layout.offset
     assert tuple(there.levels) == (() if layout.table is None else layout.table.levels)
+
+
+def _assert_books_agree(book: Codebook, there: _C.QuantType) -> None:
+    assert there.book == (
+        (
+            book.entries,
+            book.columns,
+            book.most,
+            book.high_bits,
+            int(book.signs),
+            int(book.scales),
+            book.eighths,
+        ),
+        *(_run(run) for run in (book.low, book.word, book.high)),
+    )
+    assert (there.group, there.octets_at, there.octets) == (book.group, book.octets_at, book.octets)
+
+
+def _run(run: ByteRun | None) -> tuple[int, int, int]:
+    return (0, 0, 1) if run is None else (run.at, run.group, run.step)
 
 
 def _tuple(field: BitField) -> tuple[int, int, int]:

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeserve.dump.format import SLOTS, of_layer, step_path
-from moeserve.dump.reader import StepReader
+from moeserve.cli.compare_dumps.reader import StepReader
 from moeserve.errors import ConfigError
-from moeserve.expert_cache.routing_trace import read_trace
 from moeserve.messages.sampling import SamplingParams
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
-from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.placement.expert_cache.routing_trace import read_trace
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from moeserve.worker.recording.dump_format import SLOTS, of_layer, step_path
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.test_model import own_fixture
@@ -52,7 +52,7 @@ def test_one_answer_after_another(tmp_path: Path) -> None:
 
 
 def test_what_was_seen_before_the_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeserve.worker.routing_recorder.SAVED_EVERY", 4)
+    monkeypatch.setattr("moeserve.worker.recording.routing_recorder.SAVED_EVERY", 4)
     answer(driver_of(record_routing_trace=str(tmp_path / "trace")))
     assert len(read_trace(tmp_path / "trace").ids) == 8
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+from moeserve.config.units import GIB
 from moeserve.kv.layout import KvLayout
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, ModelFamily
@@ -18,10 +19,9 @@ from moeserve.models.registry import FAMILIES, read_checked_shape, read_shape, r
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement import Gpu, ModelSizes, PlacementOptions, place
 from moeserve.placement.sizes import plane_bytes
-from moeserve.units import GIB
-from moeserve.worker.cpu_loading import load_cpu_runner
-from moeserve.worker.gpu_loading import load_gpu_runner
-from moeserve.worker.start import Start
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.test_model import Engine
@@ -176,7 +176,7 @@ def gpu_driver(path: Path, options: dict[str, object]) -> Driver:
 @pytest.mark.slow  # 40 s of CPU time under Triton's interpreter
 def test_the_gpu_engine_computes_it(toy: ModelFamily, path: Path) -> None:
     """A step of four tokens, then one of one: the kernels of small batches."""
-    driver = gpu_driver(path, {"max_num_seqs": 1})  # what is recorded beforehand is most of the time
+    driver = gpu_driver(path, {"max_num_seqs": 1})  # what is captured beforehand is most of the time
     assert logprob_errors(driver, random_weights(), TOKENS[:5], 4).max() < 0.02
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
+from moeserve.config.units import GIB
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.embed.op import embed
 from moeserve.kernels.linear.op import linear
@@ -27,8 +28,7 @@ from moeserve.placement import Gpu, ModelSizes, PlacementOptions, place
 from moeserve.placement.sizes import plane_bytes
 from moeserve.quantization import BitField, BlockLayout, QuantType, StoredScales, registered
 from moeserve.quantization import reference as blocks_reference
-from moeserve.units import GIB
-from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.worker.loading.cpu.load import load_cpu_runner
 from tests.gpu.driver import small_config
 from tests.kernels.weights import activations, nmse
 from tests.support.gguf_bytes import Tensor, gguf_bytes, model_metadata, model_tensors

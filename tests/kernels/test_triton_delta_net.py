@@ -124,7 +124,7 @@ def test_sequences_of_several_lengths_over_steps(heads: DeltaHeads) -> None:
             done[slot] += count
     for slot, parts in got.items():
         check(layer, slot, tokens[slot][: done[slot]], torch.cat(parts))
-    assert not layer.states[1, BEFORE:].any(), "wrote into nobody's slot"
+    assert not layer.states[1, BEFORE:].any(), "wrote into a free slot"
     assert (layer.states[:, :BEFORE] == 77.0).all()
 
 
@@ -139,7 +139,7 @@ def test_prompts_by_chunks() -> None:
     last = layer.step(second[6:], [1], [0], 1)
     check(layer, 2, first, torch.cat([out[:70], again[3:]]))
     check(layer, 0, second, torch.cat([out[70:], again[:3], last]))
-    assert not layer.states[[1, 3], BEFORE:].any(), "wrote into nobody's slot"
+    assert not layer.states[[1, 3], BEFORE:].any(), "wrote into a free slot"
 
 
 # The interpreter cuts bfloat16 off where a GPU rounds.

@@ -20,7 +20,7 @@ from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.planes import dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
 from tests.kernels.test_triton_linear import planes_of, tensors
-from tests.kernels.weights import INTEGERS, Type, nmse
+from tests.kernels.weights import GPU_INTEGERS, Type, nmse
 
 
 def random_ids(n: int, experts: int, top_k: int, seed: int = 0) -> torch.Tensor:
@@ -224,7 +224,7 @@ def test_gemm(kinds: tuple[Type, Type, Type], tokens: int) -> None:
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter knows no assembly")
 @pytest.mark.parametrize("tokens", [64, 128, 256, 1024])
-@pytest.mark.parametrize("kinds", [MIX, OTHERS, *((kind,) * 3 for kind in INTEGERS)])
+@pytest.mark.parametrize("kinds", [MIX, OTHERS, *((kind,) * 3 for kind in GPU_INTEGERS)])
 def test_weights_in_pairs(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """bfloat16 activations and weights; both products together have twice the error of one."""
     got, expected = run(kinds, 9, op.method_for(tokens), dtype=torch.bfloat16, ff=256)

@@ -14,7 +14,7 @@ from moeserve.kernels.quantize.reference import quantize, round_trip
 from moeserve.quantization import QUANT_TYPES
 from tests.kernels import weights
 from tests.kernels.test_planes import bytes_of
-from tests.kernels.weights import TYPES, activations, nmse, random_weights
+from tests.kernels.weights import GPU_TYPES, activations, nmse, random_weights
 
 GUARD = 12345.0
 
@@ -37,7 +37,7 @@ def run(p: Planes, x: torch.Tensor, live: int, *, integer: bool) -> torch.Tensor
     return out[:live].cpu()
 
 
-@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", GPU_TYPES, ids=lambda t: t.name)
 def test_few_tokens(kind: weights.Type) -> None:
     """Integer products are exact on quantised activations but for the float32 sums over groups."""
     p = planes_of(kind, 18, 512)
@@ -47,7 +47,7 @@ def test_few_tokens(kind: weights.Type) -> None:
     assert nmse(got, expected[:1]) < 1e-12
 
 
-@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", GPU_TYPES, ids=lambda t: t.name)
 def test_many_tokens(kind: weights.Type) -> None:
     """Weights rounded to the activations' float16 before the dot: 2^-11 relative, 4e-8 of the power."""
     p = planes_of(kind, 18, 512)
@@ -162,7 +162,7 @@ def test_batches_of_units(tile: tuple[int, int, int, int, int]) -> None:
     assert (out[19] == GUARD).all()
 
 
-@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", GPU_TYPES, ids=lambda t: t.name)
 def test_embedding(kind: weights.Type) -> None:
     cols = 768 if QUANT_TYPES[kind].block_columns == 256 else 96
     p = planes_of(kind, 9, cols)

@@ -12,9 +12,9 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.models.open import open_model
-from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
-from moeserve.worker.start import Start
 from tests.gpu.driver import small_config
 from tests.support.gemma_file import EXPERTS, write_gemma
 from tests.support.windowed_requests import talk

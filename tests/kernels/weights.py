@@ -18,10 +18,17 @@ Type = GGMLQuantizationType
 TYPES = [Type(number) for number in sorted(QUANT_TYPES)]
 FLOATS = [t for t in TYPES if not QUANT_TYPES[t].is_quantised]
 INTEGERS = [t for t in TYPES if QUANT_TYPES[t].is_quantised]
+GPU_TYPES = [t for t in TYPES if QUANT_TYPES[t].gpu]
+GPU_INTEGERS = [t for t in INTEGERS if QUANT_TYPES[t].gpu]
 
 # Where a block has its float16 scale, and its float16 min where it has one.
 _LAYOUTS = {t: layout for t in INTEGERS if (layout := QUANT_TYPES[t].layout) is not None}
-SCALE_AT = {t: layout.halves_at for t, layout in _LAYOUTS.items() if layout.halves}
+_BOOKS = {t: book for t in INTEGERS if (book := QUANT_TYPES[t].codebook) is not None}
+SCALE_AT = {t: layout.halves_at for t, layout in _LAYOUTS.items() if layout.halves} | {
+    t: 0 for t, book in _BOOKS.items() if book.has_d
+}
+# Their float16 scale is spread over the highest nibbles of four 16-bit words from here on.
+SPREAD_SCALE_AT = {t: book.octets_at for t, book in _BOOKS.items() if not book.has_d}
 MIN_AT = {t: layout.halves_at + 2 for t, layout in _LAYOUTS.items() if layout.has_own_min}
 # A byte: a scale of 2^(byte - 128).
 E8M0_AT = {t: layout.octets_at for t, layout in _LAYOUTS.items() if layout.stored_scales == StoredScales.E8M0}
@@ -92,7 +99,13 @@ def _random_codes(
             _equal_scales_and_mins(kind, blocks)
     else:
         scales *= rng.choice([-1, 1], scales.shape)
-    set_half(blocks, SCALE_AT[kind], scales)
+    if kind in SPREAD_SCALE_AT:
+        set_spread_half(blocks, SPREAD_SCALE_AT[kind], scales)
+    elif kind in SCALE_AT:
+        set_half(blocks, SCALE_AT[kind], scales)
+    else:  # a byte a group: within two powers of two
+        at, octets = _LAYOUTS[kind].octets_at, _LAYOUTS[kind].octets
+        blocks[..., at : at + octets] = 24 + blocks[..., at : at + octets] % 16
     return blocks.reshape(*rows, -1)
 
 
@@ -117,6 +130,14 @@ def random_blocks(
 def set_half(blocks: npt.NDArray[np.uint8], at: int, values: npt.NDArray[np.floating]) -> None:
     """Writes float16 `values` [..] at byte `at` of blocks [.., block bytes]."""
     blocks[..., at : at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+
+
+def set_spread_half(blocks: npt.NDArray[np.uint8], at: int, values: npt.NDArray[np.floating]) -> None:
+    """Writes float16 `values` [..] to the highest nibbles of the four 16-bit words at byte `at`, the lowest first."""
+    bits = np.ascontiguousarray(values.astype(np.float16)).view(np.uint16)
+    for word in range(4):
+        high = blocks[..., at + 2 * word + 1]
+        high[...] = high & 15 | (bits >> 4 * word & 15).astype(np.uint8) << 4
 
 
 ACTIVATIONS = ("gaussian", "heavy-tailed", "outlier channels")

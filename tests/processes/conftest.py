@@ -26,9 +26,10 @@ def start(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         timeout: float = 10.0,
         nohup: bool = False,
         step_timeout: float = 60.0,
+        crash_window: float = 60.0,
     ) -> Run:
         short = tmp_path_factory.mktemp("run")  # the longest name of a socket fits behind it
-        runs.append(Run(tmp_path, short, misbehaviour, port, timeout, nohup, step_timeout))
+        runs.append(Run(tmp_path, short, misbehaviour, port, timeout, nohup, step_timeout, crash_window))
         return runs[-1]
 
     yield begin

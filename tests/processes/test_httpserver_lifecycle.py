@@ -15,13 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
-from moeserve.httpserver.generation.router_silence import SILENCE_S
+from moeserve.httpserver.generation.engine.silences import SILENCE_S
+from moeserve.messages.load import LoadReport
 from moeserve.messages.schema import (
     EngineLost,
     GenerateRequest,
+    Heartbeat,
     LoadProgress,
-    LoadReport,
     ProcessFailed,
+    ProcessLost,
     ProcessReady,
     RequestError,
     TextItem,
@@ -305,11 +307,34 @@ def test_a_router_that_says_nothing_is_noticed() -> None:
     with http_server() as server:
         server.send(LoadReport(0, 0, 0, 512, 0, 0, 0, 0, 0, 0))
         assert within(10, lambda: httpx.get(server.url + "/health").status_code == 503)
-        assert httpx.get(server.url + "/health").json() == {"status": "unresponsive"}
+        assert httpx.get(server.url + "/health").json() == {
+            "status": "unresponsive",
+            "cause": "the router says nothing",
+        }
         refused = server.post("/v1/completions", {"prompt": "Hi"})
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "unresponsive"
         server.send(LoadReport(0, 0, 0, 512, 0, 0, 0, 0, 0, 0))
+        assert within(5, lambda: httpx.get(server.url + "/health").status_code == 200)
+
+
+def test_a_detokenizer_that_says_nothing_is_noticed() -> None:
+    """No answer comes through it, although the router is well."""
+    load = LoadReport(0, 0, 0, 512, 0, 0, 0, 0, 0, 0)
+    with http_server() as server:
+        server.send(Heartbeat("detokenizer"))
+
+        def is_silent() -> bool:
+            server.send(load)
+            return httpx.get(server.url + "/health").status_code == 503
+
+        assert within(10, is_silent)
+        said = {"status": "unresponsive", "cause": "the detokenizer says nothing"}
+        assert httpx.get(server.url + "/health").json() == said
+        server.send(ProcessLost("detokenizer", "signal 9", by_itself=False))
+        lost = "the detokenizer was lost: signal 9"
+        assert within(5, lambda: httpx.get(server.url + "/health").json().get("cause") == lost)
+        server.send(Heartbeat("detokenizer"))
         assert within(5, lambda: httpx.get(server.url + "/health").status_code == 200)
 
 

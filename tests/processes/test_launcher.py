@@ -21,8 +21,8 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST
 from moeserve.launcher.process_table import PROCESSES
-from moeserve.process import load_config
-from moeserve.runtime_paths import RuntimePaths
+from moeserve.processes.lifecycle import load_config
+from moeserve.processes.runtime_paths import RuntimePaths
 from tests.support.launcher_run import Run
 
 

@@ -12,12 +12,14 @@ import pytest
     ("module", "absent"),
     [
         ("moeserve.launcher.launch", ["asyncio", "ssl", "numpy", "gguf", "yaml"]),
-        ("moeserve.zygote.__main__", ["asyncio", "gguf", "yaml"]),
+        ("moeserve.launcher.zygote.__main__", ["asyncio", "gguf", "yaml"]),
         ("moeserve.httpserver.server", ["gguf", "yaml"]),
     ],
 )
 def test_a_process_does_not_import_what_it_has_no_use_for(module: str, absent: list[str]) -> None:
-    script = f"import sys, moeserve.cli, {module}; print([name for name in {absent} if name in sys.modules])"
+    script = (
+        f"import sys, moeserve.cli.main, {module}; print([name for name in {absent} if name in sys.modules])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
     )

@@ -21,6 +21,7 @@ import zmq
 from moeserve.config import ServerConfig, to_json_dict
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
+from moeserve.messages.load import LoadReport
 from moeserve.messages.schema import (
     Abort,
     DetokenizeEnd,
@@ -31,7 +32,6 @@ from moeserve.messages.schema import (
     ExpertUseRequest,
     HeartbeatRequest,
     HttpserverLost,
-    LoadReport,
     ProcessReady,
     RequestError,
     Shutdown,
@@ -42,12 +42,12 @@ from moeserve.messages.schema import (
 )
 from moeserve.messages.steps import ExpertUse
 from moeserve.messages.worker import WorkerClient
+from moeserve.processes.runtime_paths import RuntimePaths
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.manager import RouterManager
 from moeserve.router.replacement import WorkerSource
 from moeserve.router.worker_client import RpycWorker
-from moeserve.runtime_paths import RuntimePaths
 from tests.support.in_process_worker import InProcessWorker
 from tests.support.router_world import request
 from tests.support.rpc_child import EXPERT_USE, RAISE, READY, REPOSITORY, SLEEP, ScriptedRunner, child_process

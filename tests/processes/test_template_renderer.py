@@ -234,7 +234,7 @@ def test_a_sandboxed_process_can_do_nothing_to_others(tmp_path: Path) -> None:
     victim.touch()
     script = f"""
 import os, resource, socket, sys, threading
-from moeserve.sandbox import child
+from moeserve.processes.sandbox import child
 
 def attempt(name, act):
     try:

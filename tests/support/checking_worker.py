@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.steps import Fork, NewSeq, Row, Sampled, StepPlan, StepResult
+from moeserve.messages.steps import CONTINUES, Accepted, Fork, NewSeq, Row, Sampled, StepPlan, StepResult
 from moeserve.router.core.limits import Limits
 from tests.support.virtual_tiers import UNREADABLE, VirtualTiers
 
 STOP_TOKEN = 999
 NOTHING = 0  # the prefix without tokens
 NEVER = -1
+WRONG_DRAFT = 555
 
 
 def ints(packed: bytes) -> list[int]:
@@ -31,6 +32,9 @@ class Bound:
     prefixes: list[int]  # by position: stands for the tokens up to there
     table: array[int]  # int32: KV slots by position
     windows: array[int]  # int32: slots of the windowed layers' pool by position; -1: not known here
+    # Slots that are granted for positions behind those of the tables, and in the windowed layers' pool.
+    spare: array[int] = field(default_factory=lambda: array("i"))
+    spare_windows: array[int] = field(default_factory=lambda: array("i"))
     checked: int = NEVER  # how much had been written at the last look at the table's slots
     position_of: dict[int, int] = field(default_factory=dict)  # of each of them
 
@@ -102,20 +106,22 @@ class CheckingWorker:
             self._bind(new)
         for fork in plan.forks:
             self._fork(fork)
+        drafts = {row.req_slot: self._draft(row) for row in plan.rows if row.start == CONTINUES}
         for row in plan.rows:  # all are written before any is read
-            self._write(row)
+            if row.start == CONTINUES:
+                self._write_drafts(row, drafts[row.req_slot])
+            else:
+                self._write(row)
         sampled: list[Sampled] = []
         prompt_logprobs: dict[int, list[TokenLogprob]] = {}
         for index, row in enumerate(plan.rows):
             bound = self.bound[row.req_slot]
+            if row.start == CONTINUES:
+                sampled.append(self._sample_drafts(bound, drafts[row.req_slot]))
+                continue
             self._check_held(bound)
             end = row.start + row.count
-            if self.limits.num_window_slots:
-                first = max(0, row.start - self.limits.window + 1)
-                slots = bound.windows[first:end]
-                assert min(slots) >= 0, "a slot of the window is not known"
-                held = [self.window_kv[slot] for slot in slots]
-                assert held == bound.prefixes[first:end], "a window slot does not hold what is read"
+            self._check_window(bound, row.start, end)
             self._advance_state(bound, row.start, end)
             prompt = bound.new_seq.num_prompt
             if row.sample:
@@ -132,6 +138,71 @@ class CheckingWorker:
         if self.limits.page_tokens:
             pages = self.tiers.report(self.kv, self.states, may_wait=not plan.rows)
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms=0.0, idle_ms=0.0, pages=pages)
+
+    def _check_window(self, bound: Bound, start: int, end: int) -> None:
+        if not self.limits.num_window_slots:
+            return
+        first = max(0, start - self.limits.window + 1)
+        slots = bound.windows[first:end]
+        assert min(slots) >= 0, "a slot of the window is not known"
+        held = [self.window_kv[slot] for slot in slots]
+        assert held == bound.prefixes[first:end], "a window slot does not hold what is read"
+
+    def _draft(self, row: Row) -> list[int]:
+        """Tokens for a row that may have drafts, right ones and wrong ones."""
+        bound = self.bound[row.req_slot]
+        assert 1 <= row.count <= 1 + self.limits.max_drafts
+        index = len(bound.tokens) - bound.new_seq.num_prompt
+        if bound.tokens[-1] == STOP_TOKEN and index > bound.new_seq.sampling.min_tokens:
+            return []
+        draw = random.Random(hash((bound.id, index, self.last_step)))
+        right = [self.token(bound.id, index + ahead) for ahead in range(draw.randint(0, row.count - 1))]
+        return [token if draw.random() < 0.7 else WRONG_DRAFT for token in right]
+
+    def _write_drafts(self, row: Row, drafts: list[int]) -> None:
+        """Takes the slots that are granted, and writes the KV of the last token and the drafts."""
+        bound = self.bound[row.req_slot]
+        assert row.sample
+        bound.spare.extend(ints(row.kv_slots))
+        windows = ints(row.window_slots)
+        has_windows = self.limits.num_window_slots > 0
+        assert len(windows) == (len(row.kv_slots) // 4 if has_windows else 0)
+        bound.spare_windows.extend(windows)
+        assert len(bound.table) == len(bound.tokens) - 1, "a row begins at the last token"
+        assert len(drafts) < len(bound.spare), "there are slots for all positions of a row"
+        prefix = bound.prefixes[-1]
+        for place, token in enumerate([None, *drafts]):
+            prefix = prefix if token is None else extended(prefix, token)
+            self.kv[bound.spare[place]] = prefix
+            if has_windows:
+                self.window_kv[bound.spare_windows[place]] = prefix
+        self.computed += 1 + len(drafts)
+
+    def _sample_drafts(self, bound: Bound, drafts: list[int]) -> Sampled:
+        """Keeps the drafts that are right, and one token. The others' slots are spare again."""
+        start, prompt = len(bound.tokens) - 1, bound.new_seq.num_prompt
+        run: list[int] = []
+        for draft in [*drafts, None]:
+            token = self.token(bound.id, start + 1 + len(run) - prompt)
+            if token < 0 and run:
+                break  # it fails in the next step
+            run.append(token)
+            may_stop = start + len(run) - prompt >= bound.new_seq.sampling.min_tokens
+            if token != draft or (token == STOP_TOKEN and may_stop):
+                break
+        for place, token in enumerate(run):
+            bound.table.append(bound.spare.pop(0))
+            if self.limits.num_window_slots:
+                bound.windows.append(bound.spare_windows.pop(0))
+            bound.push(token)
+            if place == 0:
+                self._advance_state(bound, start, start + 1)
+        bound.checked = NEVER
+        self._check_held(bound)
+        self._check_window(bound, start, start + len(run))
+        if len(run) > 1:
+            self._advance_state(bound, start + 1, start + len(run))
+        return Sampled(run[0], accepted=Accepted(len(drafts), run[1:]) if drafts else None)
 
     def _bind(self, new: NewSeq) -> None:
         table, windows = array("i", new.prefix_slots), array("i", new.prefix_window_slots)

@@ -14,8 +14,8 @@ from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams, Thinking
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.constraints import Constraints
-from moeserve.worker.sampler import CpuSampler
+from moeserve.worker.constraints.slot_guides import Constraints
+from moeserve.worker.engines.cpu.sampler import CpuSampler
 from tests.conftest import TINY_MODEL
 
 SLOTS = 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from moeserve.httpserver.generation.template_input import for_deepseek
+from moeserve.httpserver.generation.chat.template_input import for_deepseek
 from moeserve.tokenizer.chat_template import ChatTemplate
 
 _TOOLS = "{% if tools %}# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
@@ -169,6 +169,23 @@ HARMONY: Final = """<|start|>system<|message|>Reasoning: {{ reasoning_effort or 
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 
+KIMI: Final = (
+    "{% if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}"
+    + """{%- for m in messages %}
+{{- '<|im_assistant|>' if m.role == 'assistant' else '<|im_user|>' if m.role == 'user' else '<|im_system|>' }}
+{{- m.role }}<|im_middle|>
+{%- if m.role == 'tool' %}## Return of {{ m.tool_call_id }}
+{% endif %}{{ m.content }}
+{%- if m.tool_calls %}<|tool_calls_section_begin|>
+{%- for call in m.tool_calls %}<|tool_call_begin|>{{ call.id or 'functions.' + call.function.name + ':0' }}
+{{- '<|tool_call_argument_begin|>' }}
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+{{- '<|tool_call_end|>' }}
+{%- endfor %}<|tool_calls_section_end|>
+{%- endif %}<|im_end|>
+{%- endfor %}<|im_assistant|>assistant<|im_middle|>"""
+)
+
 TEMPLATES: Final = {
     "hermes": HERMES,
     "qwen3_coder": QWEN3_CODER,
@@ -177,6 +194,7 @@ TEMPLATES: Final = {
     "gemma4": GEMMA,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
+    "kimi_k2": KIMI,
 }
 _AROUND: Final = {  # an assistant's message
     "minimax_m2": ("]~b]ai\n", "[e~["),
@@ -184,6 +202,7 @@ _AROUND: Final = {  # an assistant's message
     "gemma4": ("<|turn>model\n", "<turn|>"),
     "deepseek_v3": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
     "deepseek_v31": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+    "kimi_k2": ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>"),
 }
 
 

@@ -31,6 +31,13 @@ _TAGS: Final = {
             "<｜tool▁sep｜>",
         ),
     ),
+    "kimi_k2": (
+        _CONTROL,
+        (
+            *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        ),
+    ),
     "harmony": (
         _CONTROL,
         (

@@ -16,8 +16,9 @@ HEAD_DIMS = (32, 64)
 VOCAB = 32
 
 
-def write_gemma(path: Path, matrices: Type) -> Path:
-    """matrices: a type of 32 columns a block at most; vectors and routers are float32. Its tokens are no text."""
+def write_gemma(path: Path, matrices: Type, rope_scaling: str | None = None) -> Path:
+    """matrices: a type of 32 columns a block at most; vectors and routers are float32. Its tokens are no text.
+    rope_scaling: a type, with the factor 4."""
     writer, rng = GGUFWriter(path, "gemma4"), np.random.default_rng(5)
 
     def add(name: str, values: npt.NDArray[np.float32], kind: Type = Type.F32) -> None:
@@ -52,6 +53,9 @@ def write_gemma(path: Path, matrices: Type) -> Path:
                              ("down_exps", EXPERTS, HIDDEN, WIDTH)):  # fmt: skip
             matrix(f"{blk}ffn_{part}", *shape)
     _add_metadata(writer)
+    if rope_scaling is not None:
+        writer.add_string("gemma4.rope.scaling.type", rope_scaling)
+        writer.add_float32("gemma4.rope.scaling.factor", 4.0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -41,7 +41,7 @@ from moeserve.messages.schema import (
 )
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.sources.gguf import open_gguf
-from moeserve.runtime_paths import RuntimePaths
+from moeserve.processes.runtime_paths import RuntimePaths
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.support.forked_process import ForkedProcess
 

@@ -8,17 +8,11 @@ PACKAGE = Path(__file__).resolve().parents[2] / "moeserve"
 
 # A child process's own frame: allowed to every process's package, unlike another process's package.
 FRAME = {
-    "moeserve.process",
-    "moeserve.lasting_imports",
+    "moeserve",
     "moeserve.config",
-    "moeserve.runtime_paths",
     "moeserve.errors",
     "moeserve.messages",
-    "moeserve.logs",
-    "moeserve.tracing",
-    "moeserve.version",
-    "moeserve.units",
-    "moeserve.process_limits",
+    "moeserve.processes",
 }
 
 # One package an architecture; `models.registry` alone may name them.
@@ -29,11 +23,13 @@ MODEL_FILES = {
     "moeserve.models.errors",
     "moeserve.models.sources.gguf",
     "moeserve.models.sources.huggingface",
+    "moeserve.models.sources.model_files",
     "moeserve.models.sources.splits",
     "moeserve.models.sources.regular_file",
     "moeserve.models.sources.source",
     "moeserve.models.interface",
     "moeserve.models.latent",
+    "moeserve.models.neutral_settings",
     "moeserve.models.open",
     "moeserve.models.registry",
     "moeserve.models.qwen_hybrid",
@@ -48,7 +44,7 @@ MODEL_FILES = {
 # What a shape says of kernels.
 KERNEL_OPTIONS = {
     "moeserve.kernels.delta_net.heads",
-    "moeserve.kernels.experts.options",
+    "moeserve.kernels.gating",
     "moeserve.kernels.routing.options",
 }
 
@@ -73,12 +69,17 @@ FAMILY_NEEDS = READERS | {
 # knows another, nor the table that lists them.
 HTTP_APIS = ("openai", "responses", "anthropic", "lightllm", "llama_server", "ollama")
 HTTPSERVER: dict[str, set[str]] = {
-    "moeserve.httpserver.transport": {"moeserve.config", "moeserve.errors", "moeserve.logs"},
+    "moeserve.httpserver.transport": {
+        "moeserve.config",
+        "moeserve.errors",
+        "moeserve.messages.refusal",  # which an error carries, here and from the router
+        "moeserve.processes.logs",
+    },
     "moeserve.httpserver.observability": {
         "moeserve.httpserver.transport",
-        "moeserve.version",
+        "moeserve",
         "moeserve.messages",
-        "moeserve.tracing",
+        "moeserve.processes.tracing",
     },
     "moeserve.httpserver.generation": FRAME
     | {
@@ -98,7 +99,7 @@ HTTPSERVER: dict[str, set[str]] = {
             "moeserve.messages",
             "moeserve.chatformat",
             "moeserve.grammar.spec",
-            "moeserve.version",
+            "moeserve",
         }
         for api in HTTP_APIS
     },
@@ -108,7 +109,7 @@ HTTPSERVER: dict[str, set[str]] = {
         "moeserve.httpserver.transport",
         "moeserve.messages",
         "moeserve.placement.heat",
-        "moeserve.version",
+        "moeserve",
     },
 }
 
@@ -117,12 +118,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.messages": set(),
     "moeserve.errors": set(),
     "moeserve.config": set(),
-    "moeserve.runtime_paths": {"moeserve.config"},
-    "moeserve.logs": set(),
-    "moeserve.tracing": {"moeserve.config", "moeserve.errors", "moeserve.version"},
-    "moeserve.version": set(),
-    "moeserve.units": set(),
-    "moeserve.process_limits": {"moeserve.errors", "moeserve.units"},
+    "moeserve.processes": {"moeserve", "moeserve.config", "moeserve.errors", "moeserve.messages"},
     "moeserve.quantization": set(),
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME | {"moeserve.models.adapters.modules"},
@@ -131,7 +127,6 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.httpserver": FRAME
     | {
         "moeserve.models.adapters.modules",
-        "moeserve.listeners",
         "moeserve.tokenizer",
         "moeserve.models.errors",
         "moeserve.models.open",
@@ -141,18 +136,19 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.placement.heat",
     },
     **HTTPSERVER,
-    "moeserve.tokenizer": {*MODEL_FILES, "moeserve.errors", "moeserve.sandbox"},
+    "moeserve.tokenizer": {*MODEL_FILES, "moeserve.errors", "moeserve.processes.sandbox"},
     "moeserve.grammar": {
         "moeserve.tokenizer",
         "moeserve.models.open",
         "moeserve.errors",
-        "moeserve.sandbox",
+        "moeserve.processes.sandbox",
     },
     "moeserve.chatformat": set(),
-    "moeserve.sandbox": set(),
+    "moeserve.processes.sandbox": set(),
     "moeserve.models.sources.gguf": {
         "moeserve.errors",
         "moeserve.models.errors",
+        "moeserve.models.sources.model_files",
         "moeserve.models.sources.regular_file",
         "moeserve.quantization",
     },
@@ -171,9 +167,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.latent",
         "moeserve.models.sources.gguf",
     },
+    "moeserve.models.sources.model_files": set(),
+    "moeserve.models.neutral_settings": set(),
     "moeserve.models.shape_reader": READERS
     | {
         "moeserve.models.interface",
+        "moeserve.models.neutral_settings",
         "moeserve.models.tensors",
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.routing.options",
@@ -197,7 +196,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.host_pinning",
         "moeserve.kernels.pages",
         "moeserve.kernels.stream_operands",
-        "moeserve.units",
+        "moeserve.config.units",
     },
     "moeserve.models.adapters": {
         "moeserve.errors",
@@ -208,7 +207,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.huggingface",
     },
     "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
-    "moeserve.models.rank_share": {
+    "moeserve.models.ranks.rank_share": {
         "moeserve.models.interface",
         "moeserve.models.sources.gguf",
         "moeserve.models.tensors",
@@ -216,7 +215,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
         "moeserve.models.interface",
-        "moeserve.models.rank_share",
+        "moeserve.models.ranks.rank_share",
         "moeserve.models.tensors",
         "moeserve.models.step_buffers",
         "moeserve.kv.layout",
@@ -225,7 +224,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kv.tier_sizes",
         "moeserve.config",
         "moeserve.errors",
-        "moeserve.units",
+        "moeserve.config.units",
     },
     "moeserve.kernels": {"moeserve.errors", "moeserve.quantization"},
     "moeserve.remote": FRAME
@@ -234,56 +233,56 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.open",
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.source",
-        "moeserve.command_line",
     },
-    "moeserve.remote.worker": {"moeserve.process", "moeserve.worker.__main__"},
-    "moeserve.remote.command": FRAME
+    "moeserve.remote.worker": {"moeserve.processes.lifecycle", "moeserve.worker.__main__"},
+    "moeserve.cli.remote_worker": FRAME
     | {
         "moeserve.launcher",
         "moeserve.models.open",
-        "moeserve.command_line",
+        "moeserve.cli.command_line",
         "moeserve.remote",
     },
     "moeserve.remote.host": FRAME | {"moeserve.launcher", "moeserve.remote"},
-    "moeserve.hub": {"moeserve.errors", "moeserve.models.sources.huggingface", "moeserve.models.registry"},
-    "moeserve.control_groups": set(),
-    "moeserve.cpus": {"moeserve.control_groups"},
+    "moeserve.hub": {
+        "moeserve.errors",
+        "moeserve.models.sources.huggingface",
+        "moeserve.models.sources.model_files",
+        "moeserve.models.registry",
+    },
     "moeserve.worker": FRAME
     | {
-        "moeserve.deferred_modules",
-        "moeserve.control_groups",
-        "moeserve.cpus",
         "moeserve.kv",
         "moeserve.models",
         "moeserve.kernels",
         "moeserve.quantization",
         "moeserve.placement",
-        "moeserve.expert_cache",
         "moeserve.tokenizer",
         "moeserve.grammar",
-        "moeserve.dump.format",
-        "moeserve.sandbox.frames",  # the line between several GPUs' processes
     },
-    "moeserve.dump": {"moeserve.errors"},
-    "moeserve.process": FRAME,
-    "moeserve.zygote": FRAME
+    "moeserve.cli.compare_dumps": {"moeserve.errors", "moeserve.worker.recording.dump_format"},
+    "moeserve.launcher.zygote": FRAME
     | {"moeserve.router.__main__", "moeserve.detokenizer.__main__", "moeserve.tokenizer"},
-    "moeserve.zygote.forking": {"moeserve.process"},
-    "moeserve.workload": {"moeserve.errors"},
-    "moeserve.expert_cache": {"moeserve.errors"},
-    "moeserve.simulate": FRAME
-    | {"moeserve.workload", "moeserve.router", "moeserve.command_line", "moeserve.placement.step_tokens"},
-    "moeserve.launcher": FRAME | {"moeserve", "moeserve.listeners"},
+    "moeserve.launcher.zygote.forking": {"moeserve.processes.lifecycle"},
+    "moeserve.launcher.zygote.client": FRAME | {"moeserve.launcher.child_process"},
+    "moeserve.cli.workload": {"moeserve.errors"},
+    "moeserve.placement.expert_cache": {"moeserve.errors"},
+    "moeserve.cli.simulate": FRAME
+    | {
+        "moeserve.cli.workload",
+        "moeserve.router",
+        "moeserve.cli.command_line",
+        "moeserve.placement.step_tokens",
+    },
+    "moeserve.launcher": FRAME,
     "moeserve.launcher.exit_codes": set(),
-    "moeserve.listeners": {"moeserve.config", "moeserve.errors"},
 }
 # Who alone may import what stands above the processes: the command line, what it starts and what it runs.
 IMPORTED_FROM_ABOVE = {
-    "moeserve.cli": {"moeserve.__main__"},
-    "moeserve.launcher": {"moeserve.cli", "moeserve.remote.command", "moeserve.remote.host"},
-    "moeserve.bench": {"moeserve.cli", "moeserve.plan"},
-    "moeserve.plan": {"moeserve.cli"},
-    "moeserve.simulate": {"moeserve.cli", "moeserve.bench"},
+    "moeserve.cli.main": {"moeserve.__main__"},
+    "moeserve.launcher": {"moeserve.cli.main", "moeserve.cli.remote_worker", "moeserve.remote.host"},
+    "moeserve.cli.bench": {"moeserve.cli.main", "moeserve.cli.plan"},
+    "moeserve.cli.plan": {"moeserve.cli.main"},
+    "moeserve.cli.simulate": {"moeserve.cli.main", "moeserve.cli.bench"},
 }
 TORCH_ALLOWED = (
     "moeserve.worker",
@@ -294,15 +293,15 @@ TORCH_ALLOWED = (
     "moeserve.kv.device_pages",
     "moeserve.kv.host_blocks",
     "moeserve.kv.states",
-    "moeserve.plan",
-    "moeserve.bench.engine",
+    "moeserve.cli.plan",
+    "moeserve.cli.bench.engine",
 )
 TORCH_FORBIDDEN_WITHIN = (
     "moeserve.models.adapters",
     *MODEL_FILES,
     *KERNEL_OPTIONS,
-    "moeserve.models.rank_share",
-    "moeserve.models.sources.rank_source",
+    "moeserve.models.ranks.rank_share",
+    "moeserve.models.ranks.rank_source",
 )
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}

@@ -17,13 +17,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LAUNCH = """
 import sys
 from moeserve.config import ServerConfig
-from moeserve.launcher import launch, zygote
-from moeserve.logs import set_up_logging
-port, timeout, step_timeout = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+from moeserve.launcher import crash_count, launch, standstill, zygote
+from moeserve.processes.logs import set_up_logging
+port, timeout, step_timeout, crash_count.WINDOW_S = int(sys.argv[1]), *map(float, sys.argv[2:])
 config = ServerConfig(
     model="tiny.gguf", port=port, shutdown_timeout=timeout, step_timeout=step_timeout, api_key=("secret",)
 )
 launch.EXIT_TIMEOUT_S = 3.0
+standstill.STILL_S = 3.0
 zygote.SETTLED_S = 0.1
 set_up_logging("launcher", config.log_level)
 sys.exit(launch.launch(config, "tests.support.launcher_children"))
@@ -47,6 +48,7 @@ class Run:
         timeout: float,
         nohup: bool,
         step_timeout: float,
+        crash_window: float,
     ) -> None:
         self.log_file = tmp_path / "log"
         self.runtime_base = runtime_base
@@ -63,7 +65,7 @@ class Run:
                     sys.executable,
                     "-c",
                     LAUNCH,
-                    *map(str, (port, timeout, step_timeout)),
+                    *map(str, (port, timeout, step_timeout, crash_window)),
                 ],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -79,7 +81,7 @@ class Run:
     def log(self) -> str:
         return self.log_file.read_text()
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, self.log
@@ -109,7 +111,7 @@ class Run:
         (directory,) = self.runtime_base.iterdir()
         return directory
 
-    def end(self, seconds: float = 20.0) -> int:
+    def end(self, seconds: float = 60.0) -> int:
         """Waits for the exit; then no process, socket or directory may be left."""
         code = self.popen.wait(seconds)
         _, alive = psutil.wait_procs(self.family, timeout=1)

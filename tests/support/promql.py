@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -37,9 +38,16 @@ def groupings_of(expression: str) -> set[str]:
     return {label.strip() for group in _GROUPING.findall(expression) for label in group.split(",")}
 
 
+def dashboard_panels() -> Iterator[dict[str, Any]]:
+    """Those within collapsed rows included."""
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        yield panel
+        yield from panel.get("panels", ())
+
+
 def dashboard_expressions() -> Iterator[tuple[str, str]]:
     """(panel, expression)"""
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+    for panel in dashboard_panels():
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.expert_cache.policy import Mask
+from moeserve.placement.expert_cache.policy import Mask
 
 Ids = npt.NDArray[np.int64]
 

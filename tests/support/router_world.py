@@ -24,9 +24,9 @@ from moeserve.messages.schema import (
 )
 from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.plans_in_flight import MAX_PLANS_IN_FLIGHT
-from moeserve.router.core.radix_node import depth
+from moeserve.router.core.memory.radix_node import depth
 from moeserve.router.core.scheduler import Scheduler
+from moeserve.router.core.steps.plans_in_flight import MAX_PLANS_IN_FLIGHT
 from tests.support.checking_worker import STOP_TOKEN, CheckingWorker
 from tests.support.kv_subscriber import Subscriber
 

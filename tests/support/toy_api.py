@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request, Response
 from moeserve.config import ServerConfig
 from moeserve.httpserver.app import APIS
 from moeserve.httpserver.generation.prepare import prepare
+from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.generation.service import Service, service_of
-from moeserve.httpserver.generation.spec import GenerationSpec
 from moeserve.httpserver.server import serve
 from moeserve.httpserver.transport.api_table import Api
 from moeserve.httpserver.transport.body import read_body
@@ -21,7 +21,7 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.request_model import RequestModel
 from moeserve.httpserver.transport.sse import answer
-from moeserve.process import Process, run_process
+from moeserve.processes.lifecycle import Process, run_process
 
 router = APIRouter(tags=["Toy"])
 

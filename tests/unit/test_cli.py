@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
-from moeserve import cli, command_line
 from moeserve.__main__ import run
-from moeserve.bench.commands import COMMANDS as MEASUREMENTS
+from moeserve.cli import command_line
+from moeserve.cli import main as cli
+from moeserve.cli.bench.commands import COMMANDS as MEASUREMENTS
 from moeserve.config import GROUPS, ServerConfig, env_name
-from moeserve.cpus import pool_threads
 from moeserve.errors import ConfigError
+from moeserve.processes.cpus import pool_threads
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -139,7 +140,7 @@ def test_variables_that_only_look_like_ours_are_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("moeserve.launcher.launch.launch", lambda config: 0)
-    monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
+    monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
     monkeypatch.setenv("MOESERVE_PROT", "9000")
     monkeypatch.setenv("MOESERVE_PORT", "9000")
     assert cli.main([]) == 0
@@ -171,7 +172,7 @@ def test_serve_may_be_named_or_left_out(
         return 7
 
     monkeypatch.setattr("moeserve.launcher.launch.launch", launch)
-    monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
+    monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
     caplog.set_level("INFO")
     for arguments in (["serve", "--port", "1"], ["--port", "1"]):
         assert cli.main(arguments) == 7
@@ -223,7 +224,7 @@ def test_split_set_and_folder_are_named_after_the_model(tmp_path: Path) -> None:
 def test_missing_model_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
+    monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
     for path, message in (
         (tmp_path / "no.gguf", f"there is no {tmp_path}/no.gguf"),
         (tmp_path, "neither a .gguf file nor a config.json"),
@@ -253,7 +254,7 @@ def test_a_model_that_cannot_be_reached_is_told(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
+    monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
     (tmp_path / "alice").mkdir()
     (tmp_path / "alice" / "m.gguf").touch()
     closed(tmp_path / "alice", monkeypatch)
@@ -385,7 +386,7 @@ def test_three_ways_to_the_same_command(command: list[str]) -> None:
 
 class InterruptedImport(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, *_: object) -> None:
-        if name == "moeserve.cli":
+        if name == "moeserve.cli.main":
             raise KeyboardInterrupt
 
 
@@ -396,7 +397,7 @@ def test_ctrl_c_leaves_no_traceback_even_while_modules_load(monkeypatch: pytest.
     monkeypatch.setattr(sys, "argv", ["moeserve", "plan"])
     monkeypatch.setitem(cli.COMMANDS, "plan", cli.Command(interrupted, ""))
     assert run() == 130
-    monkeypatch.delitem(sys.modules, "moeserve.cli")
+    monkeypatch.delitem(sys.modules, "moeserve.cli.main")
     monkeypatch.setattr(sys, "meta_path", [InterruptedImport(), *sys.meta_path])
     assert run() == 130
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from moeserve.control_groups import cpu_quota, memory_left, memory_limit
-from moeserve.cpus import pool_threads, usable_cores
-from moeserve.worker import memory
+from moeserve.processes import free_memory as memory
+from moeserve.processes.control_groups import cpu_quota, memory_left, memory_limit
+from moeserve.processes.cpus import pool_threads, usable_cores
 
 MIB = 1 << 20
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"

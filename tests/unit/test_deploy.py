@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from moeserve.config import ServerConfig, env_name
-from tests.support.promql import DASHBOARD, DEPLOY, dashboard_expressions, without_variables
+from tests.support.promql import DASHBOARD, DEPLOY, dashboard_expressions, dashboard_panels, without_variables
 
 REPOSITORY = DEPLOY.parent
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -59,7 +59,7 @@ def test_dashboard_expressions_are_promql(tmp_path: Path) -> None:
 
 def test_dashboard_is_whole() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
-    panels = dashboard["panels"]
+    panels = list(dashboard_panels())
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
     for panel in panels:

@@ -107,14 +107,6 @@ def exposed_metrics() -> set[str]:
     return {name.removesuffix("_total") for name in re.findall(r"^# TYPE (\S+)", exposition, re.MULTILINE)}
 
 
-def test_metrics_are_documented() -> None:
-    page = (DOCS / "reference" / "metrics.md").read_text()
-    documented = {
-        name.removesuffix("_total") for name in re.findall(r"(?:(?:moeserve|vllm):|process_)\w+", page)
-    }
-    assert documented == exposed_metrics()
-
-
 def test_pages_name_metrics_that_there_are() -> None:
     """`name_*` stands for several. Results are of their day."""
     named = {

@@ -168,6 +168,36 @@ def test_packages_import_one_another_in_one_direction() -> None:
     assert not left, f"in a circle, or above one: {sorted(left)}"
 
 
+def test_the_entries_of_a_folder_import_one_another_in_one_direction() -> None:
+    """Within each package: no file or folder imports itself through its neighbours."""
+    for path in PACKAGE.rglob("__init__.py"):
+        package = name_of(path)
+        left: dict[str, set[str]] = {}
+        for module in path.parent.rglob("*.py"):
+            if (entry := _entry(name_of(module), package)) is not None:
+                found = {_entry(name, package) for name in imports_of(module)} - {entry, None}
+                left.setdefault(entry, set()).update(name for name in found if name is not None)
+        while free := [entry for entry, of in left.items() if not of & left.keys()]:
+            for entry in free:
+                del left[entry]
+        assert not left, f"in {package}, in a circle, or above one: {sorted(left)}"
+
+
+def _entry(module: str, package: str) -> str | None:
+    """The file or folder of a package that a module belongs to; None: it is elsewhere, or the package itself."""
+    return module[len(package) + 1 :].split(".")[0] if module.startswith(package + ".") else None
+
+
+MOST_ENTRIES = {"": 24, "worker": 12, "router/core": 12, "httpserver/generation": 12}
+
+
+def test_folders_have_few_entries() -> None:
+    """What a stranger sees at one glance; a package's own `__init__` and `__main__` do not count."""
+    for folder, most in MOST_ENTRIES.items():
+        entries = [path.name for path in (PACKAGE / folder).iterdir() if not path.name.startswith("__")]
+        assert len(entries) <= most, f"{folder or 'moeserve'}: {sorted(entries)}"
+
+
 def room_of(module: str) -> str:
     """The part of `moeserve` that it belongs to: the first name behind it, "" for the package itself."""
     return module.split(".")[1] if "." in module else ""
@@ -214,7 +244,7 @@ def imported_at_once(source: str) -> Iterator[str]:
 def test_the_rules_are_read_from_real_imports() -> None:
     """Guards the reader: relative, nested and renamed imports are all seen."""
     assert "moeserve.messages.codec" in set(imports_of(PACKAGE / "messages" / "channels.py"))
-    assert "moeserve.launcher.launch" in set(imports_of(PACKAGE / "cli.py"))
+    assert "moeserve.launcher.launch" in set(imports_of(PACKAGE / "cli" / "main.py"))
     gguf = set(imports_of(PACKAGE / "models" / "sources" / "gguf" / "__init__.py"))
     assert "moeserve.models.sources.gguf.file" in gguf
     assert rule_for("moeserve.models.sources.gguf.file") == "moeserve.models.sources.gguf"

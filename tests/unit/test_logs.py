@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 
-from moeserve import logs
+from moeserve.processes import logs
 
 
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
@@ -62,7 +62,7 @@ def test_a_lone_surrogate_is_no_error() -> None:
 def test_warnings_threads_and_the_end_are_lines_too() -> None:
     program = """
 import threading, warnings
-from moeserve.logs import set_up_logging
+from moeserve.processes.logs import set_up_logging
 set_up_logging("worker", "info", "json")
 warnings.warn("look out")
 thread = threading.Thread(target=lambda: 1 / 0)

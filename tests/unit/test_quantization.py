@@ -37,8 +37,16 @@ def test_any_block_has_gguf_pys_values(row: QuantType) -> None:
     """Random bytes but for finite halves; and an exponent whose values are finite."""
     rng = np.random.default_rng(row.number)
     blocks = rng.integers(0, 256, (64, row.block_bytes), np.uint8)
-    layout = row.layout
-    if layout is None:
+    layout, book = row.layout, row.codebook
+    if book is not None:
+        halves = rng.normal(0, 1, 64).astype(np.float16)
+        if book.has_d:
+            blocks[:, :2] = halves[:, None].view(np.uint8)
+        else:  # in the highest nibbles of four words
+            for word in range(4):
+                high = blocks[:, book.octets_at + 2 * word + 1]
+                high[...] = high & 15 | (halves.view(np.uint16) >> 4 * word & 15).astype(np.uint8) << 4
+    elif layout is None:
         values = rng.normal(0, 1, (64, 8)).astype(np.float32)
         blocks = quants.quantize(values, GGMLQuantizationType(row.number)).view(np.uint8)
     elif layout.halves:
@@ -82,7 +90,7 @@ def test_a_row_that_does_not_add_up_is_refused(changes: dict[str, object], said:
 def test_codes_that_no_kernel_reads_are_refused() -> None:
     with pytest.raises(ValueError, match="no kernel reads"):
         QuantType("Q1_TOY", 999, 32, 6, BlockLayout(BitField(2, 4, 1), 32, StoredScales.F16, 0))
-    with pytest.raises(ValueError, match="quantised, with a layout, or a float"):
+    with pytest.raises(ValueError, match="a layout, a codebook or, a float"):
         QuantType("NEITHER", 999, 32, 18)
 
 

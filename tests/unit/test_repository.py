@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from moeserve.version import version
+from moeserve import __version__
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GITHUB = REPOSITORY / ".github"
@@ -89,7 +89,7 @@ def test_the_version_stands_in_one_place() -> None:
         re.MULTILINE,
     )
     assert found is not None
-    assert found["value"] == version()
+    assert found["value"] == __version__
 
 
 def test_no_file_has_marks_of_a_conflict() -> None:
@@ -113,7 +113,7 @@ def test_the_changelog_has_this_version() -> None:
     headings = re.findall(r"^## \[(.+?)\](.*)$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
     names = [name for name, _ in headings]
     assert names[0] == "Unreleased"
-    assert names[1] == version()
+    assert names[1] == __version__
     for _, date in headings[1:]:
         assert re.fullmatch(r" - \d{4}-\d\d-\d\d", date)
 

@@ -8,7 +8,8 @@ import pytest
 
 from moeserve.grammar import check_process, checker
 from moeserve.httpserver import server
-from moeserve.httpserver.generation import engine_client, request_builder
+from moeserve.httpserver.generation import request_builder
+from moeserve.httpserver.generation.engine import engine_client
 from moeserve.httpserver.responses import store
 from moeserve.httpserver.transport import (
     connection,
@@ -18,8 +19,8 @@ from moeserve.httpserver.transport import (
     sse,
     turns,
 )
+from moeserve.processes.sandbox.parent import PATIENCE
 from moeserve.remote import frames, gate
-from moeserve.sandbox.parent import PATIENCE
 from moeserve.tokenizer import render_process, renderer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "security.md").read_text()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from moeserve import deferred_modules
-from moeserve.deferred_modules import DeferredModule, defer, load_named
-from moeserve.lasting_imports import lasting_imports
+from moeserve.processes import deferred_modules
+from moeserve.processes.deferred_modules import DeferredModule, defer, load_named
+from moeserve.processes.imports_without_gc import imports_without_gc
 
 NAME = "moeserve_test_deferred"
 
@@ -68,9 +68,9 @@ def test_other_modules_are_left_alone(module_file: Path) -> None:
 def test_nothing_is_collected_while_modules_are_imported() -> None:
     assert gc.isenabled()
     try:
-        with lasting_imports():
+        with imports_without_gc():
             assert not gc.isenabled()
-            with lasting_imports():
+            with imports_without_gc():
                 pass
             assert not gc.isenabled()
             made: list[object] = []

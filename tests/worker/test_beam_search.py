@@ -11,8 +11,8 @@ import torch
 from moeserve.messages.beams import EarlyStopping
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.worker import Worker
-from moeserve.router.core.beam_search import BeamSearch
-from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.router.core.beams.beam_search import BeamSearch
+from moeserve.worker.loading.cpu.load import load_cpu_runner
 from tests.gpu.driver import small_config
 from tests.support.beams import Wanted, answers, requests, scheduler_of, serve
 from tests.support.hugging_face_model import read_model, round_kv, write_family, write_model

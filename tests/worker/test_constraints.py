@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from moeserve.grammar.engine import GrammarEngine
-from moeserve.grammar.spec import Choice, Ebnf
+from moeserve.grammar.spec import Choice, Ebnf, GrammarTool, ToolCalls
 from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams, Thinking
-from moeserve.worker.guide import Guide
+from moeserve.worker.constraints.guide import Guide
 from tests.support.constrained_rows import (
     CLOSE,
     ENDING,
@@ -113,6 +113,28 @@ def test_a_thought_that_ends_before_its_budget_is_left_alone(world: World) -> No
     world.bind(0, params(grammar="", thought=thinking(is_open=True, budget=5)))
     assert world.step(0, prefer=(CLOSE,))[0] == [CLOSE]
     assert [world.step(0, prefer=(100,))[0][0] for _ in range(9)] == [100] * 9
+
+
+def test_no_second_tag_closes_a_thought_that_was_cut_short(world: World) -> None:
+    """A model that goes on thinking would close its thought once more, among the answer's text."""
+    for budget in (0, 3):
+        world.bind(0, params(grammar="", thought=thinking(is_open=True, budget=budget)))
+        output = [world.step(0, prefer=(100,))[0][0] for _ in range(budget + len(ENDING))]
+        assert output == [100] * budget + list(ENDING)
+        assert CLOSE not in [world.step(0, prefer=(CLOSE, 100))[0][0] for _ in range(9)]
+
+
+def test_a_call_of_the_grammar_ends_a_thought(world: World) -> None:
+    (call,) = TOKENIZER.encode("<tool_call>")
+    thought = Thinking(OPEN, CLOSE, ENDING, is_open=True, call_token=call)
+    tools = ToolCalls(
+        [GrammarTool("now", '{"type": "object", "additionalProperties": false}')], parallel=False
+    )
+    world.bind(0, params(grammar=to_grammar(tools), thought=thought))
+    assert [world.step(0, prefer=(100,))[0][0] for _ in range(3)] == [100] * 3
+    assert world.step(0, prefer=(call,))[0] == [call]
+    text = TOKENIZER.decode(world.run(0), skip_special=False)
+    assert "".join(text.split()) == '{"name":"now","arguments":{}}</tool_call>'
 
 
 def test_a_thought_that_the_model_opens_counts_from_there(world: World) -> None:

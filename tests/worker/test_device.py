@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moeserve.errors import ConfigError
-from moeserve.worker.device import choose_device, parse_gpus
+from moeserve.worker.loading.device import choose_device, parse_gpus
 
 
 def test_the_cpu_is_always_there() -> None:

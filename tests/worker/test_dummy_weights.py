@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moeserve.errors import ConfigError
-from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.worker.loading.cpu.load import load_cpu_runner
 from tests.gpu.driver import Driver, small_config
 from tests.support.header_only import write_header_only
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from moeserve.kv.disk.segment import Segment
-from moeserve.worker import tier_log
-from moeserve.worker.cpu_loading import CpuModel, build_cpu_runner, load_cpu_model
+from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner, load_cpu_model
+from moeserve.worker.tiers import tier_log
 from tests.gpu.driver import small_config
 from tests.support.real_time_world import RealTimeWorld
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from moeserve.command_line import resolve
+from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvMemoryBudget, plan_capacity
 from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_shape
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 
 
 @pytest.mark.parametrize(

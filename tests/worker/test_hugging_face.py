@@ -179,6 +179,11 @@ def open_and_check(folder: Path) -> None:
             "'partial_rotary_factor'",
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": []}}, r"quantization_config of \[\]"),
+        ({"quantization_config": {"quant_method": {}}}, r"quantization_config of \{\}"),
+        ({"quantization_config": []}, r"quantization_config is \[\]; an object is expected"),
+        ({"quantization_config": "fp8"}, "quantization_config is 'fp8'; an object is expected"),
+        ({"quantization_config": 5}, "quantization_config is 5; an object is expected"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "rope_type 'llama3'"),
         ({"rope_parameters": {"rope_type": ["yarn"], "rope_theta": 1e6}}, "rope_type"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2, "mscale": 1}}, "'mscale'"),
@@ -317,7 +322,7 @@ def test_a_tokenizer_of_another_kind_is_refused(
 
 def test_weights_in_place_need_a_gguf(written: Path) -> None:
     from moeserve.config import ServerConfig
-    from moeserve.worker.loading import load_runner
+    from moeserve.worker.loading.load import load_runner
 
     config = ServerConfig(model=str(written), weight_layout="file", threads=1)
     with pytest.raises(ConfigError, match="needs a GGUF file"):

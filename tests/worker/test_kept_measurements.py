@@ -9,10 +9,10 @@ import pytest
 
 import moeserve.kernels
 from moeserve.messages.steps import MeasuredStep
-from moeserve.worker.engines.streaming import Streaming
-from moeserve.worker.measure import kept
-from moeserve.worker.measure.calibration import Calibration
-from moeserve.worker.measure.kept import KeptMeasurements, step_key
+from moeserve.worker.engines.gpu.measure import kept
+from moeserve.worker.engines.gpu.measure.calibration import Calibration
+from moeserve.worker.engines.gpu.measure.kept import KeptMeasurements, step_key
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 
 STEPS = [MeasuredStep(4, 10, 0, 0, 1.5), MeasuredStep(0, 0, 8192, 512, 20.25)]
 

@@ -21,7 +21,7 @@ from moeserve.messages.steps import NewSeq, Row
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_folder, open_model
 from moeserve.models.registry import read_checked_shape, read_shape
-from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.worker.loading.cpu.load import load_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
 from tests.support.hugging_face_model import write_family

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from moeserve.messages.sampling import SamplingParams
-from moeserve.worker.guided_answer import GuidedAnswer, NextToken
-from moeserve.worker.mask_thread import MaskThread
+from moeserve.worker.constraints.guided_answer import GuidedAnswer, NextToken
+from moeserve.worker.constraints.mask_thread import MaskThread
 
 
 class Thread:

@@ -15,10 +15,10 @@ from moeserve.grammar.spec import Choice, Ebnf
 from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import COSTLY_MASK_MS
-from moeserve.worker import constraints
-from moeserve.worker.constraints import LEAST_WAIT_S, MASK_WAIT_S
-from moeserve.worker.guided_answer import GuidedAnswer, NextToken
-from moeserve.worker.loading import load_runner
+from moeserve.worker.constraints import slot_guides as constraints
+from moeserve.worker.constraints.guided_answer import GuidedAnswer, NextToken
+from moeserve.worker.constraints.slot_guides import LEAST_WAIT_S, MASK_WAIT_S
+from moeserve.worker.loading.load import load_runner
 from tests.gpu.driver import Driver, small_config
 from tests.support.constrained_rows import (
     SLOTS,

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from moeserve.messages.steps import Row
-from moeserve.worker.engines.micro_batches import rows_alone, split
+from moeserve.worker.engines.gpu.steps.micro_batches import split
+from moeserve.worker.engines.gpu.steps.step_path import StepFacts, path_of_part
 from moeserve.worker.sequences import StepLayout
 
 
@@ -39,7 +40,11 @@ def test_a_chunk_that_is_divided_is_sampled_in_its_last_part() -> None:
 
 def test_rows_of_a_small_part_attend_each_by_itself() -> None:
     """As those of a small step: the attention of long prompts leaves no activations for the products of few rows."""
-    assert [(part.n, rows_alone(part)) for part in split([row(0, 0, 40, 0)], 32)] == [(32, 0), (8, 8)]
-    mixed = [row(0, 7, 1, 0), row(1, 0, 39, 1)]
-    assert [(part.n, rows_alone(part)) for part in split(mixed, 32)] == [(32, 1), (8, 8)]
-    assert rows_alone(split([row(slot, 9, 1, slot) for slot in range(20)], 32)[0]) == 20
+    facts = StepFacts(sizes=(1, 2, 4, 8, 16, 32, 64), max_decode_size=64)
+
+    def alone(rows: list[Row]) -> list[tuple[int, int]]:
+        return [(part.n, path_of_part(part.count, part.n, facts).num_decode) for part in split(rows, 32)]
+
+    assert alone([row(0, 0, 40, 0)]) == [(32, 0), (8, 8)]
+    assert alone([row(0, 7, 1, 0), row(1, 0, 39, 1)]) == [(32, 1), (8, 8)]
+    assert alone([row(slot, 9, 1, slot) for slot in range(20)]) == [(20, 20)]

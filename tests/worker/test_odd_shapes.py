@@ -8,7 +8,7 @@ import pytest
 
 from moeserve.config import ServerConfig
 from moeserve.models.errors import ModelError
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.load import load_runner
 from tests.support.gguf_bytes import gguf_bytes, model_metadata, model_tensors
 
 

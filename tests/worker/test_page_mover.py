@@ -19,8 +19,8 @@ from moeserve.kv.disk.store import PageStore
 from moeserve.kv.host_blocks import CHUNK_BYTES, HostBlocks
 from moeserve.kv.ram_store import RamStore
 from moeserve.messages.pages import PageCopy, PageOrders, PageReport, StateCopy
-from moeserve.worker.page_mover import PageMover, Tiers
-from moeserve.worker.page_tiers import grow_all_after
+from moeserve.worker.tiers.page_mover import PageMover, Tiers
+from moeserve.worker.tiers.storage import grow_all_after
 
 SLOTS, PAGE_TOKENS = 64, 4
 STATES = torch.arange(6000, dtype=torch.float32).view(6, 1000)  # 8 pages' bytes each, less a part of one

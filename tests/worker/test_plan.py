@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from moeserve.cli import main
-from moeserve.command_line import read_options, resolve
+from moeserve.cli.command_line import read_options, resolve
+from moeserve.cli.main import main
+from moeserve.cli.plan.gpu_machine import measure_gpu
+from moeserve.cli.plan.options import SHARED, command_parser
 from moeserve.kernels.experts.op import method_for
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
-from moeserve.plan.gpu_machine import measure_gpu
-from moeserve.plan.options import SHARED, command_parser
-from moeserve.worker import cpu_loading
-from moeserve.worker.adapter_memory import open_adapters
-from moeserve.worker.adapters import cpu_adapters
-from moeserve.worker.cpu_loading import load_cpu_model
+from moeserve.worker.adapters.cpu import cpu_adapters
+from moeserve.worker.adapters.memory import open_adapters
+from moeserve.worker.loading.cpu import load as cpu_loading
+from moeserve.worker.loading.cpu.load import load_cpu_model
 from tests.conftest import TINY_MODEL
 from tests.unit.models.adapters.test_read_peft import GATE, SHAPE, pair, write
 

@@ -13,9 +13,15 @@ import torch
 from moeserve.errors import ConfigError
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.open import open_model
-from moeserve.worker.cpu_loading import CpuModel, build_cpu_runner, load_cpu_model, load_cpu_runner
-from moeserve.worker.page_mover import PageMover
-from moeserve.worker.page_tiers import PAGE_TOKENS, PageTiersPlan, claim_directory, plan_tiers, ram_tier_bytes
+from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner, load_cpu_model, load_cpu_runner
+from moeserve.worker.tiers.page_mover import PageMover
+from moeserve.worker.tiers.storage import (
+    PAGE_TOKENS,
+    PageTiersPlan,
+    claim_directory,
+    plan_tiers,
+    ram_tier_bytes,
+)
 from tests.gpu.driver import small_config
 from tests.support.real_time_world import RealTimeWorld
 

@@ -18,7 +18,7 @@ from moeserve.models.registry import read_shape
 from moeserve.placement.group import refuse_placement_flags, share_among
 from moeserve.worker.group import shares
 from moeserve.worker.group.expert_use import together
-from moeserve.worker.rank_cores import cores_of_rank
+from moeserve.worker.loading.gpu.rank_cores import cores_of_rank
 from tests.conftest import TINY_MODEL
 
 

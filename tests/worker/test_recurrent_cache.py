@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from moeserve.messages.load import LoadReport
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import LoadReport
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.snapshot_borders import BorderSpacing
-from moeserve.worker.cpu_loading import CpuModel, build_cpu_runner, load_cpu_model
+from moeserve.router.core.memory.snapshot_points import BorderSpacing
+from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner, load_cpu_model
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import small_config
 from tests.support.router_world import World, request

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeserve.bench.engine import EngineBench
+from moeserve.cli.bench.engine import EngineBench
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq, Row, StepPlan
-from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from moeserve.worker.loading.self_test import check_logits
 from moeserve.worker.runner import Runner
-from moeserve.worker.self_test import check_logits
 from tests.conftest import OWN_FIXTURES, family_models
 from tests.gpu.driver import SCORED, Driver, small_config
 from tests.kernels.test_model import Fixture

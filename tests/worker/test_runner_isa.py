@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from moeserve import cli
+from moeserve.cli import main as cli
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.worker.cpu_loading import SAMPLER_ISA
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading.cpu.load import SAMPLER_ISA
+from moeserve.worker.loading.load import load_runner
 
 
 def config(model: Path, isa: str) -> ServerConfig:

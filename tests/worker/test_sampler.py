@@ -11,7 +11,7 @@ import torch
 from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.messages.steps import Sampled
-from moeserve.worker.sampler import CpuSampler
+from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.sequences import Sequences, entries
 
 VOCAB = 400

@@ -16,10 +16,10 @@ from moeserve.models.blocks.cpu import forms
 from moeserve.models.blocks.cpu.forms import RopeTables
 from moeserve.models.blocks.rope import rope_tables
 from moeserve.models.errors import ModelError
-from moeserve.worker.cpu_loading import load_cpu_model, load_cpu_runner, try_cpu_model
-from moeserve.worker.engines.cpu import CpuEngine
-from moeserve.worker.loading import load_runner
-from moeserve.worker.self_test import check_logits
+from moeserve.worker.engines.cpu.engine import CpuEngine
+from moeserve.worker.loading.cpu.load import load_cpu_model, load_cpu_runner, try_cpu_model
+from moeserve.worker.loading.load import load_runner
+from moeserve.worker.loading.self_test import check_logits
 from tests.gpu.driver import Driver, small_config
 from tests.support.hugging_face_model import VOCAB_ROWS
 

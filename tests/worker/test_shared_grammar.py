@@ -7,14 +7,14 @@ from array import array
 
 from moeserve.grammar.spec import Choice
 from moeserve.grammar.translate import to_grammar
-from moeserve.httpserver.generation.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.messages import codec
 from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.messages.schema import Abort, GenerateBatch, GenerateRequest, ProcessLost
 from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.router.core.scheduler import Scheduler
-from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.worker.loading.cpu.load import load_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import small_config

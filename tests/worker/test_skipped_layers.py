@@ -15,7 +15,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.open import open_folder
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.skipped_layers import SkippedLayers, skipped_layers
-from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.worker.loading.cpu.load import load_cpu_runner
 from tests.gpu.driver import Driver, small_config
 from tests.support.hugging_face_model import write_family
 

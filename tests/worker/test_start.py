@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from moeserve.errors import ConfigError
-from moeserve.worker.device import choose_in_fork, is_divided
-from moeserve.worker.inherited import Inherited
-from moeserve.worker.start import StartClock
+from moeserve.worker.loading.device import choose_in_fork, is_divided
+from moeserve.worker.loading.inherited import Inherited
+from moeserve.worker.loading.start import StartClock
 from tests.gpu.driver import small_config
 
 IMPORTS = """
@@ -23,13 +23,14 @@ def asked(*_):
     raise SystemExit("an import asks for the GPU, whose driver survives no fork")
 torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = asked
 torch.cuda.get_device_capability = torch.cuda.current_device = asked
-import moeserve.worker.gpu_loading, moeserve.worker.loading, moeserve.worker.keeper, moeserve.worker.inherited
+import moeserve.worker.loading.gpu.load, moeserve.worker.loading.load
+import moeserve.worker.loading.keeper, moeserve.worker.loading.inherited
 """
 # A keeper whose forks end with an error until there is what it has prepared.
 KEEPER = """
 import os, socket, sys
 from types import SimpleNamespace
-from moeserve.worker import keeper
+from moeserve.worker.loading import keeper
 
 ours, line = socket.socketpair()
 found = {"prepared": 0}
@@ -93,7 +94,7 @@ def test_what_the_fork_has_chosen(choice: str | None, monkeypatch: pytest.Monkey
             raise ConfigError("no GPU")
         return choice
 
-    monkeypatch.setattr("moeserve.worker.device.choose_device", choose)
+    monkeypatch.setattr("moeserve.worker.loading.device.choose_device", choose)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert choose_in_fork("auto") == (choice or "cuda")
 
@@ -107,7 +108,7 @@ def test_several_gpus_are_several_processes(tiny_model: Path) -> None:
 def test_phases_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = StartClock(began=100.0)
     for phase, now in (("imports", 103.0), ("weights", 106.0), ("imports", 107.0)):
-        monkeypatch.setattr("moeserve.worker.start.time.monotonic", lambda now=now: now)
+        monkeypatch.setattr("moeserve.worker.loading.start.time.monotonic", lambda now=now: now)
         clock.ended(phase)
     assert clock.seconds == pytest.approx({"imports": 4.0, "weights": 3.0})
     assert clock.described() == "imports 4.00, weights 3.00"
@@ -116,6 +117,6 @@ def test_phases_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_knows_when_it_began() -> None:
     before = time.monotonic()
     said = run(
-        "from moeserve.worker.start import process_began; import time; time.sleep(0.3); print(process_began())"
+        "from moeserve.worker.loading.start import process_began; import time; time.sleep(0.3); print(process_began())"
     )
     assert before - 0.02 < float(said) < time.monotonic() - 0.3

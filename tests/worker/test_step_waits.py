@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moeserve.bench.engine import EngineBench
+from moeserve.cli.bench.engine import EngineBench
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.worker.loading.cpu.load import load_cpu_runner
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import small_config
 

@@ -9,7 +9,7 @@ import pytest
 
 from moeserve.errors import ConfigError
 from moeserve.kernels.stream_operands import ThreadPlacement
-from moeserve.worker.thread_placement import memory_nodes, place_threads
+from moeserve.worker.loading.cpu.thread_placement import memory_nodes, place_threads
 
 
 @pytest.fixture

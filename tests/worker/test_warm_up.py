@@ -9,13 +9,15 @@ import torch
 
 from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
-from moeserve.worker.engines import warm_up
-from moeserve.worker.engines.recorded_steps import RecordedSteps, StepKind
-from moeserve.worker.engines.step_inputs import StepInputs
-from moeserve.worker.engines.warm_up import STEPS_PER_PIECE, WarmUp
+from moeserve.worker.engines.gpu import warm_up
+from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
+from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
+from moeserve.worker.engines.gpu.steps.step_path import GraphFamily, GraphKey, StepFacts
+from moeserve.worker.engines.gpu.warm_up import STEPS_PER_PIECE, WarmUp
 
 SIZES = [1, 2, 4, 32]
 CPU = torch.device("cpu")
+FACTS = StepFacts(tuple(SIZES), max_decode_size=4, max_tiles={32: 4}, max_graph_decode=256)
 
 
 class Model:
@@ -32,7 +34,7 @@ class Model:
         pass
 
     def forward(self, batch: Any) -> None:
-        assert int(batch.count) == 0, "a step that only is recorded has no rows"
+        assert int(batch.count) == 0, "a step that only is captured has no rows"
         independent = None if batch.tiles is not None else batch.rows_independent
         self.launched.append((len(batch.token_ids), independent))
 
@@ -58,64 +60,64 @@ def inputs() -> dict[int, StepInputs]:
 
 
 @pytest.fixture
-def recorded(model: Model, inputs: dict[int, StepInputs]) -> RecordedSteps:
-    return RecordedSteps(model, inputs)  # type: ignore[arg-type]
+def graphs(model: Model, inputs: dict[int, StepInputs]) -> GraphSteps:
+    return GraphSteps(model, inputs, FACTS)  # type: ignore[arg-type]
 
 
-def kind(size: int) -> StepKind:
-    return StepKind(size, AdapterScope.NONE)
+def key(family: GraphFamily, size: int) -> GraphKey:
+    return GraphKey(family, size, AdapterScope.NONE)
 
 
-def replay(recorded: RecordedSteps, model: Model) -> list[tuple[int, bool | None]]:
-    """What all recorded steps launch, in the order in which they were recorded."""
+def replay(graphs: GraphSteps, model: Model) -> list[tuple[int, bool | None]]:
+    """What all graphs launch, in the order in which they were captured."""
     model.launched.clear()
-    for run in recorded._recorded.values():
+    for run in graphs._captured.values():
         run()
     return model.launched
 
 
-def test_all_is_recorded_before_the_first_step(
-    recorded: RecordedSteps, model: Model, inputs: dict[int, StepInputs]
+def test_all_is_captured_before_the_first_step(
+    graphs: GraphSteps, model: Model, inputs: dict[int, StepInputs]
 ) -> None:
     told: list[tuple[int, int]] = []
     for step in inputs.values():
         step.clear()
-    recorded.record(4, lambda done, total: told.append((done, total)))
+    graphs.capture_all(lambda done, total: told.append((done, total)))
     assert told == [(done, 6) for done in range(6)]
-    assert replay(recorded, model) == [(4, True), (4, False), (2, True), (2, False), (1, True), (32, None)]
-    assert recorded.late == 0
-    assert not recorded.record_next()
+    assert replay(graphs, model) == [(4, True), (4, False), (2, True), (2, False), (1, True), (32, None)]
+    assert graphs.late == 0
+    assert not graphs.capture_next()
 
 
-def test_what_was_asked_for_is_recorded_first(
-    recorded: RecordedSteps, model: Model, inputs: dict[int, StepInputs]
+def test_what_was_asked_for_is_captured_first(
+    graphs: GraphSteps, model: Model, inputs: dict[int, StepInputs]
 ) -> None:
-    recorded.plan(4)
-    assert recorded.prompts(kind(32)) is None
-    assert recorded.decode(kind(2), independent=True) is None
-    assert recorded.decode(kind(2), independent=True) is None
-    assert recorded.decode(kind(32), independent=True) is None  # which never is
-    assert recorded.late == 3
-    assert [recorded.is_wanted, recorded.record_next(), recorded.record_next()] == [True, True, True]
-    assert not recorded.is_wanted
-    assert replay(recorded, model) == [(32, None), (2, True)]
-    assert recorded.decode(kind(2), independent=True) is not None
-    assert recorded.late == 3
-    while recorded.record_next():
+    graphs.plan()
+    assert graphs.find(key("prompts", 32)) is None
+    assert graphs.find(key("decode", 2)) is None
+    assert graphs.find(key("decode", 2)) is None
+    assert graphs.find(key("decode", 32)) is None  # which never is
+    assert graphs.late == 3
+    assert [graphs.is_wanted, graphs.capture_next(), graphs.capture_next()] == [True, True, True]
+    assert not graphs.is_wanted
+    assert replay(graphs, model) == [(32, None), (2, True)]
+    assert graphs.find(key("decode", 2)) is not None
+    assert graphs.late == 3
+    while graphs.capture_next():
         pass
-    assert len(replay(recorded, model)) == 6
+    assert len(replay(graphs, model)) == 6
 
 
 class Pieces:
-    def __init__(self, recorded: RecordedSteps) -> None:
+    def __init__(self, graphs: GraphSteps) -> None:
         self.compiled: list[int] = []
-        self.warm_up = WarmUp(recorded, self.compiled.extend, SIZES, 4, None, None)
+        self.warm_up = WarmUp(graphs, self.compiled.extend, FACTS, None, None)
 
 
 @pytest.fixture
-def pieces(recorded: RecordedSteps, monkeypatch: pytest.MonkeyPatch) -> Pieces:
+def pieces(graphs: GraphSteps, monkeypatch: pytest.MonkeyPatch) -> Pieces:
     monkeypatch.setattr(warm_up, "compile_ahead", lambda *_: _Nothing())
-    found = Pieces(recorded)
+    found = Pieces(graphs)
     found.warm_up.put_off()
     return found
 
@@ -128,35 +130,31 @@ class _Nothing:
         pass
 
 
-def test_where_nothing_waits_all_is_done_at_once(
-    pieces: Pieces, recorded: RecordedSteps, model: Model
-) -> None:
+def test_where_nothing_waits_all_is_done_at_once(pieces: Pieces, graphs: GraphSteps, model: Model) -> None:
     rounds = 0
     while pieces.warm_up.go_on(is_idle=True):
         rounds += 1
     assert rounds == 6 + len(SIZES)
-    assert len(replay(recorded, model)) == 6
+    assert len(replay(graphs, model)) == 6
     assert pieces.compiled == SIZES
 
 
-def test_beside_steps_a_piece_waits_for_its_turn(
-    pieces: Pieces, recorded: RecordedSteps, model: Model
-) -> None:
+def test_beside_steps_a_piece_waits_for_its_turn(pieces: Pieces, graphs: GraphSteps, model: Model) -> None:
     for _ in range(STEPS_PER_PIECE - 1):
         assert pieces.warm_up.go_on(is_idle=False)
-    assert replay(recorded, model) == []
+    assert replay(graphs, model) == []
     assert pieces.warm_up.go_on(is_idle=False)
-    assert replay(recorded, model) == [(4, True)]
-    assert recorded.decode(kind(1), independent=True) is None
+    assert replay(graphs, model) == [(4, True)]
+    assert graphs.find(key("decode", 1)) is None
     missed = pieces.warm_up.missed
     assert pieces.warm_up.go_on(is_idle=False)  # a step has asked for it
-    assert replay(recorded, model) == [(4, True), (1, True)]
-    assert recorded.decode(kind(1), independent=True) is not None
+    assert replay(graphs, model) == [(4, True), (1, True)]
+    assert graphs.find(key("decode", 1)) is not None
     assert pieces.warm_up.missed == missed
 
 
-def test_an_engine_that_has_put_off_nothing_has_nothing_to_do(recorded: RecordedSteps) -> None:
-    assert not Pieces(recorded).warm_up.go_on(is_idle=True)
+def test_an_engine_that_has_put_off_nothing_has_nothing_to_do(graphs: GraphSteps) -> None:
+    assert not Pieces(graphs).warm_up.go_on(is_idle=True)
 
 
 def tensor(rows: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

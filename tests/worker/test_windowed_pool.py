@@ -8,11 +8,11 @@ from pathlib import Path
 
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.bench.engine import EngineBench
-from moeserve.bench.plans_in_turn import run_in_turn
-from moeserve.bench.steps import StepBench
+from moeserve.cli.bench.engine import EngineBench
+from moeserve.cli.bench.plans_in_turn import run_in_turn
+from moeserve.cli.bench.steps import StepBench
 from moeserve.messages.steps import StepPlan, StepResult
-from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.worker.loading.cpu.load import load_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import small_config
 from tests.support.gemma_file import WINDOW, write_gemma

@@ -9,12 +9,12 @@ from pathlib import Path
 WITHOUT = """
 import sys
 sys.modules["triton"] = None  # what imports it gets an ImportError
-from moeserve.command_line import resolve
+from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.messages.channels import PushChannel
-import moeserve.worker.__main__, moeserve.worker.service, moeserve.worker.keeper
-from moeserve.worker.loading import load_runner
-from moeserve.plan import command
+import moeserve.worker.__main__, moeserve.worker.service, moeserve.worker.loading.keeper
+from moeserve.worker.loading.load import load_runner
+from moeserve.cli.plan import command
 config = resolve(ServerConfig(model=sys.argv[1], device="cpu", threads=1, max_model_len=64, max_total_tokens=256))
 print(load_runner(config, lambda *_: None).ready().num_kv_slots)
 """

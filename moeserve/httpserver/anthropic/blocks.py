@@ -9,7 +9,7 @@ import orjson
 
 from moeserve.chatformat.events import CallArguments, CallBroken, CallStart, Event, Reasoning, Text
 from moeserve.httpserver.anthropic.objects import ContentBlock, MessageEvent
-from moeserve.httpserver.generation.answers import Answer, Call, new_call_id
+from moeserve.httpserver.generation.chat.answers import Answer, Call, new_call_id
 
 # Clients send it back with the thinking; it protects nothing here.
 _SIGNATURE: Final = "unsigned"

@@ -18,17 +18,17 @@ from moeserve.httpserver.anthropic.client_tools import as_functions
 from moeserve.httpserver.anthropic.content import CACHED, Block, TextBlock, Texts, text_of
 from moeserve.httpserver.anthropic.context_edits import ContextManagement
 from moeserve.httpserver.anthropic.messages import AnyMessage, AssistantMessage
-from moeserve.httpserver.generation.chat_tools import (
+from moeserve.httpserver.generation.chat.chat_tools import (
     MAX_TOOLS,
     Description,
     Parameters,
     ToolName,
     without_hosted,
 )
-from moeserve.httpserver.generation.fields import INT32_MAX, MAX_MESSAGES, ModelName, StopString
-from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
-from moeserve.httpserver.generation.thinking import BUDGETS, ThinkingOptions
-from moeserve.httpserver.generation.tool_use import Tool, ToolUse
+from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_MESSAGES, ModelName, StopString
+from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.request.thinking import BUDGETS, ThinkingOptions
+from moeserve.httpserver.generation.request.tool_use import Tool, ToolUse
 from moeserve.httpserver.transport.request_model import (
     NO_EFFECT,
     Advisory,

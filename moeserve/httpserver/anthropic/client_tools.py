@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import PydanticCustomError
 
-from moeserve.httpserver.generation.object_schema import object_schema
+from moeserve.httpserver.generation.chat.object_schema import object_schema
 
 
 class _ClientTool(NamedTuple):

@@ -21,8 +21,8 @@ from moeserve.httpserver.anthropic.messages import (
     UserMessage,
 )
 from moeserve.httpserver.anthropic.objects import AppliedEdit
-from moeserve.httpserver.generation.chat_tools import MAX_TOOLS
-from moeserve.httpserver.generation.fields import INT32_MAX
+from moeserve.httpserver.generation.chat.chat_tools import MAX_TOOLS
+from moeserve.httpserver.generation.request.fields import INT32_MAX
 from moeserve.httpserver.transport.request_model import RequestModel
 
 CLEARED: Final = "(This result was cleared to save context.)"

@@ -24,7 +24,7 @@ from moeserve.httpserver.anthropic.objects import (
     StopReason,
     TokenCount,
 )
-from moeserve.httpserver.generation.answers import Answer, AnswerReader
+from moeserve.httpserver.generation.chat.answers import Answer, AnswerReader
 from moeserve.httpserver.generation.prepare import PreparedRequest, count_prompt_tokens, prepare
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import UsageTally

@@ -8,7 +8,7 @@ from typing import Final, cast
 import orjson
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import TextItem
 

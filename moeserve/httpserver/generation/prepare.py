@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moeserve.httpserver.generation import conversation, token_choice
-from moeserve.httpserver.generation.answers import AnswerReader
-from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation import token_choice
+from moeserve.httpserver.generation.chat import conversation
+from moeserve.httpserver.generation.chat.answers import AnswerReader
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.request.spec import GenerationSpec
+from moeserve.httpserver.generation.request.structured_output import compile_grammar
 from moeserve.httpserver.generation.service import Service
-from moeserve.httpserver.generation.spec import GenerationSpec
-from moeserve.httpserver.generation.structured_output import compile_grammar
 from moeserve.httpserver.generation.usage import UsageTally
 from moeserve.messages.schema import GenerateRequest, TextItem
 

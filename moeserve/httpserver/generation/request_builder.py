@@ -8,16 +8,17 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from moeserve import logs
-from moeserve.httpserver.generation.engine_client import EngineClient
-from moeserve.httpserver.generation.fields import INT64_MAX
-from moeserve.httpserver.generation.model_text import ModelText
-from moeserve.httpserver.generation.spec import GenerationSpec
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.request.fields import INT64_MAX
+from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.httpserver.transport.keys import key_name
 from moeserve.messages.beams import MAX_CANDIDATES, BeamParams
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import RequestContext
 from moeserve.messages.schema import GenerateRequest
+from moeserve.processes import logs
 
 MAX_CONSTRAINT_BYTES = 64 << 20  # of one HTTP request
 BYTES_PER_NUMBER = 16
@@ -96,7 +97,7 @@ class RequestBuilder:
             wanted = room if spec.default_max_tokens is None else min(spec.default_max_tokens, room)
             fits = room >= 1
         else:
-            wanted = spec.max_tokens
+            wanted = min(spec.max_tokens, max(room, 1)) if spec.ends_with_context else spec.max_tokens
             fits = wanted <= room
         if not fits:
             asked = (
@@ -106,7 +107,13 @@ class RequestBuilder:
                 f"{spec.prompt_param}: this model's maximum context length is {limit} tokens, but the prompt "
                 f"has {prompt_tokens}{asked}; shorten the prompt{' or ask for fewer tokens' if asked else ''}"
             )
-            raise ApiError(400, message, param=spec.prompt_param, code="context_length_exceeded")
+            raise ApiError(
+                400,
+                message,
+                param=spec.prompt_param,
+                code="context_length_exceeded",
+                refusal=Refusal.TOO_LONG,
+            )
         return wanted
 
 

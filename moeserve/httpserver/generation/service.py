@@ -11,8 +11,8 @@ from fastapi import Request
 
 from moeserve.config import ServerConfig
 from moeserve.grammar.checker import GrammarChecker
-from moeserve.httpserver.generation.engine_client import EngineClient
-from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.request_builder import RequestBuilder
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.api_table import ApiState

@@ -6,9 +6,9 @@ from itertools import groupby
 from typing import Final
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.generation.request_builder import check_ids
-from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.transport.errors import invalid
 
 MAX_WORD_TOKENS: Final = 32  # of `bad_words`, which are compared at each token

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.fields import (
+from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
     MAX_CHOICES,
@@ -19,8 +19,8 @@ from moeserve.httpserver.generation.fields import (
     TokenId,
     one_or_many,
 )
-from moeserve.httpserver.generation.grammar_fields import Grammar, Pattern, Schema
-from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.request.grammar_fields import Grammar, Pattern, Schema
+from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.transport.request_model import RequestModel, unsupported
 
 StopTokens = Annotated[list[TokenId], Field(min_length=1, max_length=1)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
-from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.lightllm.bodies import GenerateRequestBody

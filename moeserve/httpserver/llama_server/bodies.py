@@ -11,9 +11,15 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.fields import INT32_MAX, INT64_MAX, ModelName, StopStrings, TokenId
-from moeserve.httpserver.generation.grammar_fields import Grammar, Schema
-from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.request.fields import (
+    INT32_MAX,
+    INT64_MAX,
+    ManyStopStrings,
+    ModelName,
+    TokenId,
+)
+from moeserve.httpserver.generation.request.grammar_fields import Grammar, Schema
+from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.transport.request_model import NO_EFFECT, SAMPLERS, Elsewhere, RequestModel
 
 _OFF: Final = Elsewhere((False,))
@@ -58,10 +64,14 @@ class CompletionBody(RequestModel):
     ]
     n_predict: Annotated[
         int,
-        Field(ge=-2, le=INT32_MAX, description="-1 and -2: the rest of the context; 0: the prompt alone."),
+        Field(
+            ge=-2,
+            le=INT32_MAX,
+            description="-1, -2 and more than fits: the rest of the context; 0: the prompt.",
+        ),
     ] = -1
     stream: bool = False
-    stop: Annotated[StopStrings, Field(default_factory=list)]
+    stop: Annotated[ManyStopStrings, Field(default_factory=list)]
 
     temperature: Annotated[float, Field(ge=0, le=2, description="0 is greedy.")] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX, description="0 and -1 switch it off.")] = 0
@@ -101,6 +111,7 @@ class CompletionBody(RequestModel):
             prompts=[self.prompt],
             max_tokens=None if self.n_predict < 0 else self.n_predict,
             max_tokens_param="n_predict",
+            ends_with_context=True,
             grammar=self._grammar_constraint(),
             temperature=self.temperature,
             top_k=max(self.top_k, 0),

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
+from moeserve import __version__
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.generation.service import Service, service_of
-from moeserve.httpserver.generation.spec import GenerationSpec
 from moeserve.httpserver.generation.usage import Timings, prompt_progress
 from moeserve.httpserver.llama_server.bodies import CompletionBody
 from moeserve.httpserver.llama_server.objects import (
@@ -27,7 +28,6 @@ from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import EventStream, JsonResponse, answer
 from moeserve.messages.schema import TextItem
-from moeserve.version import version
 
 router = APIRouter(tags=["llama-server"])
 
@@ -65,7 +65,7 @@ async def props(request: Request) -> Response:
         "bos_token": "" if vocabulary.bos_id is None else text.token_text(vocabulary.bos_id),
         "eos_token": text.token_text(vocabulary.eos_ids[0]) if vocabulary.eos_ids else "",
         "modalities": {"vision": False, "audio": False},
-        "build_info": f"moeserve {version()}",
+        "build_info": f"moeserve {__version__}",
     }
     return JsonResponse(found)
 

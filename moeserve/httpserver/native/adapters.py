@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
-from moeserve.httpserver.generation.served_adapters import path_within
+from moeserve.httpserver.generation.engine.served_adapters import path_within
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.native.bodies import LoadAdapterRequest, UnloadAdapterRequest
 from moeserve.httpserver.transport.body import read_body

@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from moeserve.httpserver.generation.chat_messages import Messages, TemplateKwargs
-from moeserve.httpserver.generation.chat_tools import Tools
-from moeserve.httpserver.generation.fields import ModelName, TokenId
+from moeserve.httpserver.generation.chat.chat_messages import Messages, TemplateKwargs
+from moeserve.httpserver.generation.chat.chat_tools import Tools
+from moeserve.httpserver.generation.request.fields import ModelName, TokenId
 from moeserve.httpserver.transport.request_model import Elsewhere, RequestModel
 
 MAX_IDS = 1 << 22

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from moeserve import __version__
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.native.objects import Load, Loads
-from moeserve.version import version
 
 
 def loads_of(service: Service) -> Loads:
     """Returns what the newest report of the router says; all 0 before the first one."""
-    report = service.metrics.load
+    report = service.metrics.reported.load
     usage = report.kv_slots_used / report.kv_slots_total if report.kv_slots_total else 0.0
     busy = report.num_running / service.config.max_num_seqs
     load: Load = {
@@ -29,7 +29,7 @@ def loads_of(service: Service) -> Loads:
     }
     return {
         "timestamp": datetime.now(UTC).isoformat(),
-        "version": version(),
+        "version": __version__,
         "dp_rank_count": 1,
         "loads": [load],
         "aggregate": {

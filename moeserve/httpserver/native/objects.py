@@ -8,7 +8,8 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 
 class ModelCard(TypedDict):
-    """OpenAI's and vLLM's fields, then Anthropic's: both have models at this path."""
+    """OpenAI's and vLLM's fields, OpenRouter's and LM Studio's `context_length`, then Anthropic's: all have models at
+    this path."""
 
     id: str
     object: Literal["model"]
@@ -17,6 +18,7 @@ class ModelCard(TypedDict):
     root: str
     parent: str | None  # the model of a LoRA adapter
     max_model_len: int | None
+    context_length: int | None  # the same
     type: Literal["model"]
     display_name: str
     created_at: str  # RFC 3339

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from moeserve.httpserver.generation.engine_client import Health
+from moeserve.httpserver.generation.engine.engine_client import Health
 from moeserve.httpserver.generation.service import service_of
 from moeserve.httpserver.transport.errors import RETRY_AFTER_S
 from moeserve.httpserver.transport.sse import JsonResponse
@@ -27,10 +27,13 @@ async def ready(request: Request) -> Response:
     return await health(request)
 
 
-@router.get("/health/live", responses={200: {"model": Health}})
+@router.get("/health/live", responses={200: {"model": Health}, 503: {"model": Health}})
 async def live(request: Request) -> Response:
-    """200 while this process answers, whatever the engine does: what is lost of it is replaced from within."""
-    return JsonResponse(service_of(request).engine.health())
+    """200 while this process answers, whatever the engine does: what is lost of it is replaced from within. 503 where
+    the launcher, which would do that, has stood still for too long."""
+    engine = service_of(request).engine
+    is_abandoned = engine.is_lost and engine.silences.launcher.is_silent
+    return JsonResponse(engine.health(), status_code=503 if is_abandoned else 200)
 
 
 @router.get("/metrics", response_class=Response)

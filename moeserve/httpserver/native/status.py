@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request, Response
 
+from moeserve import __version__
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.native.loads import loads_of
 from moeserve.httpserver.native.objects import Loads, ModelCard, ModelList, Version
 from moeserve.httpserver.transport.sse import JsonResponse
-from moeserve.version import version
 
 router = APIRouter(tags=["Status"])
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["Status"])
 @router.get("/version", responses={200: {"model": Version}})
 async def get_version(request: Request) -> Response:
     """The server's version."""
-    found: Version = {"version": version()}
+    found: Version = {"version": __version__}
     return JsonResponse(found)
 
 
@@ -62,6 +62,7 @@ def _card(service: Service, name: str) -> ModelCard:
         "root": service.adapters[name].path if name in service.adapters else service.model_name,
         "parent": service.model_name if name in service.adapters else None,
         "max_model_len": most,
+        "context_length": most,
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(service.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

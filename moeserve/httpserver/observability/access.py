@@ -20,7 +20,8 @@ from moeserve.httpserver.observability.request_record import (
     trace_of_request,
 )
 from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST
-from moeserve.tracing import Span, Tracer
+from moeserve.httpserver.transport.refuse import refusal_of
+from moeserve.processes.tracing import Span, Tracer
 
 # Operators filter by this name: docs/reference/logs-and-traces.md.
 log = logging.getLogger("moeserve.httpserver.access")
@@ -81,6 +82,9 @@ class Access:
         now = time.monotonic()
         method, route = _method(scope), getattr(scope.get("route"), "path", "")
         self._metrics.answered(method, route or "other", status)
+        refusal = refusal_of(scope)
+        if refusal is not None:
+            self._metrics.refused(refusal)
         level = logging.DEBUG if scope["path"] in self._quiet_paths else logging.INFO
         if log.isEnabledFor(level):
             seconds, said = now - record.arrival, record.text()
@@ -90,6 +94,7 @@ class Access:
                 "path": path,
                 "status": status,
                 "duration_ms": round(seconds * 1e3, 1),
+                **({} if refusal is None else {"refusal": str(refusal)}),
                 **record.fields(),
             }
             text = "%s %s %d in %.3f s%s"

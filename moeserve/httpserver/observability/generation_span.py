@@ -11,7 +11,7 @@ from typing import Literal
 
 from moeserve.httpserver.observability.request_record import RequestRecord
 from moeserve.messages.schema import GenerateRequest
-from moeserve.tracing import Attributes, Span, Tracer
+from moeserve.processes.tracing import Attributes, Span, Tracer
 
 Operation = Literal["chat", "text_completion"]  # gen_ai.operation.name
 

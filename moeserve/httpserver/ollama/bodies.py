@@ -12,10 +12,16 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.chat_tools import Tools, tool_use
-from moeserve.httpserver.generation.fields import INT32_MAX, INT64_MAX, MAX_MESSAGES, ModelName, StopStrings
-from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
-from moeserve.httpserver.generation.thinking import ThinkingOptions, thinking_options
+from moeserve.httpserver.generation.chat.chat_tools import Tools, tool_use
+from moeserve.httpserver.generation.request.fields import (
+    INT32_MAX,
+    INT64_MAX,
+    MAX_MESSAGES,
+    ManyStopStrings,
+    ModelName,
+)
+from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.request.thinking import ThinkingOptions, thinking_options
 from moeserve.httpserver.transport.request_model import (
     NO_EFFECT,
     Elsewhere,
@@ -46,7 +52,12 @@ class Options(RequestModel):
     }
 
     num_predict: Annotated[
-        int | None, Field(ge=-2, le=INT32_MAX, description="Default, -1 and -2: the rest of the context.")
+        int | None,
+        Field(
+            ge=-2,
+            le=INT32_MAX,
+            description="Default, -1, -2 and more than fits: the rest of the context.",
+        ),
     ] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
@@ -56,7 +67,7 @@ class Options(RequestModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int | None, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] = None
-    stop: Annotated[StopStrings, Field(default_factory=list)]
+    stop: Annotated[ManyStopStrings, Field(default_factory=list)]
 
 
 class CalledFunction(RequestModel):
@@ -125,6 +136,7 @@ class _Body(RequestModel):
             model=served_name(self.model),
             max_tokens=None if predict is None or predict < 0 else max(predict, 1),
             max_tokens_param="options.num_predict",
+            ends_with_context=True,
             thinking=self.thinking(),
             grammar=self.grammar_constraint(),
             temperature=options.temperature,

@@ -12,7 +12,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
-from moeserve.httpserver.generation.answers import new_call_id
+from moeserve.httpserver.generation.chat.answers import new_call_id
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.ollama.bodies import ChatBody, GenerateBody

@@ -10,7 +10,7 @@ import time
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from moeserve.httpserver.generation import conversation
+from moeserve.httpserver.generation.chat import conversation
 from moeserve.httpserver.generation.service import service_of
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
 from moeserve.httpserver.transport.body import read_body

@@ -14,8 +14,8 @@ from moeserve.chatformat.events import (
     Reasoning,
     Text,
 )
-from moeserve.httpserver.generation.answers import Answer, Call, new_call_id
-from moeserve.httpserver.generation.custom_tools import input_of
+from moeserve.httpserver.generation.chat.answers import Answer, Call, new_call_id
+from moeserve.httpserver.generation.request.custom_tools import input_of
 from moeserve.httpserver.openai.objects import (
     ChatDelta,
     ChatMessage,

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from moeserve.httpserver.generation.chat_messages import Messages, TemplateKwargs
-from moeserve.httpserver.generation.chat_tools import (
+from moeserve.httpserver.generation.chat.chat_messages import Messages, TemplateKwargs
+from moeserve.httpserver.generation.chat.chat_tools import (
     MAX_TOOLS,
     CustomToolDefinition,
     FunctionDefinition,
@@ -19,10 +19,10 @@ from moeserve.httpserver.generation.chat_tools import (
     tool_of,
     tool_use,
 )
-from moeserve.httpserver.generation.fields import INT32_MAX, MAX_TOP_LOGPROBS
-from moeserve.httpserver.generation.spec import GenerationSpec
-from moeserve.httpserver.generation.thinking import BUDGETS, Effort, ThinkingOptions, thinking_options
-from moeserve.httpserver.generation.tool_use import ToolUse
+from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_TOP_LOGPROBS
+from moeserve.httpserver.generation.request.spec import GenerationSpec
+from moeserve.httpserver.generation.request.thinking import BUDGETS, Effort, ThinkingOptions, thinking_options
+from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.openai import other_servers
 from moeserve.httpserver.openai.shared_body import OpenAIRequest
 from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel, unsupported

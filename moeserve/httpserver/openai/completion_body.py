@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from moeserve.httpserver.generation.fields import INT32_MAX, MAX_CHOICES
-from moeserve.httpserver.generation.spec import GenerationSpec
+from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_CHOICES
+from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.openai import other_servers
 from moeserve.httpserver.openai.shared_body import OpenAIRequest
 from moeserve.httpserver.transport.request_model import unsupported

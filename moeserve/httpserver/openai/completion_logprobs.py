@@ -12,8 +12,8 @@ from typing import cast
 
 import orjson
 
+from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.logprobs import TOKENS_AT_ONCE, finite
-from moeserve.httpserver.generation.model_text import ModelText
 from moeserve.httpserver.openai.objects import CompletionLogprobs
 from moeserve.messages.sampling import TokenLogprob
 

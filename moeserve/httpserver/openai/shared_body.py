@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from moeserve.httpserver.generation.fields import (
+from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
     MAX_CHOICES,
@@ -19,7 +19,7 @@ from moeserve.httpserver.generation.fields import (
     TokenId,
     TokenKey,
 )
-from moeserve.httpserver.generation.spec import GenerationSpec
+from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.openai.beam_body import BeamFields
 from moeserve.httpserver.openai.grammar_body import StructuredFields
 from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel

@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.chat_messages import TemplateKwargs
-from moeserve.httpserver.generation.chat_tools import ToolMode, tool_use
-from moeserve.httpserver.generation.fields import (
+from moeserve.httpserver.generation.chat.chat_messages import TemplateKwargs
+from moeserve.httpserver.generation.chat.chat_tools import ToolMode, tool_use
+from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
     MAX_MESSAGES,
@@ -24,9 +24,9 @@ from moeserve.httpserver.generation.fields import (
     ModelName,
     StopStrings,
 )
-from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
-from moeserve.httpserver.generation.thinking import Effort, ThinkingOptions, thinking_options
-from moeserve.httpserver.generation.tool_use import ToolUse
+from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.request.thinking import Effort, ThinkingOptions, thinking_options
+from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.responses.items import Item, messages_of
 from moeserve.httpserver.responses.tools import AllowedTools, ResponseTools, Toolbox, ToolReference
 from moeserve.httpserver.transport.request_model import (

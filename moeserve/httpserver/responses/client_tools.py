@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from moeserve.httpserver.generation.object_schema import object_schema
+from moeserve.httpserver.generation.chat.object_schema import object_schema
 
 ToolKind = Literal["local_shell", "shell", "apply_patch"]
 

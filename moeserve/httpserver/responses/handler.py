@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeserve.chatformat.events import Event, Text
-from moeserve.httpserver.generation.answers import Answer
+from moeserve.httpserver.generation.chat.answers import Answer
 from moeserve.httpserver.generation.logprobs import ChatLogprob, chat_logprobs
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service

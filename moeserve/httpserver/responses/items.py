@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from moeserve.httpserver.generation.chat_tools import CallArgumentsText, arguments_for_template
-from moeserve.httpserver.generation.custom_tools import INPUT
+from moeserve.httpserver.generation.chat.chat_tools import CallArgumentsText, arguments_for_template
+from moeserve.httpserver.generation.request.custom_tools import INPUT
 from moeserve.httpserver.responses.client_tools import CLIENT_TOOLS
 from moeserve.httpserver.responses.tools import Toolbox
 from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from moeserve.httpserver.generation.chat_tools import (
+from moeserve.httpserver.generation.chat.chat_tools import (
     MAX_TOOLS,
     Description,
     FunctionDefinition,
@@ -25,8 +25,8 @@ from moeserve.httpserver.generation.chat_tools import (
     tool_of,
     without_hosted,
 )
-from moeserve.httpserver.generation.custom_tools import custom_tool
-from moeserve.httpserver.generation.tool_use import Tool
+from moeserve.httpserver.generation.request.custom_tools import custom_tool
+from moeserve.httpserver.generation.request.tool_use import Tool
 from moeserve.httpserver.responses.client_tools import CLIENT_TOOLS, ToolKind
 from moeserve.httpserver.transport.request_model import Advisory, FreeDict, RequestModel, unsupported
 

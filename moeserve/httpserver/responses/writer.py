@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
-from moeserve.httpserver.generation.answers import Answer, Call, new_call_id
-from moeserve.httpserver.generation.custom_tools import input_of
+from moeserve.httpserver.generation.chat.answers import Answer, Call, new_call_id
 from moeserve.httpserver.generation.logprobs import ChatLogprob
+from moeserve.httpserver.generation.request.custom_tools import input_of
 from moeserve.httpserver.responses.client_tools import CLIENT_TOOLS
 from moeserve.httpserver.responses.items import opaque
 from moeserve.httpserver.responses.objects import (

@@ -12,6 +12,24 @@ from typing import Any, Final
 
 from typing_extensions import TypedDict
 
+from moeserve.messages.refusal import Refusal
+
+# Where the status says it all. A failure of ours (500) is no refusal.
+_REFUSALS: Final = {
+    400: Refusal.INVALID,
+    401: Refusal.AUTH,
+    403: Refusal.FORBIDDEN,
+    404: Refusal.NOT_FOUND,
+    405: Refusal.NOT_FOUND,
+    408: Refusal.TIMEOUT,
+    413: Refusal.TOO_LARGE,
+    414: Refusal.TOO_LARGE,
+    415: Refusal.UNSUPPORTED,
+    431: Refusal.TOO_LARGE,
+    501: Refusal.UNSUPPORTED,
+    503: Refusal.UNAVAILABLE,
+    504: Refusal.TIMEOUT,
+}
 _TYPES: Final = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable"}
 MAX_SHOWN_CHARS: Final = 80  # of a value in a message
 RETRY_AFTER_S: Final = "5"
@@ -41,11 +59,14 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         details: Mapping[str, Any] | None = None,
+        refusal: Refusal | None = None,
     ) -> None:
+        """refusal: None: what the status says."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
+        self.refusal = refusal or _REFUSALS.get(status)  # None: the request failed
         self.code = code
         self.details = details  # for programs, where the API's errors have such
         self.retry_after = retry_after  # seconds, with a 503; None: RETRY_AFTER_S
@@ -69,6 +90,11 @@ class ApiError(Exception):
 def invalid(param: str, message: str) -> ApiError:
     """Returns a 400 for a value that only the running server can judge, such as a token id beyond the vocabulary."""
     return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
+
+
+def shutting_down() -> ApiError:
+    message = "the server is shutting down"
+    return ApiError(503, message, code="shutting_down", refusal=Refusal.SHUTTING_DOWN)
 
 
 def shown(value: Any) -> str:

@@ -14,12 +14,13 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moeserve import logs
 from moeserve.httpserver.transport import response_notes
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.keys import ApiKeys, key_name, key_owner
 from moeserve.httpserver.transport.refuse import REQUEST_ID_KEY, refuse
+from moeserve.messages.refusal import Refusal
+from moeserve.processes import logs
 
 # A body's bound grows with the context: four times the average size of the longest tokens in JSON's escapes. Parsing
 # 32 MiB of the worst JSON stops all streams for seconds.
@@ -141,9 +142,9 @@ class BodyLimit:
             if received > most:
                 raise _BodyRefused(too_large)
             if self._held.total() > MAX_BODIES_BYTES:
-                raise _BodyRefused(_no_room("the bodies of the requests under way take"))
+                raise _BodyRefused(_no_room("the bodies of the requests under way take", Refusal.MEMORY))
             if self._held[key] > max(self._share(key), received):
-                raise _BodyRefused(_no_room("the bodies of this API key's requests take"))
+                raise _BodyRefused(_no_room("the bodies of this API key's requests take", Refusal.QUOTA))
             return message
 
         try:
@@ -159,8 +160,8 @@ class BodyLimit:
         return MAX_BODIES_BYTES // (len(self._held) + 1) if key else MAX_BODIES_BYTES
 
 
-def _no_room(who: str) -> ApiError:
-    return ApiError(503, f"{who} all the memory that there is for them", code="overloaded")
+def _no_room(who: str, refusal: Refusal) -> ApiError:
+    return ApiError(503, f"{who} all the memory that there is for them", code="overloaded", refusal=refusal)
 
 
 class _BodyRefused(Exception):

@@ -10,6 +10,7 @@ from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.keys import key_name
 from moeserve.httpserver.transport.refuse import refuse
+from moeserve.messages.refusal import Refusal
 
 
 class OpenRequests:
@@ -29,7 +30,9 @@ class OpenRequests:
             return
         if self._open[key] >= self._most:
             message = f"this API key has {self._most} open requests, as many as it may have; try again later"
-            await refuse(scope, send, self._apis, ApiError(503, message, code="overloaded"))
+            await refuse(
+                scope, send, self._apis, ApiError(503, message, code="overloaded", refusal=Refusal.QUOTA)
+            )
             return
         self._open[key] += 1
         try:

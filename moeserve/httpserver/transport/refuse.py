@@ -10,8 +10,10 @@ from starlette.types import Scope, Send
 
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.messages.refusal import Refusal
 
 REQUEST_ID_KEY: Final = "request_id"  # in the scope's state
+_REFUSAL_KEY: Final = "refusal"
 
 
 def request_id_of(request: Request) -> str:
@@ -19,8 +21,20 @@ def request_id_of(request: Request) -> str:
     return request_id
 
 
+def note_refusal(scope: Scope, error: ApiError) -> None:
+    """Keeps why the request is refused, for the count of refusals. The first reason stays."""
+    if error.refusal is not None:
+        scope.setdefault("state", {}).setdefault(_REFUSAL_KEY, error.refusal)
+
+
+def refusal_of(scope: Scope) -> Refusal | None:
+    refusal: Refusal | None = scope.get("state", {}).get(_REFUSAL_KEY)
+    return refusal
+
+
 async def refuse(scope: Scope, send: Send, apis: ApiTable, error: ApiError) -> None:
     """Answers with `error`. Where the body has not come yet, the connection ends with that (`sliced_connection.py`)."""
+    note_refusal(scope, error)
     body = orjson.dumps(apis.error_body(scope["path"], error, scope["state"][REQUEST_ID_KEY]))
     headers = {
         "content-type": "application/json",

@@ -14,7 +14,7 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from moeserve.httpserver.transport.errors import ApiError
-from moeserve.httpserver.transport.refuse import request_id_of
+from moeserve.httpserver.transport.refuse import note_refusal, request_id_of
 
 T = TypeVar("T")
 
@@ -77,6 +77,7 @@ class _Awaited(Response):
             except ApiError as error:
                 if not parts.have_begun:
                     raise
+                note_refusal(scope, error)
                 await parts.send(orjson.dumps(self._error_body(error)))
                 return
             if not parts.have_begun:
@@ -113,9 +114,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
-            await _unless_gone(receive, self._send_all(send))
+            await _unless_gone(receive, self._send_all(scope, send))
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         parts = _Parts(send, self.raw_headers, COMMENTS_AFTER_S, self.comment)
         async with aclosing(self._chunks) as chunks, parts.beating():
             try:
@@ -124,6 +125,7 @@ class EventStream(Response):
             except ApiError as error:
                 if not parts.have_begun:
                     raise
+                note_refusal(scope, error)
                 await parts.send(self._event(self._error_body(error)))
             await parts.end(self._end)
 

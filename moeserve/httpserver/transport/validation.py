@@ -13,9 +13,11 @@ from pydantic_core import ErrorDetails
 
 from moeserve.httpserver.transport.errors import ApiError, shown
 from moeserve.httpserver.transport.request_model import RequestModel
+from moeserve.messages.refusal import Refusal
 
 MAX_EXPLAINED: Final = 6  # fields beside the first; of more, the names
 MAX_PARAM_CHARS: Final = 200
+_UNSUPPORTED: Final = {"unsupported_parameter": Refusal.UNSUPPORTED}  # by an error's code; else it is invalid
 
 
 def from_validation(model: type[RequestModel], errors: list[ErrorDetails]) -> ApiError:
@@ -33,7 +35,8 @@ def from_validation(model: type[RequestModel], errors: list[ErrorDetails]) -> Ap
         parts.append(f"{other}: {text}" if place < MAX_EXPLAINED and other else other or text)
     there = [model.elsewhere[name] for name in explained if name in model.elsewhere]
     details = next((field.details for field in there if field.details is not None), None)
-    return ApiError(400, "; ".join(parts), param=param or None, code=code, details=details)
+    refusal = _UNSUPPORTED.get(code)
+    return ApiError(400, "; ".join(parts), param=param or None, code=code, details=details, refusal=refusal)
 
 
 def _is_within(param: str, params: Collection[str]) -> bool:

@@ -18,7 +18,7 @@ from moeserve.kernels.launch import is_compiling_ahead
 class AllReduce(Protocol):
     def __call__(self, x: Tensor) -> None:
         """x, contiguous, becomes the sum of all ranks' x. Launched on the current stream, in the same order on every
-        rank; may be recorded in a CUDA graph behind a first call. Within `compile_ahead` nothing runs."""
+        rank; may be captured in a CUDA graph behind a first call. Within `compile_ahead` nothing runs."""
         ...
 
 

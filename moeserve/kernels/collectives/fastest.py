@@ -31,7 +31,7 @@ class Way(AllReduce, Protocol):
 
 
 class FastestSum:
-    """An `AllReduce`. Its first call with a size must not be recorded."""
+    """An `AllReduce`. Its first call with a size must not be captured."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """How rows go from GPU to GPU where each has some of the layers: a ring, whose last GPU sends to the first.
 
 A message is some rows of a step's residual stream, at their place in the next GPU's inbox. It is sent and received on
-the current stream, in the same order on both sides, and may be recorded in a CUDA graph.
+the current stream, in the same order on both sides, and may be captured in a CUDA graph.
 """
 
 from __future__ import annotations

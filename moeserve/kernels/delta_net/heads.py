@@ -50,6 +50,11 @@ class DeltaHeads:
         """Float32 numbers of a sequence's state in one layer: its delta state, then its convolution state."""
         return self.delta_values + self.conv_values
 
+    @property
+    def pending_values(self) -> int:
+        """Float32 numbers of a draft's record: its channels before and after the convolution, beta and decay."""
+        return 2 * self.channels + 2 * self.value_heads
+
     def key_head(self, value_head: int) -> int:
         """The key head that a value head reads."""
         if self.is_tiled:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
-from moeserve.kernels.experts.options import Activation
+from moeserve.kernels.gating import Activation
 from moeserve.kernels.handoff.region import Region, Slot
 from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl, row_stride

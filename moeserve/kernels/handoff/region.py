@@ -3,7 +3,7 @@
     requests   int64   [layers, 16]      a line each        GPU    the step's number; above it rows and what they want
     answers    int32   [layers, 32]      a line each        both   0 by the GPU before a request, 1 by the CPU
     slots[0]   of even layers, slots[1] of odd ones:
-      q8       uint8   [tokens, 1.5 * hidden]               GPU    rows as int8, laid out as csrc/isa/kernels.h says
+      q8       uint8   [tokens, 1.5 * hidden]               GPU    rows as int8, laid out as csrc/arch/kernels.h says
       f32      float32 [tokens, hidden]                     GPU    rows as floats
       ids      int32   [tokens, top_k]                      GPU    places of the experts on the CPU, -1: none
       deferred int32   [tokens, top_k]                      GPU    the same of those added one layer later

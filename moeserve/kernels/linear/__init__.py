@@ -1,4 +1,4 @@
-"""Matrix times activations. In C++: `CpuStream.linear`; csrc/isa/gemm.inl for the arithmetic."""
+"""Matrix times activations. In C++: `CpuStream.linear`; csrc/arch/shared/gemm.inl for the arithmetic."""
 
 from moeserve.kernels.linear import reference
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.experts.options import Activation
+from moeserve.kernels.gating import Activation
 from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.linear.gated_rows import gated_rows_kernel
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel

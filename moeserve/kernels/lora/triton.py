@@ -1,7 +1,7 @@
 """What adapters add to products, for many adapters in one launch: B (A x) with a row's own A and B.
 
 A block of rows is gone through adapter by adapter, so that rows need no sorting: of one row that is one round, and
-consecutive rows of a prompt have one adapter. Adapters are found by their addresses, which a recorded step reads anew
+consecutive rows of a prompt have one adapter. Adapters are found by their addresses, which a CUDA graph reads anew
 at each replay.
 
 table int64 [slots, products, 4]: of a product of an adapter the addresses of A [rank, cols] and B [rows, rank], of

@@ -1,4 +1,4 @@
-"""Activations as int8. The C++ (`quantize` in csrc/isa/rowwise.inl) runs inside the operations that make activations:
+"""Activations as int8. The C++ (`quantize` in csrc/arch/shared/rowwise.inl) runs inside the operations that make them:
 norm, attention and experts."""
 
 from moeserve.kernels.quantize import reference

@@ -4,7 +4,7 @@ scale.
 x = scale * code with scale = max|x| / 127 as float16 has rounded it, and the code nearest to x / scale, ties to even,
 within 127 of 0. 34 bytes for 32 numbers, as GGML's block of the name has; but codes and scales are two tensors, so that
 either is read in whole words. fp8: e4m3, and a scale for a token's head. In C++: `quantize_kv` in
-csrc/isa/attention_q8.inl; in Triton: kv_triton.py.
+csrc/arch/shared/attention_q8.inl; in Triton: kv_triton.py.
 """
 
 from __future__ import annotations

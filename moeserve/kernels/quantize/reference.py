@@ -5,7 +5,7 @@ spread evenly over a step, so where one column carries a whole group the error i
 signal's power, and elsewhere less: 3e-5 for Gaussian activations. The sums let a kernel add a weight's zero point or
 min once a group.
 
-Layout of a row, as in csrc/isa/kernels.h: `cols` codes, then META for each group. 1.5 bytes a column.
+Layout of a row, as in csrc/arch/kernels.h: `cols` codes, then META for each group. 1.5 bytes a column.
 """
 
 from __future__ import annotations

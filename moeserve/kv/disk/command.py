@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import LOCK, DiskDirectory
 from moeserve.kv.disk.fingerprint import Fingerprint
 from moeserve.kv.disk.segment import Segment, SegmentError, read_header, segment_numbers, segment_path
-from moeserve.units import GIB
 
 EXIT_DAMAGED = 1
 EXIT_USAGE = 2  # argparse's

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moeserve.config.units import GIB
 from moeserve.kv.disk.fingerprint import Fingerprint
 from moeserve.kv.disk.segment import Segment, SegmentError, read_header, segment_numbers, segment_path
-from moeserve.units import GIB
 
 DEFAULT_GIB = 10.0  # of --kv-disk-gib
 MOST_SEGMENT_BYTES = GIB

@@ -1,4 +1,4 @@
-"""Which kinds of products an adapter changes: a GPU records steps that leave out the others' launches."""
+"""Which kinds of products an adapter changes: a GPU captures graphs that leave out the others' launches."""
 
 from __future__ import annotations
 

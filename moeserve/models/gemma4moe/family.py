@@ -50,6 +50,12 @@ def read_shape(source: ModelSource) -> ModelShape:
         embedding_scale=reader.hidden_size**0.5,
         logit_softcap=reader.number("final_logit_softcapping", 1e-3, 1e6),
     )
+    if shape.rope_scaling.type != "none":
+        raise reader.error(
+            "rope.scaling.type",
+            f"is {shape.rope_scaling.type!r}; layers with windows and without would be stretched alike, which is not "
+            "supported",
+        )
     if shape.vocab_size % CAPPED_TOGETHER:
         raise reader.error(
             "vocab_size", f"is {shape.vocab_size}; capped logits need a multiple of {CAPPED_TOGETHER}"

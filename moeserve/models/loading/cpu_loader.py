@@ -21,7 +21,6 @@ from moeserve.models.interface import (
     SharedExpert,
 )
 from moeserve.models.latent import LatentAttentionShape
-from moeserve.models.loading.cpu_types import check_cpu_types
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
     CpuDeltaNet,
@@ -37,6 +36,7 @@ from moeserve.models.loading.cpu_weights import (
     ExpertBiases,
     GatedExperts,
 )
+from moeserve.models.loading.engine_types import check_cpu_types
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
 from moeserve.models.loading.lanes import check_lanes

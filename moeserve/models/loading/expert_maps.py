@@ -1,6 +1,6 @@
 """Where each expert is, in one tensor for all layers that a single copy renews between two steps.
 
-Kernels read the maps from the device, those of recorded steps too: nothing is recorded again when an expert moves. The
+Kernels read the maps from the device, those in CUDA graphs too: nothing is captured again when an expert moves. The
 router's kernel reads a route's slot once, and what it found decides for the GPU and for the pool alike: so an expert
 may enter the GPU's map while a step runs (`expert_slots.py`). It leaves only between two steps.
 """

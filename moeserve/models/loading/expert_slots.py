@@ -29,7 +29,7 @@ from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.models.loading.promotion_tables import Batch, PromotionTables, SlotLayer
 from moeserve.quantization import QUANT_TYPES
 
-GROUPS = 8  # of a batch, if the launches are recorded: the first is there after an eighth of the batch's time
+GROUPS = 8  # of a batch, if they are a CUDA graph: the first is there after an eighth of the batch's time
 MOST = 256  # fillings of a batch
 
 
@@ -58,10 +58,10 @@ class ExpertSlots:
         expert = max(layer.bytes for layer in some)
         self.most = most = min(MOST, len(staging) // expert)  # fillings of a batch
         self._staging = staging[: most * expert].view(most, expert)
-        self._can_record = self._is_gpu and all(layer.is_quantised for layer in some)
-        groups = GROUPS if self._can_record else 1
+        self._can_capture = self._is_gpu and all(layer.is_quantised for layer in some)
+        groups = GROUPS if self._can_capture else 1
         self._tables = PromotionTables(self._layers, panels, self._staging, most, groups, slot_map.shape[1])
-        self._launch: Callable[[], None] | None = None  # what was recorded
+        self._launch: Callable[[], None] | None = None  # the replay of its graph
         self._is_filling = False
         if self._is_gpu:
             self._copier, self._unpacker = torch.cuda.Stream(), torch.cuda.Stream()
@@ -93,7 +93,7 @@ class ExpertSlots:
             self._copier.wait_event(self._freed)
             if self._launch is not None:
                 self._launch()
-            elif self._can_record:
+            elif self._can_capture:
                 self._tables.copy()
                 self._launch_groups()
             else:
@@ -116,9 +116,10 @@ class ExpertSlots:
         assert is_compiling_ahead()
         self._launch_groups()
 
-    def record(self) -> None:
-        """The launches of a batch, as one; where they can be. Behind `compile_ahead`, before the first `fill`."""
-        if not self._can_record:
+    def capture(self) -> None:
+        """Captures the launches of a batch in a CUDA graph, where that is possible. Behind `compile_ahead`, before the
+        first `fill`."""
+        if not self._can_capture:
             return
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

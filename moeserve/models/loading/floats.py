@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels import _C
+from moeserve.kernels.codebooks import bring_codebook
 from moeserve.models.sources.source import ModelSource
 
 
@@ -12,6 +13,7 @@ def read_floats(source: ModelSource, name: str) -> torch.Tensor:
     """The tensor as float32, of its own shape."""
     tensor = source.tensors[name]
     out = torch.empty(tensor.shape)
+    bring_codebook(int(tensor.type))
     data = source.data(name)  # lives until the call returns
     _C.dequantize_row(int(tensor.type), data.ctypes.data, out.numel(), out.data_ptr())
     return out

@@ -7,6 +7,6 @@ from collections.abc import Callable
 OnProgress = Callable[[str, int, int], None]  # stage, done, in all: bytes, or what COUNTED names
 
 COMPILING = "compiling kernels"
-RECORDING = "recording steps"
+CAPTURING = "capturing CUDA graphs"
 TIMING = "timing steps"
-COUNTED = {COMPILING: "kernels", RECORDING: "steps", TIMING: "steps"}
+COUNTED = {COMPILING: "kernels", CAPTURING: "graphs", TIMING: "steps"}

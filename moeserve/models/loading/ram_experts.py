@@ -12,7 +12,7 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.handoff import CpuExperts
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.cpu_types import check_cpu_types
+from moeserve.models.loading.engine_types import check_cpu_types
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.sources.source import ModelSource

@@ -26,19 +26,20 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from moeserve.messages.kv_events import KvEvent
+from moeserve.messages.load import LoadReport
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.router.core.block_log import BlockLog
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.page_tiers import PageTiers
-from moeserve.router.core.radix_cache import RadixCache
-from moeserve.router.core.radix_node import Namespace, Node, SnapshotKind
-from moeserve.router.core.request import Request
-from moeserve.router.core.snapshot_borders import DEFAULT_SPACING, BorderSpacing
-from moeserve.router.core.snapshot_taker import SnapshotTaker
-from moeserve.router.core.state_memory import StateMemory
-from moeserve.router.core.tier_sizes import TierSizes
-from moeserve.router.core.token_pool import TokenPool
-from moeserve.router.core.window_memory import WindowMemory
+from moeserve.router.core.memory.block_log import BlockLog
+from moeserve.router.core.memory.held import HeldSequence
+from moeserve.router.core.memory.radix_cache import RadixCache
+from moeserve.router.core.memory.radix_node import Node, SnapshotKind
+from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, BorderSpacing
+from moeserve.router.core.memory.snapshot_taker import SnapshotTaker
+from moeserve.router.core.memory.state_memory import StateMemory
+from moeserve.router.core.memory.token_pool import TokenPool
+from moeserve.router.core.memory.window_memory import WindowMemory
+from moeserve.router.core.tiers.page_tiers import PageTiers
+from moeserve.router.core.tiers.tier_sizes import TierSizes
 
 
 class KvMemory:
@@ -47,6 +48,7 @@ class KvMemory:
     def __init__(
         self,
         num_slots: int,
+        totals: LoadReport,
         *,
         reuse: bool = True,
         isolate_tenants: bool = False,
@@ -65,7 +67,7 @@ class KvMemory:
         self._pool = TokenPool(num_slots)
         self._log = None if event_block_size is None else BlockLog(event_block_size)
         self._tree = RadixCache(recurrent=num_state_slots > 0 or num_window_slots > 0, log=self._log)
-        self.states = StateMemory(num_state_slots, self._tree)
+        self.states = StateMemory(num_state_slots, self._tree, totals)
         spacing = replace(border_spacing, align=1 if tiers is None else tiers.page_tokens)
         self._taker = SnapshotTaker(self._tree, self.states, spacing)
         self._is_recurrent = num_state_slots > 0
@@ -73,20 +75,21 @@ class KvMemory:
         if num_window_slots:
             assert not self._is_recurrent
             assert tiers is None
-            self.windows = WindowMemory(num_window_slots, window, self._tree, border_spacing)
+            self.windows = WindowMemory(num_window_slots, window, self._tree, border_spacing, totals)
         self._reuse = reuse
         self._isolate = isolate_tenants
         self.tiers: PageTiers | None = None
         if tiers is not None and reuse:
             states = self.states if self._is_recurrent else None
             self.tiers = PageTiers(
-                tiers, self._tree, states, self.take, self._pool.free, lambda: self.available
+                tiers, self._tree, states, self.take, self._pool.free, lambda: self.available, totals
             )
 
     @classmethod
-    def within(cls, limits: Limits) -> KvMemory:
+    def within(cls, limits: Limits, totals: LoadReport) -> KvMemory:
         return cls(
             limits.num_kv_slots,
+            totals,
             reuse=limits.reuse_prefixes,
             isolate_tenants=limits.isolate_tenants,
             num_state_slots=limits.num_state_slots,
@@ -116,14 +119,14 @@ class KvMemory:
         """Slots of cached prefixes that no running request references."""
         return self._tree.num_idle
 
-    def lookup(self, request: Request) -> tuple[int, int]:
+    def lookup(self, request: HeldSequence) -> tuple[int, int]:
         """How many leading tokens `attach` would find in the cache, and how many of those no running request
         references. Changes nothing."""
         if not self._reuse:
             return 0, 0
-        return self._tree.match(self._namespace(request), self._reusable(request))
+        return self._tree.match(request.namespace(isolate_tenants=self._isolate), request.reusable)
 
-    def attach(self, request: Request) -> None:
+    def attach(self, request: HeldSequence) -> None:
         """Gives the longest cached prefix of its tokens to a request that holds no slots, and a state slot."""
         if self._is_recurrent and request.beams is not None:
             request.beams.more_state_slots = self.states.take_more(request.width - 1)
@@ -133,7 +136,7 @@ class KvMemory:
             if self.windows is not None:
                 self.windows.attach(request, 0)
             return
-        namespace, tokens = self._namespace(request), self._reusable(request)
+        namespace, tokens = request.namespace(isolate_tenants=self._isolate), request.reusable
         idle_before = self._tree.num_idle
         request.node, request.slots = self._tree.acquire(namespace, tokens)
         request.num_shared = len(request.slots)
@@ -153,10 +156,10 @@ class KvMemory:
             self._reclaim()
         return self._pool.alloc(count)
 
-    def publish(self, request: Request) -> None:
+    def publish(self, request: HeldSequence) -> None:
         """Moves the planned slots of its known tokens into the tree, so that other requests share them. If another
         request has put the same tokens there meanwhile, these slots stay private until the request leaves."""
-        end = min(len(request.slots), len(request.tokens))
+        end = min(request.num_planned, len(request.tokens))
         if request.node is None or request.num_shared == end:
             return
         if self.windows is None:
@@ -166,7 +169,7 @@ class KvMemory:
         if self._is_recurrent:
             self._taker.planned(request)
 
-    def _publish_windows(self, request: Request, end: int, windows: WindowMemory) -> None:
+    def _publish_windows(self, request: HeldSequence, end: int, windows: WindowMemory) -> None:
         """`publish`, with an island at each border on the way."""
         stays = end - windows.window + 1 if end == request.target else None
         for border in windows.borders(request, end):
@@ -182,12 +185,12 @@ class KvMemory:
         windows.keep_chunk(request, self._node_at(request, end), end, stays)
         self._reclaim()
 
-    def _node_at(self, request: Request, position: int) -> Node | None:
+    def _node_at(self, request: HeldSequence, position: int) -> Node | None:
         """The node that ends with the first `position` tokens of a request, of which the tree may have others' KV."""
         assert request.node is not None
         return self._tree.node_at(request.node, request.tokens[request.num_shared : position].tobytes())
 
-    def _publish_up_to(self, request: Request, end: int) -> None:
+    def _publish_up_to(self, request: HeldSequence, end: int) -> None:
         assert request.node is not None
         begin = request.num_shared
         if begin == end:
@@ -198,7 +201,7 @@ class KvMemory:
         elif self._is_recurrent or self.windows is not None:
             self._exchange(request, end)
 
-    def _exchange(self, request: Request, end: int) -> None:
+    def _exchange(self, request: HeldSequence, end: int) -> None:
         """Gives the tree the private slots before `end` in place of those that it has for the same tokens."""
         assert request.node is not None
         begin = request.num_shared
@@ -210,7 +213,7 @@ class KvMemory:
             self._pool.free(freed)
 
     def detach(
-        self, request: Request, *, forget: bool = False, kind: SnapshotKind = SnapshotKind.ANSWER
+        self, request: HeldSequence, *, forget: bool = False, kind: SnapshotKind = SnapshotKind.ANSWER
     ) -> None:
         """Takes back all slots of a request. The slots of its known tokens stay cached until they are evicted, and its
         state becomes a snapshot of `kind`; with `forget`, those that no other request references are freed at once."""
@@ -218,8 +221,11 @@ class KvMemory:
             self.save(request)
         has_moved = request.beams is not None and request.beams.search.length > 0
         self._stop_beams(request)
-        begin, end = request.num_shared, min(len(request.slots), len(request.tokens))
-        # Its last row may have consumed a token whose value never became known: such a state is of no use.
+        num_planned = request.num_planned
+        begin, end = request.num_shared, min(num_planned, len(request.tokens))
+        # Its last row may have consumed a token whose value never became known: such a state is of no use. Nor is one
+        # that a row in flight moves on by drafts, which none does behind a stop token.
+        is_still = request.pending_drafts == 0 or request.has_stopped
         last: Node | None = None
         if request.node is None:
             begin = end = 0
@@ -231,15 +237,15 @@ class KvMemory:
             surplus, last = self._tree.release(request.node, tokens, slots)
             self._pool.free(surplus)
         if self._is_recurrent:
-            is_known = 0 < len(request.slots) == end and not has_moved
+            is_known = 0 < num_planned == end and not has_moved and is_still
             self._leave_state(request, last if is_known else None, kind)
         if self.windows is not None:
             self.windows.leave(request, last, end, kind)
         self._pool.free(request.slots[end:])
         request.slots, request.node = array("i"), None
-        request.num_shared = request.borrowed = 0
+        request.num_shared = request.borrowed = request.spare = request.pending_drafts = 0
 
-    def _stop_beams(self, request: Request) -> None:
+    def _stop_beams(self, request: HeldSequence) -> None:
         if request.beams is None:
             return
         self._pool.free(request.beams.stop())
@@ -249,7 +255,7 @@ class KvMemory:
             self.states.free_more(request.beams.more_state_slots)
             request.beams.more_state_slots = [-1] * (request.width - 1)
 
-    def advance_beams(self, request: Request, tops: Sequence[TokenLogprob]) -> int:
+    def advance_beams(self, request: HeldSequence, tops: Sequence[TokenLogprob]) -> int:
         """Takes the results of a search's rows (`BeamRows.advance`). Returns the number of forks."""
         assert request.beams is not None
         freed, forks = request.beams.advance(tops)
@@ -262,7 +268,7 @@ class KvMemory:
                 self.states.copy(state_slots[source], state_slots[target])
         return len(forks)
 
-    def _leave_state(self, request: Request, node: Node | None, kind: SnapshotKind) -> None:
+    def _leave_state(self, request: HeldSequence, node: Node | None, kind: SnapshotKind) -> None:
         """Makes the state of a request that leaves the snapshot at `node`; frees it for None."""
         self._taker.left(request)
         if node is None:
@@ -287,29 +293,31 @@ class KvMemory:
         else:
             self.windows.reclaim()
 
-    def awaits_snapshot(self, request: Request, prompts: Iterable[Request]) -> bool:
+    def awaits_snapshot(self, request: HeldSequence, prompts: Iterable[HeldSequence]) -> bool:
         """Whether a waiting request does better to wait for a snapshot that one of `prompts` under way will leave. Has
         them leave it."""
         if not self._is_recurrent or not self._reuse:
             return False
         found, _ = self.lookup(request)
-        namespace = self._namespace(request)
-        same = (prompt for prompt in prompts if self._namespace(prompt) == namespace)
-        return self._taker.ask(self._reusable(request), found, same)
+        namespace = request.namespace(isolate_tenants=self._isolate)
+        same = (prompt for prompt in prompts if prompt.namespace(isolate_tenants=self._isolate) == namespace)
+        return self._taker.ask(request.reusable, found, same)
 
     # ---------------------------------------------------------------- tiers
 
-    def save(self, request: Request) -> None:
+    def save(self, request: HeldSequence) -> None:
         """Has what is computed of a request written to a tier, if there is one."""
         if self.tiers is not None:
-            end = min(len(request.slots), len(request.tokens))
-            self.tiers.save(self._namespace(request), request.tokens[:end].tobytes())
+            end = min(request.num_planned, len(request.tokens))
+            self.tiers.save(request.namespace(isolate_tenants=self._isolate), request.tokens[:end].tobytes())
 
-    def begin_load(self, request: Request, now: float) -> bool:
+    def begin_load(self, request: HeldSequence, now: float) -> bool:
         """Whether a waiting request is to wait until more of it is loaded from a tier, which begins."""
         if self.tiers is None or request.tiers_were_asked:
             return False
-        return self.tiers.begin_load(request, self._namespace(request), self._reusable(request), now)
+        return self.tiers.begin_load(
+            request, request.namespace(isolate_tenants=self._isolate), request.reusable, now
+        )
 
     def clear(self) -> None:
         """Forgets all KV and all state: the worker that had them is lost. No request holds slots."""
@@ -325,19 +333,9 @@ class KvMemory:
         """What the prefix cache has gained and lost since the last call, in order."""
         return [] if self._log is None else self._log.take()
 
-    def _namespace(self, request: Request) -> Namespace:
-        tenant = request.tenant if self._isolate else ""
-        if request.adapter:
-            return (tenant, request.cache_salt, request.adapter)
-        return (tenant, request.cache_salt)
-
-    @staticmethod
-    def _reusable(request: Request) -> bytes:
-        return request.tokens[: request.reuse_limit].tobytes()
-
     # ---------------------------------------------------------------- invariants
 
-    def check_counts(self, running: Collection[Request]) -> None:
+    def check_counts(self, running: Collection[HeldSequence]) -> None:
         """Raises AssertionError when the sizes do not add up. O(running)."""
         private = sum(request.num_slots - request.num_shared for request in running)
         loading = [] if self.tiers is None else self.tiers.held_slots()
@@ -353,7 +351,7 @@ class KvMemory:
         if self._tree.num_idle > self._tree.num_tokens or (not running and not loading and self.num_held):
             raise AssertionError(f"{self._tree.num_idle} of {self._tree.num_tokens} cached KV slots are idle")
 
-    def check_slots(self, running: Collection[Request]) -> None:
+    def check_slots(self, running: Collection[HeldSequence]) -> None:
         """Raises AssertionError unless every slot is free, private to one request, or in the tree, and every state slot
         free, of one request, or a snapshot. O(slots)."""
         self._tree.check()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeserve.messages.pages import Tier
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import GenerateRequest, RequestError
+from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, BorderSpacing
 from moeserve.router.core.request import INT32_BYTES
-from moeserve.router.core.snapshot_borders import DEFAULT_SPACING, BorderSpacing
-from moeserve.router.core.tier_sizes import TierSizes
+from moeserve.router.core.tiers.tier_sizes import TierSizes
 
 DEFAULT_PREFILL_SHARE = 0.4
 # Where prompts bring experts in RAM to a GPU: an answer keeps half of its speed, and a prompt takes twice its time.
@@ -44,6 +45,7 @@ class Limits:
     state_bytes: int = 0  # of a slot of recurrent state
     border_spacing: BorderSpacing = DEFAULT_SPACING  # of snapshots of recurrent state within a prompt
     event_block_size: int | None = None  # tokens of a block in KV events; None: there are no KV events
+    max_drafts: int = 0  # drafted positions of a decode row; 0: there are no drafts
 
     @property
     def tier_sizes(self) -> TierSizes | None:
@@ -77,7 +79,7 @@ class Limits:
         most, name = min((self.max_model_len, "max_model_len"), (self.num_kv_slots, "the KV pool's size"))
         if prompt + wanted > most:
             text = f"{prompt} prompt tokens and max_tokens {wanted} are more than {most}, {name}"
-            return RequestError(id=message.id, status=400, message=text)
+            return RequestError(message.id, 400, text, refusal=Refusal.TOO_LONG)
         return None if message.beams is None else self._refusal_of_beams(message, prompt, message.beams.width)
 
     def _refusal_of_beams(self, message: GenerateRequest, prompt: int, width: int) -> RequestError | None:
@@ -91,4 +93,4 @@ class Limits:
                 f"{prompt} prompt tokens and {width} beams of max_tokens {message.sampling.max_tokens} may need "
                 f"{needed} KV slots; this server has {self.num_kv_slots}: lower max_tokens or beam_width"
             )
-        return None if text is None else RequestError(id=message.id, status=400, message=text)
+        return None if text is None else RequestError(message.id, 400, text, refusal=Refusal.TOO_LONG)

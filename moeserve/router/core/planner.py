@@ -8,18 +8,23 @@
 
 from __future__ import annotations
 
-from moeserve.router.core.fair_share import FairShare
-from moeserve.router.core.grammar_turns import GrammarTurns
+from collections.abc import Sequence
+
+from moeserve.router.core.batch.running_batch import RunningBatch
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.pace import LEAST_CHUNK, Pace
-from moeserve.router.core.preemption import Preemption
-from moeserve.router.core.prompt_order import PromptOrder
+from moeserve.router.core.policy.fair_share import FairShare
+from moeserve.router.core.policy.grammar_turns import GrammarTurns
+from moeserve.router.core.policy.pace import LEAST_CHUNK, Pace
+from moeserve.router.core.policy.preemption import Preemption
+from moeserve.router.core.policy.prompt_order import PromptOrder
+from moeserve.router.core.policy.step_cost import StepCost
 from moeserve.router.core.request import Request, State
-from moeserve.router.core.running_batch import RunningBatch
-from moeserve.router.core.scheduled_step import ScheduledStep
-from moeserve.router.core.step_cost import StepCost
-from moeserve.router.core.waiting_queue import WaitingQueue
+from moeserve.router.core.steps.drafted_runs import add_draft_rows
+from moeserve.router.core.steps.scheduled_step import ScheduledStep
+
+DRAFTED_STEP = 0.1  # of the moving average of a step's share
 
 
 class Planner:
@@ -41,6 +46,7 @@ class Planner:
         self._shares = shares
         self._cost = cost
         self._turns = turns
+        self._drafted = 1.0  # of the drafts that rows may have, the share that the worker has made lately
         self._pace = Pace(cost, limits.max_itl_ms, limits.prefill_share, streams=limits.streams_prompts)
         self._order = PromptOrder(waiting, shares)
         if memory.tiers is not None:
@@ -78,6 +84,8 @@ class Planner:
 
     def finished(self, scheduled: ScheduledStep, ms: float) -> None:
         """The step took `ms` milliseconds on the worker; 0 if it was not measured."""
+        if scheduled.draft_tokens:
+            self._drafted += DRAFTED_STEP * (scheduled.num_drafted / scheduled.draft_tokens - self._drafted)
         if scheduled.prompt_tokens and scheduled.num_decode and ms > 0.0:
             self._pace.corrected(scheduled.expected_ms, ms, scheduled.protected_share)
         self._cost.observe(scheduled.shape, ms)
@@ -100,13 +108,25 @@ class Planner:
             self._preemption.for_fairness(head)
 
     def _plan_decode_rows(self, scheduled: ScheduledStep) -> None:
-        rows = self._turns.select(list(self._batch.decoding.values())[: self._memory.available])
-        for request in scheduled.add_decode_rows(rows, self._memory):
+        decoding = list(self._batch.decoding.values())
+        if self._limits.max_drafts:
+            ended = self._add_draft_rows(scheduled, self._turns.select(decoding))
+        else:
+            rows = self._turns.select(decoding[: self._memory.available])
+            ended = scheduled.add_decode_rows(rows, self._memory)
+        for request in ended:
             self._batch.planned(request)
         for request in self._batch.searching.values():
             if 0 < request.num_beams_due <= self._memory.available:
                 scheduled.add_beam_rows(request, self._memory)
         self._shares.charge_rows(scheduled.owners)
+
+    def _add_draft_rows(self, scheduled: ScheduledStep, requests: Sequence[Request]) -> list[Request]:
+        """Drafts take up to half of what the decode rows leave of a step; prompts have the rest."""
+        budget = (self._limits.max_num_batched_tokens - self._batch.num_rows) // 2
+        ended = add_draft_rows(scheduled, requests, self._memory, self._limits.max_drafts, budget)
+        scheduled.num_drafted = round(self._drafted * scheduled.draft_tokens)
+        return ended
 
     def _plan_prompts(self, scheduled: ScheduledStep, now: float) -> None:
         """Adds chunks of prompts, each as large as the rest of the step allows."""
@@ -154,7 +174,7 @@ class Planner:
 
     def _has_room(self, scheduled: ScheduledStep, budget_ms: float) -> bool:
         """Whether one more prompt token fits. The first chunk of a step fits whatever it costs; see LEAST_CHUNK."""
-        planned = scheduled.num_decode + scheduled.prompt_tokens
+        planned = scheduled.num_tokens
         if planned == self._limits.max_num_batched_tokens or not self._memory.available:
             return False
         if not scheduled.prompt_tokens:
@@ -190,7 +210,7 @@ class Planner:
 
     def _chunk(self, scheduled: ScheduledStep, request: Request, budget_ms: float) -> int:
         """How many tokens of the request's prompt fit into the step."""
-        planned = scheduled.num_decode + scheduled.prompt_tokens
+        planned = scheduled.num_tokens
         most = min(request.prompt_left, self._limits.max_num_batched_tokens - planned, self._memory.available)
         fits = most
         if scheduled.num_decode:

@@ -1,22 +1,16 @@
-"""One request as the router sees it: its state, its tokens and the slots that it holds.
+"""One request as the router sees it: its state and its times; `HeldSequence` has its tokens and what it holds.
 
 Every field has one writer, named where it is declared. Nothing outside `router.core` writes any of them.
 """
 
 from __future__ import annotations
 
-from array import array
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
-from moeserve.messages.pages import Tier
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest, PrefillProgress, Resumed, Usage
-from moeserve.router.core.beam_rows import BeamRows
-
-if TYPE_CHECKING:
-    from moeserve.router.core.radix_node import Node
-    from moeserve.router.core.snapshot_borders import Border
+from moeserve.router.core.beams.beam_rows import BeamRows
+from moeserve.router.core.memory.held import HeldSequence
 
 INT32_BYTES = 4
 
@@ -41,35 +35,26 @@ class State(Enum):
     FINISHED = auto()  # holds no slots; results of its rows in flight are ignored
 
 
-class Request:
+class Request(HeldSequence):
     """A request and its bookkeeping, until its final message. Compared by identity."""
 
     __slots__ = (
-        "adapter",
         "age",
         "announced",
         "arrival",
-        "beams",
-        "borders",
-        "borrowed",
-        "cache_salt",
         "cached_tokens",
         "crashed_at",
         "crashes",
         "fairness_preempted_at",
         "first_planned_at",
         "first_token_at",
-        "id",
         "last_token_at",
         "max_kv",
         "max_tokens",
-        "node",
         "num_lost",
         "num_output",
         "num_postponed",
-        "num_prompt",
         "num_scored",
-        "num_shared",
         "output_postponed",
         "predicted_output",
         "priority",
@@ -80,48 +65,37 @@ class Request:
         "retry_at",
         "sampling",
         "size",
-        "slots",
         "state",
-        "state_slot",
         "stop_ids",
-        "target",
-        "tenant",
-        "tier_tokens",
-        "tiers_were_asked",
         "to_be_tried",
-        "tokens",
         "wants_progress",
-        "window_borders",
-        "window_first",
-        "window_slots",
     )
 
     def __init__(self, message: GenerateRequest) -> None:
+        super().__init__(
+            message.id,
+            message.token_ids,
+            len(message.token_ids) // INT32_BYTES,
+            tenant=message.key_name,
+            salt=message.cache_salt,
+            adapter=message.adapter,
+        )
         # Constant, from the client's message.
-        self.id: int = message.id
-        self.num_prompt: int = len(message.token_ids) // INT32_BYTES
         self.sampling: SamplingParams = message.sampling
         self.max_tokens: int = message.sampling.max_tokens
         self.stop_ids: frozenset[int] = frozenset(message.sampling.stop_token_ids)
         self.arrival: float = message.arrival
         self.priority: int = message.priority
-        self.tenant: str = message.key_name
         self.request_id: str = message.context.request_id
-        self.cache_salt: str = message.cache_salt  # only requests with the same salt share its prefix
-        self.adapter: str = message.adapter  # whose KV and state are the adapter's own
         self.wants_progress: bool = message.progress
         # Sort key of seniority, smallest first: arrival moved by priority, then the id, which makes it unique.
         self.age: tuple[float, int] = (message.arrival + SECONDS_PER_PRIORITY * message.priority, message.id)
-        # A beam search: its output is there, its `tokens` and `slots` are the prompt's alone.
-        self.beams: BeamRows | None = None
         if message.beams is not None:
             self.beams = BeamRows(message.beams, message.sampling, self.num_prompt)
         # The most KV slots that it can hold. The last output token is never computed and needs none.
         self.max_kv: int = self.num_prompt + self.width * max(message.sampling.max_tokens - 1, 0)
 
-        # Written by Scheduler; of a beam search, by BeamSearches, and by RunningBatch where it begins again. `tokens`
-        # is the prompt, then each output token as its result arrives.
-        self.tokens: array[int] = array("i", message.token_ids)
+        # Written by Scheduler; of a beam search, by BeamSearches, and by RunningBatch where it begins again.
         self.num_output: int = 0  # tokens sampled, a stop token included; of a beam search, of each beam
         self.num_scored: int = 0  # prompt positions whose logprobs were sent
         self.first_token_at: float = 0.0
@@ -139,7 +113,6 @@ class Request:
         # Written by RunningBatch, which binds, preempts and releases.
         self.state: State = State.WAITING
         self.req_slot: int = -1
-        self.target: int = 0  # number of tokens known when it was bound: prefill ends there
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was first bound
         self.fairness_preempted_at: int = -1  # num_output when it was last preempted for fairness
         self.num_lost: int = 0  # positions that were computed before the last preemption
@@ -147,32 +120,6 @@ class Request:
         self.num_postponed: int = 0  # times, for the token behind `output_postponed` others
         self.output_postponed: int = 0
         self.retry_at: int = 0  # the step from which on it is queued again
-
-        # Written by KvMemory. `slots` has the KV slots by position: positions 0 .. len(slots)-1 are in plans already
-        # sent or were found in the cache. The first num_shared of them belong to the prefix tree, on the path to
-        # `node`.
-        self.slots: array[int] = array("i")
-        self.num_shared: int = 0
-        self.node: Node | None = None
-        self.borrowed: int = 0  # slots found in the cache that other running requests held then
-
-        # Written by SnapshotTaker. Positions beyond len(slots) where a chunk ends, so that a snapshot can be taken;
-        # ascending.
-        self.borders: list[Border] = []
-
-        # Written by PageTiers, and `tiers_were_asked` by RunningBatch, too.
-        self.tiers_were_asked: bool = False  # whether pages in RAM or on disk continue it, since it waits
-        self.tier_tokens: dict[Tier, int] = {}  # loaded for it
-
-        # Written by StateMemory. The slot's state is that after positions 0 .. len(slots)-1, once the plans sent so far
-        # are executed. -1: none, where it does not run or the model has no recurrent state.
-        self.state_slot: int = -1
-
-        # Written by WindowMemory, of a model whose windowed layers have a KV pool of their own: that pool's slots of
-        # positions window_first .. len(slots)-1, and where islands of them are to be kept, ascending.
-        self.window_slots: array[int] = array("i")
-        self.window_first: int = 0
-        self.window_borders: list[Border] = []
 
         # Written by ScheduledStep as rows are planned.
         self.announced: bool = False  # its NewSeq is in a plan already sent
@@ -196,11 +143,6 @@ class Request:
             self.first_token_at = self.last_token_at = resumed.first_token_at
 
     @property
-    def width(self) -> int:
-        """Request slots that it takes, and most rows of it in a step."""
-        return 1 if self.beams is None else self.beams.width
-
-    @property
     def num_beams_due(self) -> int:
         """Rows of a beam search that the next step should have."""
         return len(self.beams.rows) if self.beams is not None and self.beams.is_due else 0
@@ -216,21 +158,13 @@ class Request:
         return [self.req_slot] if self.beams is None else self.beams.req_slots
 
     @property
-    def state_slots(self) -> list[int]:
-        """Of each of its request slots."""
-        return [self.state_slot] if self.beams is None else [self.state_slot, *self.beams.more_state_slots]
+    def lacks_slot(self) -> bool:
+        """Its next row needs a KV slot: its rows in flight may fill all that it has."""
+        return self.spare == self.pending_drafts
 
     @property
-    def num_slots(self) -> int:
-        """KV slots that it holds."""
-        return len(self.slots) if self.beams is None else len(self.slots) + self.beams.num_slots
-
-    @property
-    def next_position(self) -> int:
-        """Of its next row; of its next rows, where it is a beam search."""
-        if self.beams is None or not self.beams.search.length:
-            return len(self.slots)
-        return self.beams.position + (not self.beams.is_due)
+    def has_stopped(self) -> bool:
+        return self.tokens[-1] in self.stop_ids and self.num_output > self.sampling.min_tokens
 
     @property
     def prompt_left(self) -> int:
@@ -245,7 +179,7 @@ class Request:
     @property
     def need(self) -> int:
         """KV slots that it may still take."""
-        return self.max_kv - len(self.slots)
+        return self.max_kv - self.num_planned
 
     @property
     def reuse_limit(self) -> int:

@@ -19,33 +19,35 @@ from collections import Counter
 from msgspec.structs import replace
 
 from moeserve.messages.kv_events import KvEvent
+from moeserve.messages.load import LoadReport
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
     DetokenizeEnd,
     DetokenizeStart,
     GenerateRequest,
-    LoadReport,
     RequestError,
     StopHit,
     TokensItem,
 )
 from moeserve.messages.steps import MeasuredStep, Sampled, StepPlan, StepResult
-from moeserve.router.core.back_pressure import BackPressure
-from moeserve.router.core.beam_searches import BeamSearches
-from moeserve.router.core.crash_blame import CrashBlame
-from moeserve.router.core.fair_share import FairShare
-from moeserve.router.core.grammar_turns import GrammarTurns
+from moeserve.router.core.batch.beam_searches import BeamSearches
+from moeserve.router.core.batch.running_batch import RunningBatch
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.outbox import Outbox, RouterMessage
 from moeserve.router.core.planner import Planner
-from moeserve.router.core.plans_in_flight import PlansInFlight
+from moeserve.router.core.policy.back_pressure import BackPressure
+from moeserve.router.core.policy.crash_blame import CrashBlame
+from moeserve.router.core.policy.fair_share import FairShare
+from moeserve.router.core.policy.grammar_turns import GrammarTurns
+from moeserve.router.core.policy.step_cost import StepCost
 from moeserve.router.core.request import Request, State
-from moeserve.router.core.router_stats import RouterStats
-from moeserve.router.core.running_batch import RunningBatch
-from moeserve.router.core.sent_grammars import SentGrammars
-from moeserve.router.core.step_cost import StepCost, StepShape, chunk_context
-from moeserve.router.core.waiting_queue import WaitingQueue
+from moeserve.router.core.router_stats import load_report, observe_step
+from moeserve.router.core.steps.drafted_runs import Ended, accept_runs, settle
+from moeserve.router.core.steps.outbox import Outbox, RouterMessage
+from moeserve.router.core.steps.plans_in_flight import PlansInFlight
+from moeserve.router.core.steps.sent_grammars import SentGrammars
 
 NOT_FINITE = "the model produced non-finite logits for this request"
 
@@ -60,9 +62,10 @@ class Scheduler:
         self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
         self._adapters = Counter[str]()  # open requests by adapter; without those of the model itself
         self._grammars = SentGrammars()
+        self._totals = LoadReport()
         self._waiting = WaitingQueue()
-        self._memory = KvMemory.within(limits)
-        self._batch = RunningBatch(limits, self._memory, self._waiting)
+        self._memory = KvMemory.within(limits, self._totals)
+        self._batch = RunningBatch(limits, self._memory, self._waiting, self._totals)
         self._history = self._batch.admission.history
         self._blame = CrashBlame()
         self._shares = FairShare()
@@ -76,14 +79,11 @@ class Scheduler:
         )
         self._in_flight = PlansInFlight()
         self._out = Outbox()
-        self._stats = RouterStats()
-        self._searches = BeamSearches(self._memory, self._stats)
+        self._searches = BeamSearches(self._memory, self._totals)
 
     def learn(self, measured: list[MeasuredStep]) -> None:
         """What steps cost, before the first one: the worker has measured some at its start."""
-        for m in measured:
-            prompt = (m.prompt, chunk_context(m.start, m.prompt), m.start + m.prompt)
-            self._cost.observe(StepShape(m.rows, m.decode_context, *prompt), m.ms)
+        self._cost.learn(measured)
 
     # ---------------------------------------------------------------- events
 
@@ -116,7 +116,7 @@ class Scheduler:
 
     def _refusal(self, message: GenerateRequest) -> RequestError | None:
         if self._closed is not None:
-            return RequestError(id=message.id, status=503, message=self._closed)
+            return RequestError(message.id, 503, self._closed, refusal=Refusal.SHUTTING_DOWN)
         never = self.limits.refusal(message)
         if never is not None or message.resumed is not None:  # which was in the queue already
             return never
@@ -131,7 +131,7 @@ class Scheduler:
             return
         ids = request.answer_ids
         self._release(request)
-        self._stats.aborts += 1
+        self._totals.aborts += 1
         self._out.put(DetokenizeEnd(id=one) for one in ids)
 
     def abort_before(self, first_id: int) -> None:
@@ -165,19 +165,20 @@ class Scheduler:
             self._batch.end_loads(self._memory.tiers.report(result.pages, now))
         if not scheduled.rows:
             return
+        settle(scheduled, result.sampled)
         # A step that compiled kernels says nothing about the cost of the next one.
         self._planner.finished(scheduled, 0.0 if result.kernels_compiled else result.compute_ms)
-        self._stats.kernels_compiled += result.kernels_compiled
-        if result.expert_cache is not None:
-            self._stats.expert_cache = self._stats.expert_cache.plus(result.expert_cache)
-        self._stats.observe_step(scheduled, result.compute_ms, result.idle_ms)
+        observe_step(self._totals, scheduled, result)
         late = [index for index in range(len(scheduled.sampling)) if result.sampled[index].late]
         self._turns.observe(scheduled.sampling, result.mask_ms, result.compute_ms, late)
         for index, logprobs in result.prompt_logprobs.items():
             owner, row = scheduled.owners[index], scheduled.rows[index]
             self._out.emit_prompt_logprobs(owner, row.start, logprobs)
         self._out.emit_progress(scheduled.chunks(), now)
-        self._accept_tokens(scheduled.sampling, result.sampled, now)
+        if runs := scheduled.num_draft_rows:
+            items, ended = accept_runs(scheduled.sampling[:runs], result.sampled[:runs], now)
+            self._send(items, sum(len(item.token_ids) for item in items), ended, now)
+        self._accept_tokens(scheduled.sampling[runs:], result.sampled[runs:], now)
         for request, place in scheduled.searches.items():
             self._advance_search(request, result.sampled[place.start : place.stop], now)
         for request in scheduled.silent_ends:
@@ -191,11 +192,11 @@ class Scheduler:
         self._in_flight.clear()
         self._grammars.worker_lost()
         self._has_worker = False
-        self._stats.engine_losses += 1
+        self._totals.engine_losses += 1
         running = list(self._batch.running.values())
         self._batch.lose_kv()
         if go_on:
-            self._stats.continued += len(running)
+            self._totals.continued += len(running)
             return
         for request in running:
             self._fail(request, 500, f"the engine crashed: {cause}")
@@ -257,7 +258,7 @@ class Scheduler:
         return self._memory.take_events()
 
     def load_report(self) -> LoadReport:
-        return self._stats.report(self._batch, self._waiting, self._memory, self._adapters)
+        return load_report(self._totals, self._batch, self._waiting, self._memory, self._adapters)
 
     @property
     def last_planned(self) -> int:
@@ -281,7 +282,7 @@ class Scheduler:
 
         The hot loop; docs/results/2026-11-22-router-notes.md has its cost."""
         items: list[TokensItem] = []
-        ended: list[tuple[Request, Sampled]] = []
+        ended: Ended = []
         for request, entry in zip(owners, sampled, strict=True):
             if request.state is State.FINISHED or request.beams is not None:
                 continue  # a stale row, as the request ended while this plan was in flight; or a beam
@@ -306,7 +307,10 @@ class Scheduler:
             request.last_token_at = now
             request.num_output = count + 1
             request.tokens.append(token_id)
-        self._stats.generation_tokens += len(items)
+        self._send(items, len(items), ended, now)
+
+    def _send(self, items: list[TokensItem], count: int, ended: Ended, now: float) -> None:
+        self._totals.generation_tokens += count
         self._out.emit(items)
         for request, entry in ended:
             self._accept_last(request, entry, now)
@@ -314,15 +318,13 @@ class Scheduler:
     def _accept_last(self, request: Request, entry: Sampled, now: float) -> None:
         if entry.late:
             self._batch.postpone(request)
-        elif entry.token_id < 0:
-            if entry.error is not None:
-                self._fail(request, 400, entry.error, forget=True)  # the request's own grammar failed
-            else:
-                self._fail(request, 500, NOT_FINITE, forget=True)
-        if entry.token_id < 0:
+            return
+        if entry.token_id < 0:  # an error is that of the request's own grammar
+            status, cause = (500, NOT_FINITE) if entry.error is None else (400, entry.error)
+            self._fail(request, status, cause, forget=True)
             return
         is_stop = entry.token_id in request.stop_ids and request.num_output >= request.sampling.min_tokens
-        self._stats.generation_tokens += 1
+        self._totals.generation_tokens += 1
         request.first_token_at = request.first_token_at or now
         request.last_token_at = now
         request.num_output += 1

@@ -46,7 +46,7 @@ class Engine(Protocol):
     @property
     def kernels_compiled(self) -> int:
         """Kernels of a GPU that a launch so far had to wait for: compiled, or loaded from the compiler's cache; and
-        steps that were launched kernel by kernel, because they were still to be recorded."""
+        steps that were launched kernel by kernel, because their CUDA graph was still to be captured."""
         ...
 
     def warm_on(self, *, is_idle: bool) -> bool:
@@ -110,8 +110,9 @@ class Engine(Protocol):
         """Whether a step may be launched before the host has the tokens of the one before."""
         ...
 
-    def launches_at_once(self, rows: int, *, has_prompts: bool) -> bool:
-        """Whether the launch of a step of so many rows takes the host much less than a step takes the device."""
+    def launches_at_once(self, counts: Int32s) -> bool:
+        """Whether launching a step takes the host much less time than the step takes the device. counts: int32
+        [sequences], tokens of each, those of one token first; none of them is new."""
         ...
 
     def finish(self) -> float:

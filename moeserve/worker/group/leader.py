@@ -39,16 +39,16 @@ from moeserve.messages.ranks import (
     ToLeader,
 )
 from moeserve.messages.steps import ExpertUse, StepPlan, StepResult, WorkerReady
-from moeserve.process import EXIT_USER_ERROR, python_environment
-from moeserve.worker.constraints import Constraints
+from moeserve.processes.lifecycle import EXIT_USER_ERROR, python_environment
+from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.engines.engine import Engine
 from moeserve.worker.group.expert_use import rank_experts, together
 from moeserve.worker.group.line import receive_from_follower, send
 from moeserve.worker.group.ranks import RankGroup, set_environment
+from moeserve.worker.recording.step_recorder import StepRecorder
 from moeserve.worker.runner import LaunchedStep, Runner
-from moeserve.worker.step_recorder import StepRecorder
 
-FOLLOWER = (sys.executable, "-P", "-m", "moeserve.worker.group.follower")
+FOLLOWER = (sys.executable, "-P", "-m", "moeserve.worker.loading.group.follower")
 EXIT_TIMEOUT_S = 5.0
 LAST_WORDS_S = 2.0  # for what a follower said before its end to be read by whoever waits for it, and raised
 

@@ -9,7 +9,7 @@ import msgspec
 
 from moeserve.messages.codec import Decoder, encode
 from moeserve.messages.ranks import ToFollower, ToLeader
-from moeserve.sandbox.frames import receive_frame, send_frame
+from moeserve.processes.sandbox.frames import receive_frame, send_frame
 
 MAX_FRAME_BYTES: Final = 1 << 30  # a step's new sequences with all their tokens
 

@@ -13,7 +13,7 @@ from moeserve.kernels.collectives.all_reduce import FromFirst
 from moeserve.models.blocks.gpu.stage import Stage
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.interface import ModelShape
-from moeserve.models.rank_share import RankShare, why_undivided
+from moeserve.models.ranks.rank_share import RankShare, why_undivided
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
 from moeserve.worker.group.ranks import RankGroup

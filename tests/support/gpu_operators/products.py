@@ -7,9 +7,9 @@ import torch
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
-from moeserve.kernels.experts.options import Activation
 from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down, quads_up
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
+from moeserve.kernels.gating import Activation
 from moeserve.kernels.linear import op
 from moeserve.kernels.linear.large_batch import UnpackScratch, large_batch_linear
 from moeserve.kernels.lora import op as lora

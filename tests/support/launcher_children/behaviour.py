@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import socket
 import time
+from collections.abc import Callable
+from unittest.mock import patch
 
 import psutil
 
 from moeserve.errors import UserError
-from moeserve.listeners import inherited_listeners, url_of
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import HeartbeatRequest, ReplaceWorker, Shutdown
 from moeserve.messages.steps import WorkerReady
-from moeserve.process import Process, run_process
+from moeserve.processes.lifecycle import Process, line_to_launcher, run_process
+from moeserve.processes.listeners import inherited_listeners, url_of
+from moeserve.worker.loading import keeper
 
 ENGINE = WorkerReady(65_536, 8, 512, 1000, 0, 0, "cpu (test)")
 
@@ -40,6 +44,8 @@ def main(process: Process) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "slow start":
         time.sleep(60)
+    if what == "stopped while starting":
+        os.kill(os.getpid(), signal.SIGSTOP)
     {"httpserver": httpserver, "worker": worker}.get(process.name, inner)(process, what)
 
 
@@ -118,14 +124,50 @@ def give_up_the_worker(process: Process) -> None:
 
 
 def worker(process: Process, what: str) -> None:
-    """Ends when a router says so, and outlives those that go away. With "dies again", only the first one starts."""
+    """Ends when a router says so, and outlives those that go away. With "dies again", only the first one starts. What
+    begins with "forked" is forked by a process that keeps nothing."""
+    if what.startswith("forked"):
+        line = line_to_launcher()
+        assert line is not None
+        forks = hanging_forks() if what == "forked, keeper hangs" else os.fork
+        with patch("os.fork", forks):
+            keeper.keep(process, line, lambda is_first: serve_routers(process, what, is_first=is_first))
+        return
     again = process.paths.directory / "again"
     if again.exists() and what == "dies again":
         raise UserError("there is no room for the model any more")
     again.touch()
+    serve_routers(process, what)
+
+
+def hanging_forks() -> Callable[[], int]:
+    """In the place of os.fork: the second time, where the launcher wants another worker, it never returns."""
+    calls, real_fork = itertools.count(), os.fork
+
+    def fork() -> int:
+        if next(calls):
+            time.sleep(3600)
+        return real_fork()
+
+    return fork
+
+
+def serve_routers(process: Process, what: str, *, is_first: bool = True) -> None:
+    if what == "forked, the next are stopped" and not is_first:
+        os.kill(os.getpid(), signal.SIGSTOP)
     with socket.socket(socket.AF_UNIX) as line:
         line.bind(str(process.paths.worker))
         line.listen()
         process.ready(engine=ENGINE)
+        if what == "computes for ever":
+            compute_for_ever(process, line)
         while not line.accept()[0].recv(1):
             pass
+
+
+def compute_for_ever(process: Process, line: socket.socket) -> None:
+    """For the first router, whatever becomes of it."""
+    line.accept()
+    process.paths.worker.unlink()
+    while True:
+        time.sleep(0.01)

@@ -12,12 +12,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from moeserve.bench.client import Client, StreamedAnswer
-from moeserve.bench.load import Load, Run
-from moeserve.bench.prompts import ChatPrompts, ProbeFailed, TextPrompts, WordCount, choose_writer
-from moeserve.workload.metrics import Outcome
-from moeserve.workload.shapes import WorkloadShape, generate
-from moeserve.workload.trace import Session, Turn, Workload
+from moeserve.cli.bench.client import Client, StreamedAnswer
+from moeserve.cli.bench.load import Load, Run
+from moeserve.cli.bench.prompts import ChatPrompts, ProbeFailed, TextPrompts, WordCount, choose_writer
+from moeserve.cli.workload.metrics import Outcome
+from moeserve.cli.workload.shapes import WorkloadShape, generate
+from moeserve.cli.workload.trace import Session, Turn, Workload
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Returned = TypeVar("Returned")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeserve.bench.engine_figures import CacheFigure, Figure, Timed, where_experts_are
+from moeserve.cli.bench.engine_figures import CacheFigure, Figure, Timed, where_experts_are
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.steps import ExpertUse
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from moeserve.bench.window_slots import WindowSlots
+from moeserve.cli.bench.window_slots import WindowSlots
 from tests.support.rpc_child import READY
 
 WINDOW, STEP, SEQUENCES = 4, 10, 3

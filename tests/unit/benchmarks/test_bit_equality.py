@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.bit_equality import Seen, differences, models_in, prompts_of, report, tensors_of
-from moeserve.dump.format import (
+from moeserve.cli.compare_dumps.reader import Dump
+from moeserve.worker.recording.dump_format import (
     CONTEXTS,
     EMBEDDING,
     LOGITS,
@@ -18,7 +19,6 @@ from moeserve.dump.format import (
     step_tensors,
     write_description,
 )
-from moeserve.dump.reader import Dump
 from tests.conftest import OWN_FIXTURES
 
 SHAPE = DumpShape(layers=1, hidden=4, experts=2, top_k=1, vocab=3)

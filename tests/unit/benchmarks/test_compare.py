@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from benchmarks import compare
-from moeserve.bench.results import Measured, Results, ResultsError, read_results, results_of, write_results
+from moeserve.cli.bench.results import (
+    Measured,
+    Results,
+    ResultsError,
+    read_results,
+    results_of,
+    write_results,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SPEED = Measured("decode", 100.0, "tok/s", True)

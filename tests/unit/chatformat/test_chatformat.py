@@ -42,11 +42,11 @@ Make = Callable[[], AnswerParser]
 
 
 def hermes(is_open: bool = False) -> OutputParser:
-    return OutputParser(ReasoningParser(is_open), TOOL_FORMATS["hermes"].parser({}, False))
+    return OutputParser(ReasoningParser(is_open), TOOL_FORMATS["hermes"].parser({}))
 
 
 def coder() -> OutputParser:
-    return OutputParser(None, TOOL_FORMATS["qwen3_coder"].parser(SCHEMAS, False))
+    return OutputParser(None, TOOL_FORMATS["qwen3_coder"].parser(SCHEMAS))
 
 
 def events_of(make: Make, pieces: list[str]) -> list[Event]:
@@ -140,7 +140,7 @@ def test_a_thought_that_the_prompt_opened() -> None:
         '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
         '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "f", "arguments": {"a": 1,}}</tool_call> more',
+        '<tool_call>{"name": "f", "arguments": {"a": 1,, "b": 2}}</tool_call> more',
         '<tool_call>{"name": "f", "arguments": {"a": tru</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"a": "x',
         '<tool_call>{"name": "f", "arguments": {}} and {"b": 1}',
@@ -157,13 +157,13 @@ def test_a_malformed_call_is_text_and_nothing_is_lost(text: str) -> None:
 
 
 def test_who_has_shown_a_call_that_breaks_shows_the_rest_as_text() -> None:
-    events = events_of(hermes, ['Hm. <tool_call>{"name": "f", "arguments": {"a": 1,}} x'])
+    events = events_of(hermes, ['Hm. <tool_call>{"name": "f", "arguments": {"a": 1, ;}} x'])
     assert events == [
         Text("Hm."),
         CallStart(0, "f"),
-        CallArguments(0, '{"a": 1,'),
-        CallBroken(0, ' <tool_call>{"name": "f", "arguments": {"a": 1,', ""),
-        Text("}} x"),
+        CallArguments(0, '{"a": 1'),
+        CallBroken(0, ' <tool_call>{"name": "f", "arguments": {"a": 1, ', ", "),
+        Text(";}} x"),
     ]
     events = events_of(hermes, ['<tool_call>{"name": "f", "arguments": {} , "k": {'])
     assert events[-1] == CallBroken(0, '<tool_call>{"name": "f", "arguments": {} , "k": {', ' , "k": {')
@@ -261,7 +261,7 @@ def test_qwen3_coder_answers(text: str, answer: Answer) -> None:
         "<function=search>\n<parameter=count>\n12\n</para",
         "<tool_call><function=search>\n<parameter=",
         "<tool_call><function=search> oh",
-        "<tool_call><function=search></tool_call>",
+        "<tool_call><function=search> </param",
     ],
 )
 def test_a_malformed_xml_call_is_text_and_nothing_is_lost(text: str) -> None:

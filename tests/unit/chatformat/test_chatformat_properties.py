@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moeserve.chatformat.events import CallEnd, Text
 from moeserve.chatformat.formats import TOOL_FORMATS
-from moeserve.chatformat.json_scanner import JsonScanner, Status
+from moeserve.chatformat.json_reader import JsonReader, Status
 from moeserve.chatformat.output import OutputParser
 from tests.unit.chatformat.test_chatformat import (
     CALL,
@@ -50,7 +50,7 @@ def test_however_the_text_is_cut_the_events_are_the_same(text: str, cuts: list[i
 
 
 @settings(max_examples=200, deadline=None)
-@given(TEXTS, st.sampled_from([lambda: OutputParser(None, TOOL_FORMATS["hermes"].parser({}, False)), coder]))
+@given(TEXTS, st.sampled_from([lambda: OutputParser(None, TOOL_FORMATS["hermes"].parser({})), coder]))
 def test_nothing_is_lost_nor_made_up(text: str, make: Make) -> None:
     """All but white space is in the events, where it was; a whole call counts as what it says."""
     events = events_of(make, [text])
@@ -95,7 +95,7 @@ def test_generated_conversations_come_back(parts: list[Any], ascii_only: bool) -
         )
         text += f"\n<tool_call>\n{call}\n</tool_call>\n"
         expected.calls.append((name, arguments))
-    answer = read(lambda: OutputParser(None, TOOL_FORMATS["hermes"].parser({}, False)), text)
+    answer = read(lambda: OutputParser(None, TOOL_FORMATS["hermes"].parser({})), text)
     assert answer.calls == expected.calls
     assert "".join(answer.text.split()) == "".join(expected.text.split())
 
@@ -120,29 +120,35 @@ JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.text(), JSON_VALUES, max_size=3), st.integers(0, 3) | st.none(), st.data())
-def test_the_scanner_takes_json_and_notices_what_is_none(
+def test_json_comes_out_as_it_is_and_nothing_else_but_json_does(
     value: Any, indent: int | None, data: st.DataObject
 ) -> None:
     text = json.dumps(value, indent=indent)
-    assert scan(text) == (Status.DONE, len(text))
+    assert read_json(text) == (Status.DONE, text, len(text))
     at = data.draw(st.integers(0, len(text)))
-    damaged = text[:at] + data.draw(st.sampled_from(',:{}[]"\\0e.-+tn\n ')) + text[at:]
-    status, length = scan(damaged)
+    damaged = text[:at] + data.draw(st.sampled_from(",:{}[]\"\\0e.-+tn\n '")) + text[at:]
+    status, shown, length = read_json(damaged)
     try:
-        valid = isinstance(json.loads(damaged[:length]), dict)
+        expected = json.loads(damaged[:length])
     except ValueError:
-        valid = False
-    assert (status is Status.DONE) == valid
+        expected = None
+    if isinstance(expected, dict):
+        assert status is Status.DONE
+        assert json.loads(shown) == expected
+    elif status is Status.DONE:
+        assert isinstance(json.loads(shown), dict)
 
 
-def scan(text: str) -> tuple[Status, int]:
-    scanner = JsonScanner()
-    status = Status.GOING
+def read_json(text: str) -> tuple[Status, str, int]:
+    """Returns the last status, the JSON, and how much was read."""
+    reader = JsonReader()
+    status, shown = Status.GOING, ""
     for length, char in enumerate(text, 1):
-        status = scanner.push(char)
+        status = reader.push(char)
+        shown += reader.shown
         if status is not Status.GOING:
-            return status, length
-    return status, len(text)
+            return status, shown, length
+    return status, shown, len(text)
 
 
 @pytest.mark.parametrize("make", [hermes, coder])

@@ -59,9 +59,7 @@ def make_for(name: str, schemas: dict[str, Any] = SCHEMAS, is_open: bool = False
     def make() -> AnswerParser:
         if name == "harmony":
             return HarmonyParser("<|start|>assistant", reads_calls=True)
-        return OutputParser(
-            ReasoningParser(is_open, tags_of(name)), TOOL_FORMATS[name].parser(schemas, is_guided=False)
-        )
+        return OutputParser(ReasoningParser(is_open, tags_of(name)), TOOL_FORMATS[name].parser(schemas))
 
     return make
 
@@ -121,7 +119,7 @@ def test_guided_calls_are_read_as_their_form_is_written(name: str) -> None:
     text = guided.open + body + guided.separator + body + guided.close
     if not guided.is_block:
         text = call + guided.separator + call
-    parser = OutputParser(None, TOOL_FORMATS[name].parser({}, is_guided=True))
+    parser = OutputParser(None, TOOL_FORMATS[name].parser({}, "json"))
     assert Answer.of(parser.push(text) + parser.finish()) == Answer("", "", [("f", {"a": "</"})] * 2)
 
 
@@ -175,7 +173,7 @@ def test_variants_that_models_write(name: str, text: str, answer: list[tuple[str
         ("deepseek_v3", f"{BLOCK}{ONE}<｜tool▁sep｜>{{}}"),
         ("deepseek_v3", f"{ONE}function<｜tool▁sep｜>f\n```python\n1\n```"),
         ("deepseek_v3", f"{ONE}function<｜tool▁sep｜>f\n```json\n[1]\n```"),
-        ("deepseek_v31", f'{ONE}f<｜tool▁sep｜>{{"a": 1,}}'),
+        ("deepseek_v31", f'{ONE}f<｜tool▁sep｜>{{"a": 1,, "b": 2}}'),
         ("deepseek_v31", ONE + "f" * 2000),
     ],
 )
@@ -184,11 +182,11 @@ def test_a_malformed_call_is_text(name: str, text: str) -> None:
 
 
 def test_who_has_shown_a_tagged_call_that_breaks_shows_the_rest() -> None:
-    text = "<tool_call>f\n<arg_key>a</arg_key>\n and more"
-    assert events_of(make_for("glm45"), [text]) == [
+    text = "<tool_call>f\n<arg_key>a<b"
+    assert events_of(make_for("glm45"), [f"{text} and more"]) == [
         CallStart(0, "f"),
-        CallBroken(0, text.removesuffix("and more"), "\n<arg_key>a</arg_key>\n "[1:]),
-        Text("and more"),
+        CallBroken(0, text.removesuffix("b"), "<arg_key>a<"),
+        Text("b and more"),
     ]
 
 
@@ -217,7 +215,7 @@ NEXT = "<|end|><|start|>assistant"
         (f"{TO_F}{{}} more", Answer("more", "", [("f", {})])),
         ("<|channel|>analysis to=python code<|message|>print(1)<|call|>", Answer("", "print(1)")),
         (f"{TO_F}[1]<|call|>", Answer("[1]")),
-        (f'{TO_F}{{"a": 1<|call|>', Answer(f'{TO_F}{{"a": 1')),
+        (f'{TO_F}{{"a": tru<|call|>', Answer(f'{TO_F}{{"a": tru')),
         (f"{TO_F} ", Answer(f"{TO_F} ")),
         (TO_F.removesuffix("<|message|>"), Answer(TO_F.removesuffix("<|message|>"))),
         (f"{FINAL}Hi{NEXT}<|channel|>fi", Answer("Hi")),
@@ -286,7 +284,7 @@ def test_however_any_text_is_cut_the_events_are_the_same(text: str, cuts: list[i
 @settings(max_examples=100, deadline=None)
 @given(TEXTS, st.sampled_from([*TEMPLATES]))
 def test_text_without_a_whole_call_is_shown_whole(text: str, name: str) -> None:
-    events = events_of(lambda: OutputParser(None, TOOL_FORMATS[name].parser({}, is_guided=False)), [text])
+    events = events_of(lambda: OutputParser(None, TOOL_FORMATS[name].parser({})), [text])
     if not any(isinstance(event, CallEnd) for event in events):
         assert "".join(Answer.of(events).text.split()) == "".join(text.split())
 

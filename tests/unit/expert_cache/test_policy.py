@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeserve.expert_cache.exchange_value import WATCHED, ExchangeValue, band_of
-from moeserve.expert_cache.generate import LOCAL, UNIFORM, generate
-from moeserve.expert_cache.policy import CachePolicy, Mask, Move
-from moeserve.expert_cache.replay import Steps, first, hottest, replay_cache, replay_static
+from moeserve.placement.expert_cache.exchange_value import WATCHED, ExchangeValue, band_of
+from moeserve.placement.expert_cache.generate import LOCAL, UNIFORM, generate
+from moeserve.placement.expert_cache.policy import CachePolicy, Mask, Move
+from moeserve.placement.expert_cache.replay import Steps, first, hottest, replay_cache, replay_static
 
 MOST = 24
 

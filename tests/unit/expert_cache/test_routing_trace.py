@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moeserve.bench.trace import main as write
+from moeserve.cli.bench.trace import main as write
 from moeserve.errors import ConfigError
-from moeserve.expert_cache.generate import LOCAL, UNIFORM, generate
-from moeserve.expert_cache.routing_trace import RoutingTrace, read_trace, write_trace
+from moeserve.placement.expert_cache.generate import LOCAL, UNIFORM, generate
+from moeserve.placement.expert_cache.routing_trace import RoutingTrace, read_trace, write_trace
 from tests.conftest import TINY_MODEL
 
 GOOD: dict[str, Any] = {

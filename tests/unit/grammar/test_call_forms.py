@@ -31,8 +31,8 @@ from moeserve.grammar.spec import (
     ToolCalls,
 )
 from moeserve.grammar.translate import to_grammar
-from moeserve.httpserver.generation.chat_formats import ChatFormats, formats_of
-from moeserve.httpserver.generation.tagged_arguments import with_tagged_arguments
+from moeserve.httpserver.generation.chat.chat_formats import ChatFormats, formats_of
+from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.support.family_templates import HARMONY, TEMPLATES
@@ -137,7 +137,7 @@ def test_calls_in_the_models_own_form(world: World, name: str) -> None:
         False,
         False,
     ]
-    parser = OutputParser(None, formats.tools.parser({}, is_guided=True))
+    parser = OutputParser(None, formats.tools.parser({}, "json"))
     assert Answer.of(parser.push(both) + parser.finish()).calls == [("now", {}), ("sum", {"a": 2})]
 
 
@@ -196,11 +196,18 @@ def test_calls_in_the_models_own_tags(world: World, name: str) -> None:
         ("paint", WALL), ("paint", WALL | {"by": None}), ("sum", {"a": -12}), ("now", {})
     ]  # fmt: skip
     calls.append(("paint", {"what": " ", "color": "red"}))
+    for tags in (
+        "</parameter> here",
+        "</arg_value> or </tool_call>",
+        "ends with </parameter>",
+        'return "</arg_value>"',
+    ):
+        calls.append(("paint", {"what": tags, "color": "red", "by": tags}))
     for tool, arguments in calls:
         answer = text(tool, arguments)
         assert fits(only, answer), answer
-        parser = OutputParser(None, formats.tools.parser(schemas, is_guided=False))
-        assert Answer.of(parser.push(answer) + parser.finish()).calls == [(tool, arguments)]
+        parser = OutputParser(None, formats.tools.parser(schemas, "own"))
+        assert Answer.of(parser.push(answer) + parser.finish("")).calls == [(tool, arguments)]
     wrong: list[tuple[str, dict[str, object]]] = [
         ("paint", WALL | {"color": "green"}),
         ("paint", {"color": "red"}),

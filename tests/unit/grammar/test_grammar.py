@@ -32,7 +32,7 @@ from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.constraints import Constraints
+from moeserve.worker.constraints.slot_guides import Constraints
 from tests.conftest import TINY_MODEL
 from tests.support.rpc_child import PanicException
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moeserve.httpserver.generation.served_adapters import path_within
+from moeserve.httpserver.generation.engine.served_adapters import path_within
 from moeserve.httpserver.transport.errors import ApiError
 
 

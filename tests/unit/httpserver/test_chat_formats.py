@@ -93,6 +93,49 @@ def test_a_call_without_a_word_has_no_content(server: HttpServer, openai: OpenAI
     assert len(message.tool_calls or []) == 1
 
 
+def test_a_call_within_the_thought_is_a_call(server: HttpServer, openai: OpenAI) -> None:
+    call = ("<tool_call>", '\n{"name": "weather", "arg', 'uments": {"city": "Paris"}}\n', "</tool_call>")
+    server.answer = say("<think>", "Let me", " see.\n", *call)
+    answer = openai.chat.completions.create(model=NAME, messages=MESSAGES, tools=TOOLS)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert (choice.message.model_extra or {})["reasoning"] == "Let me see."
+    (made,) = choice.message.tool_calls or []
+    assert made.type == "function"
+    assert json.loads(made.function.arguments) == PARIS
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 3
+    chunks = list(openai.chat.completions.create(model=NAME, messages=MESSAGES, tools=TOOLS, stream=True))
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    pieces = [call.function.arguments or "" for call in calls if call.function]
+    assert json.loads("".join(pieces)) == PARIS
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    server.answer = say("<think>", "I could ", *call, " but no", "</think>", "No.")
+    answer = openai.chat.completions.create(model=NAME, messages=MESSAGES, tools=TOOLS)
+    assert answer.choices[0].message.content == "No."
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 2 + len(call) + 2
+
+
+def test_brackets_that_are_missing_are_closed_where_the_model_ends(
+    server: HttpServer, openai: OpenAI
+) -> None:
+    text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}'
+    for answer, num_calls in (
+        (say(text), 1),
+        (say(text, stop_reason="ris"), 0),
+        (say(text, reason="length"), 0),
+    ):
+        server.answer = answer
+        choice = openai.chat.completions.create(model=NAME, messages=MESSAGES, tools=TOOLS).choices[0]
+        assert len(choice.message.tool_calls or []) == num_calls
+        assert (choice.message.content == text) != bool(num_calls)
+
+
 def test_a_call_that_is_cut_off_is_text(server: HttpServer, openai: OpenAI) -> None:
     server.answer = say("Well. <tool_call>", '{"name": "weather", "arguments": {"ci', reason="length")
     choice = openai.chat.completions.create(model=NAME, messages=MESSAGES, tools=TOOLS).choices[0]
@@ -155,7 +198,8 @@ def test_what_is_required_travels_as_a_grammar(server: HttpServer, openai: OpenA
         assert [name for name in ("weather", "now") if f'\\"{name}\\"' in sampling.grammar] == names
         tokens = [server.tokenizer.encode(tag)[0] for tag in ("<think>", "</think>")]
         ending = tuple(server.tokenizer.encode("\n</think>\n\n"))
-        expected = Thinking(tokens[0], tokens[1], ending, is_open=False, budget=None)
+        (call,) = server.tokenizer.encode("<tool_call>")
+        expected = Thinking(tokens[0], tokens[1], ending, is_open=False, budget=None, call_token=call)
         assert sampling.thinking == (expected if names else None)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from moeserve.chatformat.formats import TOOL_FORMATS
-from moeserve.httpserver.generation.chat_formats import ChatFormats
-from moeserve.httpserver.generation.thinking import ThinkingOptions, template_effort
+from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
+from moeserve.httpserver.generation.request.thinking import ThinkingOptions, template_effort
 from tests.support.family_templates import DEEPSEEK_V31
 from tests.support.family_vocabulary import write_family_model
 from tests.support.http_harness import NAME, HttpServer, http_server, say
@@ -32,6 +32,13 @@ def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
 @pytest.fixture(scope="module")
 def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     model = write_family_model("deepseek_v31", tmp_path_factory.mktemp("deepseek") / "model.gguf")
+    with http_server(model=str(model), context=2048) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    model = write_family_model("glm45", tmp_path_factory.mktemp("glm") / "model.gguf")
     with http_server(model=str(model), context=2048) as running:
         yield running
 
@@ -188,6 +195,20 @@ def test_grammars_hold_the_channels(harmony: HttpServer) -> None:
     assert ask(harmony, messages=begun, **asked)["choices"][0]["message"]["content"] == " jumps"
     assert prompt_of(harmony).endswith(f"{FINAL}The dog")
     assert "analysis" not in harmony.requests[-1].sampling.grammar  # the text has been begun
+
+
+def test_the_tag_that_ends_the_only_call_is_part_of_it(glm: HttpServer) -> None:
+    """The token that ended the answer is not in its text."""
+    (end,) = glm.tokenizer.encode("</tool_call>")
+    for text, arguments in (
+        ("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n", PARIS),
+        ("<tool_call>now", {}),
+    ):
+        glm.answer = say(text, stop_reason=end)
+        choice = ask(glm, tools=TOOLS, parallel_tool_calls=False)["choices"][0]
+        assert end in glm.requests[-1].sampling.stop_token_ids
+        assert call_of(choice["message"])[1] == arguments
+        assert choice["finish_reason"] == "tool_calls"
 
 
 TOOLS_FOR_TEMPLATE = [

@@ -18,11 +18,11 @@ from uvicorn.server import ServerState
 
 from moeserve.config import ServerConfig
 from moeserve.httpserver.app import APIS, build_app
-from moeserve.httpserver.generation import engine_client
-from moeserve.httpserver.generation.chat_tools import arguments_for_template
-from moeserve.httpserver.generation.engine_client import EngineClient
+from moeserve.httpserver.generation.chat.chat_tools import arguments_for_template
+from moeserve.httpserver.generation.engine import engine_client
+from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.generation.request_builder import check_sizes
-from moeserve.httpserver.generation.spec import GenerationSpec
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport import connection, middleware
 from moeserve.httpserver.transport.api_table import ApiTable

@@ -17,7 +17,8 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.keys import ApiKeys
-from moeserve.messages.schema import GenerateRequest, HistogramCounts, RequestError
+from moeserve.messages.metric import HistogramCounts
+from moeserve.messages.schema import GenerateRequest, RequestError
 from tests.support.http_harness import HttpServer, echo, http_server, silence, within
 
 
@@ -103,7 +104,7 @@ def test_a_full_queue_is_a_503_with_the_routers_retry_after() -> None:
 def test_the_routers_histograms_are_exported() -> None:
     metrics = Metrics("m")
     counts = HistogramCounts(bounds=[1, 10.5], counts=[3, 4, 5], sum=2000.0)
-    metrics.load = msgspec.structs.replace(metrics.load, idle_ms=counts)
+    metrics.reported.load = msgspec.structs.replace(metrics.reported.load, idle_ms=counts)
     lines = metrics.render()[0].decode().splitlines()
     name = "moeserve:worker_idle_seconds"
     assert [line for line in lines if line.startswith(name)] == [

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from moeserve.errors import ConfigError
-from moeserve.listeners import listen, listen_at, url_of
 from moeserve.messages.schema import ProcessFailed, ProcessReady
+from moeserve.processes.listeners import listen, listen_at, url_of
 from tests.support.http_harness import HttpServer
 
 
@@ -37,7 +37,8 @@ def test_sockets_that_systemd_has_opened() -> None:
         program = (
             "import os, sys; os.dup2(int(sys.argv[1]), 3);"
             "os.environ |= {'LISTEN_PID': str(os.getpid()), 'LISTEN_FDS': '1'};"
-            "from moeserve.config import ServerConfig; from moeserve.listeners import open_listeners, with_addresses;"
+            "from moeserve.config import ServerConfig;"
+            "from moeserve.processes.listeners import open_listeners, with_addresses;"
             "config = ServerConfig(uds='/x'); found = open_listeners(config); made = with_addresses(config, found.api);"
             "print(len(found.api), made.host, made.port, made.uds, found.api[0].get_inheritable())"
         )

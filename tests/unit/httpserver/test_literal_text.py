@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moeserve.httpserver.generation.literal_text import LiteralText
+from moeserve.httpserver.generation.chat.literal_text import LiteralText
 from tests.support.http_harness import HttpServer, http_server, tokens_of
 from tests.support.scripted_answers import prompt_of
 

@@ -9,18 +9,20 @@ from typing import Any, Literal
 
 import pytest
 
-from moeserve.httpserver.generation.engine_client import EngineClient
-from moeserve.httpserver.generation.generation_stream import GenerationStream
+from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.generation_stream import GenerationStream
 from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.messages.expert_cache import ExpertCacheCounts
+from moeserve.messages.load import STEP_BOUNDS_MS, LoadReport
+from moeserve.messages.metric import HistogramCounts
+from moeserve.messages.pages import TierCounts
 from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.schema import (
     Abort,
     EngineReady,
     GenerateRequest,
-    HistogramCounts,
-    LoadReport,
     ProcessLost,
     Resumed,
     TextItem,
@@ -190,10 +192,27 @@ def test_without_continuation_what_has_begun_ends_and_the_rest_is_served() -> No
     play(scene, continue_requests=False)
 
 
+def step_times(*counts: int) -> HistogramCounts:
+    """counts: of the first bounds."""
+    times = HistogramCounts.empty(STEP_BOUNDS_MS)
+    times.counts[: len(counts)] = counts
+    times.sum = float(sum(counts))
+    return times
+
+
 def reports() -> Iterator[LoadReport]:
     for steps in (3, 5):
-        counts = HistogramCounts([1.0], [steps, 1], 2.0 * steps)
-        yield LoadReport(2, 1, 7, 1000, 10, 20, 1, 0, 0, steps, decode_step_ms=counts, engine_losses=1)
+        yield LoadReport(
+            num_running=2,
+            num_waiting=1,
+            kv_slots_used=7,
+            kv_slots_total=1000,
+            prompt_tokens=10,
+            generation_tokens=20,
+            steps=steps,
+            engine_losses=1,
+            decode_step_ms=step_times(steps, 1),
+        )
 
 
 def test_the_counts_of_routers_are_added_and_their_gauges_are_the_last_ones() -> None:
@@ -206,5 +225,24 @@ def test_the_counts_of_routers_are_added_and_their_gauges_are_the_last_ones() ->
     both = totals.of(first)
     assert (both.steps, both.prompt_tokens, both.engine_losses, both.continued) == (8, 20, 3, 4)
     assert (both.num_running, both.kv_slots_used, both.kv_slots_total) == (2, 7, 1000)
-    assert both.decode_step_ms == HistogramCounts([1.0], [8, 2], 16.0)
-    assert both.prefill_step_ms == HistogramCounts()
+    assert both.decode_step_ms == step_times(8, 2)
+    assert both.prefill_step_ms == first.prefill_step_ms
+
+
+def test_no_total_falls_when_a_router_is_replaced() -> None:
+    """The tiers' and the windows' totals included."""
+    report = LoadReport(
+        window_hits=3,
+        window_evictions=2,
+        disk=TierCounts(7, 100, 200, 30, 1.5, 4, 5),
+        ram=TierCounts(8, 10, 20, 3, 0.5, 1, 2),
+        expert_cache=ExpertCacheCounts(1, 2, 3, 4),
+    )
+    totals = LoadTotals()
+    totals.of(report)
+    totals.start_again()
+    now = totals.of(LoadReport(ram=TierCounts(6)))
+    assert (now.window_hits, now.window_evictions) == (3, 2)
+    assert now.disk == TierCounts(0, 100, 200, 30, 1.5, 4, 5)
+    assert now.ram == TierCounts(6, 10, 20, 3, 0.5, 1, 2)
+    assert now.expert_cache == ExpertCacheCounts(1, 2, 3, 4)

@@ -16,7 +16,7 @@ def test_models_and_openapi(server: HttpServer) -> None:
     (card,) = client.models.list().data
     assert card.id == NAME
     assert card.model_extra is not None
-    assert card.model_extra["max_model_len"] == CONTEXT
+    assert card.model_extra["max_model_len"] == card.model_extra["context_length"] == CONTEXT
     assert client.models.retrieve(NAME).id == NAME
     assert httpx.get(server.url + "/v1/models/other").status_code == 404
     document = httpx.get(server.url + "/openapi.json")

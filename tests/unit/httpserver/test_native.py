@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from moeserve.httpserver.observability.metrics import Metrics
-from moeserve.messages.schema import GenerateRequest, LoadReport, TextItem, TextOut, Usage
+from moeserve.messages.load import LoadReport
+from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
 from tests.support.http_harness import CONTEXT, NAME, HttpServer, echo, tokens_of, within
 
 TEXT = "The quick brown fox"
@@ -144,6 +145,41 @@ def test_metrics_of_the_router_and_of_requests(own_server: HttpServer) -> None:
     assert grown("request_generation_tokens_sum") == 5
     ended = f'moeserve:request_success_total{{finished_reason="length",model_name="{NAME}"}}'
     assert own_server.metrics()[ended] == before[ended] + 1
+
+
+# What dashboards, autoscalers and routers made for vLLM read of a server, in its names of 2025 and 2026.
+VLLM_NAMES = (
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc"),
+    *("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"),
+    *("gpu_prefix_cache_queries_total", "gpu_prefix_cache_hits_total"),
+    *("prompt_tokens_total", "generation_tokens_total"),
+    *("time_to_first_token_seconds_sum", "time_to_first_token_seconds_count"),
+    *("inter_token_latency_seconds_sum", "time_per_output_token_seconds_sum"),
+    *("e2e_request_latency_seconds_sum", "request_queue_time_seconds_sum"),
+    *("request_prefill_time_seconds_sum", "request_decode_time_seconds_sum"),
+    *("request_inference_time_seconds_sum", "request_time_per_output_token_seconds_sum"),
+    *("request_prompt_tokens_sum", "request_generation_tokens_sum"),
+)
+
+
+def test_metrics_under_vllm_s_names() -> None:
+    metrics = Metrics("m")
+    metrics.reported.load = LoadReport(3, 2, 128, 512, 1000, 900, 400, 1)
+    metrics.tokens(1, now=10.0, arrival=9.0, last=None)
+    metrics.tokens(4, now=12.0, arrival=9.0, last=10.0)
+    metrics.finished("length", Usage(7, 5, 0, 1.0, 2.0, 8.0), 3.0)
+    samples = dict(
+        line.rsplit(" ", 1) for line in metrics.render()[0].decode().splitlines() if not line.startswith("#")
+    )
+    theirs = {name: float(samples[f'vllm:{name}{{model_name="m"}}']) for name in VLLM_NAMES}
+    assert all(theirs.values()), "nothing is left at 0"
+    assert theirs["gpu_cache_usage_perc"] == theirs["kv_cache_usage_perc"] == 0.25
+    assert theirs["generation_tokens_total"] == 900
+    assert theirs["time_per_output_token_seconds_sum"] == theirs["inter_token_latency_seconds_sum"] == 2.0
+    assert theirs["request_time_per_output_token_seconds_sum"] == pytest.approx(0.002)
+    assert theirs["request_inference_time_seconds_sum"] == pytest.approx(0.01)
+    assert samples['vllm:time_to_first_token_seconds_bucket{le="1.0",model_name="m"}'] == "1.0"
+    assert samples['vllm:request_success_total{finished_reason="length",model_name="m"}'] == "1.0"
 
 
 def test_tokens_that_come_together_share_their_gap() -> None:

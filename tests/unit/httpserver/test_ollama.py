@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http_harness import NAME, TLS, HttpServer, say, silence
+from tests.support.http_harness import CONTEXT, NAME, TLS, HttpServer, say, silence, tokens_of
 from tests.support.scripted_answers import ANSWER, MESSAGES, PARIS, TOOLS, prompt_of
 
 CHAT: Any = {"model": NAME, "messages": MESSAGES}
@@ -84,6 +84,22 @@ def test_options_formats_and_thinking(server: HttpServer) -> None:
     schema = {"type": "object", "properties": {"unlike": {"type": "string"}}}
     assert server.post("/api/chat", body | {"format": schema}).status_code == 200
     assert "unlike" in server.requests[-1].sampling.grammar
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/completion"])
+def test_bounds_are_those_of_the_api(server: HttpServer, path: str) -> None:
+    """An answer's bound beyond the context means its end, and there may be a stop string for every speaker."""
+    asked = {"stop": [f"\nName{number}:" for number in range(24)]}
+    if path == "/completion":
+        body: dict[str, Any] = {"prompt": "x", "n_predict": 10**6, **asked}
+    else:
+        body = {"model": NAME, "stream": False, "options": {"num_predict": 10**6, **asked}}
+        body |= {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    server.answer = say("Fine.")
+    assert server.post(path, body).status_code == 200
+    (request,) = server.requests
+    assert len(request.text.stop) == 24
+    assert request.sampling.max_tokens == CONTEXT - len(tokens_of(request))
 
 
 def test_an_empty_conversation_loads_the_model(server: HttpServer) -> None:

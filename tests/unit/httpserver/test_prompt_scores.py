@@ -11,9 +11,9 @@ import orjson
 import pytest
 
 from moeserve.config import ServerConfig
-from moeserve.httpserver.generation.engine_client import EngineClient
-from moeserve.httpserver.generation.model_text import ModelText
-from moeserve.httpserver.generation.prompt_scores import PromptScores
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.prompt_scores import PromptScores
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.openai.completion_body import CompletionRequest

@@ -11,7 +11,7 @@ import pytest
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.httpserver.generation.sampling_defaults import sampling_defaults
+from moeserve.httpserver.generation.request.sampling_defaults import sampling_defaults
 from moeserve.messages.schema import ProcessFailed
 from tests.support.http_harness import NAME, HttpServer, http_server, say, tokens_of
 from tests.support.scripted_answers import prompt_of

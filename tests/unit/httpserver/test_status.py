@@ -8,8 +8,8 @@ from functools import partial
 import httpx
 import msgspec
 
-from moeserve.messages.schema import LoadReport
-from moeserve.version import version
+from moeserve import __version__
+from moeserve.messages.load import LoadReport
 from tests.support.http_harness import NAME, TLS, HttpServer, http_server, ready_message, say, within
 
 
@@ -52,7 +52,7 @@ def test_where_the_seconds_of_a_workers_start_went(server: HttpServer) -> None:
 
 
 def test_version_and_tokenizer(server: HttpServer) -> None:
-    assert server.get("/version").json() == {"version": version()}
+    assert server.get("/version").json() == {"version": __version__}
     info = server.get("/tokenizer_info").json()
     assert info["eos_token"] == "<|im_end|>"
     assert "add_generation_prompt" in info["chat_template"]

@@ -57,6 +57,9 @@ def test_names_and_paths(text: str, name: HubName | None) -> None:
             "a-00002-of-00002.gguf",
             ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"],
         ),
+        ({"a-BF16.gguf": 1, "mmproj-BF16.gguf": 1, "a.imatrix.gguf": 1}, "BF16", ["a-BF16.gguf"]),
+        ({"a-BF16.gguf": 1, "mmproj-BF16.gguf": 1}, None, ["a-BF16.gguf"]),
+        ({"a-BF16.gguf": 1, "mmproj-BF16.gguf": 1}, "mmproj-BF16.gguf", ["mmproj-BF16.gguf"]),
         (
             {"tokenizer.json": 1, "config.json": 1, "m.safetensors": 1, "x/y.safetensors": 1, "z.bin": 1},
             None,

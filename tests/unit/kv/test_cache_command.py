@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moeserve.cli import main
+from moeserve.cli.main import main
 from moeserve.kv.disk.directory import DiskDirectory
 from tests.unit.kv.test_disk_store import FINGERPRINT, PAGE_BYTES, open_store, write
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.state_capacity import StateCapacity, plan_state_slots
-from moeserve.units import GIB
 
 STATE = 64 << 20
 

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.header import QWEN3_30B_A3B
 from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.capacity import KvCapacity, KvMemoryBudget, plan_capacity
 from moeserve.kv.layout import KvLayout
@@ -16,7 +17,6 @@ from moeserve.kv.window_capacity import window_pool
 from moeserve.launcher.launched_config import pinned
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.interface import AttentionShape
-from moeserve.units import GIB
 
 WINDOW, CONTEXT, ROWS = 128, 131_072, 512
 LAYERS = tuple(

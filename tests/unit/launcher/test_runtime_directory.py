@@ -11,7 +11,7 @@ import pytest
 
 from moeserve.errors import ConfigError
 from moeserve.launcher.runtime_directory import LOCK, remove_stale, runtime_directory
-from moeserve.runtime_paths import RuntimePaths
+from moeserve.processes.runtime_paths import RuntimePaths
 
 HOLD = """
 import sys

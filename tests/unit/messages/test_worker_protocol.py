@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from moeserve.cli.simulate.step_time import StepTime
+from moeserve.cli.simulate.worker import Timing, VirtualWorker
 from moeserve.messages import codec
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import ExpertUse, NewSeq, Row, StepPlan, StepResult
 from moeserve.messages.worker import Worker, WorkerClient, WorkerDied
 from moeserve.router.core.limits import Limits
 from moeserve.router.worker_client import RpycWorker
-from moeserve.simulate.step_time import StepTime
-from moeserve.simulate.worker import Timing, VirtualWorker
 from tests.support.in_process_worker import InProcessWorker
 from tests.support.rpc_child import ANSWER, RAISE, ScriptedRunner, child_process
 

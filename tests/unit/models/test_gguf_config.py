@@ -13,6 +13,7 @@ from moeserve.models.interface import AttentionShape, RopeScaling
 from moeserve.models.registry import read_checked_shape, read_shape
 from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.gguf import GGUFFile, open_gguf
+from tests.support.gemma_file import write_gemma
 from tests.support.gguf_bytes import TOKENS, Tensor, gguf_bytes, model_metadata, model_tensors
 
 
@@ -69,6 +70,17 @@ def test_missing_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:
         ),
         ({"rope__scaling__factor": 0.5}, "'qwen3moe.rope.scaling.factor' is 0.5"),
         ({"rope__scaling__factor": float("nan")}, "'qwen3moe.rope.scaling.factor' is nan"),
+        # What other architectures have, with a value that would change this one's computation.
+        (
+            {"logit_scale": 0.0625},
+            "'qwen3moe.logit_scale' is 0.0625; this architecture is computed without it",
+        ),
+        ({"attention__scale": 0.1}, "'qwen3moe.attention.scale' is 0.1"),
+        ({"expert_group_count": 8}, "'qwen3moe.expert_group_count' is 8"),
+        ({"expert_weights_scale": 2.5}, "'qwen3moe.expert_weights_scale' is 2.5"),
+        ({"final_logit_softcapping": 30.0}, "'qwen3moe.final_logit_softcapping' is 30.0"),
+        ({"swiglu_clamp_exp": [0, 7]}, "'qwen3moe.swiglu_clamp_exp' is "),
+        ({"attention__causal": False}, "'qwen3moe.attention.causal' is False"),
     ],
 )
 def test_metadata_out_of_range_is_refused(tmp_path: Path, changes: dict[str, Any], cause: str) -> None:
@@ -87,8 +99,16 @@ def test_rope_scaling(tmp_path: Path) -> None:
     assert yarn == RopeScaling("yarn", 4.0, 512)
     assert scaling(rope__scaling__type="linear", rope__scaling__factor=2.0) == RopeScaling("linear", 2.0)
     assert scaling(rope__scaling__factor=2.0) == RopeScaling("linear", 2.0)
+    assert scaling(rope__scale_linear=4.0) == RopeScaling("linear", 4.0), "the older name"
+    assert scaling(rope__scale_linear=4.0, rope__scaling__factor=2.0) == RopeScaling("linear", 2.0)
     assert scaling(rope__scaling__type="none", rope__scaling__factor=2.0) == RopeScaling()
     assert scaling(rope__scaling__factor=0.0) == RopeScaling()
+
+
+def test_settings_that_change_nothing_are_accepted(tmp_path: Path) -> None:
+    read_shape(
+        _model(tmp_path, logit_scale=1.0, expert_group_count=1, attention__causal=True, residual_scale=0.0)
+    )
 
 
 def _replace(name: str, *replacements: Tensor) -> list[Tensor]:
@@ -131,3 +151,16 @@ def test_every_wide_fixture_is_accepted(wide_fixtures: Path) -> None:
     assert paths
     for path in paths:
         read_checked_shape(open_gguf(path))
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_a_gemma_that_is_stretched_is_refused(tmp_path: Path, kind: str) -> None:
+    """llama.cpp stretches its layers without windows alone."""
+    path = write_gemma(tmp_path / "gemma.gguf", GGMLQuantizationType.F32, rope_scaling=kind)
+    with pytest.raises(ModelError, match=rf"gemma4\.rope\.scaling\.type' is '{kind}'"):
+        read_shape(open_gguf(path))
+
+
+def test_a_gemma_that_is_not_stretched_is_read(tmp_path: Path) -> None:
+    path = write_gemma(tmp_path / "gemma.gguf", GGMLQuantizationType.F32, rope_scaling="none")
+    assert read_shape(open_gguf(path)).rope_scaling == RopeScaling()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from moeserve.cli import main
+from moeserve.cli.main import main
+from moeserve.cli.plan import command
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.skipped_layers import SkippedLayers, skipped_layers
 from moeserve.models.sources.gguf import open_gguf
-from moeserve.plan import command
 from tests.support.gguf_bytes import Tensor, gguf_bytes, model_metadata, model_tensors
 from tests.unit.plan.test_plan import RATES
 

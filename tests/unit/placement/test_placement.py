@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeserve.config.units import MIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
-from moeserve.units import MIB
 from tests.support.placement_world import gpu, gpu_bytes, model
 
 EVERYTHING = 4096  # MiB: more than any model here takes

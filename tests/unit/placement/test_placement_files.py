@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moeserve.command_line import read_options, resolve
+from moeserve.cli.command_line import read_options, resolve
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 from moeserve.models.registry import read_shape

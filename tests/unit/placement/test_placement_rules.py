@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moeserve.config.units import MIB
 from moeserve.errors import ConfigError
 from moeserve.placement import Gpu, Placement, PlacementOptions, place
 from moeserve.placement.rules import Rules
-from moeserve.units import MIB
 from tests.support.placement_world import gpu, model, rules
 
 GPU = gpu(4096)

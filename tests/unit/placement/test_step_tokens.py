@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.header import qwen3moe
+from moeserve.config.units import GIB
 from moeserve.models.step_buffers import gpu_arena_bytes
 from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU, step_tokens
-from moeserve.units import GIB
 
 DOCS = Path(__file__).parents[3] / "docs"
 SHAPE = qwen3moe()

@@ -12,10 +12,10 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
 from benchmarks.header import QWEN3_30B_A3B
-from moeserve.cli import main
+from moeserve.cli.main import main
+from moeserve.cli.plan import command
+from moeserve.cli.plan.rates import CpuRates
 from moeserve.config import ServerConfig
-from moeserve.expert_cache.generate import PRESETS, UNIFORM, generate
-from moeserve.expert_cache.routing_trace import write_trace
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import KvLayout
 from moeserve.models.adapters.read_peft import PeftAdapter
@@ -24,9 +24,9 @@ from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement import ModelSizes
 from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.expert_cache.generate import PRESETS, UNIFORM, generate
+from moeserve.placement.expert_cache.routing_trace import write_trace
 from moeserve.placement.step_tokens import step_tokens
-from moeserve.plan import command
-from moeserve.plan.rates import CpuRates
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.support import gguf_bytes
 from tests.support.gemma_file import write_gemma

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.header import qwen3moe, write_header
-from moeserve.units import GIB
+from moeserve.config.units import GIB
 from tests.conftest import TINY_MODEL
 from tests.unit.plan.test_plan import fails, no_measuring, run
 
@@ -82,7 +82,7 @@ def test_what_two_h200s_reached(
 
 
 def test_the_text_names_each_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    from moeserve.cli import main
+    from moeserve.cli.main import main
 
     assert main(["plan", *TINY, "--parallel", "layers"]) == 0
     text = capsys.readouterr().out

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from benchmarks.header import qwen3moe, write_header
-from moeserve.expert_cache.replay import StepUse
+from moeserve.cli.plan.cache_forecast import CacheForecast, CacheUse
+from moeserve.cli.plan.rates import CpuRates, GpuRates
+from moeserve.cli.plan.routing import RoutingProbabilities
+from moeserve.cli.plan.speed import CpuSpeed, HybridSpeed, Step
 from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
 from moeserve.placement import Gpu, ModelSizes, PlacementOptions, Prefill, place
-from moeserve.plan.cache_forecast import CacheForecast, CacheUse
-from moeserve.plan.rates import CpuRates, GpuRates
-from moeserve.plan.routing import RoutingProbabilities
-from moeserve.plan.speed import CpuSpeed, HybridSpeed, Step
+from moeserve.placement.expert_cache.replay import StepUse
 from tests.support.placement_world import model
 
 RATES = CpuRates(read=50e9, dense_ops=1e12, expert_ops=1e12, op_s=1e-6, step_s=1e-4, row_s=1e-5)

@@ -12,12 +12,12 @@ import pytest
 import zmq
 
 from benchmarks.worker_host import make_certificates
+from moeserve import __version__
 from moeserve.messages.steps import WorkerReady
 from moeserve.remote.frames import Welcome
 from moeserve.remote.gate import Gate, NotServing, WorkerDoor
 from moeserve.remote.tls import gate_context
 from moeserve.remote.tls_files import TlsFiles
-from moeserve.version import version
 
 READY = WorkerReady(256, 4, 128, 1000, 1, 2, "none")
 FINGERPRINT = "the model's"
@@ -45,7 +45,7 @@ class RunningGate:
         self.workers: list[socket.socket] = []
         self.refusal = ""  # why there is no worker
         self.fingerprint = FINGERPRINT
-        self.version = version()
+        self.version = __version__
         self._connect = connect or self._pair
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._listener.getsockname()

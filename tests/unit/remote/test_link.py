@@ -27,12 +27,12 @@ from moeserve.messages.schema import ProcessReady, ReplaceWorker, WorkerExited
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.messages.worker import WorkerAnswer, WorkerDied
 from moeserve.models.open import open_metadata
-from moeserve.process import Process
+from moeserve.processes.lifecycle import Process
+from moeserve.processes.runtime_paths import RuntimePaths
 from moeserve.remote.fingerprint import fingerprint
 from moeserve.remote.link import Link
 from moeserve.router.replacement import LinkedWorkers
 from moeserve.router.worker_client import RpycWorker
-from moeserve.runtime_paths import RuntimePaths
 from tests.support.rpc_child import ANSWER, FLOOD, RAISE, READY, SLEEP, child_process
 from tests.unit.remote.conftest import READY as GATES_READY
 from tests.unit.remote.conftest import RunningGate

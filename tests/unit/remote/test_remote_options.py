@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moeserve import cli
+from moeserve.cli import main as cli
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.remote.options import ENGINE_GROUPS, ENGINE_OPTIONS, check_server, parse_address, worker_options
@@ -79,7 +79,7 @@ def test_nothing_listens_without_certificates(missing: str, capsys: pytest.Captu
 def test_certificates_that_cannot_be_read_end_the_start(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
+    monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
     arguments = ["worker", "--listen", "127.0.0.1:0", "--model", str(tiny_model)]
     missing = str(tmp_path / "none.pem")
     assert cli.main([*arguments, "--ssl-certfile", missing, "--ssl-ca-certs", missing]) == 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moeserve.messages.beams import BeamParams, EarlyStopping
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
-from moeserve.router.core.beam_search import BeamSearch
+from moeserve.router.core.beams.beam_search import BeamSearch
 
 VOCABULARY = 24
 Model = Callable[[tuple[int, ...]], "np.ndarray[Any, np.dtype[np.float64]]"]

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis.stateful import invariant
 
 from moeserve.messages.kv_events import BlockRemoved, BlockStored, encode_batch
-from moeserve.router.core.block_log import BlockLog, block_hash
-from moeserve.router.core.radix_cache import RadixCache
-from moeserve.router.core.radix_node import Namespace
+from moeserve.router.core.memory.block_log import BlockLog, block_hash
+from moeserve.router.core.memory.radix_cache import RadixCache
+from moeserve.router.core.memory.radix_node import Namespace
 from tests.support.kv_subscriber import Subscriber
 from tests.unit.router.test_radix_cache import SHARED, AgainstADictionary, packed
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from moeserve.messages.steps import Sampled, StepPlan, StepResult
-from moeserve.router.core.grammar_turns import MOST_CREDIT_MS, SHARE_BESIDE_OTHERS
+from moeserve.router.core.policy.grammar_turns import MOST_CREDIT_MS, SHARE_BESIDE_OTHERS
 from tests.support.router_world import World, final_item, make_world, request
 
 STEP_MS = 3.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from moeserve.messages.steps import StepResult
-from moeserve.router.core.page_keys import page_keys
+from moeserve.router.core.tiers.page_keys import page_keys
 from tests.support.router_world import World, final_item, make_world, request
 from tests.support.virtual_tiers import VirtualTiers
 

@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from moeserve.router.core.radix_cache import RadixCache
-from moeserve.router.core.radix_node import Node
+from moeserve.router.core.memory.radix_cache import RadixCache
+from moeserve.router.core.memory.radix_node import Node
 
 SHARED = ("", "")
 TOKENS = st.lists(st.sampled_from([0, 0, 1]), max_size=6)  # few values: much in common

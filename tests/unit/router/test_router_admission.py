@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeserve.router.core.admission import peak_tokens
-from moeserve.router.core.output_history import PRIOR, WINDOW, OutputHistory
-from moeserve.router.core.token_pool import PoolExhausted, TokenPool
+from moeserve.router.core.batch.admission import peak_tokens
+from moeserve.router.core.batch.output_history import PRIOR, WINDOW, OutputHistory
+from moeserve.router.core.memory.token_pool import PoolExhausted, TokenPool
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=8)
 

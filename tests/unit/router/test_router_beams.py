@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, TokensItem
-from moeserve.router.core.beam_search import BeamSearch
+from moeserve.router.core.beams.beam_search import BeamSearch
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.window_memory import least_slots
+from moeserve.router.core.memory.window_memory import least_slots
 from tests.support.beams import Wanted, requests
 from tests.support.checking_worker import STOP_TOKEN, ints, top_tokens
 from tests.support.router_world import World, final_error, final_item, make_world, request, rows_of

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import RequestError
-from moeserve.router.core.back_pressure import LEAST_WAIT_S
-from moeserve.router.core.fair_share import CREDIT, FairShare
+from moeserve.router.core.policy.back_pressure import LEAST_WAIT_S
+from moeserve.router.core.policy.fair_share import CREDIT, FairShare
 from tests.support.router_world import request
 from tests.support.virtual_engine import Stream, VirtualEngine
 
@@ -102,7 +103,7 @@ def test_too_many_waiting_tokens_get_a_503() -> None:
     for id in range(3):
         engine.send(request(id, 400, 10, arrival=0.0))
     (error,) = refusals(engine)
-    assert (error.id, error.status) == (2, 503)
+    assert (error.id, error.status, error.refusal) == (2, 503, Refusal.QUEUE_FULL)
     assert "800 prompt tokens are waiting" in error.message
 
 
@@ -152,7 +153,7 @@ def test_retry_after_before_anything_was_measured() -> None:
     for id in range(2):
         engine.send(request(id, 20, 10, arrival=0.0))
     (error,) = refusals(engine)
-    assert error.retry_after == LEAST_WAIT_S
+    assert (error.retry_after, error.refusal) == (LEAST_WAIT_S, Refusal.QUEUE_FULL)
 
 
 def test_one_key_cannot_fill_the_queue() -> None:
@@ -162,6 +163,7 @@ def test_one_key_cannot_fill_the_queue() -> None:
     refused = refusals(engine)
     assert len(refused) == 15
     assert "of this API key" in refused[0].message
+    assert refused[0].refusal is Refusal.QUOTA
     for id in range(100, 110):
         engine.send(request(id, 20, 10, arrival=0.0, key_name="light"))
     assert refusals(engine) == []

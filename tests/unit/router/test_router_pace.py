@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from moeserve.router.core.limits import STREAMED_PREFILL_SHARE
-from moeserve.router.core.pace import LEAST_CHUNK
+from moeserve.router.core.policy.pace import LEAST_CHUNK
 from moeserve.router.core.request import SECONDS_PER_PRIORITY
 from tests.support.router_world import request
 from tests.support.virtual_engine import Stream, StreamingEngine, VirtualEngine

@@ -20,7 +20,7 @@ from moeserve.messages.pages import TierCounts
 from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, TokensItem
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.snapshot_borders import BorderSpacing
+from moeserve.router.core.memory.snapshot_points import BorderSpacing
 from tests.support.checking_worker import STOP_TOKEN, ints
 from tests.support.router_world import Seen, World, request
 from tests.support.virtual_tiers import VirtualTiers
@@ -48,6 +48,7 @@ LIMITS = st.builds(
         BorderSpacing, tail=st.integers(0, 3), least=st.integers(1, 4), first=st.integers(2, 6)
     ),
     event_block_size=st.sampled_from([None, 2, 3]),
+    max_drafts=st.sampled_from([0, 1, 3, 6]),
 )
 TOKEN = st.sampled_from([7, 7, 7, 7, 7, STOP_TOKEN, -1])
 ADD = st.tuples(
@@ -225,7 +226,12 @@ def crowded_events(rng: random.Random, count: int, tenants: list[str], loses: fl
 
 
 def crowded_life(
-    seed: int, loses: float = 0.0, *, recurrent: bool = False, tiers: VirtualTiers | None = None
+    seed: int,
+    loses: float = 0.0,
+    *,
+    recurrent: bool = False,
+    tiers: VirtualTiers | None = None,
+    max_drafts: int = 0,
 ) -> World:
     rng = random.Random(seed)
     more: dict[str, Any] = recurrent_limits(random.Random(-seed)) if recurrent else {}
@@ -244,6 +250,7 @@ def crowded_life(
         num_experts=rng.choice([0, 16]),
         experts_per_token=2,
         event_block_size=rng.choice([None, 3]),
+        max_drafts=max_drafts,
         **more,
     )
     tenants = rng.choice([[""], ["a", "b"], ["greedy", "greedy", "greedy", "light", "other"]])
@@ -286,6 +293,21 @@ def test_crowded_lives_of_models_with_recurrent_state(seeds: range) -> None:
     assert sum(report.state_snapshot_hits > 0 for report in reports) > 0.4 * len(seeds)
     for seed in seeds[::5]:
         crowded_life(seed, loses=0.4, recurrent=True)
+
+
+@CROWDED
+def test_crowded_lives_with_drafts(seeds: range) -> None:
+    """The worker asserts that each row has slots for all of its positions, and reads what is committed."""
+    reports = []
+    for seed in seeds:
+        life = crowded_life(seed, 0.4 * (seed % 4 == 0), recurrent=seed % 2 == 0, max_drafts=1 + seed % 5)
+        reports.append(life.scheduler.load_report())
+    assert sum(report.preemptions > 0 for report in reports) > 0.1 * len(seeds)
+    assert sum(report.cached_tokens > 0 for report in reports) > 0.4 * len(seeds)
+    assert sum(report.accepted_draft_tokens > 10 for report in reports) > 0.5 * len(seeds)
+    assert sum(report.draft_tokens - report.accepted_draft_tokens > 10 for report in reports) > 0.5 * len(
+        seeds
+    )
 
 
 def tiers_of(seed: int, faults: float) -> VirtualTiers:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from moeserve.router.core.radix_cache import RadixCache
-from moeserve.router.core.radix_node import Node, Snapshot, SnapshotKind
-from moeserve.router.core.snapshot_borders import DEFAULT_SPACING, snapshot_borders
-from moeserve.router.core.snapshots import SnapshotCache
+from moeserve.router.core.memory.radix_cache import RadixCache
+from moeserve.router.core.memory.radix_node import Node, Snapshot, SnapshotKind
+from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, snapshot_borders
+from moeserve.router.core.memory.snapshots import SnapshotCache
 
 SHARED = ("", "")
 

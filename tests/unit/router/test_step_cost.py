@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeserve.router.core.step_cost import FIRST_CHUNK, StepCost, StepShape, chunk_context
+from moeserve.router.core.policy.step_cost import FIRST_CHUNK, StepCost, StepShape, chunk_context
 
 EXPERTS, PER_TOKEN = 128, 8
 

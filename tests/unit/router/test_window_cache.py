@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.snapshot_borders import window_spacing
-from moeserve.router.core.window_memory import least_slots
+from moeserve.router.core.memory.snapshot_points import window_spacing
+from moeserve.router.core.memory.window_memory import least_slots
 from tests.support.router_world import World, request
 from tests.unit.router.test_recurrent_cache import Conversation, ask, cached, computed, talk, text
 

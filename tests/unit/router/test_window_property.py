@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.snapshot_borders import BorderSpacing
-from moeserve.router.core.window_memory import least_slots
+from moeserve.router.core.memory.snapshot_points import BorderSpacing
+from moeserve.router.core.memory.window_memory import least_slots
 from tests.support.router_world import World
 from tests.unit.router.test_router_property import EVENT, Event, crowded_events, live
 
@@ -20,6 +20,7 @@ from tests.unit.router.test_router_property import EVENT, Event, crowded_events,
 def limits_of(window: int, spare: int, **others: Any) -> Limits:
     """With as many window slots as running requests may need, and `spare`."""
     running = min(others["max_num_seqs"], others["max_num_batched_tokens"])
+    spare += running * 2 * others.get("max_drafts", 0)
     slots = least_slots(window, running, others["max_num_batched_tokens"]) + spare
     return Limits(num_window_slots=slots, window=window, **others)
 
@@ -40,6 +41,7 @@ LIMITS = st.builds(
         BorderSpacing, tail=st.integers(0, 3), least=st.integers(1, 4), first=st.integers(2, 6)
     ),
     event_block_size=st.sampled_from([None, 2, 3]),
+    max_drafts=st.sampled_from([0, 1, 3, 6]),
 )
 
 

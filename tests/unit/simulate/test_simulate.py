@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from moeserve.cli.simulate.simulation import Simulation, SimulationResult, TimeWeightedGauge
+from moeserve.cli.simulate.step_time import StepTime
+from moeserve.cli.simulate.worker import Timing
+from moeserve.cli.workload.metrics import Outcome, concurrency, summarize
+from moeserve.cli.workload.shapes import PRESETS, WorkloadShape, generate
+from moeserve.cli.workload.trace import Session, Turn, Workload
 from moeserve.messages.steps import MeasuredStep
 from moeserve.router.core.limits import Limits
-from moeserve.simulate.simulation import Simulation, SimulationResult, TimeWeightedGauge
-from moeserve.simulate.step_time import StepTime
-from moeserve.simulate.worker import Timing
-from moeserve.workload.metrics import Outcome, concurrency, summarize
-from moeserve.workload.shapes import PRESETS, WorkloadShape, generate
-from moeserve.workload.trace import Session, Turn, Workload
 
 TEN_MS = StepTime("ten milliseconds a step", [0, 1], [0.010, 0.010])
 GROWING = StepTime("grows", [0, 1], [0.010, 0.0105], decode_context=1e-8, prefill_pairs=1e-9)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moeserve import cli
+from moeserve.cli import main as cli
 
 
 def test_command_prints_a_table_and_saves_the_figures(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from moeserve.simulate.step_time import StepTime
-from moeserve.simulate.worker import Timing
-from moeserve.workload.trace import Session, Turn, Workload
+from moeserve.cli.simulate.step_time import StepTime
+from moeserve.cli.simulate.worker import Timing
+from moeserve.cli.workload.trace import Session, Turn, Workload
 from tests.unit.simulate.test_simulate import ms, simulate, single
 
 INSTANT = StepTime("a nanosecond", [0, 1], [1e-9, 1e-9])

@@ -7,12 +7,12 @@ from functools import cache
 import msgspec
 import pytest
 
+from moeserve.cli.simulate.simulation import Simulation, SimulationResult
+from moeserve.cli.simulate.step_time import StepTime
+from moeserve.cli.simulate.tiers import TierModel
+from moeserve.cli.simulate.worker import Timing
+from moeserve.cli.workload.shapes import WorkloadShape, generate
 from moeserve.messages.pages import Tier, TierCounts
-from moeserve.simulate.simulation import Simulation, SimulationResult
-from moeserve.simulate.step_time import StepTime
-from moeserve.simulate.tiers import TierModel
-from moeserve.simulate.worker import Timing
-from moeserve.workload.shapes import WorkloadShape, generate
 from tests.unit.simulate.test_simulate import NOTHING_ELSE, TEN_MS, limits, ms, simulate, single
 
 # Four conversations in a pool that holds one: each turn finds others' KV in its place.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from moeserve.bench.steps import StepBench
+from moeserve.cli.bench.steps import StepBench
+from moeserve.cli.simulate.fit import fit, relative_errors
+from moeserve.cli.simulate.step_time import StepLoad, load_of
 from moeserve.messages.steps import Row, StepPlan
-from moeserve.simulate.fit import fit, relative_errors
-from moeserve.simulate.step_time import StepLoad, load_of
 
 DECODE = ([1, 8, 64, 128, 256], [1.7, 4.9, 12.4, 15.0, 22.0])  # rows, milliseconds
 PROMPTS = ([16, 64, 256, 512, 1024, 8192], [6.8, 9.0, 16.1, 25.8, 42.6, 210.0])  # tokens

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeserve.messages.steps import Row, StepPlan
-from moeserve.simulate.command import default_step_time
-from moeserve.simulate.fit import StepSample, fit, relative_errors
-from moeserve.simulate.step_time import (
+from moeserve.cli.simulate.command import default_step_time
+from moeserve.cli.simulate.fit import StepSample, fit, relative_errors
+from moeserve.cli.simulate.step_time import (
     StepLoad,
     StepTime,
     StepTimeError,
@@ -20,6 +19,7 @@ from moeserve.simulate.step_time import (
     read_step_time,
     write_step_time,
 )
+from moeserve.messages.steps import Row, StepPlan
 
 MODEL = StepTime(
     "by hand",

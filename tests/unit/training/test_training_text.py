@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moeserve.command_line import demonstration_model
+from moeserve.cli.command_line import demonstration_model
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.chat_template import ChatTemplate
 from tests.conftest import TINY_MODEL

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from moeserve.worker.engines.streaming import Streaming
-from moeserve.worker.measure.calibration import calibrate
+from moeserve.worker.engines.gpu.measure.calibration import calibrate
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 
 SIZES = [64, 128, 256, 512, 1024]
 

@@ -12,7 +12,7 @@ from moeserve.grammar.spec import Choice
 from moeserve.grammar.translate import to_grammar
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.grammar_compiler import GrammarCompiler
+from moeserve.worker.constraints.grammar_compiler import GrammarCompiler
 from tests.conftest import TINY_MODEL
 
 

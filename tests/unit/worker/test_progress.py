@@ -15,8 +15,8 @@ import zmq
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import LoadProgress, ToHttp
-from moeserve.worker import progress
-from moeserve.worker.progress import LoadingBar
+from moeserve.worker.loading import progress
+from moeserve.worker.loading.progress import LoadingBar
 
 TOTAL = 3 << 30
 

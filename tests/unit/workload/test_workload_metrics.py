@@ -8,8 +8,7 @@ from array import array
 
 import pytest
 
-from moeserve.errors import ConfigError
-from moeserve.workload.metrics import (
+from moeserve.cli.workload.metrics import (
     Outcome,
     concurrency,
     is_good,
@@ -17,8 +16,9 @@ from moeserve.workload.metrics import (
     summarize,
     tokens_per_second,
 )
-from moeserve.workload.plot import draw
-from moeserve.workload.report import details, failures, table
+from moeserve.cli.workload.plot import draw
+from moeserve.cli.workload.report import details, failures, table
+from moeserve.errors import ConfigError
 
 # 3 tokens: at 1.2, 1.3 and 1.6 s. 1 token: at 1.5 s. A failure.
 LONG = Outcome(

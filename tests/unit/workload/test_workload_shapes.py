@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from moeserve.command_line import demonstration_model
+from moeserve.cli.command_line import demonstration_model
+from moeserve.cli.workload.options import add_workload_options, workload_from
+from moeserve.cli.workload.prompts import END_ID, FIRST_ID, TokenHistory
+from moeserve.cli.workload.shapes import PRESETS, WorkloadShape, arrival_times, generate
+from moeserve.cli.workload.trace import Workload
 from moeserve.models.open import open_metadata
 from moeserve.tokenizer.vocabulary import Vocabulary
-from moeserve.workload.options import add_workload_options, workload_from
-from moeserve.workload.prompts import END_ID, FIRST_ID, TokenHistory
-from moeserve.workload.shapes import PRESETS, WorkloadShape, arrival_times, generate
-from moeserve.workload.trace import Workload
 
 
 def workload(shape: WorkloadShape, requests: int = 200, seed: int = 0, rate: float = math.inf) -> Workload:

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeserve.errors import ConfigError
-from moeserve.workload.options import (
+from moeserve.cli.workload.options import (
     add_judgement_options,
     add_workload_options,
     objectives_from,
     workload_from,
 )
-from moeserve.workload.prompts import TokenHistory
-from moeserve.workload.shapes import PRESETS, WorkloadShape, generate
-from moeserve.workload.trace import TraceError, Workload, read_trace, write_trace
+from moeserve.cli.workload.prompts import TokenHistory
+from moeserve.cli.workload.shapes import PRESETS, WorkloadShape, generate
+from moeserve.cli.workload.trace import TraceError, Workload, read_trace, write_trace
+from moeserve.errors import ConfigError
 
 
 def read(folder: Path, *lines: str) -> Workload:

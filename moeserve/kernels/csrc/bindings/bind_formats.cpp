@@ -1,5 +1,6 @@
 // The list of quantization types, for the test that holds it to Python's table.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
 #include <vector>
@@ -27,6 +28,14 @@ std::vector<Row> rows() {
 
 nb::tuple to_tuple(const BitField& field) { return nb::make_tuple(field.at, field.width, field.bits); }
 
+nb::tuple to_tuple(const ByteRun& run) { return nb::make_tuple(run.at, run.group, run.step); }
+
+nb::tuple book(const Codebook& k) {
+  const auto numbers = nb::make_tuple(k.entries, k.columns, k.most, k.high_bits, static_cast<int>(k.signs),
+                                      static_cast<int>(k.scales), k.eighths);
+  return nb::make_tuple(numbers, to_tuple(k.low), to_tuple(k.word), to_tuple(k.high));
+}
+
 std::vector<int> levels(const QuantType& type) {
   if (type.table == CodeTable::None) return {};
   const int8_t* first = kLevels[static_cast<int>(type.table)];
@@ -50,8 +59,13 @@ void bind_formats(nb::module_& m) {
       .def_prop_ro("octets_at", [](const Row& r) { return r.type.octets_at; })
       .def_prop_ro("octets", [](const Row& r) { return r.type.octets; })
       .def_prop_ro("offset", [](const Row& r) { return r.type.offset; })
+      .def_prop_ro("book", [](const Row& r) { return book(r.type.book); })
       .def_prop_ro("levels", [](const Row& r) { return levels(r.type); });
   m.def("quant_types", &rows);
+  m.def("set_codebook",
+        [](int type, nb::ndarray<const int8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> entries) {
+          set_codebook(type, entries.data(), static_cast<int64_t>(entries.size()));
+        });
 }
 
 }  // namespace moeserve

@@ -51,6 +51,7 @@ void bind_engine(nb::module_& m) {
   m.def(
       "dequantize_row",
       [](int type, Address row, int64_t cols, Address out) {
+        if (type_info(type).name == nullptr) reject("type", "not supported, or its codebook was not set");
         dequantize_row(type, at<const uint8_t>(row), cols, at<float>(out));
       },
       "type"_a, "row"_a, "cols"_a, "out"_a, "One row of GGUF blocks to float32; the scalar specification.");
@@ -139,7 +140,9 @@ void bind_engine(nb::module_& m) {
       .def("lora", &Stream::lora)
       .def("delta_net", &Stream::delta_net, "qkv"_a, "z"_a, "b"_a, "a"_a.none(), "conv"_a, "rate"_a,
            "dt_bias"_a, "norm"_a, "eps"_a, "heads"_a, "states"_a, "first"_a, "row"_a, "count"_a, "slot"_a,
-           "n"_a, "out"_a)
+           "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a, "out"_a)
+      .def("commit_states", &Stream::commit_states, "heads"_a, "states"_a, "first"_a, "slot"_a, "kept"_a,
+           "accepted"_a, "pending"_a)
       .def("copy_states", &Stream::copy_states, "states"_a, "pairs"_a)
       .def("read", &Stream::read);
 }

@@ -80,7 +80,10 @@ class Stream {
   // stream_states.cpp
   void delta_net(Tensor qkv, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate, Tensor dt_bias,
                  Tensor norm, float eps, const DeltaHeads& heads, Tensor states, int64_t first, Tensor row,
-                 Tensor count, Tensor slot, int n, const Activations& out);
+                 Tensor count, Tensor slot, Tensor drafts, Tensor kept, Tensor pending, int n,
+                 const Activations& out);
+  void commit_states(const DeltaHeads& heads, Tensor states, int64_t first, Tensor slot, Tensor kept,
+                     Tensor accepted, Tensor pending);
   void copy_states(Tensor states, Tensor pairs);
   void read(const Matrix& matrix) { pool_.submit(ReadOp{&matrix}); }
 

@@ -20,8 +20,12 @@ void check_delta_heads(const DeltaHeads& h) {
 // The sequences share out rows 0 .. n - 1 in order, and no two have one slot.
 StateSequences state_sequences(nb::handle row, nb::handle count, nb::handle slot, int n, int64_t slots) {
   const int num = static_cast<int>(tensor_arg(count, "count", Element::kInt32).size());
-  StateSequences s{num, sized_arg<int32_t>(row, "row", num), sized_arg<int32_t>(count, "count", num),
-                   sized_arg<int32_t>(slot, "slot", num)};
+  StateSequences s{num,
+                   sized_arg<int32_t>(row, "row", num),
+                   sized_arg<int32_t>(count, "count", num),
+                   sized_arg<int32_t>(slot, "slot", num),
+                   nullptr,
+                   nullptr};
   check_ids("state slot", s.slot, num, slots);
   int64_t next = 0;
   for (int i = 0; i < num; ++i) {
@@ -37,11 +41,24 @@ StateSequences state_sequences(nb::handle row, nb::handle count, nb::handle slot
   return s;
 }
 
+// Where the drafts of sequences are kept, in consecutive records.
+PendingStates pending_states(nb::handle pending, const DeltaHeads& heads, int num, const int32_t* drafts,
+                             const int32_t* first) {
+  const TensorArg all = tensor_arg(pending, "pending", Element::kFloat32);
+  if (all.cols != PendingStates::values(heads)) reject("pending", "records of another size wanted");
+  for (int i = 0; i < num; ++i) {
+    if (drafts[i] < 0 || first[i] < 0 || int64_t{first[i]} + drafts[i] > all.rows)
+      reject("first", "records that are there wanted");
+  }
+  return {static_cast<float*>(all.data), all.cols};
+}
+
 }  // namespace
 
 void Stream::delta_net(Tensor qkv, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate, Tensor dt_bias,
                        Tensor norm, float eps, const DeltaHeads& heads, Tensor states, int64_t first,
-                       Tensor row, Tensor count, Tensor slot, int n, const Activations& out) {
+                       Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept, Tensor pending,
+                       int n, const Activations& out) {
   check_delta_heads(heads);
   const TensorArg all = tensor_arg(states, "states", Element::kFloat32);
   if (first < 0 || first + heads.state_values() > all.cols)
@@ -67,8 +84,37 @@ void Stream::delta_net(Tensor qkv, Tensor z, Tensor b, Tensor a, Tensor conv, Te
   op.states = static_cast<float*>(all.data) + first;
   op.slot_values = all.cols;
   op.sequences = state_sequences(row, count, slot, n, all.rows);
+  if (!drafts.is_none()) {
+    const int num = op.sequences.num;
+    op.sequences.drafts = sized_arg<int32_t>(drafts, "drafts", num);
+    op.sequences.first = sized_arg<int32_t>(kept, "first", num);
+    for (int i = 0; i < num; ++i) {
+      if (op.sequences.sure(i) < 1) reject("drafts", "fewer than the rows wanted");
+    }
+    op.pending = pending_states(pending, heads, num, op.sequences.drafts, op.sequences.first);
+  }
   op.n = n;
   op.out = out;
+  pool_.submit(op);
+}
+
+void Stream::commit_states(const DeltaHeads& heads, Tensor states, int64_t first, Tensor slot, Tensor kept,
+                           Tensor accepted, Tensor pending) {
+  check_delta_heads(heads);
+  const TensorArg all = tensor_arg(states, "states", Element::kFloat32);
+  if (first < 0 || first + heads.state_values() > all.cols)
+    reject("first", "the layer lies beside the states");
+  CommitStatesOp op{};
+  op.k = kernels_;
+  op.heads = heads;
+  op.states = static_cast<float*>(all.data) + first;
+  op.slot_values = all.cols;
+  op.num = static_cast<int>(tensor_arg(slot, "slot", Element::kInt32).size());
+  op.slot = sized_arg<int32_t>(slot, "slot", op.num);
+  op.first = sized_arg<int32_t>(kept, "first", op.num);
+  op.accepted = sized_arg<int32_t>(accepted, "accepted", op.num);
+  check_ids("state slot", op.slot, op.num, all.rows);
+  op.pending = pending_states(pending, heads, op.num, op.accepted, op.first);
   pool_.submit(op);
 }
 

@@ -1,4 +1,4 @@
-// Which experts a layer's slots in GPU memory hold: moeserve/expert_cache/policy.py, which specifies it, in the time that
+// Which experts a layer's slots in GPU memory hold: moeserve/placement/placement/expert_cache/policy.py, which specifies it, in the time that
 // a step's host has. All layers in one call; the same decisions, to the bit.
 #pragma once
 

@@ -28,8 +28,9 @@ struct ExcessLevels {
 };
 
 // The largest code that any bytes can give: a file's bits are masked to as many as the type has, and a table's index to 16
-// levels.
+// levels; set_codebook holds a codebook's entries to its most.
 constexpr int most_code(const QuantType& q) {
+  if (q.has_book()) return q.book.zero() + q.book.most + q.book.has_delta();
   int most = 0;
   for (int code = 0; code < 1 << (q.low.bits + q.high.bits); ++code) {
     const int table = static_cast<int>(q.table);
@@ -38,12 +39,18 @@ constexpr int most_code(const QuantType& q) {
   return most;
 }
 
+// The same of a type with a codebook: codebook_traits.inl.
+template <Type T, int Q>
+inline VB book_quad(const uint8_t* p);
+
 // Quad Q's codes, from where a group's vectors begin: see panel_layout.h.
 template <Type T, int Q>
 inline VB unpack_quad(const uint8_t* p) {
   constexpr QuantType q = kQuantType<T>;
   constexpr PanelLayout layout = kLayout<T>;
-  if constexpr (q.low.bits == 8) {
+  if constexpr (q.has_book()) {
+    return book_quad<T, Q>(p);
+  } else if constexpr (q.low.bits == 8) {
     return load_b(p + 64 * Q);
   } else {
     const uint8_t* above = p + 64 * layout.bit_vectors;  // the pairs
@@ -151,11 +158,25 @@ inline Scales exponent_scales(const uint8_t* block, int half) {
 }
 
 template <Type T>
+inline Scales book_scales(const uint8_t* block, int g, int half);  // codebook_traits.inl
+
+// half_ue4m3 of 16 rows. The smallest eight are denormal, and threads of the pool may take denormal numbers for zero: they are
+// made from integers. Byte 127 is not a number, which ggml reads as 0; 255 is one for it.
+inline VF small_float(VI e) {
+  const VI bits = and_i(e, 127);
+  const VF code = to_float(bits),
+           normal = mul(as_float(sub_i(shl_i<20>(bits), set_i(-(120 << 23)))), set_f(0.5f));
+  const VF value = blend_less(code, set_f(8.0f), mul(code, set_f(0x1p-10f)), normal);
+  return blend_less(abs(sub(to_float(e), set_f(127.0f))), set_f(0.5f), zero_f(), value);
+}
+
+template <Type T>
 struct Format {
   static constexpr QuantType type = kQuantType<T>;
   static constexpr PanelLayout layout = kLayout<T>;
   static constexpr bool kMin = type.has_min(), kSplit = type.group == 16;
-  static constexpr int kZero = type.low.bits == 8              ? 128
+  static constexpr int kZero = type.has_book()                 ? type.book.zero()
+                               : type.low.bits == 8            ? 128
                                : type.table != CodeTable::None ? kExcess[static_cast<int>(type.table)]
                                                                : type.offset;
   static constexpr int kMostCode = most_code(type);
@@ -174,6 +195,12 @@ struct Format {
       return {half_field(block, 0, half), zero_f(), sub(zero_f(), half_field(block, 1, half)), zero_f()};
     } else if constexpr (type.scales == StoredScales::E8M0) {
       return exponent_scales(block, half);
+    } else if constexpr (type.scales == StoredScales::UE4M3) {
+      static_assert(kSplit);
+      return {small_float(scale_bytes<T>(block, 2 * g, half)),
+              small_float(scale_bytes<T>(block, 2 * g + 1, half)), zero_f(), zero_f()};
+    } else if constexpr (type.has_book()) {
+      return book_scales<T>(block, g, half);
     } else if constexpr (type.scales == StoredScales::SixBitMin) {
       static_assert(!kSplit);
       return six_bit_scales_and_mins<T>(block, g, half);

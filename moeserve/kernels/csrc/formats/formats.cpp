@@ -1,13 +1,17 @@
 #include "formats.h"
 
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <memory>
+#include <stdexcept>
 
 namespace moeserve {
 
 namespace {
 
 #include "block_codes.inl"
+#include "book_blocks.inl"
 
 float half_at(const uint8_t* p) {
   uint16_t h;
@@ -47,6 +51,8 @@ GroupScale group_scale(const uint8_t* b, int g) {
   const uint8_t* octets = b + q.octets_at;
   if constexpr (q.scales == StoredScales::E8M0) {
     return {half_e8m0(octets[0]), 0.0f};
+  } else if constexpr (q.scales == StoredScales::UE4M3) {
+    return {half_ue4m3(octets[g]), 0.0f};
   } else {
     const float d = half_at(b + q.halves_at), second = q.has_min() ? half_at(b + q.halves_at + 2) : 0.0f;
     switch (q.scales) {
@@ -65,6 +71,8 @@ GroupScale group_scale(const uint8_t* b, int g) {
         return {d * q3_scale(octets, g), 0.0f};
       case StoredScales::SixBitIQ4XS:
         return {d * iq4_scale(octets, g), 0.0f};
+      case StoredScales::Book:
+        return {half_to_float(book_d(b, q)) * (2 * book_scale(b, q, g) + 1) * (q.book.eighths / 8.0f), 0.0f};
       default:
         return {d, 0.0f};
     }
@@ -82,6 +90,11 @@ void dequantize_block(const uint8_t* b, float* out) {
     uint16_t h;
     std::memcpy(&h, b, 2);
     *out = bfloat_to_float(h);
+  } else if constexpr (q.has_book()) {
+    const uint32_t* words = codebook_words[static_cast<int>(T)];
+    for (int col = 0; col < q.block_cols; ++col) {
+      out[col] = group_scale<T>(b, col / q.group).s * book_number(b, q.book, words, col / 32, col % 32);
+    }
   } else {
     uint8_t codes[q.block_cols];
     read_codes<T>(b, codes);
@@ -101,6 +114,7 @@ void dequantize_block(const uint8_t* b, float* out) {
 struct Entry {
   TypeInfo info = {nullptr, 1, 0, false};
   void (*dequantize)(const uint8_t* block, float* out) = nullptr;
+  const Codebook* book = nullptr;  // nullptr: the type has none
 };
 
 constexpr std::array<Entry, kMaxType> make_table() {
@@ -108,7 +122,8 @@ constexpr std::array<Entry, kMaxType> make_table() {
 #define MOESERVE_ENTRY(name, number, ...)                                                     \
   t[number] = {{#name, kQuantType<Type::name>.block_cols, kQuantType<Type::name>.block_bytes, \
                 !kQuantType<Type::name>.is_float()},                                          \
-               dequantize_block<Type::name>};
+               dequantize_block<Type::name>,                                                  \
+               kQuantType<Type::name>.has_book() ? &kQuantType<Type::name>.book : nullptr};
   MOESERVE_QUANT_TYPES(MOESERVE_ENTRY)
 #undef MOESERVE_ENTRY
   return t;
@@ -118,8 +133,32 @@ constexpr TypeInfo kUnsupported = {nullptr, 1, 0, false};
 
 }  // namespace
 
+const uint32_t* codebook_words[kMaxType] = {};
+
 const TypeInfo& type_info(int type) {
-  return type >= 0 && type < kMaxType ? kTable[type].info : kUnsupported;
+  if (type < 0 || type >= kMaxType) return kUnsupported;
+  const Entry& entry = kTable[type];
+  return entry.book != nullptr && codebook_words[type] == nullptr ? kUnsupported : entry.info;
+}
+
+void set_codebook(int type, const int8_t* entries, int64_t count) {
+  if (type < 0 || type >= kMaxType || kTable[type].book == nullptr) {
+    throw std::invalid_argument("type: has no codebook");
+  }
+  const Codebook& k = *kTable[type].book;
+  if (count != int64_t{k.entries} * k.columns) throw std::invalid_argument("entries: another number of them");
+  if (codebook_words[type] != nullptr) return;
+  static std::array<std::unique_ptr<uint32_t[]>, kMaxType> owned;
+  auto words = std::make_unique<uint32_t[]>(count / 4);
+  for (int64_t i = 0; i < count; ++i) {
+    const int number = k.has_delta() ? 8 * entries[i] + k.zero() : entries[i];
+    if (number < 0 || number > (k.has_delta() ? k.zero() : 0) + k.most) {
+      throw std::invalid_argument("entries: a number that no kernel multiplies");
+    }
+    words[i / 4] |= static_cast<uint32_t>(number) << 8 * (i % 4);
+  }
+  owned[type] = std::move(words);
+  codebook_words[type] = owned[type].get();
 }
 
 void dequantize_row(int type, const uint8_t* row, int64_t cols, float* out) {
@@ -157,6 +196,13 @@ float half_e8m0(uint8_t e) {
   float f;
   std::memcpy(&f, &bits, 4);
   return f;
+}
+
+float half_ue4m3(uint8_t e) {
+  if (e == 127) return 0.0f;  // not a number, which ggml reads as 0
+  const int exponent = e >> 3 & 15, mantissa = e & 7;
+  return exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -10)
+                       : std::ldexp(static_cast<float>(8 + mantissa), exponent - 11);
 }
 
 float bfloat_to_float(uint16_t h) {

@@ -27,6 +27,15 @@ struct TypeInfo {
 // Never fails: an unsupported id gives {nullptr, …}.
 const TypeInfo& type_info(int type);
 
+// Sets the entries of a type's codebook, [entries, columns] signed bytes as gguf-py has them. Before that the type is not
+// supported: type_info has no name for it. Throws std::invalid_argument for a type without a codebook, or other entries.
+// The tables are this process's, written here alone, and read by every kernel.
+void set_codebook(int type, const int8_t* entries, int64_t count);
+
+// By type: the entries, 4 columns to a word: magnitudes or, where a delta is added, 8 times the number plus zero(). nullptr
+// before set_codebook.
+extern const uint32_t* codebook_words[kMaxType];
+
 // Bytes of one row in the file, and so of 1/32 of a panel. cols % block_cols == 0.
 inline size_t row_bytes(int type, int64_t cols) {
   const TypeInfo& info = type_info(type);
@@ -42,5 +51,8 @@ float bfloat_to_float(uint16_t h);
 
 // 2^(e - 128): half of an E8M0 scale, to go with the doubled levels.
 float half_e8m0(uint8_t e);
+
+// Half of an unsigned float of 4 and 3 bits (bias 7), to go with the doubled levels.
+float half_ue4m3(uint8_t e);
 
 }  // namespace moeserve

@@ -74,12 +74,46 @@ void pack_block(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* blo
   }
 }
 
+// The same of a type with a codebook: bytes change their places, nothing is looked up.
+template <Type T>
+void pack_book(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* block) {
+  constexpr QuantType q = kQuantType<T>;
+  constexpr Codebook k = q.book;
+  constexpr PanelLayout layout = kLayout<T>;
+  if (valid_rows < kPanelRows) std::memset(block, 0, layout.block_bytes);
+  for (int r = 0; r < valid_rows; ++r) {
+    const uint8_t* b = rows + r * stride;
+    if constexpr (q.halves() > 0) std::memcpy(block + 2 * r, b + q.halves_at, 2);
+    uint8_t* octets = block + 64 * q.halves();
+    for (int i = 0; i < q.octets; ++i) octets[i * kPanelRows + r] = b[q.octets_at + i];
+    uint8_t* half = block + layout.header_bytes + r / 16 * layout.half_bytes();
+    for (int g = 0; g < layout.cols / 32; ++g, half += layout.group_bytes()) {
+      uint8_t* out = half;
+      for (int i = 0; i < k.low_bytes(); ++i, out += 16)
+        out[r % 16] = b[k.low.at + g * k.low.group + i * k.low.step];
+      for (int i = 0; i < k.word_bytes(); ++i)
+        out[r % 16 * 4 + i] = b[k.word.at + g * k.word.group + i * k.word.step];
+      out += 16 * k.word_bytes();
+      for (int i = 0; i < k.high_bytes(); ++i, out += 16) out[r % 16] = b[k.high.at + g * k.high.group + i];
+    }
+  }
+}
+
+template <Type T>
+void pack_column(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* block) {
+  if constexpr (kQuantType<T>.has_book()) {
+    pack_book<T>(rows, stride, valid_rows, block);
+  } else {
+    pack_block<T>(rows, stride, valid_rows, block);
+  }
+}
+
 template <Type T>
 void pack_integer(const uint8_t* rows, size_t stride, int valid_rows, int64_t cols, uint8_t* panel) {
   constexpr PanelLayout layout = kLayout<T>;
   for (int64_t block = 0; block < cols / layout.cols; ++block) {
-    pack_block<T>(rows + block * (layout.block_bytes / kPanelRows), stride, valid_rows,
-                  panel + block * layout.block_bytes);
+    pack_column<T>(rows + block * (layout.block_bytes / kPanelRows), stride, valid_rows,
+                   panel + block * layout.block_bytes);
   }
 }
 

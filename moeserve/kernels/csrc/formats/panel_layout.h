@@ -13,6 +13,9 @@
 //   Q4_1          d f16 x32 | m f16 x32                                      4 nibbles
 //   Q5_0, Q5_1    as Q4_0, Q4_1                                              1 bits | 4 nibbles
 //   MXFP4         exponent byte x32                                          4 nibbles
+//   TQ2_0         d f16 x32                                                  2 pairs
+//   NVFP4         4 scale bytes, each x32                                    4 nibbles
+//   with a codebook: d f16 x32, scale bytes, each x32                        indices, words, high bytes
 //   F16, BF16, F32: no header; for each column the 32 rows' elements.
 //
 // The header comes once a block column, then, for each group of 32 columns and each half of 16 rows, the vectors of
@@ -20,6 +23,9 @@
 // vector i holds quad i (columns 4i..4i+3) in its low and quad i+4 (columns 16+4i..) in its high nibbles; a pair
 // vector j has bits 2i..2i+1 for quad 4j+i; a bit vector has bit q for quad q. Pairs and bits are the code's top
 // bits above nibbles; without nibbles the pairs are its lowest bits.
+//
+// Of a type with a codebook, a half has the indices' low bytes, entry by entry, each x16; then 16 words of 32 bits, a row's
+// each; then the high bytes, each x16. No more bytes than the file has: entries are looked up where they are multiplied.
 #pragma once
 
 #include "formats.h"
@@ -33,7 +39,10 @@ struct PanelLayout {
   int bit_vectors;   // 0 or 1
   int pair_vectors;  // 0 or 2
   int code_vectors;  // 0, 4 (nibbles) or 8 (bytes)
-  constexpr int half_bytes() const { return 64 * (bit_vectors + pair_vectors + code_vectors); }
+  int book_bytes;    // of each of 16 rows, where there is a codebook
+  constexpr int half_bytes() const {
+    return 64 * (bit_vectors + pair_vectors + code_vectors) + 16 * book_bytes;
+  }
   constexpr int group_bytes() const { return 2 * half_bytes(); }
   constexpr int pair_shift() const { return code_vectors > 0 ? 4 : 0; }  // where a pair stands in its code
   constexpr int bit_shift() const { return code_vectors > 0 ? 4 : 2; }
@@ -41,12 +50,22 @@ struct PanelLayout {
 
 // Of a quantised type.
 constexpr PanelLayout panel_layout(const QuantType& q) {
+  if (q.has_book()) {
+    return {q.block_cols,
+            kPanelRows * q.block_bytes,
+            kPanelRows * (2 * q.halves() + q.octets),
+            0,
+            0,
+            0,
+            q.book.low_bytes() + q.book.word_bytes() + q.book.high_bytes()};
+  }
   return {q.block_cols,
           kPanelRows * q.block_bytes,
           kPanelRows * (2 * q.halves() + q.octets),
           q.high.bits == 1 ? 1 : 0,
           q.low.bits == 2 || q.high.bits == 2 ? 2 : 0,
-          q.low.bits == 2 ? 0 : q.low.bits};
+          q.low.bits == 2 ? 0 : q.low.bits,
+          0};
 }
 template <Type T>
 constexpr PanelLayout kLayout = panel_layout(kQuantType<T>);

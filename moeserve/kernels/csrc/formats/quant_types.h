@@ -19,14 +19,16 @@ struct BitField {
 
 // How a block stores its groups' scales s and mins m; a weight is s * (code - offset) - m.
 enum class StoredScales : int {
-  F16,         // a float16 s
-  F16Min,      // float16 s, then float16 -m
-  E8M0,        // a byte: s = 2^(byte - 128), to go with a doubled code table
-  I8,          // float16 d, a signed byte a group
-  NibbleMin,   // float16 d and dmin, a byte a group: scale in the low nibble, min in the high
-  SixBitMin,   // float16 d and dmin, 12 bytes: Q4_K's packing of 8 scales and 8 mins
-  SixBitQ3K,   // float16 d, 12 bytes: Q3_K's packing of 16 scales, less 32
-  SixBitIQ4XS  // float16 d, 6 bytes: IQ4_XS's packing of 8 scales, less 32
+  F16,          // a float16 s
+  F16Min,       // float16 s, then float16 -m
+  E8M0,         // a byte: s = 2^(byte - 128), to go with a doubled code table
+  I8,           // float16 d, a signed byte a group
+  NibbleMin,    // float16 d and dmin, a byte a group: scale in the low nibble, min in the high
+  SixBitMin,    // float16 d and dmin, 12 bytes: Q4_K's packing of 8 scales and 8 mins
+  SixBitQ3K,    // float16 d, 12 bytes: Q3_K's packing of 16 scales, less 32
+  SixBitIQ4XS,  // float16 d, 6 bytes: IQ4_XS's packing of 8 scales, less 32
+  UE4M3,        // a byte: an unsigned float of 4 and 3 bits, halved, to go with a doubled code table
+  Book          // as the codebook's `scales` say
 };
 
 // What each code of 4 bits stands for, where it is not a number itself.
@@ -37,6 +39,54 @@ inline constexpr int8_t kLevels[][16] = {
     {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},  // doubled
 };
 inline constexpr int kExcess[] = {0, 128, 12};  // added to levels, so that kernels multiply unsigned bytes
+
+// Bytes of a block that belong to the entries of a codebook: the first of a group of 32 columns at `at` + group * `group`,
+// the next ones `step` bytes apart.
+struct ByteRun {
+  int at = 0;
+  int group = 0;
+  int step = 1;
+};
+
+// How entries of a codebook get their signs, eight columns at a time.
+enum class Signs : int {
+  Packed7,  // seven bits for each 8 columns from the lowest bit of the group's word on; the eighth makes their number even
+  High7,  // byte e of the word above its lowest bit, which is the index's ninth; the eighth makes their number even
+  Bytes,       // byte e of the word
+  DeltaGroup,  // none: an eighth is added to all columns, or subtracted where bit 15 of the high bytes is set
+  DeltaEntry   // none: the same by entry, where bit 3 of its nibble of the high bytes is set
+};
+
+// Where the scales of a type with a codebook are: integers n; a weight is d * (2 n + 1) * unit * (what the code stands for).
+enum class BookScales : int {
+  WordTop,    // the word's highest 4 bits, for 32 columns
+  Nibbles32,  // nibbles of the octets, for 32 columns
+  Nibbles16,  // nibbles of the octets, for 16 columns
+  HighTop3,   // bits 12 to 14 of the high bytes, for 32 columns
+  Threes      // 3 bits for 16 columns, four to a 16-bit word of the octets, whose highest 4 bits are d's
+};
+
+// A type whose codes are indices into a grid of vectors (gguf-py has its entries by the type's name).
+struct Codebook {
+  int entries = 0;  // a power of two; 0: the type has no codebook
+  int columns = 8;  // of an entry: 4 or 8
+  int most = 0;     // the largest magnitude of an entry, or of 8 times an entry where a delta is added
+  ByteRun low;      // the indices' low bytes
+  ByteRun word;     // four bytes for a group; group 0: there are none
+  ByteRun high;     // bytes with the indices' high bits; group 0: there are none
+  int high_bits = 0;
+  Signs signs = Signs::Bytes;
+  BookScales scales = BookScales::Nibbles16;
+  int eighths = 1;  // unit = eighths / 8
+
+  constexpr int low_bytes() const { return 32 / columns; }  // of a row and group
+  constexpr int word_bytes() const { return word.group ? 4 : 0; }
+  constexpr int high_bytes() const { return high.group; }
+  constexpr bool has_delta() const { return signs == Signs::DeltaGroup || signs == Signs::DeltaEntry; }
+  constexpr int zero() const {
+    return has_delta() ? most + 1 : most;
+  }  // added to numbers, so that codes are unsigned
+};
 
 struct QuantType {
   int block_cols = 1;   // columns of a GGUF block
@@ -49,14 +99,18 @@ struct QuantType {
   StoredScales scales = StoredScales::F16;
   int halves_at = 0;              // byte of the float16 s or d, which the min's follows at once
   int octets_at = 0, octets = 0;  // bytes of scales, where there are any
+  Codebook book = {};
 
-  constexpr bool is_float() const { return low.bits == 0; }
+  constexpr bool has_book() const { return book.entries > 0; }
+  constexpr bool is_float() const { return low.bits == 0 && !has_book(); }
   constexpr bool has_min() const {
     return scales == StoredScales::F16Min || scales == StoredScales::NibbleMin ||
            scales == StoredScales::SixBitMin;
   }
   constexpr int halves() const {  // float16 numbers of a block
-    return scales == StoredScales::E8M0 ? 0 : has_min() ? 2 : 1;
+    if (scales == StoredScales::E8M0 || scales == StoredScales::UE4M3) return 0;
+    if (has_book() && book.scales == BookScales::Threes) return 0;
+    return has_min() ? 2 : 1;
   }
 };
 
@@ -79,8 +133,31 @@ struct QuantType {
   X(Q6_K, 14, {256, 210, {0, 64, 4}, {128, 32, 2}, 32, CodeTable::None, 16, StoredScales::I8, 208, 192, 16})      \
   X(IQ4_NL, 20, {32, 18, {2, 16, 4}, {}, 0, CodeTable::IQ4, 32, StoredScales::F16})                               \
   X(IQ4_XS, 23, {256, 136, {8, 16, 4}, {}, 0, CodeTable::IQ4, 32, StoredScales::SixBitIQ4XS, 0, 2, 6})            \
-  X(MXFP4, 39, {32, 17, {1, 16, 4}, {}, 0, CodeTable::E2M1, 32, StoredScales::E8M0, 0, 0, 1})
+  X(MXFP4, 39, {32, 17, {1, 16, 4}, {}, 0, CodeTable::E2M1, 32, StoredScales::E8M0, 0, 0, 1})                     \
+  X(TQ2_0, 35, {256, 66, {0, 32, 2}, {}, 1, CodeTable::None, 32, StoredScales::F16, 64})                          \
+  X(NVFP4, 40, {64, 36, {4, 8, 4}, {}, 0, CodeTable::E2M1, 16, StoredScales::UE4M3, 0, 0, 4})                     \
+  X(IQ2_XXS, 16, book_type(66, 32, 0, 0, 0, {256, 8, 43, {2, 8}, {6, 8}, {}, 0, Signs::Packed7, BookScales::WordTop})) \
+  X(IQ2_XS, 17, book_type(74, 16, 0, 66, 8, {512, 8, 43, {2, 8, 2}, {3, 8, 2}, {}, 1, Signs::High7, BookScales::Nibbles16})) \
+  X(IQ2_S, 22, book_type(82, 16, 0, 74, 8, {1024, 8, 43, {2, 4}, {34, 4}, {66, 1}, 2, Signs::Bytes, BookScales::Nibbles16})) \
+  X(IQ3_XXS, 18, book_type(98, 32, 0, 0, 0, {256, 4, 62, {2, 8}, {66, 4}, {}, 0, Signs::Packed7, BookScales::WordTop, 2})) \
+  X(IQ3_S, 21, book_type(110, 32, 0, 106, 4, {512, 4, 15, {2, 8}, {74, 4}, {66, 1}, 1, Signs::Bytes, BookScales::Nibbles32, 8})) \
+  X(IQ1_S, 19, book_type(50, 32, 0, 0, 0, {2048, 8, 8, {2, 4}, {}, {34, 2}, 3, Signs::DeltaGroup, BookScales::HighTop3})) \
+  X(IQ1_M, 29, book_type(56, 16, 0, 48, 8, {2048, 8, 8, {0, 4}, {}, {32, 2}, 3, Signs::DeltaEntry, BookScales::Threes}))
 // clang-format on
+
+constexpr QuantType book_type(int bytes, int group, int halves_at, int octets_at, int octets,
+                              const Codebook& book) {
+  QuantType q;
+  q.block_cols = 256;
+  q.block_bytes = bytes;
+  q.group = group;
+  q.scales = StoredScales::Book;
+  q.halves_at = halves_at;
+  q.octets_at = octets_at;
+  q.octets = octets;
+  q.book = book;
+  return q;
+}
 
 enum class Type : int {
 #define MOESERVE_ENTRY(name, number, ...) name = number,

@@ -27,12 +27,17 @@ void DeltaNetOp::convolve(Team& team, int sequence, int head) const {
     std::memcpy(window + j * width, state + j * channels, sizeof(float) * width);
   const float factor = head < h.key_heads ? 1.0f / std::sqrt(static_cast<float>(h.key_dim)) : 1.0f;
   float* x = qkv + sequences.row[sequence] * channels + first;
+  const int sure = sequences.sure(sequence);
   for (int t = 0; t < sequences.count[sequence]; ++t, x += channels) {
+    float* kept = record(sequence, t);
+    if (kept != nullptr) std::memcpy(kept + first, x, sizeof(float) * width);
     k->conv_silu(window, x, conv + first, channels, h.taps, width);
     if (!is_value) k->l2_normalize(x, factor, width);
+    if (kept != nullptr) std::memcpy(kept + channels + first, x, sizeof(float) * width);
+    if (t + 1 != sure) continue;
+    for (int j = 0; j + 1 < h.taps; ++j)
+      std::memcpy(state + j * channels, window + j * width, sizeof(float) * width);
   }
-  for (int j = 0; j + 1 < h.taps; ++j)
-    std::memcpy(state + j * channels, window + j * width, sizeof(float) * width);
 }
 
 void DeltaNetOp::make_gates(int sequence, int head) const {
@@ -40,15 +45,23 @@ void DeltaNetOp::make_gates(int sequence, int head) const {
     const int64_t at = gate(sequences.row[sequence] + t, head);
     b[at] = 1.0f / (1.0f + std::exp(-b[at]));
     a[at] = std::exp(rate[head] * softplus(a[at] + dt_bias[head]));
+    if (float* kept = record(sequence, t)) {
+      kept[2 * heads.channels() + head] = b[at];
+      kept[2 * heads.channels() + heads.value_heads + head] = a[at];
+    }
   }
 }
 
-void DeltaNetOp::step_block(int sequence, int head, int block) const {
+void DeltaNetOp::step_block(Team& team, int sequence, int head, int block) const {
   const DeltaHeads& h = heads;
   const int64_t channels = h.channels(), key_width = int64_t{h.key_heads} * h.key_dim;
   float* state = states + sequences.slot[sequence] * slot_values +
                  (int64_t{head} * h.value_dim + block * kColumns) * h.key_dim;
   for (int t = 0; t < sequences.count[sequence]; ++t) {
+    if (t == sequences.sure(sequence)) {  // drafts move a copy on
+      const size_t bytes = sizeof(float) * h.key_dim * kColumns;
+      state = static_cast<float*>(std::memcpy(team.scratch(bytes), state, bytes));
+    }
     const int64_t row = sequences.row[sequence] + t, at = gate(row, head);
     const float* q = qkv + row * channels + h.key_head(head) * h.key_dim;
     const int64_t column = int64_t{head} * h.value_dim + block * kColumns;
@@ -78,11 +91,55 @@ void DeltaNetOp::operator()(Team& team) const {
   });
   team.for_units(int64_t{sequences.num} * value_heads * blocks, [&](int64_t unit) {
     const int64_t head = unit / blocks;
-    step_block(static_cast<int>(head / value_heads), static_cast<int>(head % value_heads),
+    step_block(team, static_cast<int>(head / value_heads), static_cast<int>(head % value_heads),
                static_cast<int>(unit % blocks));
   });
   team.for_units(int64_t{n} * value_heads,
                  [&](int64_t unit) { write_out(unit / value_heads, static_cast<int>(unit % value_heads)); });
+}
+
+// The window behind its inputs and the accepted ones: the last taps - 1 of both.
+void CommitStatesOp::move_window(int sequence, int64_t channel, int width) const {
+  const int64_t channels = heads.channels();
+  const int kept = heads.taps - 1, moved = accepted[sequence];
+  float* window = states + slot[sequence] * slot_values + heads.delta_values() + channel;
+  for (int j = 0; j < kept; ++j) {
+    const int from = j + moved;
+    const float* x = from < kept ? window + from * channels
+                                 : pending.record(int64_t{first[sequence]} + from - kept) + channel;
+    std::memcpy(window + j * channels, x, sizeof(float) * width);
+  }
+}
+
+void CommitStatesOp::step_block(int sequence, int head, int block) const {
+  const DeltaHeads& h = heads;
+  const int64_t channels = h.channels(), key_width = int64_t{h.key_heads} * h.key_dim;
+  const int64_t column = int64_t{head} * h.value_dim + block * DeltaNetOp::kColumns;
+  float* state = states + slot[sequence] * slot_values + column * h.key_dim;
+  float unused[DeltaNetOp::kColumns];
+  for (int t = 0; t < accepted[sequence]; ++t) {
+    const float* kept = pending.record(int64_t{first[sequence]} + t);
+    const float *q = kept + channels + h.key_head(head) * h.key_dim, *gates = kept + 2 * channels;
+    k->delta_step(state, h.key_dim, q, q + key_width, kept + channels + 2 * key_width + column,
+                  gates[h.value_heads + head], gates[head], unused);
+  }
+}
+
+void CommitStatesOp::operator()(Team& team) const {
+  const int value_heads = heads.value_heads, conv_heads = 2 * heads.key_heads + value_heads;
+  const int blocks = heads.value_dim / DeltaNetOp::kColumns;
+  const int64_t keys = int64_t{2} * heads.key_heads * heads.key_dim;
+  const int each = conv_heads + value_heads * blocks;
+  team.for_units(int64_t{num} * each, [&](int64_t unit) {
+    const int sequence = static_cast<int>(unit / each), piece = static_cast<int>(unit % each);
+    if (piece >= conv_heads) {
+      step_block(sequence, (piece - conv_heads) / blocks, (piece - conv_heads) % blocks);
+    } else if (piece >= 2 * heads.key_heads) {
+      move_window(sequence, keys + int64_t{piece - 2 * heads.key_heads} * heads.value_dim, heads.value_dim);
+    } else {
+      move_window(sequence, int64_t{piece} * heads.key_dim, heads.key_dim);
+    }
+  });
 }
 
 void CopyStatesOp::operator()(Team& team) const {

@@ -19,10 +19,22 @@ struct DeltaHeads {
   }
 };
 
-// The sequences of a step: sequence i has rows row[i] .. row[i] + count[i] - 1, and its state in a slot of its own.
+// The sequences of a step: sequence i has rows row[i] .. row[i] + count[i] - 1, and its state in a slot of its own. The
+// last drafts[i] of the rows are drafts, which do not move the state: what would move it is kept in `pending` instead,
+// from record first[i] on.
 struct StateSequences {
   int num;
   const int32_t *row, *count, *slot;
+  const int32_t *drafts, *first;  // null: there are no drafts
+  int sure(int i) const { return count[i] - (drafts ? drafts[i] : 0); }
+};
+
+// Of each draft, a record: its channels before and after the convolution, then beta and decay by value head.
+struct PendingStates {
+  float* records;
+  int64_t record_values;
+  static int64_t values(const DeltaHeads& h) { return 2 * h.channels() + int64_t{2} * h.value_heads; }
+  float* record(int64_t i) const { return records + i * record_values; }
 };
 
 // out = RMSNorm(o) * norm * silu(z) of every value head.
@@ -47,6 +59,7 @@ struct DeltaNetOp {
   float* states;  // the layer's part of slot 0
   int64_t slot_values;
   StateSequences sequences;  // of all rows
+  PendingStates pending;
   int n;
   Activations out;  // [n, value_heads * value_dim]
   void operator()(Team& team) const;
@@ -58,8 +71,29 @@ struct DeltaNetOp {
   }
   void convolve(Team& team, int sequence, int head) const;
   void make_gates(int sequence, int head) const;
-  void step_block(int sequence, int head, int block) const;
+  void step_block(Team& team, int sequence, int head, int block) const;
+  // Of row t of a sequence; null where it is no draft.
+  float* record(int sequence, int t) const {
+    const int draft = t - sequences.sure(sequence);
+    return draft < 0 ? nullptr : pending.record(int64_t{sequences.first[sequence]} + draft);
+  }
   void write_out(int64_t row, int head) const;
+};
+
+// Moves the state of each sequence on by its first accepted[i] drafts, with the bits that their rows would have given it.
+struct CommitStatesOp {
+  const Kernels* k;
+  DeltaHeads heads;
+  float* states;  // the layer's part of slot 0
+  int64_t slot_values;
+  PendingStates pending;
+  int num;
+  const int32_t *slot, *first, *accepted;
+  void operator()(Team& team) const;
+
+ private:
+  void move_window(int sequence, int64_t channel, int width) const;
+  void step_block(int sequence, int head, int block) const;
 };
 
 // For each pair (source, target) in order: slot target = slot source, or zeros where source is -1.

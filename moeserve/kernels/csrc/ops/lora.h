@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "isa/kernels.h"
+#include "arch/kernels.h"
 #include "pool/pool.h"
 
 namespace moeserve {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "isa/kernels.h"
+#include "arch/kernels.h"
 #include "lora.h"
 #include "pool/pool.h"
 

@@ -7,7 +7,7 @@
     logits = output(output_norm(x))
 
 Everything is queued on the stream; `CpuStream.wait` before reading a result. With weights of the first layers alone, x
-is the result, and there are no logits: a GPU goes on from there (`worker/engines/cpu_stage.py`).
+is the result, and there are no logits: a GPU goes on from there (`worker/engines/gpu/cpu_stage.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
 from moeserve.models.blocks.cpu.sandwich import mix_sandwiched
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.forget import forget_kv
-from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.interface import AttentionShape, LayerShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
@@ -60,11 +60,13 @@ class CpuDecoder:
         max_model_len: int,
         *,
         states: Sequence[StateLayer] = (),
+        most_drafts: int = 0,
         pinned: bool = False,
         adapters: CpuAdapters | None = None,
         angles: Mapping[AttentionForm, RopeTables] | None = None,
     ) -> None:
-        """kv, states: of the weights' layers; states: none where none of them is recurrent. pinned: a GPU reads x.
+        """kv, states: of the weights' layers; states: none where none of them is recurrent. most_drafts: rows of a
+        step that may be drafts. pinned: a GPU reads x.
         adapters: those that rows may ask for. angles: `angles_of` the model, where somebody has them already."""
         self.shape = shape
         self._weights = weights
@@ -72,6 +74,10 @@ class CpuDecoder:
         self._kv = kv
         self._adapters = adapters
         self._states = states
+        # Of each layer, what the step's drafts would do to states; pages of RAM come with their first use.
+        self._pending: list[Tensor | None] = [None] * len(weights.layers)
+        if most_drafts:
+            self._pending = [_pending(layer, most_drafts) for layer in shape.layers[: len(weights.layers)]]
         # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start.
         self.expert_token_counts = torch.zeros(len(weights.layers), 2, shape.num_experts, dtype=torch.int64)
         logit_rows = 0 if weights.head is None else CPU_LOGIT_ROWS
@@ -147,6 +153,13 @@ class CpuDecoder:
         if self._states:
             self._stream.copy_states(self._states[0].states, pairs)
 
+    def commit_states(self, slot: Tensor, first: Tensor, accepted: Tensor) -> None:
+        """Queues, behind a step with drafts: see `CpuStream.commit_states`."""
+        for layer, state, pending in zip(self.shape.layers, self._states, self._pending, strict=False):
+            if pending is not None:
+                assert layer.delta_net is not None
+                self._stream.commit_states(layer.delta_net.heads, state, slot, first, accepted, pending)
+
     def logits(self, rows: Tensor) -> Tensor:
         """Queues the head for up to CPU_LOGIT_ROWS rows of the last step. rows: int32 [m]. Gives float32 [m, vocab],
         a view that the next call, which must come after a wait, overwrites."""
@@ -220,7 +233,8 @@ class CpuDecoder:
             attend_latent(stream, w, mixer, self._forms[mixer.form], self._kv[index], batch, space)
         else:
             assert isinstance(w, CpuDeltaNet)
-            recur(stream, w, mixer, eps, self._states[index], batch, space)
+            pending = self._pending[index]
+            recur(stream, w, mixer, eps, self._states[index], batch, space, pending)
 
     def _adapters_of(self, index: int, rows: AdapterRows | None) -> LayerAdapters | None:
         return None if self._adapters is None else self._adapters.layer(index, rows)
@@ -255,3 +269,10 @@ class CpuDecoder:
             else LayerRouting(space.router_logits, space.routing.ids, space.routing.weights),
             expert_output=space.x[:n] - after_attention,
         )
+
+
+def _pending(layer: LayerShape, most_drafts: int) -> Tensor | None:
+    """Room for the records of a layer's drafts; None: it is not recurrent."""
+    if layer.delta_net is None:
+        return None
+    return torch.empty(most_drafts, layer.delta_net.heads.pending_values)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import StateLayer
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
@@ -24,12 +26,13 @@ def recur(
     state: StateLayer,
     batch: CpuBatch,
     space: CpuWorkspace,
+    pending: Tensor | None = None,
 ) -> None:
-    """Behind `project_delta`."""
+    """Behind `project_delta`. pending: of this layer, where rows may have drafts."""
     n, delta = batch.n, space.delta
     assert delta is not None
     assert batch.states is not None
     qkv, z, b = delta.inputs[:3]
     a = None if shape.merged_gates else delta.inputs[3]
-    stream.delta_net(qkv, z, b, a, w.parameters, eps, shape.heads, state, batch.states, n, delta.out)
+    stream.delta_net(qkv, z, b, a, w.parameters, eps, shape.heads, state, batch.states, n, delta.out, pending)
     stream.linear(delta.out, n, w.output, [space.x], add=True)

@@ -13,7 +13,7 @@ the first layers be, whole: then the weights here are the last layers', counted 
 other GPUs have layers before and behind (`stage.py`).
 
 A block's output is added to x by the norm that comes next, in one launch. Nothing here waits for the GPU, reads from it
-or allocates on it, so a step can be recorded in a CUDA graph.
+or allocates on it, so a step can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class GpuDecoder:
 
     def forward(self, batch: GpuBatch, observer: LayerObserver | None = None, part: StepPart = WHOLE) -> None:
         """Launches all layers. What `logits` then reads stays until the next call. For an observer it waits after every
-        layer, which no graph can record. part: where the batch is in its step, which only a `stage` takes in parts."""
+        layer, which no graph can capture. part: where the batch is in its step, which only a `stage` takes in parts."""
         s, table = self._spaces[len(batch.token_ids)], self._first_rows
         assert table is not None
         if self.stage is not None:

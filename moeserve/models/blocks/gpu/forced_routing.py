@@ -1,6 +1,6 @@
 """The routers' choice from a trace instead of the text, for measurements with random weights, which have no locality.
 
-A recorded step takes a layer's logits from here instead of its router's, which are computed all the same: the choice,
+A CUDA graph takes a layer's logits from here instead of its router's, which are computed all the same: the choice,
 its weights and its counts are made as ever, and no kernel is added. `choose` says before each step which rows of the
 trace they are.
 """

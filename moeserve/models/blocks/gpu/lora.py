@@ -1,7 +1,7 @@
 """The adapters of a decoder on a GPU: their matrices in slots, which steps find by a table on the device.
 
-A recorded step has the launches of the adapters' products whether a row of it asks for one or not, and each costs a
-microsecond or two. So steps are recorded for scopes: without any adapter, and for the kinds of products that the
+A CUDA graph has the launches of the adapters' products whether a row of it asks for one or not, and each costs a
+microsecond or two. So graphs are captured for scopes: without any adapter, and for the kinds of products that the
 adapters in use change.
 """
 
@@ -71,13 +71,13 @@ class GpuAdapters:
         *,
         experts_in_ram: bool = False,
     ) -> None:
-        """capacity: slots. rank: the largest that an adapter may have. dtype: of the matrices. scopes: of which steps
-        are recorded, the last of them with all that any adapter may change. experts_in_ram: some routed experts are
-        not on the GPU, which no adapter may then change."""
+        """capacity: slots. rank: the largest that an adapter may have. dtype: of the matrices. scopes: those that
+        CUDA graphs are captured for, the last of them with all that any adapter may change. experts_in_ram: some routed
+        experts are not on the GPU, which no adapter may then change."""
         self.shape = shape
         self.capacity = capacity
         self.rank = gpu_rank(rank)
-        self.scopes = tuple(scopes)  # without NONE, which is always recorded
+        self.scopes = tuple(scopes)  # without NONE, which graphs are always captured for
         self._dtype = dtype
         self._device = device
         self._experts_in_ram = experts_in_ram
@@ -145,14 +145,14 @@ class GpuAdapters:
         del self._held[slot]
 
     def scope_for(self, slots: Iterable[int]) -> AdapterScope:
-        """The least of the recorded scopes with all that the adapters in these slots (-1: none) change."""
+        """The least of the captured scopes with all that the adapters in these slots (-1: none) change."""
         wanted = AdapterScope.NONE
         for slot in set(slots):
             if slot >= 0:
                 wanted |= self._held[slot].scope
-        return self.recorded_scope(wanted)
+        return self.captured_scope(wanted)
 
-    def recorded_scope(self, wanted: AdapterScope) -> AdapterScope:
+    def captured_scope(self, wanted: AdapterScope) -> AdapterScope:
         if wanted == AdapterScope.NONE:
             return wanted
         return next(scope for scope in self.scopes if wanted & scope == wanted)

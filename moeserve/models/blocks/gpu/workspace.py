@@ -73,7 +73,7 @@ class GpuBatch:
     rows_independent: bool = False  # no row attends to another row's token of this step
     streamed: float = 0.0  # part of the experts in RAM that comes to the GPU, instead of the rows to them
     states: GpuStateRows | None = None  # where the model has recurrent state
-    # Of a recorded step with prompts: int32 [1] each, how many of the first rows, MIXED_DECODE_ROWS together, attend by
+    # In a CUDA graph with prompts: int32 [1] each, how many of the first rows, MIXED_DECODE_ROWS together, attend by
     # themselves; None: all of num_decode.
     decode_counts: tuple[Tensor, ...] | None = None
     adapters: GpuAdapterRows | None = None  # None: no row asks for any

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeserve.quantization import QuantType, StoredScales
+from moeserve.quantization.codebook import Codebook
 from moeserve.quantization.reference import dequantize
 
 from . import names as n
@@ -91,10 +92,20 @@ def _random_pool(kind: QuantType, std: float) -> Bytes:
 
 def _set_scales(blocks: Bytes, kind: QuantType, scale: float) -> None:
     """All blocks' alike, which leaves their groups' scales different; with a min that centres the weights."""
+    if kind.codebook is not None:
+        _set_book_scale(blocks, kind.codebook, scale)
+        return
     layout = kind.layout
     assert layout is not None
     if layout.stored_scales == StoredScales.E8M0:
         blocks[:, layout.octets_at] = 128 + round(np.log2(scale))  # a power of two
+        return
+    if (
+        layout.stored_scales == StoredScales.UE4M3
+    ):  # powers of two: the lowest that there is, where it is less
+        blocks[:, layout.octets_at : layout.octets_at + layout.octets] = (
+            max(8 + round(np.log2(scale)), 1) << 3
+        )
         return
     halves = [scale]
     if layout.has_own_min:
@@ -103,6 +114,17 @@ def _set_scales(blocks: Bytes, kind: QuantType, scale: float) -> None:
         halves.append(sign * scale * mean_code)
     at = layout.halves_at
     blocks[:, at : at + 2 * len(halves)] = np.array(halves, np.float16).view(np.uint8)
+
+
+def _set_book_scale(blocks: Bytes, book: Codebook, scale: float) -> None:
+    half = np.array([scale], np.float16)
+    if book.has_d:
+        blocks[:, :2] = half.view(np.uint8)
+        return
+    bits = int(half.view(np.uint16)[0])
+    for word in range(4):
+        high = blocks[:, book.octets_at + 2 * word + 1]
+        high[...] = high & 15 | (bits >> 4 * word & 15) << 4
 
 
 def _as_bytes(values: npt.NDArray[np.float32], kind: QuantType) -> Bytes:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from moeserve.models.sources.model_files import is_model_file
 from moeserve.models.sources.regular_file import map_file
 
 from .errors import GGUFError
@@ -104,7 +105,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _only_model_in(folder: Path) -> Path:
-    names = sorted(entry.name for entry in folder.glob("*.gguf"))
+    names = sorted(entry.name for entry in folder.glob("*.gguf") if is_model_file(entry.name))
     models: dict[str, Path] = {}  # a split set counts once, under its first part present
     for name in names:
         match = _SPLIT_NAME.fullmatch(name)

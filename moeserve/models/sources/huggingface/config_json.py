@@ -69,10 +69,10 @@ def _skipped_layers(config: Mapping[str, Any], mapping: HuggingFaceMapping) -> d
 
 def _rotated(path: Path, config: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """How much of a head rotates, by transformers' names of it, new and old."""
-    if config.get("rotary_dim") is not None:
-        return {_ROTATED: config["rotary_dim"]}
-    name = "partial_rotary_factor"
+    name, stated = "partial_rotary_factor", config.get("rotary_dim")
     factor = scaling.get(name, config.get(name))
+    if stated is not None and factor is None:
+        return {_ROTATED: stated}
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if config.get("head_dim") is None and isinstance(width, int) and isinstance(heads, int) and heads > 0:
         head_dim: Any = width // heads
@@ -80,7 +80,14 @@ def _rotated(path: Path, config: Mapping[str, Any], scaling: Mapping[str, Any]) 
         head_dim = config.get("head_dim")
     if not isinstance(factor, int | float) or not isinstance(head_dim, int) or not 0 < factor <= 1:
         raise ModelError(path, f"{name!r} is {factor!r}; a number up to 1 is expected")
-    return {_ROTATED: int(head_dim * factor)}
+    rotated = int(head_dim * factor)
+    if stated is not None and stated != rotated:
+        raise ModelError(
+            path,
+            f"'rotary_dim' is {stated!r} and {name!r} {factor!r} of {head_dim}: they do not agree; leave the wrong one "
+            "out",
+        )
+    return {_ROTATED: rotated}
 
 
 def _rope_settings(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:

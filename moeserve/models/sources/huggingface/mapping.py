@@ -150,11 +150,13 @@ def renamed(names: Mapping[str, str], parts: Mapping[str, str]) -> dict[str, str
 def check_settings(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) -> None:
     """Raises ModelError for a quantised checkpoint, or a variant of the architecture that would be computed wrongly."""
     quantization = config.get("quantization_config")
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if quantization is not None and method not in mapping.quantization:
+    if not isinstance(quantization, dict | None):
+        raise ModelError(path, f"quantization_config is {quantization!r:.80}; an object is expected")
+    method = None if quantization is None else quantization.get("quant_method")
+    if quantization is not None and not (isinstance(method, str) and method in mapping.quantization):
         raise ModelError(
             path,
-            f"has a quantization_config of {method!r}; of such models GGUF files are supported, and checkpoints in "
+            f"has a quantization_config of {method!r:.80}; of such models GGUF files are supported, and checkpoints in "
             f"bfloat16, float16, float32 or {', '.join(sorted(mapping.quantization))}",
         )
     for key, (supported, default) in mapping.fixed.items():

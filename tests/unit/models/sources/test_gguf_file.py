@@ -134,6 +134,15 @@ def test_folder_with_several_models_lists_them(tmp_path: Path) -> None:
         open_gguf(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "beside", ["mmproj-F16.gguf", "mmproj-model-f16.gguf", "Qwen3.5-35B-mmproj.gguf", "m.imatrix.gguf"]
+)
+def test_a_projector_beside_the_model_is_no_model(tmp_path: Path, beside: str) -> None:
+    _write_split_set(tmp_path, stem="big")
+    (tmp_path / beside).write_bytes(gguf_bytes({}))
+    assert open_gguf(tmp_path).path.name == "big-00001-of-00003.gguf"
+
+
 def test_paths_that_hold_no_model(tmp_path: Path) -> None:
     with pytest.raises(GGUFError, match=r"holds no \.gguf file"):
         open_gguf(tmp_path)

@@ -1,0 +1,314 @@
+"""A JSON object read character by character as models write it, and written as RFC 8259 wants it.
+
+Valid JSON comes out as it is. Read as well, where nothing else can be meant: raw line ends and tabs in strings, escapes
+that JSON does not know, quotes in strings that nothing of JSON follows, a comma before a closing bracket, and what
+Python writes: single quotes, True, False, None. A Dialect has more.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from .json_text import escaped
+
+_SPACE: Final = frozenset(" \t\r\n")
+_HEX: Final = frozenset("0123456789abcdefABCDEF")
+_ESCAPES: Final = frozenset('"\\/bfnrt')
+_WORDS: Final = {word: json for json in ("true", "false", "null") for word in (json, json.capitalize())} | {
+    "None": "null"
+}
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_MAX_WORD: Final = 4096  # characters of a number
+_MAX_DEPTH: Final = 256  # of brackets: what is nested deeper, clients cannot read
+_CLOSING: Final = {"{": "}", "[": "]"}
+
+
+class Status(Enum):
+    GOING = auto()
+    DONE = auto()  # this character was the object's last
+    BROKEN = auto()  # this character cannot come here
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    quotes: tuple[str, ...] = ('"', "'")
+    raw_quote: str = ""  # one of `quotes`: a tag, between which a string stands as it is
+    colons: str = ":"
+    is_bare: bool = False  # keys, and strings that are words, may stand without quotes
+
+
+JSON: Final = Dialect()
+
+
+class _Expect(Enum):
+    VALUE = auto()
+    VALUE_OR_END = auto()  # in an array
+    KEY_OR_END = auto()
+    COLON = auto()
+    COMMA_OR_END = auto()
+    QUOTE = auto()  # its first characters have come
+    STRING = auto()
+    ESCAPE = auto()
+    HEX = auto()
+    STRING_END = auto()  # a quote has come: the string's end, if something of JSON follows
+    WORD = auto()  # without quotes: a number, true, false, null
+
+
+class JsonReader:
+    """Push character after character of one object; nothing after DONE or BROKEN."""
+
+    def __init__(self, dialect: Dialect = JSON, brackets: str = "{") -> None:
+        """`brackets`: what the text may begin with."""
+        self._dialect = dialect
+        self._brackets = brackets
+        self._open: list[str] = []  # brackets not closed yet
+        self._expect = _Expect.VALUE
+        self._is_key = False
+        self._quote = ""  # of the string
+        # Read and not shown. White space is not held by itself.
+        self._comma = ""  # and the white space behind it
+        self._held = ""
+        self.shown = ""  # the JSON that the last character has added
+
+    @property
+    def depth(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_held(self) -> int:
+        """How many of the last characters have not been shown yet."""
+        return len(self._comma) + len(self._held)
+
+    @property
+    def can_end(self) -> bool:
+        """Whether the object could end here, if its closing brackets came."""
+        match self._expect:
+            case _Expect.COMMA_OR_END | _Expect.VALUE_OR_END | _Expect.KEY_OR_END:
+                return bool(self._open)
+            case _Expect.STRING_END:
+                return not self._is_key
+            case _Expect.WORD:
+                return not self._is_key and self._word_json() is not None
+        return False
+
+    def end(self) -> str:
+        """Returns the JSON that ends the object here; `can_end` must be true."""
+        self.shown = ""
+        if self._expect is _Expect.WORD:
+            self._end_word()
+        elif self._expect is _Expect.STRING_END:
+            self._end_string()
+        self._comma = self._held = ""
+        closing = "".join(_CLOSING[bracket] for bracket in reversed(self._open))
+        self._open.clear()
+        return self.shown + closing
+
+    def push(self, char: str) -> Status:
+        self.shown = ""
+        return self._push(char)
+
+    def _push(self, char: str) -> Status:
+        match self._expect:
+            case _Expect.STRING:
+                return self._string(char)
+            case _Expect.ESCAPE:
+                return self._escape(char)
+            case _Expect.HEX:
+                return self._hex(char)
+            case _Expect.STRING_END:
+                return self._string_end(char)
+            case _Expect.QUOTE:
+                return self._begin_quote(char)
+            case _Expect.WORD:
+                return self._word(char)
+        if char in _SPACE:
+            if self._comma:
+                self._comma += char
+            else:
+                self.shown += char
+            return Status.GOING
+        return self._structure(char)
+
+    def _show(self, text: str) -> None:
+        self.shown += self._comma + text
+        self._comma = self._held = ""
+
+    # ---- brackets, commas, colons
+
+    def _structure(self, char: str) -> Status:
+        match self._expect:
+            case _Expect.COLON if char in self._dialect.colons:
+                self._show(":")
+                self._expect = _Expect.VALUE
+            case _Expect.COMMA_OR_END if char == ",":
+                self._comma = ","
+                in_object = self._open[-1] == "{"
+                self._expect = _Expect.KEY_OR_END if in_object else _Expect.VALUE_OR_END
+            case _Expect.COMMA_OR_END | _Expect.KEY_OR_END | _Expect.VALUE_OR_END if self._closes(char):
+                return self._close(char)
+            case _Expect.KEY_OR_END:
+                self._is_key = True
+                return self._begin_quote(char)
+            case _Expect.VALUE | _Expect.VALUE_OR_END:
+                return self._value(char)
+            case _:
+                return Status.BROKEN
+        return Status.GOING
+
+    def _closes(self, char: str) -> bool:
+        return char == _CLOSING[self._open[-1]]
+
+    def _close(self, char: str) -> Status:
+        self._comma = ""  # the last one, before a closing bracket
+        self._show(char)
+        self._open.pop()
+        self._expect = _Expect.COMMA_OR_END
+        return Status.GOING if self._open else Status.DONE
+
+    def _value(self, char: str) -> Status:
+        if char in "{[":
+            if len(self._open) == _MAX_DEPTH or (not self._open and char not in self._brackets):
+                return Status.BROKEN
+            self._show(char)
+            self._open.append(char)
+            self._expect = _Expect.KEY_OR_END if char == "{" else _Expect.VALUE_OR_END
+            return Status.GOING
+        if not self._open:
+            return Status.BROKEN
+        self._is_key = False
+        return self._begin_quote(char)
+
+    # ---- strings
+
+    def _begin_quote(self, char: str) -> Status:
+        """A quote, or where there is none a word."""
+        held = self._held + char
+        if held in self._dialect.quotes:
+            self._quote = held
+            self._expect = _Expect.STRING
+            self._show('"')
+        elif any(quote.startswith(held) for quote in self._dialect.quotes):
+            self._held = held
+            self._expect = _Expect.QUOTE
+        elif self._held or (self._is_key and not self._dialect.is_bare):
+            return Status.BROKEN
+        else:
+            self._expect = _Expect.WORD
+            return self._word(char)
+        return Status.GOING
+
+    def _string(self, char: str) -> Status:
+        held = self._held + char
+        if held == self._quote:
+            self._held = held
+            self._expect = _Expect.STRING_END
+        elif self._quote.startswith(held):
+            self._held = held
+        elif char == "\\" and self._quote != self._dialect.raw_quote:
+            self._show(escaped(self._held))
+            self._held = char
+            self._expect = _Expect.ESCAPE
+        else:  # only the quote's first character can begin it anew
+            again = char if self._held and self._quote.startswith(char) else ""
+            self._show(escaped(held.removesuffix(again) if again else held))
+            self._held = again
+        return Status.GOING
+
+    def _escape(self, char: str) -> Status:
+        self._expect = _Expect.STRING
+        if char == "u":
+            self._held += char
+            self._expect = _Expect.HEX
+        elif char in _ESCAPES:
+            self._show("\\" + char)
+        elif char == "'":
+            self._show(char)
+        else:  # the backslash is one
+            self._show("\\\\" + escaped(char))
+        return Status.GOING
+
+    def _hex(self, char: str) -> Status:
+        if char in _HEX:
+            self._held += char
+            if len(self._held) == len("\\u1234"):
+                self._show(self._held)
+                self._expect = _Expect.STRING
+            return Status.GOING
+        self._show(escaped(self._held))
+        self._expect = _Expect.STRING
+        return self._string(char)
+
+    def _string_end(self, char: str) -> Status:
+        if char in _SPACE:
+            self._held += char
+            return Status.GOING
+        if char in self._behind_string():
+            self._end_string()
+            return self._structure(char)
+        held = self._held
+        if char in self._dialect.colons and not self._is_key:
+            return Status.BROKEN  # more of JSON than a string, which nothing has closed
+        if self._quote.startswith(char) and held != self._quote:
+            return Status.BROKEN  # two strings with nothing between
+        self._show(escaped(held))  # the quote is part of the string
+        self._expect = _Expect.STRING
+        return self._string(char)
+
+    def _end_string(self) -> None:
+        self._show('"' + self._held.removeprefix(self._quote))
+        self._expect = _Expect.COLON if self._is_key else _Expect.COMMA_OR_END
+
+    # ---- words
+
+    def _word(self, char: str) -> Status:
+        if char in self._behind_string():
+            if self._word_json() is None:
+                return Status.BROKEN
+            self._end_word()
+            return self._structure(char)
+        if char in _SPACE and not self._dialect.is_bare and self._word_json() is not None:
+            self._end_word()
+            self.shown += char
+            return Status.GOING
+        if (
+            char in "{}[],\n"
+            if self._is_key
+            else not (self._dialect.is_bare or char.isalnum() or char in "+-.")
+        ):
+            return Status.BROKEN
+        self._held += char
+        return Status.GOING if len(self._held) <= _MAX_WORD else Status.BROKEN
+
+    def _behind_string(self) -> str:
+        """The characters one of which follows a string or a word."""
+        return self._dialect.colons if self._is_key else "," + _CLOSING[self._open[-1]]
+
+    def _word_json(self) -> str | None:
+        word = self._held.strip()
+        if self._is_key:
+            return f'"{escaped(word)}"' if word else None
+        if word in _WORDS:
+            return _WORDS[word]
+        if _NUMBER.fullmatch(word):
+            return word
+        return f'"{escaped(word)}"' if word and self._dialect.is_bare else None
+
+    def _end_word(self) -> None:
+        self._show(self._word_json() or "")
+        self._expect = _Expect.COLON if self._is_key else _Expect.COMMA_OR_END
+
+
+def as_json(text: str) -> str | None:
+    """Returns a whole object or array as JSON; None where it is none."""
+    reader = JsonReader(brackets="{[")
+    pieces = []
+    status = Status.GOING
+    for char in text:
+        if status is not Status.GOING:
+            return None
+        status = reader.push(char)
+        pieces.append(reader.shown)
+    return "".join(pieces) if status is Status.DONE else None

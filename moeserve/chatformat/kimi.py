@@ -1,0 +1,49 @@
+"""Kimi-K2's calls, any number in a section, each with the name's number in the conversation:
+
+<|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{"key": "value"}
+<|tool_call_end|><|tool_calls_section_end|>
+
+(Without the line end.) Some models call the section a `tool_call_section`, or leave its tags out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from .guided import GuidedCalls
+from .separated import SeparatedSyntax
+from .tool_calls import CallTags
+
+CALL_OPEN: Final = "<|tool_call_begin|>"
+SEPARATOR: Final = "<|tool_call_argument_begin|>"
+CALL_CLOSE: Final = "<|tool_call_end|>"
+TOOLS: Final = "functions."  # before a tool's name
+_NUMBER: Final = re.compile(r":\d+$")  # behind it
+_OTHER_CLOSE: Final = "<|tool_call_section_end|>"
+
+TAGS: Final = CallTags(
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    other_open="<|tool_call_section_begin|>",
+    bare=CALL_OPEN,
+    following=CALL_OPEN,
+    ends=(CALL_CLOSE, _OTHER_CLOSE),
+)
+
+
+def name_of(text: str) -> str:
+    """Returns the tool's name; "" where there is none."""
+    return _NUMBER.sub("", text.strip()).removeprefix(TOOLS)
+
+
+SYNTAX: Final = SeparatedSyntax(CALL_OPEN, SEPARATOR, CALL_CLOSE, (TAGS.close, _OTHER_CLOSE), name_of=name_of)
+GUIDED: Final = GuidedCalls(
+    open=TAGS.open,
+    before_name=CALL_OPEN + TOOLS,
+    before_arguments=f":0{SEPARATOR}",
+    behind=CALL_CLOSE,
+    close=TAGS.close,
+    separator="",
+    is_block=True,
+)

@@ -1,0 +1,120 @@
+"""The inside of a call whose name and JSON stand between tags: DeepSeek's and Kimi's, control tokens in both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from .call_body import MAX_NAME_CHARS, RecordingBody
+from .call_json import CallJson
+from .events import CallStart, Event
+from .json_reader import Status
+
+
+@dataclass(frozen=True, slots=True)
+class SeparatedSyntax:
+    """The parts in their order: `open`, the name, `separator`, JSON, `close`."""
+
+    open: str
+    separator: str
+    close: str
+    others: tuple[str, ...]  # what else may follow the JSON
+    fence: str = (
+        ""  # comes before the JSON behind a line with the name, where `separator` follows the tool's kind
+    )
+    name_of: Callable[[str], str] = str.strip  # from the text in the name's place; "" if it is none
+
+
+class _Stage(Enum):
+    OPENING = auto()
+    HEAD = auto()  # up to the separator
+    FORM = auto()  # `{`, or else a line with the name begins
+    NAME = auto()
+    FENCE = auto()
+    ARGUMENTS = auto()
+
+
+class SeparatedBody(RecordingBody):
+    """Reads from behind the block's tag to the end of the JSON object. See tool_calls.CallBody."""
+
+    def __init__(self, index: int, syntax: SeparatedSyntax) -> None:
+        super().__init__(index)
+        self._syntax = syntax
+        self._stage = _Stage.OPENING
+        self._name = ""
+        self._json = CallJson((syntax.close, syntax.open, *syntax.others))
+
+    def finish(self, events: list[Event]) -> bool:
+        if self._stage is not _Stage.ARGUMENTS or not self._json.end():
+            return False
+        self._emit(self._json.shown, events)
+        self._done(events)
+        return True
+
+    def _num_held(self) -> int:
+        return len(self._held) + self._json.num_held
+
+    def _push(self, char: str, events: list[Event]) -> Status:
+        match self._stage:
+            case _Stage.OPENING:
+                return self._tag(char, self._syntax.open, _Stage.HEAD)
+            case _Stage.HEAD:
+                return self._head(char)
+            case _Stage.FORM | _Stage.FENCE if char == "{" and not self._held:
+                self._stage = _Stage.ARGUMENTS
+                self.announced = True
+                events.append(CallStart(self._index, self._name))
+                return self._arguments(char, events)
+            case _Stage.FORM | _Stage.NAME:
+                return self._line_with_name(char)
+            case _Stage.FENCE:
+                return self._tag(char, self._syntax.fence, _Stage.FENCE)
+            case _Stage.ARGUMENTS:
+                return self._arguments(char, events)
+
+    def _tag(self, char: str, tag: str, then: _Stage) -> Status:
+        """White space and the tag."""
+        if not self._held and char.isspace():
+            return Status.GOING
+        held = self._held + char
+        if not tag.startswith(held):
+            return self._broken(held)
+        self._held = held
+        return self._go(then) if held == tag else Status.GOING
+
+    def _head(self, char: str) -> Status:
+        held = self._held + char
+        if held.endswith(self._syntax.separator):
+            self._name = self._syntax.name_of(held.removesuffix(self._syntax.separator))
+            return self._go(_Stage.FORM) if self._name else self._broken(char)
+        return self._hold(held)
+
+    def _line_with_name(self, char: str) -> Status:
+        if char.isspace() and not self._held:
+            return Status.GOING
+        if not self._syntax.fence:
+            return self._broken(char)
+        self._stage = _Stage.NAME
+        if char == "\n":
+            self._name = self._held.strip()
+            return self._go(_Stage.FENCE)
+        return self._hold(self._held + char)
+
+    def _hold(self, held: str) -> Status:
+        if len(held) > MAX_NAME_CHARS or held[-1] == "\n":
+            return self._broken(held[-1])
+        self._held = held
+        return Status.GOING
+
+    def _go(self, stage: _Stage) -> Status:
+        self._held = ""
+        self._stage = stage
+        return Status.GOING
+
+    def _arguments(self, char: str, events: list[Event]) -> Status:
+        status = self._json.push(char)
+        self._emit(self._json.shown, events)
+        if status is Status.BROKEN:
+            return self._broken(self._json.unread)
+        return self._done(events, self._json.unread) if status is Status.DONE else status

@@ -1,0 +1,274 @@
+"""Where a value in tags ends. It is plain text and may hold the tags of its own format: a file about tool calls.
+
+A closing tag ends the value before the format's next tag, and nowhere else. A next tag that only the format can have
+written there ends it too: models leave closing tags out. A whole call in a value is part of it.
+
+    <parameter=a>              what ends the value of `a`
+    text </parameter> text     nothing: text follows the tag
+    text
+    </parameter>               this one, before `<parameter=b>`; were it missing, `<parameter=b>` would
+    <parameter=b>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from .call_body import MAX_NAME_CHARS
+from .tool_calls import CallTags
+
+_NAME: Final = re.compile(r"([^\n<]*)(.*)", re.DOTALL)
+_MAX_JUNK: Final = 16  # characters of a damaged closing tag beyond the tag: `</parameter1>`
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedSyntax:
+    """The parts in their order; white space may stand between tags."""
+
+    name_open: str  # "": the name begins the call
+    name_close: str  # "": a line end or the next tag ends the name
+    key_open: str
+    key_close: str
+    value_open: str  # "": the value follows the key at once
+    value_close: str
+    close: str
+    trims_line_ends: bool = False  # one line end on either side of a value belongs to the format
+
+
+class _Kind(Enum):
+    SPACE = auto()
+    VALUE_CLOSE = auto()
+    DAMAGED = auto()  # stands for VALUE_CLOSE
+    KEY = auto()  # with the key
+    CLOSE = auto()
+    OUTER_CLOSE = auto()
+    OUTER_OPEN = auto()
+    NAME = auto()  # with the name
+
+
+_CLOSES: Final = (_Kind.VALUE_CLOSE, _Kind.DAMAGED)
+_ENDS: Final = (_Kind.CLOSE, _Kind.OUTER_CLOSE)
+_NEXT_CALL: Final = (_Kind.OUTER_OPEN, _Kind.NAME)
+
+
+class _Verdict(Enum):
+    ENDS = auto()
+    TEXT = auto()
+    OPEN = auto()  # what follows decides
+
+
+@dataclass(slots=True)
+class _Piece:
+    kind: _Kind
+    text: str
+
+
+class ValueEnd:
+    """Reads one value behind its opening tag."""
+
+    def __init__(
+        self,
+        syntax: TaggedSyntax,
+        tags: CallTags,
+        key: str,
+        may_follow: Callable[[str], bool],
+        is_guided: bool,
+    ) -> None:
+        """`may_follow`: whether the tool has this argument, and it has not come. `is_guided`: a grammar has seen to it
+        that no closing tag before the format's next tag is part of the value."""
+        self._syntax = syntax
+        self._may_follow = may_follow
+        self._is_guided = is_guided
+        self._fixed = {
+            syntax.value_close: _Kind.VALUE_CLOSE,
+            syntax.close: _Kind.CLOSE,
+            tags.open: _Kind.OUTER_OPEN,
+            tags.close: _Kind.OUTER_CLOSE,
+        }
+        self._named: list[tuple[str, tuple[str, ...], _Kind]] = [
+            (syntax.key_open, (syntax.key_close, syntax.value_open or syntax.key_close), _Kind.KEY)
+        ]
+        if syntax.name_open:
+            self._named.append((syntax.name_open, (syntax.name_close,), _Kind.NAME))
+        if not is_guided:
+            self._fixed.setdefault(f"</{key}>", _Kind.DAMAGED)
+        # They begin and end a whole call; calls without a tag for the name are known by the outer ones.
+        self._nests = _Kind.NAME if syntax.name_open else _Kind.OUTER_OPEN
+        self._unnests = self._fixed[syntax.close]
+        self._num_nested = 0  # calls in the value that have begun and not ended
+        self._held = ""  # of a tag
+        self._space: list[str] = []  # white space, of which the next tag decides
+        self._pieces: list[_Piece] = []  # tags, and the white space before them, that may be text
+        self.unread = ""  # behind the value and its closing tag
+
+    @property
+    def num_held(self) -> int:
+        """How many of the last characters have not been given back."""
+        return len(self._held) + len(self._space) + sum(len(piece.text) for piece in self._pieces)
+
+    def push(self, char: str) -> tuple[str, bool]:
+        """Returns what is known to be of the value, and whether it has ended."""
+        if self._held:
+            return self._push_tag(char)
+        if char == "<":
+            self._held = char
+            return "", False
+        if char.isspace():
+            self._space.append(char)
+            return "", False
+        return self._as_text() + char, False
+
+    def finish(self) -> tuple[str, bool]:
+        """The model ends its answer here."""
+        return ("", False) if self._held else self._decide(is_end=True)
+
+    def _push_tag(self, char: str) -> tuple[str, bool]:
+        held = self._held + char
+        kind = self._kind_of(held)
+        if kind is not None:
+            self._held = ""
+            behind = char if char.isspace() else ""  # a tag that lacks its bracket
+            self._take_space()
+            self._pieces.append(_Piece(kind, held.removesuffix(behind)))
+            self._space += behind
+            return self._decide(is_end=False)
+        if self._may_become_tag(held):
+            self._held = held
+            return "", False
+        text = self._as_text() + self._held
+        self._held = ""
+        more, has_ended = self.push(char)
+        return text + more, has_ended
+
+    def _take_space(self) -> None:
+        if self._space:
+            self._pieces.append(_Piece(_Kind.SPACE, "".join(self._space)))
+            self._space.clear()
+
+    # ---- tags
+
+    def _kind_of(self, text: str) -> _Kind | None:
+        if text in self._fixed:
+            return self._fixed[text]
+        for opening, closes, kind in self._named:
+            if text.startswith(opening) and any(
+                text.endswith(c) and text[len(opening) : -len(c)] for c in closes
+            ):
+                return kind
+        if self._is_damaged(text[:-1]) and (text[-1] == ">" or text[-1].isspace()):
+            return _Kind.DAMAGED
+        return None
+
+    def _may_become_tag(self, text: str) -> bool:
+        if any(tag.startswith(text) for tag in self._fixed) or self._is_damaged(text):
+            return True
+        return any(
+            opening.startswith(text) or (text.startswith(opening) and _is_name(text[len(opening) :], closes))
+            for opening, closes, _ in self._named
+        )
+
+    def _is_damaged(self, text: str) -> bool:
+        """Whether the text may be a closing tag with something wrong at its end."""
+        start = self._syntax.value_close[:-1]
+        if self._is_guided or not text.startswith(start) or len(text) > len(start) + _MAX_JUNK:
+            return False
+        return not any(char in "<>" or char.isspace() for char in text[len(start) :])
+
+    def _key(self, tag: _Piece) -> str:
+        key = tag.text.removeprefix(self._syntax.key_open).removesuffix(self._syntax.key_close)
+        return key.removesuffix(self._syntax.value_open).strip()
+
+    # ---- decisions
+
+    def _as_text(self) -> str:
+        """What follows is no tag."""
+        self._take_space()
+        for piece in self._pieces:
+            self._count(piece)
+        text = "".join(piece.text for piece in self._pieces)
+        self._pieces.clear()
+        return text
+
+    def _count(self, piece: _Piece) -> None:
+        """Counts the calls within the value."""
+        if piece.kind is self._nests:
+            self._num_nested += not self._is_guided
+        elif piece.kind is self._unnests and self._num_nested:
+            self._num_nested -= 1
+
+    def _decide(self, is_end: bool) -> tuple[str, bool]:
+        text = ""
+        while (at := self._first_tag()) is not None:
+            tag = self._pieces[at]
+            following = [piece for piece in self._pieces[at + 1 :] if piece.kind is not _Kind.SPACE]
+            match self._judged(tag, following, is_end):
+                case _Verdict.OPEN:
+                    return text, False
+                case _Verdict.ENDS:
+                    return text + self._ended(at), True
+            text += "".join(piece.text for piece in self._pieces[: at + 1])
+            self._count(tag)
+            del self._pieces[: at + 1]
+        return text, False
+
+    def _first_tag(self) -> int | None:
+        return next((at for at, piece in enumerate(self._pieces) if piece.kind is not _Kind.SPACE), None)
+
+    def _ended(self, at: int) -> str:
+        """Ends the value before the tag; returns the white space before it that is the value's own."""
+        self._take_space()
+        space, tag = "".join(piece.text for piece in self._pieces[:at]), self._pieces[at]
+        is_close = tag.kind in _CLOSES
+        self.unread = "".join(piece.text for piece in self._pieces[at + is_close :])
+        self._pieces.clear()
+        if tag.kind is _Kind.VALUE_CLOSE:
+            return space.removesuffix("\n") if self._syntax.trims_line_ends else space
+        return (
+            space.rpartition("\n")[0] if "\n" in space else space
+        )  # the line of the next tag is the format's
+
+    def _judged(self, tag: _Piece, following: Sequence[_Piece], is_end: bool) -> _Verdict:
+        """`following`: the tags behind it, with nothing but white space between them."""
+        if tag.kind in _CLOSES:
+            return self._close_judged(following, is_end)
+        if self._is_guided:
+            return _Verdict.TEXT
+        if tag.kind in _ENDS:
+            return self._end_judged([tag, *following], is_end)
+        if tag.kind is _Kind.KEY and not self._num_nested and self._may_follow(self._key(tag)):
+            return _Verdict.ENDS
+        return _Verdict.TEXT
+
+    def _close_judged(self, following: Sequence[_Piece], is_end: bool) -> _Verdict:
+        if not following:
+            return _Verdict.ENDS if is_end else _Verdict.OPEN
+        tag = following[0]
+        if tag.kind in _CLOSES:
+            return _Verdict.TEXT
+        if tag.kind is _Kind.KEY and self._num_nested:
+            return _Verdict.ENDS if self._may_follow(self._key(tag)) else _Verdict.TEXT
+        return self._end_judged(following, is_end) if self._num_nested else _Verdict.ENDS
+
+    def _end_judged(self, tags: Sequence[_Piece], is_end: bool) -> _Verdict:
+        """Tags that end the call, and lack the value's own or may end a call within the value."""
+        kinds = [tag.kind for tag in tags]
+        num_ends = next((at for at, kind in enumerate(kinds) if kind not in _ENDS), len(kinds))
+        if num_ends > len(_ENDS):
+            return _Verdict.TEXT
+        if num_ends == len(kinds):
+            return _Verdict.ENDS if is_end else _Verdict.OPEN
+        is_next_call = kinds[num_ends] in _NEXT_CALL and not self._num_nested
+        is_next_call |= kinds[num_ends] is _Kind.OUTER_OPEN and _Kind.OUTER_CLOSE in kinds[:num_ends]
+        return _Verdict.ENDS if is_next_call else _Verdict.TEXT
+
+
+def _is_name(text: str, closes: Sequence[str]) -> bool:
+    """Whether the text may become a name and one of the tags that close it."""
+    name, rest = _NAME.fullmatch(text).groups()  # type: ignore[union-attr]  # it matches every text
+    if rest[:1] == "\n" and not closes[0].startswith("<"):
+        return False
+    return len(name) <= MAX_NAME_CHARS and any(close.startswith(rest.lstrip()) for close in closes)

@@ -1,0 +1,1 @@
+"""The commands: serve, worker, plan, bench, simulate, compare-dumps, reload and completion."""

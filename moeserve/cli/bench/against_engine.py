@@ -1,0 +1,139 @@
+"""`moeserve bench serve --against-engine FLAGS`: what the server adds to its engine's time. The engine computes work of
+the same lengths alone, in a process of its own (`bench engine`); then a server of the same flags is started.
+
+The engine reads all prompts and then decodes all streams together, so its time is a floor: no request waits, none comes
+late, and nothing is tokenised, sampled with penalties, or sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moeserve.cli.bench.engine import SHARED
+from moeserve.cli.command_line import flag_name, options_parser, read_options
+from moeserve.cli.workload.report import TableRow
+from moeserve.cli.workload.trace import Workload
+from moeserve.config import env_name
+from moeserve.errors import ConfigError
+
+FLAG: Final = "--against-engine"
+LONGEST_DECODE: Final = 128  # steps that are timed; a longer answer's are taken to be like them
+STOP_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRates:
+    """Tokens a second of the engine alone."""
+
+    prefill: float
+    decode: float  # summed over the streams
+    streams: int
+
+    def seconds_for(self, result: dict[str, Any]) -> float:
+        """For what a server computed: prompt tokens but for cached ones, and output tokens."""
+        computed = result["total_input_tokens"] - (result["total_cached_tokens"] or 0)
+        return float(computed / self.prefill + result["total_output_tokens"] / self.decode)
+
+    def summary(self, result: dict[str, Any]) -> dict[str, float]:
+        """What --save-result keeps of it."""
+        seconds = self.seconds_for(result)
+        return {
+            "engine_prefill_throughput": self.prefill,
+            "engine_decode_throughput": self.decode,
+            "engine_duration": seconds,
+            "engine_share": seconds / result["duration"],
+        }
+
+    def rows(self, result: dict[str, Any]) -> list[TableRow]:
+        share = self.seconds_for(result) / result["duration"]
+        return [
+            ("Prefill (tok/s):", self.prefill),
+            (f"Decode at {self.streams} (tok/s):", self.decode),
+            ("Time for the same tokens (s):", self.seconds_for(result)),
+            ("Its share of the server's time:", f"{share:.0%}"),
+        ]
+
+
+def measure_engine(flags: Sequence[str], workload: Workload, concurrency: int | None) -> EngineRates:
+    """Runs `bench engine` at the mean lengths of the workload. Raises ConfigError with what it said."""
+    turns = [turn for session in workload.sessions for turn in session.turns]
+    prompt = max(1, round(sum(turn.input_len for turn in turns) / len(turns)))
+    gen = max(1, round(sum(turn.output_len for turn in turns) / len(turns)))
+    asked = vars(_parse(flags))
+    most = read_options(asked, os.environ).max_num_seqs
+    streams = min(concurrency or len(turns), len(turns), most)
+    shared = [part for name in SHARED if asked[name] for part in (flag_name(name), asked[name])]
+    lengths = ["--prompt", str(prompt), "--gen", str(min(gen, LONGEST_DECODE)), "--batch", str(streams)]
+    command = [sys.executable, "-m", "moeserve", "bench", "engine", *shared, *lengths, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise ConfigError(f"{FLAG}: {shlex.join(command[1:])} ended with exit code {done.returncode}")
+    rates = {figure["phase"]: figure["tok_s"] for figure in map(json.loads, done.stdout.splitlines())}
+    return EngineRates(rates["prefill"], rates["decode"], streams)
+
+
+@contextmanager
+def server_of(flags: Sequence[str]) -> Iterator[str]:
+    """The URL of a server with these flags, ready; stopped at the end. Its log goes to this process' stderr. Raises
+    ConfigError where it ends before it is ready."""
+    port = _free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moeserve", *flags, "--port", str(port)],
+        stdout=sys.stderr,
+        env={env_name("log_level"): "warning"} | os.environ,  # a line for each request would hide the bar
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while not _is_ready(url):
+            if process.poll() is not None:
+                raise ConfigError(f"{FLAG}: the server ended with exit code {process.returncode}")
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def split_flags(text: str) -> list[str]:
+    """The server's flags, which --against-engine has as one text. Raises ConfigError."""
+    try:
+        flags = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{FLAG}: {error}") from None
+    asked = _parse(flags)
+    if asked.port or asked.host or asked.uds:
+        raise ConfigError(f"{FLAG}: the server's address is chosen here; leave --host, --port and --uds out")
+    return flags
+
+
+def _parse(flags: Sequence[str]) -> Any:
+    return options_parser(f"moeserve bench serve {FLAG}").parse_args(list(flags))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False

@@ -1,0 +1,360 @@
+"""`moeserve bench engine`: the real worker, in this process, without sockets: what llama-bench is to llama.cpp.
+
+Prefill and decode at several batch sizes, random prompts, greedy sampling unless told otherwise. Beside each figure
+stands the memory read bandwidth measured in the same run, on the CPU by reading the model's own weights: on a shared
+machine it changes by the minute, and a decode figure means nothing without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from moeserve.cli.bench.engine_figures import HEADER, CacheFigure, Figure, Timed, where_experts_are
+from moeserve.cli.bench.plans_in_turn import run_in_turn
+from moeserve.cli.bench.results import Measured, results_of, write_results
+from moeserve.cli.bench.window_slots import WindowSlots
+from moeserve.cli.command_line import add_shared_options, read_options, resolve
+from moeserve.cli.workload.options import real, whole
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError, UserError
+from moeserve.messages.sampling import SamplingParams
+from moeserve.messages.steps import NewSeq, Row, StepPlan
+from moeserve.placement.expert_cache.replay import SETTLING_STEPS
+from moeserve.placement.expert_cache.routing_trace import RoutingTrace, read_trace
+
+if TYPE_CHECKING:  # torch is loaded with a runner, not for --help
+    from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
+    from moeserve.worker.runner import Runner
+
+# Options of the server that mean the same here.
+SHARED = (
+    "model",
+    "load_format",
+    "device",
+    "gpus",
+    "parallel",
+    "num_gpu_experts",
+    "gpu_memory_budget",
+    "expert_heat",
+    "placement_rules",
+    "n_gpu_layers",
+    "gpu_prefill_token_threshold",
+    "expert_cache",
+    "max_deferred_experts_per_token",
+    "threads",
+    "isa",
+    "weight_layout",
+    "numa_nodes",
+    "cpu_binding",
+    "max_num_batched_tokens",
+    "kv_cache_dtype",
+    "kv_window_ratio",
+)
+
+
+class EngineBench:
+    """Drives a Runner as the router would, with all sequences in step. KV slots are handed out in order."""
+
+    def __init__(
+        self, runner: Runner, step_tokens: int, temperature: float = 0.0, trace: RoutingTrace | None = None
+    ) -> None:
+        """trace: what the routers choose in decode steps; the runner is loaded for it."""
+        self._runner = runner
+        self._trace = trace
+        self._step_tokens = step_tokens
+        self._temperature = temperature
+        self._windows = WindowSlots(runner.ready())
+        self._random = np.random.default_rng(0)
+        self._step = 0
+
+    def figures(self, batches: list[int], prompt: int, gen: int, warm_up: int = 0) -> Iterator[Figure]:
+        """warm_up: tokens of each sequence that are generated and measured apart, before those of `gen`."""
+        for batch in batches:
+            before = self.read_gb_s()
+            timed = Timed(*self._measured(partial(self.prefill, batch, prompt)))
+            after = self.read_gb_s()
+            yield Figure.of("prefill", batch, prompt, 0, 0, timed, (before, after))
+            self.decode(batch, prompt, 1)  # a GPU's kernels of so many rows are loaded, and captured
+            for phase, first, steps in (("warm-up", 0, warm_up), ("decode", warm_up, gen)):
+                if steps:
+                    timed, before = self._decode_timed(batch, prompt, first, steps), after
+                    after = self.read_gb_s()
+                    yield Figure.of(phase, batch, prompt, first, steps, timed, (before, after))
+
+    def _decode_timed(self, batch: int, prompt: int, first: int, steps: int) -> Timed:
+        """first: of the sequences' tokens behind their prompts."""
+        counts = self._runner.expert_use().cache
+        work = partial(self.decode, batch, prompt + first, steps, first_of_trace=first)
+        seconds, read = self._measured(work)
+        cache = CacheFigure.between(counts, self._runner.expert_use().cache, steps)
+        if not self._runner.engine.counts_every_step:
+            from moeserve.cli.bench.step_bytes import step_bytes
+
+            last = self.decode_plan(batch, prompt + first + steps - 1)
+            read = steps * step_bytes(self._runner, last)
+        return Timed(seconds, read, cache)
+
+    def read_gb_s(self) -> float:
+        """GB/s of reading all experts once, with all threads; on a GPU of a copy, both ways counted."""
+        seconds, read = self._runner.engine.read_weights()
+        return read / seconds / 1e9
+
+    def _measured(self, work: Callable[[], float]) -> tuple[float, int]:
+        """Seconds, as `work` says, and the bytes of weights read: 0 where the engine does not count every step's."""
+        engine = self._runner.engine
+        if not engine.counts_every_step:
+            return work(), 0
+        before = engine.weight_counters()
+        return work(), engine.weight_bytes_since(before)
+
+    def prefill(self, batch: int, prompt: int) -> float:
+        """Seconds, one sequence after another."""
+        began = time.perf_counter()
+        self.run_all(self._prefill_plans(batch, prompt))
+        return time.perf_counter() - began
+
+    def _prefill_plans(self, batch: int, prompt: int) -> Iterator[StepPlan]:
+        ready = self._runner.ready()
+        vocab, has_states = ready.vocab_size, ready.num_state_slots > 0
+        for seq in range(batch):
+            sampling = SamplingParams(max_tokens=1 << 20, temperature=self._temperature, seed=seq)
+            tokens = self._random.integers(0, vocab, prompt, dtype=np.int32)
+            new = [NewSeq(seq, tokens.tobytes(), prompt, b"", sampling, state_slot=seq if has_states else -1)]
+            zeroed = np.array([[-1, seq]], np.int32).tobytes() if has_states else b""
+            for start in range(0, prompt, self._step_tokens):
+                count = min(self._step_tokens, prompt - start)
+                slots = _slots(batch, seq, start, count)
+                in_window = self._windows.take(seq, start, count)
+                row = Row(seq, start, count, slots, start + count == prompt, in_window)
+                yield StepPlan(self._step, new, [row], state_copies=zeroed)
+                self._windows.leave(seq, start + count)
+                new, zeroed = [], b""
+
+    def decode(self, batch: int, prompt: int, gen: int, *, first_of_trace: int = 0) -> float:
+        """Seconds. The plans are made before: a router makes its own while the step before runs."""
+        plans = [self.decode_plan(batch, position) for position in range(prompt, prompt + gen)]
+        forced = self.forced(batch, gen, first_of_trace)
+        began = time.perf_counter()
+        self.run_all(plans if forced is None else choosing(forced, plans))
+        return time.perf_counter() - began
+
+    def forced(self, batch: int, gen: int, first: int = 0) -> ForcedRouting | None:
+        """The trace's tokens from `first` on, on the device: each sequence reads the trace from another place on, round
+        and round."""
+        if self._trace is None:
+            return None
+        from moeserve.worker.engines.gpu.engine import GpuEngine
+
+        engine, tokens = self._runner.engine, len(self._trace.ids)
+        assert isinstance(engine, GpuEngine)
+        assert engine.forced_routing is not None
+        starts = np.arange(batch) * tokens // batch
+        engine.forced_routing.load(self._trace.ids[(first + np.arange(gen)[:, None] + starts) % tokens])
+        return engine.forced_routing
+
+    def decode_plan(self, batch: int, position: int) -> StepPlan:
+        """A token of each sequence, at that position."""
+        rows = [
+            Row(seq, position, 1, _slots(batch, seq, position, 1), True, self._windows.take(seq, position, 1))
+            for seq in range(batch)
+        ]
+        return StepPlan(self._step, [], rows)
+
+    def run(self, plan: StepPlan) -> None:
+        """One step."""
+        self._runner.step(plan)
+        self._step += 1
+
+    def run_all(self, plans: Iterable[StepPlan]) -> None:
+        """One after another, as a server does."""
+        for _ in run_in_turn(self._runner, self._counted(plans)):
+            pass
+
+    def _counted(self, plans: Iterable[StepPlan]) -> Iterator[StepPlan]:
+        for plan in plans:
+            yield plan
+            self._step += 1
+
+
+def choosing(forced: ForcedRouting, plans: Iterable[StepPlan], first: int = 0) -> Iterator[StepPlan]:
+    """The plans, each when the trace's next step, from `first` on, is what routers choose then."""
+    for step, plan in enumerate(plans, first):
+        forced.choose(step)
+        yield plan
+
+
+def _slots(batch: int, seq: int, start: int, count: int) -> bytes:
+    """Sequences interleaved token by token, as they come to lie in a server that decodes them together."""
+    slots: npt.NDArray[np.int32] = np.arange(start, start + count, dtype=np.int32) * np.int32(batch)
+    return (slots + np.int32(seq)).tobytes()
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0, or 2 with a message for bad arguments or a bad file."""
+    parser = command_parser()
+    args = parser.parse_args(arguments)
+    from moeserve.worker.loading.load import load_runner
+
+    batches, prompt, gen = args.batch, args.prompt, args.gen
+    try:
+        config = _config(args)
+        trace = None if args.routing_trace is None else read_trace(args.routing_trace)
+        runner = load_runner(config, TerminalBar(), 0 if trace is None else max(batches))
+        if trace is not None:
+            check_fits(trace, runner)
+    except UserError as error:
+        parser.error(str(error))
+    step_tokens = runner.ready().max_num_batched_tokens
+    bench = EngineBench(runner, step_tokens, args.temperature, trace)
+    # The first touch of every buffer; on a GPU kernels are loaded for steps of the measured size.
+    bench.prefill(1, min(prompt, 32 if config.device == "cpu" else step_tokens))
+    use = runner.expert_use()
+    warm_up = args.warm_up
+    if warm_up is None:
+        warm_up = 0 if use.cache is None else SETTLING_STEPS
+    if not args.json:
+        where = where_experts_are(use)
+        print(f"{config.served_model_name}, {runner.ready().device}{where}\n{HEADER}")
+    figures = []
+    for figure in bench.figures(batches, prompt, gen, warm_up):
+        figures.append(figure)
+        print(json.dumps(dataclasses.asdict(figure)) if args.json else figure.row, flush=True)
+    if args.save_result is not None:
+        try:
+            _save(args, config, runner.ready().device, figures)
+        except OSError as error:
+            parser.error(f"--save-result: {error}")
+    return 0
+
+
+def check_fits(trace: RoutingTrace, runner: Runner) -> None:
+    """Raises ConfigError for a trace of another model's shape."""
+    use = runner.expert_use()
+    shape = (use.layers, use.experts, use.experts_per_token)
+    if trace.shape != shape:
+        raise ConfigError(
+            "--routing-trace: it is of {} layers of {} experts, {} a token; the model has {}, {} and {}".format(
+                *trace.shape, *shape
+            )
+        )
+
+
+def _save(args: argparse.Namespace, config: ServerConfig, device: str, figures: list[Figure]) -> None:
+    """Raises OSError."""
+    settings = {
+        "model": config.served_model_name,
+        "device": device,
+        "threads": config.threads,
+        "temperature": args.temperature,
+    }
+    measured = [figure.measured for figure in figures]
+    measured.append(Measured("memory read", max(f.read_gb_s for f in figures), "GB/s", higher_is_better=True))
+    gpu = None if device.startswith("cpu") else device
+    write_results(args.save_result, results_of("bench engine", settings, measured, gpu))
+
+
+def command_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moeserve bench engine",
+        usage="%(prog)s [options]",
+        description="Measure prefill and decode of the engine, without the server.",
+        allow_abbrev=False,
+    )
+    add_shared_options(parser, SHARED)
+    parser.add_argument(
+        "--prompt", type=_COUNT, default=512, metavar="N", help="prompt tokens a sequence (default: 512)"
+    )
+    parser.add_argument(
+        "--gen", type=_COUNT, default=64, metavar="N", help="tokens generated a sequence (default: 64)"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=whole(0, 1 << 20),
+        metavar="N",
+        help="tokens generated a sequence before those of --gen, and measured apart: when a text begins, an expert "
+        f"cache has those of another (default: {SETTLING_STEPS} where experts follow the text, else 0)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=_counts,
+        default=[1, 2, 4, 8, 16],
+        metavar="N,N",
+        help="batch sizes (default: 1,2,4,8,16)",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=real(0.0, 2.0),
+        default=0.0,
+        metavar="T",
+        help="of sampling; 0, the default, is greedy, with which a file of random weights soon repeats itself, so that "
+        "streams share more experts than texts do",
+    )
+    parser.add_argument(
+        "--routing-trace",
+        type=Path,
+        metavar="FILE",
+        help="the experts that decode steps use, instead of the routers' choice, which has no locality where weights "
+        "are random (`moeserve bench trace` writes one); on a GPU alone",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    parser.add_argument(
+        "--save-result",
+        type=Path,
+        metavar="FILE",
+        help="write the figures as JSON too, for benchmarks.compare (moeserve/cli/bench/results.py has the form)",
+    )
+    return parser
+
+
+def _config(args: argparse.Namespace) -> ServerConfig:
+    """The device is chosen, once: a GPU that cannot be used is in the log each time."""
+    from moeserve.worker.loading.device import choose_device
+
+    config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
+    device = choose_device(config.device)
+    warm_up = args.warm_up
+    if warm_up is None:  # whether experts follow the text shows when they are placed
+        warm_up = SETTLING_STEPS if device != "cpu" and config.expert_cache != "off" else 0
+    most = max(args.batch)
+    length = args.prompt + warm_up + args.gen + 1
+    return dataclasses.replace(
+        config,
+        device=device,
+        max_num_seqs=most,
+        max_model_len=length,
+        max_total_tokens=max(64, most * length),
+    )
+
+
+_COUNT = whole(1, 1 << 20)
+
+
+def _counts(text: str) -> list[int]:
+    return [_COUNT(part) for part in text.split(",")]
+
+
+_counts.__name__ = "list of whole numbers"  # argparse names it in its own message
+
+
+class TerminalBar:
+    def __init__(self) -> None:
+        self._bar: tqdm[None] | None = None
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = tqdm(desc=stage, total=total, unit="B", unit_scale=True, disable=None, leave=False)
+        self._bar.update(done - self._bar.n)
+        if done == total:
+            self._bar.close()

@@ -1,0 +1,116 @@
+"""What `moeserve bench engine` measures of one phase, and how it shows it: a line of a table, or of a saved result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from moeserve.cli.bench.results import Measured
+from moeserve.messages.expert_cache import ExpertCacheCounts
+from moeserve.messages.steps import ExpertUse
+
+HEADER = (
+    f"{'phase':<8}{'batch':>6}{'prompt':>8}{'gen':>6}{'tok/s':>10}{'MB/token':>10}{'GB/s':>8}{'of read':>9}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFigure:
+    """What the expert cache did in some steps, the mean of a step."""
+
+    hit_rate: float  # of the experts that a step uses, those found on the GPU
+    promotions: float  # experts that came to the GPU
+
+    @classmethod
+    def between(
+        cls, before: ExpertCacheCounts | None, now: ExpertCacheCounts | None, steps: int
+    ) -> CacheFigure | None:
+        """None: experts stay where they are."""
+        if before is None or now is None:
+            return None
+        did = now.since(before)
+        return cls(did.hit_rate, did.promotions / steps)
+
+
+class Timed(NamedTuple):
+    """Some steps."""
+
+    seconds: float
+    read: int  # bytes of weights
+    cache: CacheFigure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of output. Bytes are those of the weights (each distinct expert once a step), not of the KV."""
+
+    phase: str  # "prefill", "warm-up" or "decode"
+    batch: int
+    prompt: int  # tokens of each sequence before
+    warm_up: int  # tokens of each sequence generated before
+    gen: int  # decode steps; 0 for prefill
+    tok_s: float  # summed over the batch
+    bytes_per_token: float
+    gb_s: float
+    read_gb_s: float  # what the machine can read, measured just before and after
+    cache: CacheFigure | None  # None: experts stay where they are
+
+    @classmethod
+    def of(
+        cls,
+        phase: str,
+        batch: int,
+        prompt: int,
+        warm_up: int,
+        gen: int,
+        timed: Timed,
+        read_gb_s: tuple[float, float],
+    ) -> Figure:
+        """read_gb_s: before and after."""
+        tokens = batch * (gen or prompt)
+        return cls(
+            phase=phase,
+            batch=batch,
+            prompt=prompt,
+            warm_up=warm_up,
+            gen=gen,
+            tok_s=tokens / timed.seconds,
+            bytes_per_token=timed.read / tokens,
+            gb_s=timed.read / timed.seconds / 1e9,
+            read_gb_s=sum(read_gb_s) / 2,
+            cache=timed.cache,
+        )
+
+    @property
+    def fraction(self) -> float:
+        return self.gb_s / self.read_gb_s
+
+    @property
+    def row(self) -> str:
+        """Below HEADER."""
+        of_read = f"{'':>8}" if self.phase == "prefill" else f"{self.fraction:>8.0%}"
+        found = "" if self.cache is None else f", {self.cache.hit_rate:.0%} of experts found on the GPU"
+        return (
+            f"{self.phase:<8}{self.batch:>6}{self.prompt:>8}{self.gen:>6}{self.tok_s:>10.1f}"
+            f"{self.bytes_per_token / 1e6:>10.1f}{self.gb_s:>8.1f}{of_read}  ({self.read_gb_s:.1f} GB/s){found}"
+        )
+
+    @property
+    def measured(self) -> Measured:
+        parts = [f"{self.phase}, batch {self.batch}, prompt {self.prompt}"]
+        parts += [f"warm-up {self.warm_up}"] if self.warm_up else []
+        parts += [f"gen {self.gen}"] if self.gen else []
+        return Measured(", ".join(parts), self.tok_s, "tok/s", higher_is_better=True)
+
+
+def where_experts_are(use: ExpertUse) -> str:
+    """For people: how many experts lie on the GPU of a layer that has some there; "" where there is none such."""
+    on_gpu = np.frombuffer(use.on_gpu, np.uint8).reshape(use.layers, use.experts) > 0
+    counts = {count for count in on_gpu.sum(axis=1).tolist() if 0 < count < use.experts}
+    if not counts:
+        return ""
+    least, most = min(counts), max(counts)
+    some = f"{least}" if least == most else f"{least} to {most}"
+    return f", {some} of a layer's {use.experts} experts on the GPU"

@@ -1,0 +1,159 @@
+"""How a workload's prompts are written for a server: token ids where it takes them, else text; or a chat.
+
+Text is made of common English words, about one token each. How many tokens a word and an empty prompt really take
+is asked of the server by two requests of one token, from the counts in their `usage`; the figures of a run use the
+server's count of each prompt anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from moeserve.cli.bench.client import Client, StreamedAnswer
+from moeserve.cli.workload.prompts import Int32s, TokenHistory, prefix_ids, turn_ids
+from moeserve.cli.workload.trace import Workload
+from moeserve.errors import UserError
+
+_TEXT = (
+    "the of and to in that was his he it with is for as had you not be her on at by which have or from this him but "
+    "she they were my are me one their so an said them we who would been will no when there if more out up into do any "
+    "your what has man could other than our some very time upon about may its only now like little then can should "
+)
+WORDS = tuple(_TEXT.split())
+
+
+class Prompts(Protocol):
+    """One session's prompts for one server."""
+
+    def body(self, turn: int) -> dict[str, Any]:
+        """The fields of the request that carry the prompt of a turn. Turns are asked for in order."""
+        ...
+
+    def answered(self, answer: StreamedAnswer) -> None:
+        """What came back: the next turn's prompt repeats it."""
+        ...
+
+
+Writer = Callable[[int], Prompts]  # from a session's place in the workload
+
+
+class IdPrompts:
+    def __init__(self, workload: Workload, session: int) -> None:
+        self._history = TokenHistory(workload, session)
+        self._continues = len(workload.sessions[session].turns) > 1
+
+    def body(self, turn: int) -> dict[str, Any]:
+        body: dict[str, Any] = {"prompt": self._history.prompt(turn).tolist()}
+        return body | {"return_token_ids": True} if self._continues else body
+
+    def answered(self, answer: StreamedAnswer) -> None:
+        self._history.answered(np.array(answer.token_ids, np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class WordCount:
+    """Tokens of a prompt of n words: empty + per_word x n."""
+
+    empty: float
+    per_word: float
+
+    def words(self, tokens: int, *, first: bool = False) -> int:
+        """Words for so many tokens, at least one; the `first` text of a prompt pays for the empty one."""
+        return max(round((tokens - (self.empty if first else 0.0)) / self.per_word), 1)
+
+
+class WordPrompts:
+    """The texts of a session: of its prefix (empty: none) and of each turn."""
+
+    def __init__(self, workload: Workload, session: int, count: WordCount) -> None:
+        self._workload = workload
+        self._session = session
+        self._count = count
+        length = workload.sessions[session].prefix_len
+        words = count.words(length, first=True) if length else 0
+        self.prefix = _words(prefix_ids(workload, session, words))
+
+    def turn(self, turn: int) -> str:
+        wanted = self._workload.sessions[self._session].turns[turn]
+        if wanted.prompt is not None:
+            return _words(np.frombuffer(wanted.prompt, np.int32))
+        words = self._count.words(wanted.input_len, first=turn == 0 and not self.prefix)
+        return _words(turn_ids(self._workload, self._session, turn, words))
+
+
+class TextPrompts:
+    def __init__(self, workload: Workload, session: int, count: WordCount) -> None:
+        self._words = WordPrompts(workload, session, count)
+        self._text = self._words.prefix
+
+    def body(self, turn: int) -> dict[str, Any]:
+        self._text += self._words.turn(turn)
+        return {"prompt": self._text}
+
+    def answered(self, answer: StreamedAnswer) -> None:
+        self._text += answer.text
+
+
+class ChatPrompts:
+    """The prefix as the system's message, turns as the user's."""
+
+    def __init__(self, workload: Workload, session: int, count: WordCount) -> None:
+        self._words = WordPrompts(workload, session, count)
+        system = {"role": "system", "content": self._words.prefix}
+        self._messages: list[dict[str, str]] = [system] if self._words.prefix else []
+
+    def body(self, turn: int) -> dict[str, Any]:
+        self._messages.append({"role": "user", "content": self._words.turn(turn)})
+        return {"messages": self._messages}
+
+    def answered(self, answer: StreamedAnswer) -> None:
+        self._messages.append({"role": "assistant", "content": answer.text})
+
+
+def _words(ids: Int32s) -> str:
+    """Equal ids are equal words, so prompts with a common beginning have one as text, too."""
+    return "".join([f" {WORDS[id % len(WORDS)]}" for id in ids.tolist()])
+
+
+class ProbeFailed(UserError):
+    """The server does not answer a request of one token; the message is its own."""
+
+
+async def choose_writer(client: Client, workload: Workload, *, chat: bool, text: bool) -> tuple[Writer, str]:
+    """The best way that this server takes, and its name. The requests sent here also see to it that what the
+    server does at its first request is done. Raises ProbeFailed."""
+    if not chat and not text and await _takes_ids(client, workload):
+        return (lambda session: IdPrompts(workload, session)), "token ids"
+    count = await _word_count(client, chat)
+    if chat:
+        return (lambda session: ChatPrompts(workload, session, count)), "chat messages"
+    return (lambda session: TextPrompts(workload, session, count)), "text"
+
+
+async def _takes_ids(client: Client, workload: Workload) -> bool:
+    """Whether prompts may be ids; and where conversations go on, whether answers come as ids, too."""
+    body: dict[str, Any] = {"prompt": list(range(1000, 1016)), "max_tokens": 2}
+    if any(len(session.turns) > 1 for session in workload.sessions):
+        answer = await client.ask(body | {"return_token_ids": True}, 16)
+        return not answer.outcome.error and len(answer.token_ids) > 0
+    answer = await client.ask(body, 16)
+    if answer.status in (0, 401, 403, 404) or answer.status >= 500:
+        raise ProbeFailed(answer.outcome.error)  # not about the prompt's form
+    return not answer.outcome.error
+
+
+async def _word_count(client: Client, chat: bool) -> WordCount:
+    counts: list[int] = []
+    for words in (32, 160):
+        text = _words(np.arange(words, dtype=np.int32))
+        prompt = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+        answer = await client.ask(prompt | {"max_tokens": 1}, words)
+        if answer.outcome.error:
+            raise ProbeFailed(answer.outcome.error)
+        counts.append(answer.outcome.prompt_len)
+    per_word = max((counts[1] - counts[0]) / 128, 0.25)
+    return WordCount(max(counts[0] - 32 * per_word, 0.0), per_word)

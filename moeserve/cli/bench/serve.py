@@ -1,0 +1,192 @@
+"""`moeserve bench serve`: load on any OpenAI-compatible server, and what its users would see.
+
+Options, definitions and names of the figures are those of `vllm bench serve`
+(docs/reference/benchmark-figures.md lists the few differences), so that figures of different servers can stand side by
+side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import os
+import sys
+from typing import Any
+
+import aiohttp
+import orjson
+import uvloop
+from tqdm import tqdm
+
+from moeserve.cli.bench.against_engine import FLAG, EngineRates, measure_engine, server_of, split_flags
+from moeserve.cli.bench.client import Client
+from moeserve.cli.bench.load import Load, Run
+from moeserve.cli.bench.prompts import choose_writer
+from moeserve.cli.workload.metrics import summarize
+from moeserve.cli.workload.options import (
+    add_judgement_options,
+    add_workload_options,
+    objectives_from,
+    workload_from,
+)
+from moeserve.cli.workload.plot import write_plot
+from moeserve.cli.workload.report import TableRow, details, failures, save, table
+from moeserve.cli.workload.trace import Workload
+from moeserve.errors import ConfigError, UserError
+
+PATHS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+CONNECT_TIMEOUT_S = 30.0
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0 when every request succeeded, 1 when one failed, 2 with a message for what the user can mend."""
+    parser = command_parser()
+    args = parser.parse_args(arguments)
+    try:
+        if args.text_prompts and args.backend == "openai-chat":
+            raise ConfigError("--text-prompts has no effect in chat, whose prompts are text")
+        workload = workload_from(args)
+        objectives = objectives_from(args)
+        rates, result, run = _run(args, workload)
+        result |= summarize(run.outcomes, run.duration, args.metric_percentiles, objectives)
+        if rates is not None:
+            result |= rates.summary(result)
+        result["client_cpu_us_per_token"] = run.cpu / max(result["total_output_tokens"], 1) * 1e6
+        result["client_cpu_usage"] = run.cpu / run.duration
+        _report(args, result, run, rates)
+    except (UserError, OSError) as error:
+        parser.error(str(error))
+    return 1 if result["failed"] else 0
+
+
+def command_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moeserve bench serve",
+        usage="%(prog)s [options]",
+        description="Put load on an OpenAI-compatible server and measure what its users would see. "
+        "The API key, where one is needed, is taken from the environment variable OPENAI_API_KEY.",
+        allow_abbrev=False,
+    )
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--url",
+        "--base-url",
+        metavar="URL",
+        help="where it is, with or without /v1 (default: http://127.0.0.1:8000)",
+    )
+    server.add_argument(
+        "--backend", choices=PATHS, default="openai", help="completions or chat completions (default: openai)"
+    )
+    server.add_argument(
+        FLAG,
+        metavar="FLAGS",
+        help="measure the engine alone first, then start a server of these flags for the load, and set the times side "
+        'by side, e.g. "--model model.gguf --threads 8" (answers do not end before their length)',
+    )
+    server.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
+    server.add_argument(
+        "--ignore-eos", action="store_true", help="answers do not end before their length (vLLM's field)"
+    )
+    server.add_argument(
+        "--text-prompts",
+        action="store_true",
+        help="send text even where token ids are taken, as vLLM's benchmark does: tokenising is part of TTFT then",
+    )
+    server.add_argument(
+        "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields of every request"
+    )
+    add_workload_options(parser)
+    add_judgement_options(parser)
+    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    return parser
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return value
+
+
+def _run(args: argparse.Namespace, workload: Workload) -> tuple[EngineRates | None, dict[str, Any], Run]:
+    """The engine's rates where they are asked for, and `_measure`'s. Raises UserError."""
+    if args.against_engine is None:
+        args.url = args.url or DEFAULT_URL
+        return None, *uvloop.run(_measure(args, workload))
+    if args.url is not None:
+        raise ConfigError(f"{FLAG} starts a server of its own: leave --url out")
+    flags = split_flags(args.against_engine)
+    args.ignore_eos = True
+    rates = measure_engine(flags, workload, args.max_concurrency)
+    with server_of(flags) as args.url:
+        return rates, *uvloop.run(_measure(args, workload))
+
+
+async def _measure(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], Run]:
+    """What was asked, by vLLM's names, and what came of it. Raises UserError."""
+    base = args.url.rstrip("/").removesuffix("/v1")
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),  # how many at once is for --max-concurrency to say
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        headers=request_headers(),
+        auto_decompress=False,
+    ) as session:
+        model = args.model or await _first_model(session, base)
+        common = {"model": model, **({"ignore_eos": True} if args.ignore_eos else {}), **args.extra_body}
+        client = Client(session, base + PATHS[args.backend], common)
+        chat = args.backend == "openai-chat"
+        writer, form = await choose_writer(client, workload, chat=chat, text=args.text_prompts)
+        with tqdm(total=workload.num_requests, unit="req", disable=args.disable_tqdm or None) as bar:
+            run = await Load(client, workload, writer, args.max_concurrency, bar.update).run()
+    rate = math.inf if args.request_rate is None else args.request_rate
+    asked: dict[str, Any] = {
+        "date": datetime.datetime.now().strftime("%Y%m%d-%H%M%S"),
+        "backend": args.backend,
+        "model_id": model,
+        "prompt_format": form,
+        "num_prompts": workload.num_requests,
+        "request_rate": "trace" if args.trace is not None else "inf" if math.isinf(rate) else rate,
+        "burstiness": args.burstiness or 1.0,
+        "max_concurrency": args.max_concurrency,
+    }
+    return asked, run
+
+
+def request_headers() -> dict[str, str]:
+    headers = {"content-type": "application/json", "accept-encoding": "identity"}
+    key = os.environ.get("OPENAI_API_KEY")
+    return headers | {"authorization": f"Bearer {key}"} if key else headers
+
+
+async def _first_model(session: aiohttp.ClientSession, base: str) -> str:
+    url = f"{base}/v1/models"
+    try:
+        async with session.get(url) as response:
+            text = await response.text()
+            if response.status != 200:
+                raise ConfigError(f"{url}: HTTP {response.status}: {text[:500]}")
+            return str(orjson.loads(text)["data"][0]["id"])
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise ConfigError(f"{url}: {error}") from None
+    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
+        raise ConfigError(f"{url} lists no model; name one with --model") from None
+
+
+def _report(args: argparse.Namespace, result: dict[str, Any], run: Run, rates: EngineRates | None) -> None:
+    rows: list[TableRow] = [
+        ("Prompts as:", result["prompt_format"]),
+        ("CPU per output token (us):", result["client_cpu_us_per_token"]),
+        ("Share of one core:", result["client_cpu_usage"]),
+    ]
+    more = {"This Client": rows} | ({} if rates is None else {"The Engine Alone": rates.rows(result)})
+    print(table(result, "Serving Benchmark Result", args.metric_percentiles, more))
+    print(failures(run.outcomes), file=sys.stderr, end="")
+    if args.save_result is not None:
+        save(args.save_result, result | (details(run.outcomes) if args.save_detailed else {}))
+    if args.plot is not None:
+        write_plot(args.plot, f"{result['model_id']} at {args.url}", run.outcomes)

@@ -1,0 +1,257 @@
+"""Flags and environment variables to a ServerConfig, and the defaults that need the machine.
+
+Names, ranges and help texts come from ServerConfig's fields; nothing is repeated here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.resources
+import os
+import re
+import types
+import typing
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from moeserve import __version__
+from moeserve.cli import model_hints
+from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, drafts_of, env_name
+from moeserve.errors import ConfigError
+from moeserve.hub import parse_name
+from moeserve.models.adapters.modules import resolve_directory, resolve_modules
+from moeserve.processes.cpus import pool_threads
+from moeserve.processes.tracing import traces_url
+
+DEMONSTRATION_MODEL = "moeserve-demo-q8_0.gguf"
+MODEL_SOURCE = "--model or MOESERVE_MODEL"
+
+
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def options_parser(prog: str, epilog: str = "") -> argparse.ArgumentParser:
+    """For the server's options, all of them. `epilog`: ends its `--help`, before the order of precedence."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage="%(prog)s [command] [--model MODEL] [options]",
+        description="Serve a mixture-of-experts model over an OpenAI-compatible HTTP API.",
+        epilog=f"{epilog}A flag wins over its environment variable, that over the default.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"moeserve {__version__}")
+    add_options(parser)
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Every option of ServerConfig as a flag, in its group of `--help`."""
+    groups = {name: parser.add_argument_group(name) for name in GROUPS}
+    for option in dataclasses.fields(ServerConfig):
+        _add(groups[option.metadata["group"]], option, _help(option))
+
+
+def add_shared_options(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, names: Collection[str], **texts: str
+) -> None:
+    """Those that mean the same to another command, in its `--help` as in the server's; `texts` has the help of
+    options whose default is another there."""
+    options = {option.name: option for option in dataclasses.fields(ServerConfig)}
+    for name in names:
+        _add(parser, options[name], texts.get(name) or _help(options[name]))
+
+
+def _add(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, option: dataclasses.Field[Any], text: str
+) -> None:
+    # Text here and read in `_read`, so that a flag and an environment variable fail with the same words.
+    several = option.metadata["several"]
+    parser.add_argument(
+        flag_name(option.name),
+        action="extend" if several else "append" if _is_repeatable(option) else "store",
+        nargs="+" if several else None,
+        default=None,
+        metavar=value_name(option),
+        help=text,
+    )
+
+
+def read_options(given: Mapping[str, str | list[str] | None], environment: Mapping[str, str]) -> ServerConfig:
+    """From the texts of flags (by field name; None or absent: not given) and the environment, where an empty
+    variable counts as unset. Raises ConfigError."""
+    values: dict[str, Any] = {}
+    for option in dataclasses.fields(ServerConfig):
+        text: str | list[str] | None = given.get(option.name)
+        source = flag_name(option.name)
+        if text is None:
+            text = environment.get(env_name(option.name)) or None
+            source = f"environment variable {env_name(option.name)}"
+            if text is not None and _is_repeatable(option):
+                text = text.split(",")
+        if isinstance(text, list):
+            values[option.name] = tuple(_read(option, one, source) for one in text)
+        elif text is not None:
+            values[option.name] = _read(option, text, source)
+    return ServerConfig(**values)
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Variables that are named as ours are, and are none of ours: typing errors, or Kubernetes' for a service that is
+    called moeserve."""
+    ours = {env_name(option.name) for option in dataclasses.fields(ServerConfig)} | PROCESS_VARIABLES
+    return sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in ours)
+
+
+def _read(option: dataclasses.Field[Any], text: str, source: str) -> int | float | str:
+    """One value, checked against the option's type, range and choices."""
+    kind, meta = _kind(option), option.metadata
+    if not text:
+        raise ConfigError(f"{source}: must not be empty")
+    if kind is str:
+        if meta["choices"] and text not in meta["choices"]:
+            raise ConfigError(f"{source}: must be one of {', '.join(meta['choices'])}, not {text!r}")
+        return text
+    try:
+        value: int | float = kind(text)
+    except ValueError:
+        noun = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{source}: must be {noun}, not {text!r}") from None
+    if not meta["low"] <= value <= meta["high"]:  # false for NaN, too
+        raise ConfigError(f"{source}: must be between {meta['low']} and {meta['high']}, not {text}")
+    return value
+
+
+def _kind(option: dataclasses.Field[Any]) -> type:
+    """The type of the option's value; `int | None` is int, and so is `tuple[int, ...]`."""
+    hint = _hints()[option.name]
+    if _is_repeatable(option):
+        return typing.cast(type, typing.get_args(hint)[0])
+    if isinstance(hint, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+    return typing.cast(type, hint)
+
+
+@cache  # the texts of all annotations are evaluated, and each option asks
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(ServerConfig)
+
+
+def _is_repeatable(option: dataclasses.Field[Any]) -> bool:
+    return isinstance(option.default, tuple)
+
+
+def value_name(option: dataclasses.Field[Any]) -> str:
+    """What stands for the option's value in `--help`."""
+    if option.metadata["choices"]:
+        return "{" + ",".join(option.metadata["choices"]) + "}"
+    names = {int: "N", float: "SECONDS", str: "TEXT"}
+    return option.metadata["metavar"] or names[_kind(option)]
+
+
+def _help(option: dataclasses.Field[Any]) -> str:
+    default = f"default: {option.default}, " if option.default not in (None, "", ()) else ""
+    return f"{option.metadata['help']} [{default}{env_name(option.name)}]".replace("%", "%%")
+
+
+# ---------------------------------------------------------------- defaults that need the machine
+
+
+def _check_drafts(config: ServerConfig) -> None:
+    try:
+        drafts_of(config)
+    except ValueError as error:
+        raise ConfigError(f"--speculative-config: {error}") from error
+
+
+def resolve(config: ServerConfig) -> ServerConfig:
+    """Fills in what depends on the file system and the CPU: absolute paths, the model's name in the API, the
+    number of threads, the traces' whole URL. A model that is named and not here is downloaded. Raises ConfigError, or
+    another UserError, when it cannot be had."""
+    _check_drafts(config)
+    model, api_name = _find(config.model) if config.model else _local(demonstration_model())
+    names = config.served_model_name or api_name
+    return dataclasses.replace(
+        config,
+        model=str(model),
+        served_model_name=names,
+        lora_modules=resolve_modules(config.lora_modules, names.split(",")),
+        lora_dir=resolve_directory(
+            config.lora_dir, len(config.lora_modules), config.max_loras, config.lora_memory
+        ),
+        api_key_file=_absolute(config.api_key_file),
+        prefix_cache=_prefix_cache(config),
+        chat_template=_absolute(config.chat_template),
+        uds=_absolute(config.uds),
+        ssl_certfile=_absolute(config.ssl_certfile),
+        ssl_keyfile=_absolute(config.ssl_keyfile),
+        worker_ssl_certfile=_absolute(config.worker_ssl_certfile),
+        worker_ssl_keyfile=_absolute(config.worker_ssl_keyfile),
+        worker_ssl_ca_certs=_absolute(config.worker_ssl_ca_certs),
+        threads=config.threads or pool_threads(config.device),
+        otlp_endpoint=traces_url(config.otlp_endpoint, os.environ),
+        data_dir=_absolute(config.data_dir),
+        kv_disk=_absolute(config.kv_disk),
+        debug_dump=_absolute(config.debug_dump),
+        record_routing_trace=_absolute(config.record_routing_trace),
+        expert_heat=_absolute(config.expert_heat),
+        placement_rules=_absolute(config.placement_rules),
+    )
+
+
+def _prefix_cache(config: ServerConfig) -> str:
+    """What "auto" is: whoever has a key must not learn from `cached_tokens` what others have asked."""
+    if config.prefix_cache != "auto":
+        return config.prefix_cache
+    return "per-key" if config.api_key or config.api_key_file else "shared"
+
+
+def _absolute(path: str | None) -> str | None:
+    return path and os.path.abspath(Path(path).expanduser())
+
+
+def demonstration_model() -> Path:
+    """The small model in the package, served when the user names none."""
+    return Path(str(importlib.resources.files("moeserve") / "assets" / DEMONSTRATION_MODEL))
+
+
+def _find(text: str) -> tuple[Path, str]:
+    """The model's path and its name in the API: what lies at the path `text`, else what has that name on the hub."""
+    path = Path(text).expanduser()
+    name = None if os.path.exists(path) else parse_name(text)
+    if name is None:
+        return _local(path)
+    from moeserve.hub.download import fetch  # only who asks for it needs the hub's library
+
+    return fetch(name), str(name)
+
+
+def _local(model: Path) -> tuple[Path, str]:
+    """Fails in a moment, before any process starts, on what a look at the file system shows."""
+    path = Path(os.path.abspath(model))
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{MODEL_SOURCE}: there is no {path}{model_hints.for_missing(path)}") from None
+    except OSError as error:  # a folder on the way that may not be entered
+        raise ConfigError(f"{MODEL_SOURCE}: {path} cannot be reached: {error.strerror}") from error
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"{MODEL_SOURCE}: {path} may not be read")
+    if not path.is_dir():
+        return path, _name_of(path)
+    ggufs = sorted(path.glob("*.gguf"))
+    if not ggufs and not os.path.exists(path / "config.json"):
+        hint = model_hints.for_folder(path)
+        raise ConfigError(
+            f"{MODEL_SOURCE}: neither a .gguf file nor a config.json in the folder {path}{hint}"
+        )
+    return path, _name_of(ggufs[0]) if ggufs else path.name
+
+
+def _name_of(file: Path) -> str:
+    """Without .gguf and -00001-of-0000N."""
+    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file.name)

@@ -1,0 +1,63 @@
+"""`moeserve compare-dumps A B`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from moeserve.cli.compare_dumps.compare import Tolerances, compare
+from moeserve.cli.compare_dumps.reader import Dump
+from moeserve.cli.compare_dumps.report import report
+from moeserve.errors import UserError
+
+DEFAULT = Tolerances(plain=0.1, tie=3.0)
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0 for dumps that are the same to within the tolerance, 1 for others, 2 with a message for what cannot
+    be read or compared."""
+    parser = command_parser()
+    args = parser.parse_args(arguments)
+    tolerances = Tolerances(args.tolerance, args.tie_allowance)
+    try:
+        result = compare(Dump(args.a), Dump(args.b), tolerances)
+    except UserError as error:
+        parser.error(str(error))
+    for line in report(result, tolerances):
+        print(line)
+    return 0 if result.first is None else 1
+
+
+def command_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moeserve compare-dumps",
+        description="Compare two dumps of `moeserve --debug-dump` and name the first layer and tensor that differ.",
+        epilog="Exit code: 0 the same within the tolerance, 1 different, 2 unreadable or nothing to compare.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("a", type=Path, metavar="A", help="folder of a dump")
+    parser.add_argument("b", type=Path, metavar="B", help="folder of the other")
+    parser.add_argument(
+        "--tolerance",
+        type=_distance,
+        default=DEFAULT.plain,
+        metavar="REL",
+        help="relative distance |a - b| / max(|a|, |b|) of a row up to which it counts as the same; 0: bit for bit "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tie-allowance",
+        type=_distance,
+        default=DEFAULT.tie,
+        metavar="X",
+        help="past a near tie of the router, where other experts were at work, X times their weight is added to the "
+        "tolerance (default: %(default)s)",
+    )
+    return parser
+
+
+def _distance(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text}")
+    return value

@@ -1,0 +1,181 @@
+"""The command line: `moeserve [serve] --flags`, `python launch.py`, `python -m moeserve`, all the same.
+
+A command is a function of its arguments that returns the exit code; each imports what it needs when it
+runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from moeserve.cli.certificate_flags import check_certificate
+from moeserve.cli.command_line import (
+    demonstration_model,
+    options_parser,
+    read_options,
+    resolve,
+    unknown_variables,
+)
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError, UserError
+from moeserve.launcher.exit_codes import EXIT_USAGE
+from moeserve.remote.options import check_server
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = "serve"
+    if arguments and not arguments[0].startswith("-"):
+        name = arguments.pop(0)
+    if name not in COMMANDS:
+        serve_parser().error(
+            f"there is no command {name!r}, only {', '.join(COMMANDS)}; a model is named by --model{_meant(name)}"
+        )
+    return COMMANDS[name].run(arguments)
+
+
+def _meant(word: str) -> str:
+    """The end of the message about an unknown command."""
+    if os.path.exists(word) or "/" in word or word.endswith(".gguf"):
+        return f": moeserve serve {word}"
+    close = difflib.get_close_matches(word, COMMANDS, 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+class Command(NamedTuple):
+    run: Callable[[list[str]], int]
+    help: str
+
+
+def serve(arguments: list[str]) -> int:
+    """The server. Exit codes: those of `launcher/exit_codes.py`; 2 for a bad flag or environment variable."""
+    parser = serve_parser()
+    from moeserve.launcher.launch import launch
+    from moeserve.processes.logs import set_up_logging
+
+    try:
+        asked = parse(parser, arguments, os.environ)
+        check_server(asked)
+        check_certificate(asked)
+    except UserError as error:
+        parser.error(str(error))
+    set_up_logging("launcher", asked.log_level, asked.log_format)
+    if unknown := unknown_variables(os.environ):
+        log.warning("no such option, so without effect: environment variable %s", ", ".join(unknown))
+    try:
+        config = resolve(asked)
+    except UserError as error:
+        log.error("%s", error)
+        return EXIT_USAGE
+    if Path(config.model) == demonstration_model():
+        log.info(
+            "no --model was given: this is the small demonstration model, which can do a few things only"
+        )
+    return launch(config)
+
+
+def worker(arguments: list[str]) -> int:
+    from moeserve.cli.remote_worker import main as run_worker
+
+    return run_worker(arguments)
+
+
+def bench(arguments: list[str]) -> int:
+    """`bench engine|serve|trace|steps …`. Exit code 2 for anything else."""
+    from moeserve.cli.bench.commands import main as run_bench
+
+    return run_bench(arguments)
+
+
+def simulate(arguments: list[str]) -> int:
+    from moeserve.cli.simulate.command import main as run_simulate
+
+    return run_simulate(arguments)
+
+
+def plan(arguments: list[str]) -> int:
+    from moeserve.cli.plan.command import main as run_plan
+
+    return run_plan(arguments)
+
+
+def compare_dumps(arguments: list[str]) -> int:
+    from moeserve.cli.compare_dumps.command import main as run_compare
+
+    return run_compare(arguments)
+
+
+def cache(arguments: list[str]) -> int:
+    from moeserve.kv.disk.command import main as run_cache
+
+    return run_cache(arguments)
+
+
+def reload(arguments: list[str]) -> int:
+    from moeserve.launcher.reload import main as run_reload
+
+    return run_reload(arguments)
+
+
+def complete(arguments: list[str]) -> int:
+    from moeserve.cli.bench.commands import COMMANDS as MEASUREMENTS
+    from moeserve.cli.completion import main as run_completion
+
+    commands = {name: command.help for name, command in COMMANDS.items()}
+    modules = _PARSERS | {f"bench {name}": f"moeserve.cli.bench.{name}" for name in MEASUREMENTS}
+    parsers = {"serve": serve_parser} | {
+        words: importlib.import_module(module).command_parser for words, module in modules.items()
+    }
+    return run_completion(arguments, commands, parsers)
+
+
+# The modules of the other commands.
+_PARSERS = {
+    "worker": "moeserve.cli.remote_worker",
+    "reload": "moeserve.launcher.reload",
+    "plan": "moeserve.cli.plan.command",
+    "simulate": "moeserve.cli.simulate.command",
+    "cache": "moeserve.kv.disk.command",
+    "compare-dumps": "moeserve.cli.compare_dumps.command",
+}
+COMMANDS: dict[str, Command] = {
+    "serve": Command(serve, "serve a model (the default)"),
+    "worker": Command(worker, "compute for a server on another machine"),
+    "reload": Command(reload, "start the installed version beside the running server, and hand over to it"),
+    "plan": Command(plan, "what goes where, what fits and how fast it will be, without loading"),
+    "bench": Command(bench, "measure the engine, its steps, or a running server"),
+    "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),
+    "cache": Command(cache, "what --kv-disk has on disk: list, verify, prune"),
+    "compare-dumps": Command(compare_dumps, "where two dumps of --debug-dump differ first"),
+    "completion": Command(complete, "a script that completes commands and flags, for bash, zsh or fish"),
+}
+
+
+def serve_parser() -> argparse.ArgumentParser:
+    commands = "\n".join(f"  {name:<14} {command.help}" for name, command in COMMANDS.items())
+    return options_parser("moeserve", f"commands:\n{commands}\n\n")
+
+
+def parse(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], environment: Mapping[str, str]
+) -> ServerConfig:
+    """What the user asked for, as asked; the first argument may be the model, without its flag. Raises ConfigError,
+    which names the flag or the variable."""
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    given = vars(parser.parse_args(arguments if named is None else arguments[1:]))
+    if named is not None:
+        if given["model"] not in (None, named):
+            raise ConfigError(f"two models are named, {named} and --model {given['model']}; one is served")
+        given["model"] = named
+    return read_options(given, environment)

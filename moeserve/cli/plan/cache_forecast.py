@@ -1,0 +1,137 @@
+"""What the expert cache will find on the GPU: its policy replayed on a routing trace, recorded or assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.errors import ConfigError
+from moeserve.models.interface import ModelShape
+from moeserve.placement import ModelSizes, Placement
+from moeserve.placement.expert_cache.generate import PRESETS, generate
+from moeserve.placement.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES, Mask
+from moeserve.placement.expert_cache.replay import SETTLING_STEPS, Steps, StepUse, replay_cache
+from moeserve.placement.expert_cache.routing_trace import RoutingTrace, read_trace
+
+ASSUMED = "local"
+STEPS = 64  # at least, behind those in which the cache settles
+MOST_STREAMS = 16  # more streams of different texts leave a cache little to follow
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """Of some steps of so many streams. A layer that has no cache counts nothing."""
+
+    steps: list[StepUse]
+    expert_bytes: npt.NDArray[np.int64]  # [layers], of one that is promoted
+
+    @property
+    def hit_rate(self) -> float:
+        used = sum(int(step.used.sum()) for step in self.steps)
+        missed = sum(int(step.missed.sum()) for step in self.steps)
+        return 1.0 - missed / max(1, used)
+
+    @property
+    def promoted_bytes(self) -> npt.NDArray[np.float64]:
+        """[steps]."""
+        return np.array([step.promoted @ self.expert_bytes for step in self.steps], np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheForecast:
+    """By the number of streams, of the same ones both: those that the trace is long enough for."""
+
+    is_assumed: bool  # the trace; else it was recorded
+    settled: dict[int, CacheUse]
+    at_first: dict[int, CacheUse]  # of the first SETTLING_STEPS, of a cache that has any experts
+
+
+def trace_tokens(streams: int) -> int:
+    """What a trace must have for so many."""
+    return streams * (SETTLING_STEPS + STEPS)
+
+
+def forecast_cache(
+    model: ModelShape,
+    sizes: ModelSizes,
+    placement: Placement,
+    streams: Sequence[int],
+    trace_file: str | None,
+) -> CacheForecast | None:
+    """None: experts stay where they are. Raises ConfigError for a trace of another shape, or of too few tokens for one
+    stream."""
+    if not placement.has_cache:
+        if trace_file is not None:
+            raise ConfigError("--routing-trace: experts stay where they are in this plan; leave it out")
+        return None
+    counts = [count for count in streams if count <= MOST_STREAMS]
+    recorded = None if trace_file is None else _read(model, trace_file)
+    shape = (model.num_layers, model.num_experts)
+    cached, movable = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+    for index, layer in enumerate(placement.layers):
+        if layer.is_cached:
+            cached[index, list(layer.gpu_experts)] = True
+            movable[index, [e for e in range(layer.num_experts) if e not in layer.fixed]] = True
+    expert_bytes = np.array([of.expert.cpu for of in sizes.layers], np.int64)
+    largest = int((expert_bytes * movable.any(axis=1)).max())
+    most = max(1, _step_bytes(sizes, placement) // largest)
+    settled, at_first = {}, {}
+    for count in counts:
+        trace = recorded or _assumed(model, count)
+        if len(trace.ids) < trace_tokens(count):
+            continue
+        steps = _replayed(Steps(trace, count), cached, movable, most)
+        at_first[count] = CacheUse(steps[:SETTLING_STEPS], expert_bytes)
+        settled[count] = CacheUse(steps[SETTLING_STEPS:], expert_bytes)
+    if recorded is not None and not settled:
+        raise ConfigError(
+            f"--routing-trace: {len(recorded.ids)} tokens are too few; record at least {trace_tokens(1)} "
+            "(--record-routing-tokens)"
+        )
+    return CacheForecast(recorded is None, settled, at_first)
+
+
+def _step_bytes(sizes: ModelSizes, placement: Placement) -> int:
+    """Promoted in a step at most: what they pass through is one of the buffers for streamed prompts, which holds the
+    experts that a layer has in RAM alone, or has memory of its own."""
+    if not placement.stream_bytes:
+        return UNSTREAMED_STEP_BYTES
+    on_gpu = slice(placement.layers_in_ram, None)
+    layers = zip(sizes.layers[on_gpu], placement.gpu_layers, strict=True)
+    return min(STEP_BYTES, max(layer.num_cpu_experts * of.expert.cpu for of, layer in layers))
+
+
+def _assumed(model: ModelShape, streams: int) -> RoutingTrace:
+    """A text of its own for each stream."""
+    return generate(
+        PRESETS[ASSUMED],
+        f"preset {ASSUMED}",
+        tokens=trace_tokens(streams),
+        layers=model.num_layers,
+        experts=model.num_experts,
+        top_k=model.top_k,
+        topic_tokens=trace_tokens(1),
+    )
+
+
+def _read(model: ModelShape, trace_file: str) -> RoutingTrace:
+    wanted = (model.num_layers, model.num_experts, model.top_k)
+    trace = read_trace(Path(trace_file))
+    if trace.shape != wanted:
+        raise ConfigError(
+            "--routing-trace: it is of {} layers of {} experts, {} a token; the model has {}, {} and {}".format(
+                *trace.shape, *wanted
+            )
+        )
+    return trace
+
+
+def _replayed(steps: Steps, cached: Mask, movable: Mask, most: int) -> list[StepUse]:
+    uses: list[StepUse] = []
+    replay_cache(steps, cached, movable=movable, most=most, uses=uses)
+    has_cache = movable.any(axis=1)
+    return [StepUse(*(field * has_cache for field in use)) for use in uses]

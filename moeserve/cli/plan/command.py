@@ -1,0 +1,377 @@
+"""`moeserve plan`: the command line, and how its parts come together. torch is loaded where something is measured."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+from pathlib import Path
+
+from moeserve.cli.command_line import flag_name, read_options, resolve
+from moeserve.cli.plan.cache_forecast import MOST_STREAMS, CacheForecast, forecast_cache, trace_tokens
+from moeserve.cli.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict, usable_gpu_bytes
+from moeserve.cli.plan.options import SHARED, command_parser
+from moeserve.cli.plan.rates import CpuRates, GpuRates
+from moeserve.cli.plan.report import PlacementPlan, Speed, as_json, as_text
+from moeserve.cli.plan.routing import RoutingProbabilities
+from moeserve.cli.plan.several_gpus import GroupPlan, GroupSpeed, parallel_of, plan_group
+from moeserve.cli.plan.several_gpus import as_json as group_json
+from moeserve.cli.plan.several_gpus import as_text as group_text
+from moeserve.cli.plan.speed import CpuSpeed, HybridSpeed
+from moeserve.cli.plan.tiers import READ_BYTES_PER_S, disk_tier_bytes, forecast_tiers
+from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
+from moeserve.errors import ConfigError, UserError
+from moeserve.kv.layout import layout_of
+from moeserve.models.interface import ModelShape
+from moeserve.models.open import open_metadata
+from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.source import ModelSource
+from moeserve.placement import Gpu, ModelSizes, Placement, place
+from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.group import refuse_placement_flags
+from moeserve.placement.options import (
+    heat_counts,
+    placement_options,
+    with_expert_cache,
+    with_state_slots,
+    with_window_pool,
+)
+from moeserve.placement.sizes import has_float_weights
+from moeserve.placement.step_tokens import step_tokens
+from moeserve.processes.free_memory import available_bytes, limit_note
+from moeserve.worker.adapters.memory import (
+    AdapterMemory,
+    adapter_memory,
+    open_adapters,
+    plan_gpu_adapters,
+)
+from moeserve.worker.loading.device import choose_device, parse_gpus
+
+STREAMS = (1, 4, 16, 64)
+PROMPTS = (512, 4096)
+CONTEXT = 512
+GPU_FLOAT_BYTES = 2  # of what tensor cores multiply
+SHORT_STEP_S = 1e-3  # below it, what the server does between two steps counts (measured on two cores)
+ASSUMED_GPU = (
+    "the GPU's speed is assumed where you have not given it (--gpu-bandwidth, --gpu-tflops, --pcie-bandwidth)"
+)
+USERS = (2048, 8192, 32768)  # tokens of each
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0, or 2 with a message for bad arguments, a bad file, or a plan that cannot be."""
+    parser = command_parser()
+    args = parser.parse_args(arguments)
+    try:
+        config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
+        if len(parse_gpus(config.gpus)) > 1:
+            print(group_report(config, args))
+            return 0
+        plan = make_plan(config, args)
+    except UserError as error:
+        parser.error(str(error))
+    print(json.dumps(as_json(plan), indent=2) if args.json else as_text(plan, verbose=args.verbose))
+    return 0
+
+
+def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
+    """Raises UserError for a file or a wish that cannot be served."""
+    if config.parallel != "auto":
+        raise ConfigError("--parallel: one GPU has all of the model; leave it out, or say --gpus 2")
+    gguf = open_metadata(Path(config.model))
+    model = read_checked_shape(gguf)
+    layout = layout_of(config, model)
+    sizes = ModelSizes.of(gguf.tensors, layout)
+    ram = available_bytes() if args.ram is None else int(args.ram * GIB)
+    gpu = _gpu_memory(config, args)
+    gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
+    options = placement_options(config, model)
+    usable = None if gpu is None else usable_gpu_bytes(config, gpu)
+    in_a_step = step_tokens(config.max_num_batched_tokens, model, usable)
+    most_rows = max(in_a_step, config.max_num_seqs)
+    reserved = 0
+    if usable is not None:
+        reserved = gpu_reserved_bytes(
+            config,
+            model,
+            most_rows,
+            sizes,
+            usable,
+            float_weights=has_float_weights(gguf.tensors, model),
+            adapter_rank=0 if gpu_adapters is None else gpu_adapters.rank,
+        )
+    adapter_bytes = 0 if gpu_adapters is None else gpu_adapters.num_bytes
+    room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved + adapter_bytes)
+    routing = RoutingProbabilities(model, options.counts)
+    if gpu is None:
+        options = dataclasses.replace(options, counts=None)  # here it tells what is read, not what goes where
+    if room is not None:
+        options = with_window_pool(options, config, layout, most_rows)
+        options = with_state_slots(options, config, sizes, room)
+    placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
+    gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
+    adapters = AdapterMemory()
+    if gpu is None:
+        adapters = adapter_memory(config, model, open_adapters(config, model), most_rows)
+    memory = predict(
+        config, model, sizes, placement, ram, gpu_other, in_a_step, adapters, gpu_adapters=adapter_bytes
+    )
+    note = limit_note() if args.ram is None else ""
+    _check_ram(memory, ram, note)
+    cpu_rates = cpu_rates_of(args, config, gguf, model)
+    gpu_rates = None if gpu is None else gpu_rates_of(args)
+    streams = [count for count in STREAMS if count <= config.max_num_seqs]
+    cache = forecast_cache(model, sizes, placement, streams, args.routing_trace)
+    speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates, cache)
+    from_disk = READ_BYTES_PER_S if args.disk_bandwidth is None else args.disk_bandwidth * 1e9
+    tiers = forecast_tiers(
+        {
+            "ram": (memory.ram_tier, 0.0 if gpu_rates is None else gpu_rates.pcie),
+            "disk": (disk_tier_bytes(config, placement), from_disk),
+        },
+        sizes,
+        lambda tokens: model_speed(model, sizes, routing, placement, cpu_rates, gpu_rates).prefill(
+            tokens, in_a_step
+        ),
+        memory.max_model_len,
+    )
+    return PlacementPlan(
+        model=model,
+        gguf=gguf,
+        placement=placement,
+        memory=memory,
+        step_tokens=in_a_step,
+        ram=ram,
+        gpu=gpu,
+        users=_users(config, memory),
+        cpu_rates=cpu_rates,
+        gpu_rates=gpu_rates,
+        speed=speed,
+        tiers=tiers,
+        command=command_line(
+            config,
+            args,
+            memory.kv_tokens,
+            has_gpu=gpu is not None,
+            # On a GPU, a placement reserves one pool's bytes for so many tokens.
+        ),
+        cautions=_cautions(config, args, memory, speed, note, cache),
+    )
+
+
+def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
+    """The plan of several GPUs, alike ones. Raises UserError as above."""
+    num_gpus = len(parse_gpus(config.gpus))
+    source = open_metadata(Path(config.model))
+    model = read_checked_shape(source)
+    gpu = _gpu_memory(config, args)
+    if gpu is None:
+        raise ConfigError("--gpus: there is no GPU here; say how large they are with --gpu-memory")
+    alone = {
+        "--routing-trace": args.routing_trace,
+        "--lora-modules": config.lora_modules,
+        "--lora-dir": config.lora_dir,
+        "--kv-ram": config.kv_ram,
+        "--kv-disk": config.kv_disk,
+    }
+    if given := [flag for flag, value in alone.items() if value]:
+        raise ConfigError(f"{', '.join(given)}: for one GPU; leave it out, or --gpus")
+    refuse_placement_flags(dataclasses.replace(config, parallel=parallel_of(config, model, num_gpus)))
+    ram = available_bytes() if args.ram is None else int(args.ram * GIB)
+    gpus = plan_group(config, source, model, gpu, ram, num_gpus)
+    of_cpu = dataclasses.replace(config, gpus="1", parallel="auto")  # which has no GPUs
+    rates = cpu_rates_of(args, of_cpu, source, model)
+    speed = GroupSpeed(gpus, heat_counts(config, model), rates, gpu_rates_of(args))
+    usable = usable_gpu_bytes(config, gpu)
+    in_a_step = min(step_tokens(config.max_num_batched_tokens, each.share.shape, usable) for each in gpus)
+    longest = config.max_model_len or model.context_length
+    context = min(CONTEXT, longest // 2)
+    kv_tokens = min(each.kv_tokens for each in gpus)
+    plan = GroupPlan(
+        parallel_of(config, model, num_gpus),
+        gpu,
+        ram,
+        in_a_step,
+        gpus,
+        kv_tokens,
+        Speed(
+            {n: speed.prefill(n, in_a_step) for n in PROMPTS if n <= longest},
+            {n: speed.decode(n, context) for n in STREAMS if n <= config.max_num_seqs},
+            context,
+        ),
+    )
+    command = command_line(config, args, kv_tokens, has_gpu=True)
+    cautions = ["the GPUs are taken to be alike, and to reach one another's memory by NVLink"]
+    if args.gpu_memory is not None and None in (args.gpu_bandwidth, args.gpu_tflops, args.pcie_bandwidth):
+        cautions.append(ASSUMED_GPU)
+    if args.json:
+        return json.dumps(group_json(plan, command, cautions), indent=2)
+    size = sum(tensor.nbytes for tensor in source.tensors.values())
+    head = f"{source.path.name}: {size / GIB:.2f} GiB of tensors, {model.num_layers} layers"
+    return group_text(plan, head, command, cautions)
+
+
+def _gpu_memory(config: ServerConfig, args: argparse.Namespace) -> int | None:
+    """Bytes of the GPU to plan for: as given, else what is free on the one here."""
+    if args.gpu_memory is not None:
+        if config.device == "cpu":
+            raise ConfigError("--gpu-memory contradicts --device cpu")
+        return int(args.gpu_memory * GIB)
+    if choose_device(config.device) == "cpu":
+        return None
+    import torch
+
+    return int(torch.cuda.mem_get_info(0)[0]) + CUDA_CONTEXT_BYTES  # the context is ours
+
+
+def measure_cpu(config: ServerConfig, gguf: ModelSource, model: ModelShape) -> CpuRates:
+    from moeserve.cli.plan.machine import measure
+
+    return measure(config, gguf, model)
+
+
+def cpu_rates_of(
+    args: argparse.Namespace, config: ServerConfig, gguf: ModelSource, model: ModelShape
+) -> CpuRates:
+    """Measured, but for what the user says. The time of operations is this machine's."""
+    rates = measure_cpu(config, gguf, model)
+    if args.cpu_bandwidth is not None:
+        rates = dataclasses.replace(rates, read=args.cpu_bandwidth * 1e9)
+    if args.cpu_gops is not None:
+        rates = dataclasses.replace(rates, dense_ops=args.cpu_gops * 1e9, expert_ops=args.cpu_gops * 1e9)
+    return rates
+
+
+def measure_the_gpu() -> GpuRates:
+    import torch
+
+    from moeserve.cli.plan.gpu_machine import measure_gpu
+
+    return measure_gpu(torch.device("cuda", 0))
+
+
+def gpu_rates_of(args: argparse.Namespace) -> GpuRates:
+    """As the user says; else the GPU's here, when it is planned for."""
+    rates = GpuRates() if args.gpu_memory is not None else measure_the_gpu()
+    return GpuRates(
+        read=rates.read if args.gpu_bandwidth is None else args.gpu_bandwidth * 1e9,
+        ops=rates.ops if args.gpu_tflops is None else args.gpu_tflops * 1e12,
+        pcie=rates.pcie if args.pcie_bandwidth is None else args.pcie_bandwidth * 1e9,
+    )
+
+
+def model_speed(
+    model: ModelShape,
+    sizes: ModelSizes,
+    routing: RoutingProbabilities,
+    placement: Placement,
+    cpu: CpuRates,
+    gpu: GpuRates | None,
+    cache: CacheForecast | None = None,
+) -> CpuSpeed | HybridSpeed:
+    if gpu is None:
+        return CpuSpeed(model, sizes, routing, cpu)
+    return HybridSpeed(model, sizes, routing, placement, cpu, gpu, cache=cache)
+
+
+def _speed(
+    config: ServerConfig,
+    in_a_step: int,
+    model: ModelShape,
+    sizes: ModelSizes,
+    routing: RoutingProbabilities,
+    placement: Placement,
+    cpu: CpuRates,
+    gpu: GpuRates | None,
+    cache: CacheForecast | None,
+) -> Speed:
+    speed = model_speed(model, sizes, routing, placement, cpu, gpu, cache)
+    longest = config.max_model_len or model.context_length
+    context = min(CONTEXT, longest // 2)
+    prompts = [tokens for tokens in PROMPTS if tokens <= longest] or [longest]
+    streams = [count for count in STREAMS if count <= config.max_num_seqs]
+    known = Speed(
+        prefill={tokens: speed.prefill(tokens, in_a_step) for tokens in prompts},
+        decode={count: speed.decode(count, context) for count in streams},
+        context=context,
+    )
+    if cache is None or isinstance(speed, CpuSpeed):
+        return known
+    return dataclasses.replace(
+        known,
+        hit_rates={count: use.hit_rate for count, use in cache.settled.items()},
+        decode_at_first={count: speed.decode(count, context, at_first=True) for count in cache.at_first},
+        hit_rates_at_first={count: use.hit_rate for count, use in cache.at_first.items()},
+    )
+
+
+def _users(config: ServerConfig, memory: Memory) -> dict[int, int]:
+    sizes = [tokens for tokens in USERS if tokens <= memory.max_model_len] or [memory.max_model_len]
+    return {tokens: min(config.max_num_seqs, memory.kv_tokens // tokens) for tokens in sizes}
+
+
+def _check_ram(memory: Memory, ram: int, note: str) -> None:
+    if memory.ram_start > ram:
+        raise ConfigError(
+            f"{memory.ram_start / GIB:.2f} GiB of RAM are needed and {ram / GIB:.2f} GiB are there{note}: put more "
+            "experts on a GPU, or choose a smaller model or quantisation"
+        )
+    if memory.kv_tokens < 64:
+        raise ConfigError(f"there is room for {memory.kv_tokens} tokens of KV only: free some memory")
+
+
+def _cautions(
+    config: ServerConfig,
+    args: argparse.Namespace,
+    memory: Memory,
+    speed: Speed,
+    note: str,
+    cache: CacheForecast | None,
+) -> list[str]:
+    cautions: list[str] = []
+    if config.kv_disk is not None and args.disk_bandwidth is None:
+        cautions.append("the disk's speed is assumed (--disk-bandwidth)")
+    if note:
+        cautions.append(f"memory is what is left of a limit{note}")
+    if config.max_model_len is not None and config.max_model_len > memory.kv_tokens:
+        cautions.append(
+            f"--max-model-len {config.max_model_len} does not fit the KV pool of {memory.kv_tokens} tokens"
+        )
+    if args.gpu_memory is not None and None in (args.gpu_bandwidth, args.gpu_tflops, args.pcie_bandwidth):
+        cautions.append(ASSUMED_GPU)
+    if cache is not None and cache.is_assumed:
+        cautions.append(
+            "the expert cache's hits are those of a text that uses its experts again as published traces do; yours: "
+            "record one with --record-routing-trace, and give it as --routing-trace"
+        )
+    short = [n for n in speed.decode if n <= MOST_STREAMS and n not in speed.hit_rates]
+    if cache is not None and short:
+        cautions.append(
+            f"--routing-trace has too few tokens for {' and '.join(map(str, short))} at once, whose rate is that of "
+            f"experts that stay where they are: record {trace_tokens(max(short)):,} (--record-routing-tokens)"
+        )
+    if speed.decode[1] > 1 / SHORT_STEP_S:
+        cautions.append(
+            "steps this short are slowed down by the server's other processes where cores are few: the speed is the "
+            "engine's alone"
+        )
+    return cautions
+
+
+def command_line(config: ServerConfig, args: argparse.Namespace, kv_tokens: int, *, has_gpu: bool) -> str:
+    """What was asked for, and what the plan has fixed."""
+    given = {name: getattr(args, name) for name in SHARED if getattr(args, name) is not None}
+    if not has_gpu:
+        given.pop("expert_heat", None)  # of no use to the CPU engine
+    if args.gpu_memory is not None and config.gpu_memory_budget is None:
+        given["gpu_memory_budget"] = f"{args.gpu_memory - CUDA_CONTEXT_BYTES / GIB:g}"
+    if args.ram is not None or args.gpu_memory is not None:
+        given["max_total_tokens"] = str(kv_tokens)
+    flags = [
+        f"{flag_name(name)} {shlex.join(value if isinstance(value, list) else [str(value)])}"
+        for name, value in given.items()
+    ]
+    return " ".join(["moeserve", *flags])

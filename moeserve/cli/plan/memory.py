@@ -1,0 +1,199 @@
+"""Predicted memory: of all processes of a server (as PSS, shared pages counted once), and of the GPU.
+
+What the processes take beside weights and KV was measured (docs/explanation/planner.md): Python, its libraries, torch
+and the tokenizers built from the vocabulary, by httpserver, detokenizer and worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
+from moeserve.errors import ConfigError
+from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
+from moeserve.kv.layout import check_cpu_reads, layout_of
+from moeserve.kv.state_capacity import state_slots
+from moeserve.kv.tier_sizes import default_ram_bytes
+from moeserve.kv.window_capacity import KvPools, divide
+from moeserve.models.interface import ModelShape
+from moeserve.models.step_buffers import step_sizes
+from moeserve.placement import ModelSizes, Placement
+from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes
+from moeserve.worker.adapters.memory import AdapterMemory
+
+PROCESSES_BYTES = 384 << 20
+VOCABULARY_BYTES = 1550  # of each token
+
+CUDA_CONTEXT_BYTES = 512 << 20
+CUDA_LIBRARIES_BYTES = 600 << 20  # RAM: torch with CUDA, its context, Triton
+
+
+def usable_gpu_bytes(config: ServerConfig, gpu: int) -> int:
+    """Of a GPU that has `gpu` bytes: its budget, or all but the CUDA context, as the server counts them for the most
+    tokens of a step (worker/loading/gpu/device_memory.py)."""
+    budget = config.gpu_memory_budget
+    return gpu - CUDA_CONTEXT_BYTES if budget is None else int(budget * GIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. The pages of the pools of KV and states come with their first use: `start` is without
+    them, `full` with all."""
+
+    ram_weights: int
+    ram_kv: int
+    ram_states: int  # recurrent, running and snapshots
+    ram_other: int  # processes, tokenizers, the steps' buffers
+    ram_adapters: int  # LoRA adapters of --lora-modules
+    ram_later_adapters: int  # kept free for those of --lora-dir
+    ram_tier: int  # of the prefix cache
+    gpu_weights: int
+    gpu_kv: int
+    gpu_states: int
+    gpu_stream: int  # buffers for streamed experts
+    gpu_adapters: int  # LoRA adapters, and what is kept free for more
+    gpu_other: int
+    kv_tokens: int
+    window_slots: int  # of the windowed layers' own KV pool; 0: all layers have one
+    max_model_len: int
+
+    @property
+    def ram_start(self) -> int:
+        return self.ram_weights + self.ram_other + self.ram_adapters
+
+    @property
+    def ram_full(self) -> int:
+        return self.ram_start + self.ram_later_adapters + self.ram_kv + self.ram_states + self.ram_tier
+
+    @property
+    def gpu(self) -> int:
+        return (
+            self.gpu_weights
+            + self.gpu_kv
+            + self.gpu_states
+            + self.gpu_stream
+            + self.gpu_adapters
+            + self.gpu_other
+        )
+
+
+def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placement, step_tokens: int) -> int:
+    """RAM of all processes beside weights and KV, once the largest step has run."""
+    tokens = max(step_tokens, config.max_num_seqs)
+    fixed = PROCESSES_BYTES + VOCABULARY_BYTES * model.vocab_size
+    if not placement.uses_gpu:
+        return fixed + cpu_workspace_bytes(model, tokens) + cpu_logits_bytes(model, config.max_num_seqs)
+    rows = step_sizes(tokens)[-1]
+    shared = _handoff_bytes(model, rows) if placement.shares_layers else 0
+    cpu_stage = cpu_workspace_bytes(model, rows) if placement.layers_in_ram else 4 * rows * model.hidden_size
+    return fixed + CUDA_LIBRARIES_BYTES + shared + (cpu_stage if placement.begins_in_ram else 0)
+
+
+def _handoff_bytes(model: ModelShape, rows: int) -> int:
+    """What GPU and CPU share (kernels/handoff/region.py), of two layers: rows as int8 with scales, results as floats,
+    routes. torch pins powers of two."""
+    needed = int(2 * rows * (5.5 * model.hidden_size + 12 * model.top_k))
+    return 1 << (needed - 1).bit_length()
+
+
+def _ram_tier(
+    config: ServerConfig, placement: Placement, pool_bytes: int, free_bytes: int, *, has_window_pool: bool
+) -> int:
+    """As the server chooses. Raises ConfigError where it would refuse."""
+    if not placement.uses_gpu or placement.layers_in_ram:
+        if config.kv_ram:
+            where = "where the first layers are the CPU's" if placement.uses_gpu else "on the CPU engine"
+            raise ConfigError(f"--kv-ram: there is no such tier {where}; leave it out")
+        return 0
+    if config.kv_ram is None:
+        return default_ram_bytes(config, pool_bytes, free_bytes, has_window_pool=has_window_pool)
+    wanted = int(config.kv_ram * GIB)
+    if wanted > free_bytes:
+        raise ConfigError(
+            f"--kv-ram {config.kv_ram:g}: {free_bytes / GIB:.1f} GiB of RAM are free after the weights"
+        )
+    return wanted
+
+
+def _kv_pools(
+    config: ServerConfig,
+    model: ModelShape,
+    placement: Placement,
+    tokens: int,
+    free_ram: int,
+    step_tokens: int,
+) -> KvPools:
+    """What `kv/capacity.py` makes of room for so many tokens in one pool."""
+    layout = layout_of(config, model)
+    wanted = config.max_model_len or model.context_length
+    num_bytes = int(free_ram * SHARE_OF_FREE_MEMORY)
+    if placement.kv_bytes is not None:
+        num_bytes = placement.kv_bytes
+    return divide(
+        *(config, layout, tokens, config.max_num_seqs * wanted, num_bytes),
+        max(step_tokens, config.max_num_seqs),
+        is_divided=placement.uses_gpu and placement.layers_in_ram > 0,
+    )
+
+
+def predict(
+    config: ServerConfig,
+    model: ModelShape,
+    sizes: ModelSizes,
+    placement: Placement,
+    ram: int,
+    gpu_other: int,
+    step_tokens: int,
+    adapters: AdapterMemory,
+    *,
+    gpu_adapters: int = 0,
+) -> Memory:
+    """ram: bytes that the server may take. adapters, gpu_adapters: what these take of RAM and of a GPU's memory. The KV
+    pool gets what `kv/capacity.py` would give it, and the GPU's share of it what the placement says."""
+    wanted = config.max_model_len or model.context_length
+    other = processes_bytes(config, model, placement, step_tokens)
+    cpu_layers = placement.layers_in_ram
+    free = max(0, ram - other - placement.cpu_weight_bytes - adapters.reserved)
+    slots = placement.state_slots
+    if not placement.uses_gpu or placement.layers_in_ram:
+        check_cpu_reads(layout_of(config, model))
+    if not placement.uses_gpu:
+        running = config.max_num_seqs * sizes.state_bytes()
+        slots = state_slots(config, sizes.state_bytes(), max(free, running)).num_slots
+    ram_states = slots * sizes.state_bytes(0, cpu_layers)
+    free = max(0, free - ram_states)
+    most = config.max_total_tokens or config.max_num_seqs * wanted
+    limits = [most]
+    if cpu_layers and config.max_total_tokens is None:
+        limits.append(int(free * SHARE_OF_FREE_MEMORY) // max(1, sizes.kv_bytes(0, cpu_layers)))
+    if placement.kv_tokens is not None and config.max_total_tokens is None:
+        limits.append(placement.kv_tokens)
+    tokens = min(limits)
+    pools = _kv_pools(config, model, placement, tokens, free, step_tokens)
+    tokens = pools.num_slots
+    ram_kv, gpu_kv = tokens * sizes.kv_bytes(0, cpu_layers), tokens * sizes.kv_bytes(cpu_layers)
+    if pools.num_window_slots:
+        layout = layout_of(config, model)
+        saved = (tokens - pools.num_window_slots) * layout.token_bytes(layout.windowed_layers)
+        ram_kv, gpu_kv = (ram_kv, gpu_kv - saved) if placement.uses_gpu else (ram_kv - saved, gpu_kv)
+    return Memory(
+        ram_weights=placement.cpu_weight_bytes,
+        ram_kv=ram_kv,
+        ram_states=ram_states,
+        ram_other=other,
+        ram_adapters=adapters.resident,
+        ram_later_adapters=adapters.later,
+        ram_tier=_ram_tier(
+            *(config, placement, gpu_kv, free - ram_kv), has_window_pool=pools.num_window_slots > 0
+        ),
+        gpu_weights=placement.gpu_weight_bytes,
+        gpu_kv=gpu_kv,
+        gpu_states=slots * sizes.state_bytes(cpu_layers),
+        gpu_stream=placement.stream_bytes,
+        gpu_adapters=gpu_adapters,
+        gpu_other=gpu_other,
+        kv_tokens=tokens,
+        window_slots=pools.num_window_slots,
+        max_model_len=min(wanted, tokens),
+    )

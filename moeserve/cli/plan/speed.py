@@ -1,0 +1,351 @@
+"""Predicted speed: what a step reads, what it computes, and what it costs beside that.
+
+A step of n tokens reads the dense weights and the head once, and each expert that any token is routed to: of E
+experts of a layer, with k a token and routing without preference, E (1 - (1 - k/E)^n); with a heat file, the sum over
+its experts' own probabilities. It computes the products of each token with its own. Reading and computing overlap, but
+not wholly:
+
+    seconds = sqrt(reading^2 + computing^2) + attention + operations + step + rows
+
+which follows measured steps of 1 to 512 tokens, where one of the two is short and where both are alike
+(docs/explanation/planner.md). What a GPU adds to that is with `HybridSpeed`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.cli.plan.cache_forecast import CacheForecast, CacheUse
+from moeserve.cli.plan.gpu_constants import H200, GpuConstants
+from moeserve.cli.plan.rates import OPS_A_LAYER, CpuRates, GpuRates
+from moeserve.cli.plan.routing import RoutingProbabilities
+from moeserve.models.interface import ModelShape
+from moeserve.models.step_buffers import SMALL_BATCH_ROWS, UNPACK_ROWS, step_sizes, unpacks_experts
+from moeserve.models.tensors import dense_tensors
+from moeserve.placement import ModelSizes, Placement
+
+# Shares of a rate that the engine reaches, measured on two Zen 5 cores with Q4_K_M. Weights are read at 79 to 93% of
+# what reading alone reaches; norms, rotation and quantising take a tenth of the time of the products; attention
+# multiplies at these shares of the experts' rate.
+READ_SHARE = 0.85
+PRODUCT_SHARE = 0.9
+PREFILL_ATTENTION_SHARE = 0.27
+DECODE_ATTENTION_SHARE = 0.063
+SAMPLED_VALUES = 1.5e9  # logits that sampling with a temperature looks at a second; greedy is far faster
+
+
+STREAM_PARTS = 10  # of the RAM experts, that a plan tries to stream
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is in a step."""
+
+    rows: int  # sequences, each with
+    tokens: int  # new tokens of a sequence
+    context: int  # positions before them
+
+    @property
+    def all_tokens(self) -> int:
+        return self.rows * self.tokens
+
+    @property
+    def pairs(self) -> int:
+        """Of a token and a position that it attends to."""
+        return self.rows * (self.tokens * self.context + self.tokens * (self.tokens + 1) // 2)
+
+
+class CpuSpeed:
+    """Of the CPU engine."""
+
+    def __init__(
+        self, model: ModelShape, sizes: ModelSizes, routing: RoutingProbabilities, rates: CpuRates
+    ) -> None:
+        self._model = model
+        self._sizes = sizes
+        self._routing = routing
+        self._rates = rates
+        self._is_cached = sizes.cpu_layer_bytes + sizes.head.cpu <= rates.cache_bytes
+
+    def decode(self, streams: int, context: int) -> float:
+        """Tokens a second of all streams together."""
+        return streams / self.seconds(Step(streams, 1, context))
+
+    def prefill(self, tokens: int, step_tokens: int) -> float:
+        """Tokens a second of one prompt, in steps of at most so many."""
+        seconds = sum(
+            self.seconds(Step(1, min(step_tokens, tokens - start), start))
+            for start in range(0, tokens, step_tokens)
+        )
+        return tokens / seconds
+
+    def seconds(self, step: Step) -> float:
+        rates, model = self._rates, self._model
+        reading = 0.0 if self._is_cached else self._bytes(step) / (rates.read * READ_SHARE)
+        computing = self._dense_ops(step) / rates.dense_ops + self._expert_ops(step) / rates.expert_ops
+        computing /= PRODUCT_SHARE
+        share = DECODE_ATTENTION_SHARE if step.tokens == 1 else PREFILL_ATTENTION_SHARE
+        attention = attention_ops(model, step) / (share * rates.expert_ops)
+        operations = model.num_layers * OPS_A_LAYER * rates.op_s
+        rows = step.rows * (rates.row_s + model.vocab_size / SAMPLED_VALUES)
+        return math.hypot(reading, computing) + attention + operations + rates.step_s + rows
+
+    def _bytes(self, step: Step) -> float:
+        tokens = step.all_tokens
+        states = 2 * step.rows * self._sizes.state_bytes()  # read and written
+        return (
+            states
+            + self._sizes.head.cpu
+            + sum(
+                layer.dense.cpu + float(self._routing.touched(index, tokens).sum()) * layer.expert.cpu
+                for index, layer in enumerate(self._sizes.layers)
+            )
+        )
+
+    def _dense_ops(self, step: Step) -> float:
+        return 2.0 * (
+            step.all_tokens * sum(dense_parameters(self._model, index) for index in self._layers)
+            + step.rows * self._model.vocab_size * self._model.hidden_size
+        )
+
+    def _expert_ops(self, step: Step) -> float:
+        return 2.0 * step.all_tokens * sum(expert_parameters(self._model, index) for index in self._layers)
+
+    @property
+    def _layers(self) -> range:
+        return range(self._model.num_layers)
+
+
+class HybridSpeed:
+    """Of a GPU with the CPU's pool beside it: both compute their experts of a layer at the same time.
+    The first layers may be the CPU's alone.
+
+    A layer takes its kernels' start, its dense part, the longer of both sides' experts, and the hand-off. Few rows read
+    an expert's weights once for each route (those that share an expert find it in the GPU's cache, which is hardly
+    faster); many rows read each once, which is slow by itself, as the tensor cores take unpacked weights, and compute
+    after that rather than meanwhile:
+
+        few       bytes of routes / reading
+        many      bytes of experts / reading + operations / rate
+        unpacked  the same with more operations a second, of steps so large that weights are unpacked before products
+    """
+
+    def __init__(
+        self,
+        model: ModelShape,
+        sizes: ModelSizes,
+        routing: RoutingProbabilities,
+        placement: Placement,
+        cpu: CpuRates,
+        gpu: GpuRates,
+        constants: GpuConstants = H200,
+        cache: CacheForecast | None = None,
+    ) -> None:
+        """cache: of the experts that follow the text, where there is one."""
+        self._model = model
+        self._sizes = sizes
+        self._routing = routing
+        self._placement = placement
+        self._cpu = cpu
+        self._gpu = gpu
+        self._constants = constants
+        self._cache = cache
+
+    def decode(self, streams: int, context: int, *, at_first: bool = False) -> float:
+        """Tokens a second of all streams together. at_first: of texts that begin, which an expert cache does not have
+        yet."""
+        step = Step(streams, 1, context)
+        in_ram = self._placement.layers_in_ram
+        kv = streams * (context * self._sizes.kv_bytes(in_ram) + 2 * self._sizes.state_bytes(in_ram))
+        beside = kv / (self._gpu.read * self._constants.dense_read)
+        beside += self._cpu_attention_seconds(step, DECODE_ATTENTION_SHARE) + self._once(step)
+        indices = range(self._model.num_layers)
+        if (use := self._cache_use(streams, at_first=at_first)) is None:
+            return streams / (beside + sum(self._layer_seconds(step, index) for index in indices))
+        seconds = np.full(len(use.steps), beside)
+        for index in indices:
+            seconds += self._cached_layer_seconds(step, index, use)
+        # A promotion goes on beside a step, which takes longer by what reading it from RAM takes
+        # (docs/results/2026-11-26-expert-cache.md); and one waits for the one before.
+        seconds += use.promoted_bytes / self._cpu.read
+        seconds = np.maximum(seconds, use.promoted_bytes / (self._gpu.pcie * self._constants.pcie))
+        return streams / float(seconds.mean())
+
+    def _cache_use(self, streams: int, *, at_first: bool) -> CacheUse | None:
+        if self._cache is None:
+            return None
+        return (self._cache.at_first if at_first else self._cache.settled).get(streams)
+
+    def prefill(self, tokens: int, step_tokens: int) -> float:
+        """Tokens a second of one prompt, in steps of at most so many."""
+        seconds = 0.0
+        for start in range(0, tokens, step_tokens):
+            step = Step(1, min(step_tokens, tokens - start), start)
+            on_gpu = len(self._placement.gpu_layers) / self._model.num_layers
+            seconds += on_gpu * self._gpu_attention_seconds(step)
+            seconds += self._cpu_attention_seconds(step, PREFILL_ATTENTION_SHARE)
+            seconds += self._once(step)
+            seconds += sum(
+                self._prefill_layer_seconds(step, index) for index in range(self._model.num_layers)
+            )
+        return tokens / seconds
+
+    def _gpu_attention_seconds(self, step: Step) -> float:
+        """Of a prompt's chunk in all layers, with what a large step has beside products."""
+        c, ops = self._constants, attention_ops(self._model, step)
+        if not _unpacks(step.all_tokens):
+            return ops / (self._gpu.ops * c.ops)
+        return ops / (self._gpu.ops * c.attention_ops) + c.row_s * step.all_tokens * self._model.num_layers
+
+    def _once(self, step: Step) -> float:
+        """What a step takes beside its layers."""
+        head_ops = 2.0 * step.rows * self._model.vocab_size * self._model.hidden_size
+        head = self._product_seconds(self._sizes.head.cuda, head_ops, step.rows)
+        return self._constants.step_s + head
+
+    def _prefill_layer_seconds(self, step: Step, index: int) -> float:
+        """RAM experts are computed where they are, streamed, or some of them this and some that: whichever is fastest,
+        as the engine calibrates."""
+        layer = self._placement.layers[index]
+        if not layer.num_cpu_experts or layer.prefill == "cpu" or layer.dense == "cpu":
+            return self._layer_seconds(step, index)
+        if layer.prefill == "cuda":
+            return self._streamed_seconds(step, index, 1.0)
+        ways = (
+            self._streamed_seconds(step, index, part / STREAM_PARTS) for part in range(1, STREAM_PARTS + 1)
+        )
+        return min(self._layer_seconds(step, index), *ways)
+
+    def _streamed_seconds(self, step: Step, index: int, part: float) -> float:
+        """Of a layer of which this part of the RAM experts is streamed: the longest of the copies, the GPU's work and
+        the CPU's."""
+        c, expert = self._constants, self._sizes.layers[index].expert
+        in_ram = self._placement.layers[index].num_cpu_experts
+        streamed = part * in_ram * expert.cpu
+        own = self._gpu_experts_seconds(step, index, everything=False)
+        others = self._gpu_experts_seconds(step, index, everything=True) - own
+        dense = self._dense_seconds(step, index)
+        on_gpu = streamed / (self._gpu.read * c.unpack) + dense + own + part * others
+        left = (1.0 - part) * self._ram_experts_seconds(step, index)
+        on_cpu = dense + left + c.handoff_s if left else 0.0
+        return max(streamed / (self._gpu.pcie * c.pcie), on_gpu, on_cpu)
+
+    def _layer_seconds(self, step: Step, index: int) -> float:
+        layer = self._placement.layers[index]
+        in_ram = self._ram_experts_seconds(step, index)
+        if layer.dense == "cpu":
+            sizes, ops = self._sizes.layers[index], self._dense_ops(step, index)
+            dense = self._cpu_seconds(sizes.dense.cpu, ops, self._cpu.dense_ops)
+            return dense + in_ram + OPS_A_LAYER * self._cpu.op_s
+        handoff = self._constants.handoff_s if layer.num_cpu_experts else 0.0
+        on_gpu = self._gpu_experts_seconds(step, index, everything=False)
+        return self._dense_seconds(step, index) + max(on_gpu, in_ram) + handoff
+
+    def _cached_layer_seconds(self, step: Step, index: int, use: CacheUse) -> npt.NDArray[np.float64]:
+        """[steps], as a layer waits for the slower side: it has no miss in many steps, and some in others."""
+        if not self._placement.layers[index].is_cached:
+            return np.full(len(use.steps), self._layer_seconds(step, index))
+        c, expert = self._constants, self._sizes.layers[index].expert
+        routes = step.all_tokens * self._model.layers[index].num_routes
+        ops = self._expert_ops(step, index)
+        used = np.array([of.used[index] for of in use.steps], np.float64)
+        missed = np.array([of.missed[index] for of in use.steps], np.float64)
+        found = 1.0 - missed / np.maximum(used, 1.0)  # of the routes
+        read = routes if step.all_tokens <= SMALL_BATCH_ROWS else used
+        on_gpu = found * read * expert.cuda / (self._gpu.read * c.route_read)
+        reading = missed * expert.cpu / (self._cpu.read * c.ram_read)
+        in_ram = np.hypot(reading, (1.0 - found) * ops / (self._cpu.expert_ops * PRODUCT_SHARE))
+        handoff = np.where(missed > 0, c.handoff_s, c.idle_handoff_s)
+        seconds: npt.NDArray[np.float64] = (
+            self._dense_seconds(step, index) + np.maximum(on_gpu, in_ram) + handoff
+        )
+        return seconds
+
+    def _dense_seconds(self, step: Step, index: int) -> float:
+        """On the GPU, with what a layer's kernels take to start."""
+        nbytes = self._sizes.layers[index].dense.cuda
+        return self._constants.layer_s + self._product_seconds(
+            nbytes, self._dense_ops(step, index), step.all_tokens
+        )
+
+    def _gpu_experts_seconds(self, step: Step, index: int, *, everything: bool) -> float:
+        """Of the layer's experts on the GPU; `everything`: of all, as if they were there."""
+        layer = self._placement.layers[index]
+        experts = range(layer.num_experts) if everything else layer.gpu_experts
+        if not experts:
+            return 0.0
+        expert, tokens, c = self._sizes.layers[index].expert, step.all_tokens, self._constants
+        share = self._routing.share(index, experts)  # of the routes
+        if tokens <= SMALL_BATCH_ROWS:
+            routes = share * tokens * self._model.layers[index].num_routes
+            return routes * expert.cuda / (self._gpu.read * c.route_read)
+        touched = float(self._routing.touched(index, tokens)[list(experts)].sum())
+        rows, routes = step_sizes(tokens)[-1], self._model.layers[index].num_routes
+        return self._product_seconds(
+            touched * expert.cuda,
+            share * self._expert_ops(step, index),
+            tokens,
+            can_unpack=unpacks_experts(rows, routes, layer.num_experts),
+        )
+
+    def _ram_experts_seconds(self, step: Step, index: int) -> float:
+        layer, sizes = self._placement.layers[index], self._sizes.layers[index]
+        touched = self._routing.touched(index, step.all_tokens)
+        in_ram = float(touched.sum()) - float(touched[list(layer.gpu_experts)].sum())
+        share = 1.0 - self._routing.share(index, layer.gpu_experts)
+        return self._cpu_seconds(
+            in_ram * sizes.expert.cpu, share * self._expert_ops(step, index), self._cpu.expert_ops
+        )
+
+    def _dense_ops(self, step: Step, index: int) -> float:
+        return 2.0 * step.all_tokens * dense_parameters(self._model, index)
+
+    def _expert_ops(self, step: Step, index: int) -> float:
+        return 2.0 * step.all_tokens * expert_parameters(self._model, index)
+
+    def _cpu_attention_seconds(self, step: Step, share: float) -> float:
+        """Of the layers in RAM."""
+        in_ram = self._placement.layers_in_ram / self._model.num_layers
+        return in_ram * attention_ops(self._model, step) / (share * self._cpu.expert_ops)
+
+    def _cpu_seconds(self, nbytes: float, ops: float, rate: float) -> float:
+        return math.hypot(nbytes / (self._cpu.read * self._constants.ram_read), ops / (rate * PRODUCT_SHARE))
+
+    def _product_seconds(self, nbytes: float, ops: float, rows: int, *, can_unpack: bool = True) -> float:
+        """Of matrices on the GPU, each read once. can_unpack: in steps that unpack."""
+        c, gpu = self._constants, self._gpu
+        if rows <= SMALL_BATCH_ROWS:
+            return nbytes / (gpu.read * c.dense_read)
+        if can_unpack and _unpacks(rows):
+            return nbytes / (gpu.read * c.unpack_read) + ops / (gpu.ops * c.unpacked_ops)
+        return nbytes / (gpu.read * c.many_read) + ops / (gpu.ops * c.ops)
+
+
+def _unpacks(rows: int) -> bool:
+    return step_sizes(rows)[-1] > UNPACK_ROWS
+
+
+def dense_parameters(model: ModelShape, layer: int) -> int:
+    """Of a layer, outside the routed experts."""
+    return sum(prod(shape) for shape in dense_tensors(model, layer).values() if len(shape) > 1)
+
+
+def expert_parameters(model: ModelShape, layer: int) -> int:
+    """Of a layer, of the experts that one token is routed to."""
+    moe = model.layers[layer].moe
+    return 0 if moe is None else moe.top_k * 3 * model.hidden_size * moe.width
+
+
+def attention_ops(model: ModelShape, step: Step) -> float:
+    """Two products for each pair, in each head of each layer; four operations twice on each number of a recurrent
+    layer's state."""
+    attending = sum(layer.attention.attended_values for layer in model.layers if layer.attention is not None)
+    recurrent = sum(
+        layer.delta_net.heads.delta_values for layer in model.layers if layer.delta_net is not None
+    )
+    return 2.0 * step.pairs * attending + 8.0 * step.all_tokens * recurrent

@@ -1,0 +1,143 @@
+"""The command line of `moeserve simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from moeserve.cli.command_line import add_shared_options
+from moeserve.cli.simulate.worker import PAGE_TOKENS, Timing
+from moeserve.cli.workload.options import add_judgement_options, add_workload_options, real, whole
+from moeserve.config import ServerConfig
+from moeserve.messages.pages import Tier
+
+# Options of the server that have the same meaning here.
+SHARED = tuple(
+    option.name
+    for option in dataclasses.fields(ServerConfig)
+    if (option.metadata["group"] == "Capacity" or option.name == "max_model_len")
+    # Virtual KV and states have no bytes.
+    and option.name
+    not in ("kv_window_ratio", "state_snapshot_budget", "kv_cache_dtype", "kv_ram", "kv_disk", "kv_disk_gib")
+)
+
+# Seconds: docs/results/2026-11-22-router-notes.md; frontend and connect on 16 cores: 2026-11-26-gpu-server.md there.
+DEFAULT_TIMING = Timing(frontend=0.0005, reply=0.001, hop=0.0003, gap=0.00015, connect=0.0008)
+# Tokens whose KV is read and written in a second. RAM's, of 48 layers of 2 KiB a token: assumed, at 25 GB/s, and
+# docs/results/2026-11-26-gpu-server.md. The disk's, of 12 layers: 2026-11-22-disk-tier.md, 2026-11-25-tiers.md there.
+RAM_RATES = (250_000.0, 400_000.0)
+DISK_RATES = (9400.0, 14_000.0)
+RAM_STEP_TOKENS = 672  # whole pages within 64 MiB of 48 layers
+TIMES = {
+    "frontend": "httpserver's time for each request, one after the other",
+    "reply": "from the router to the client, for each token",
+    "hop": "from the router to an idle worker, and back",
+    "gap": "between two steps",
+    "connect": "the client's time to open a connection; those of requests that come at once are all opened first",
+    "token_cpu": "what each token adds to a step where the other processes have no cores of their own",
+}
+
+
+def command_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moeserve simulate",
+        usage="%(prog)s --max-total-tokens N [options]",
+        description="Run the scheduler under a workload in virtual time and report what users would see.",
+        allow_abbrev=False,
+    )
+    server = parser.add_argument_group("server (see `moeserve --help`)")
+    add_shared_options(
+        server,
+        SHARED,
+        max_model_len="longest prompt plus answer of one request, in tokens (default: what the KV pool holds)",
+        max_total_tokens="size of the KV pool, in tokens; needed, a server logs its own when it is ready",
+    )
+    _add_engine_options(parser)
+    add_workload_options(parser)
+    add_judgement_options(parser)
+    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    return parser
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    engine = parser.add_argument_group("engine")
+    engine.add_argument(
+        "--step-time",
+        type=Path,
+        metavar="FILE",
+        help="step-time model, from `moeserve bench steps --output FILE` (default: 12 layers of "
+        "Qwen3-30B-A3B in Q4_K_M on two Zen 5 cores)",
+    )
+    ms = real(0, 1e6)
+    engine.add_argument("--base-ms", type=ms, metavar="MS", help="instead of a file: what every step takes")
+    engine.add_argument("--token-ms", type=ms, metavar="MS", help="and what each of its tokens adds")
+    engine.add_argument(
+        "--max-tokens",
+        type=whole(1, 1 << 24),
+        metavar="N",
+        help="what clients ask for; answers end where they end (default: each asks for what it will get)",
+    )
+    engine.add_argument(
+        "--num-state-slots",
+        type=whole(0, 1 << 20),
+        default=0,
+        metavar="N",
+        help="slots of recurrent state, of running requests and snapshots, as a server logs them (default: 0, a model "
+        "without recurrent state)",
+    )
+    _add_tier_options(engine, "ram", "in RAM", "copied to the GPU", "copied from the GPU", RAM_RATES)
+    engine.add_argument(
+        "--ram-step-tokens",
+        type=whole(PAGE_TOKENS, 1 << 30),
+        default=RAM_STEP_TOKENS,
+        metavar="N",
+        help="how many tokens' KV is copied from the GPU with a step while answers wait, which makes the step longer "
+        f"(default: {RAM_STEP_TOKENS}, 64 MiB of 48 layers of 2 KiB a token)",
+    )
+    _add_tier_options(engine, "disk", "on disk", "read", "written", DISK_RATES)
+    engine.add_argument(
+        "--state-tokens",
+        type=real(0, 1e9),
+        default=0.0,
+        metavar="N",
+        help="size of a state of recurrent layers in tiers, as that of the KV of so many tokens (default: 0)",
+    )
+    for name, value in dataclasses.asdict(DEFAULT_TIMING).items():
+        flag = f"--{name.replace('_', '-')}-ms"
+        text = f"{TIMES[name]} (default: {value * 1e3:g})"
+        engine.add_argument(flag, type=ms, default=value * 1e3, metavar="MS", help=text)
+
+
+def _add_tier_options(
+    engine: argparse._ArgumentGroup,
+    tier: Tier,
+    where: str,
+    read: str,
+    written: str,
+    rates: tuple[float, float],
+) -> None:
+    """rates: tokens whose KV is read and written in a second."""
+    engine.add_argument(
+        f"--{tier}-tokens",
+        type=whole(PAGE_TOKENS, 1 << 40),
+        default=0,
+        metavar="N",
+        help=f"size of the prefix cache's tier {where} (--kv-{tier}), in tokens, as `moeserve plan` counts them "
+        "(default: 0, no tier)",
+    )
+    rate = real(0, 1e12, above=True)
+    engine.add_argument(
+        f"--{tier}-tokens-per-s",
+        type=rate,
+        default=rates[0],
+        metavar="R",
+        help=f"how fast their KV is {read} (default: {rates[0]:g})",
+    )
+    engine.add_argument(
+        f"--{tier}-written-per-s",
+        type=rate,
+        default=rates[1],
+        metavar="R",
+        help=f"how many tokens' KV a second is {written} (default: {rates[1]:g})",
+    )

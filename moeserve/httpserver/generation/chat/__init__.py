@@ -1,0 +1,1 @@
+"""Conversations: messages, tools and reasoning, to a prompt and from an answer."""

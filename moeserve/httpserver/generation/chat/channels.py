@@ -1,0 +1,65 @@
+"""gpt-oss's answers, whose thoughts, calls and texts are messages in channels: what the model's tokens say of them, and
+the grammar of a whole answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moeserve.chatformat import harmony
+from moeserve.grammar import spec as grammar
+from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.request.thinking import ThinkingOptions
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True)
+class Channels:
+    tokens: Mapping[str, int]  # the format's control tokens, by text
+    reads_calls: bool
+    separates_thoughts: bool
+
+    def prompt_end(self, tokenizer: TextTokenizer, prompt: Sequence[int]) -> str:
+        """Returns the text of the message that the prompt has begun; "" where it has begun none."""
+        start = self.tokens[harmony.START]
+        for at in range(len(prompt) - 1, -1, -1):
+            if prompt[at] == start:
+                return tokenizer.decode(prompt[at:], skip_special=False)
+        return ""
+
+
+def channel_grammar(
+    spec: GenerationSpec, combined: GrammarConstraint | None, channels: Channels
+) -> GrammarConstraint | None:
+    """Returns the grammar of the answer's messages: what `combined` asks for, a bound on thinking, and no call where
+    none may be made. None where all may come."""
+    tools, thinking = spec.tools, spec.thinking
+    bound = _bound(thinking)
+    if combined is None:
+        is_silent = bool(tools.tools) and not tools.may_call
+        if bound is None and not is_silent:
+            return None
+        any_calls = tools.any_call().tools if tools.may_call else []
+        param = tools.param if bound is None else thinking.param
+        return GrammarConstraint(
+            grammar.Channels(dict(channels.tokens), None, any_calls, False, bound), param
+        )
+    answer: grammar.AnswerSpec | None = None
+    shapes: list[grammar.GrammarTool] = []
+    must_call = False
+    match combined.spec:
+        case grammar.ToolCalls():
+            shapes, must_call = combined.spec.tools, True
+        case grammar.TextWithToolCalls():
+            shapes = combined.spec.tools
+        case grammar.JsonOrToolCalls():
+            answer, shapes = grammar.JsonSchema(combined.spec.schema), combined.spec.tools
+        case grammar.JsonSchema() | grammar.Regex() | grammar.Ebnf() | grammar.Choice():
+            answer = combined.spec
+    whole = grammar.Channels(dict(channels.tokens), answer, shapes, must_call, bound)
+    return GrammarConstraint(whole, combined.param)
+
+
+def _bound(thinking: ThinkingOptions) -> int | None:
+    """Returns the most tokens of thought. An effort is the template's to say, but for "none"."""
+    return thinking.budget if thinking.effort in (None, "none") else None

@@ -1,0 +1,182 @@
+"""How the served model writes tool calls and thinking: from the flags, its chat template and its vocabulary."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any, Final
+
+from moeserve.chatformat import harmony
+from moeserve.chatformat.formats import TOOL_FORMATS, ToolFormat, is_harmony, tool_format
+from moeserve.chatformat.guided import GuidedCalls
+from moeserve.chatformat.reasoning import THOUGHT_TAGS, thought_tags
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.grammar.spec import ArgumentTags, CallForm, Piece
+from moeserve.httpserver.generation.chat import template_input
+from moeserve.httpserver.generation.chat.channels import Channels
+from moeserve.httpserver.generation.chat.template_probe import shapes_of
+from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
+from moeserve.httpserver.generation.request.thinking import ThinkingTokens
+from moeserve.tokenizer.renderer import ChatRenderer
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+
+log = logging.getLogger(__name__)
+
+HARMONY: Final = "harmony"  # as the flags have it
+
+
+@dataclass(frozen=True)
+class ChatFormats:
+    tools: ToolFormat | None = None
+    thinking: ThinkingTokens | None = None
+    call_form: CallForm | None = None  # of calls that a grammar enforces, with JSON
+    own_form: CallForm | None = None  # likewise, with arguments in the model's own tags
+    # By text: those that the format reads as text.
+    control_tokens: Mapping[str, int] = field(default_factory=dict)
+    tool_open: int | None = None  # begins calls; None if that takes several tokens
+    call_end: int | None = None  # ends one call; None if that takes several tokens
+    channels: Channels | None = None  # gpt-oss's format, in place of all the others
+    shapes: Shapes = field(default_factory=Shapes)  # of the template
+
+    @property
+    def calls_tools(self) -> bool:
+        return self.tools is not None or (self.channels is not None and self.channels.reads_calls)
+
+    @property
+    def thinks(self) -> bool:
+        return self.thinking is not None or (self.channels is not None and self.channels.separates_thoughts)
+
+    @property
+    def end_tags(self) -> dict[int, str]:
+        """The format's tokens that may end an answer: with their texts, which the answer's text lacks then."""
+        if self.channels is not None:
+            return {self.channels.tokens[word]: word for word in (harmony.END, harmony.CALL, harmony.RETURN)}
+        return {} if self.tools is None or self.call_end is None else {self.call_end: self.tools.call_end}
+
+    def names(self) -> tuple[str, str]:
+        """Returns the formats of tool calls and of reasoning, as the flags have them."""
+        if self.channels is not None:
+            return HARMONY if self.calls_tools else "none", HARMONY if self.thinks else "none"
+        return "none" if self.tools is None else self.tools.name, (
+            "none" if self.thinking is None else self.thinking.tags.name
+        )
+
+    def for_template(
+        self, messages: Conversation, tools: list[dict[str, Any]] | None, template: str | None
+    ) -> tuple[Conversation, list[dict[str, Any]] | None]:
+        """Returns messages and tools in the form that the model's template is written for."""
+        if template is None:
+            return messages, tools
+        if tools and self._describes_tools(template):
+            assert self.tools is not None
+            messages = template_input.with_tools(messages, tools, self.tools.guided)
+        messages = (self.shapes.with_tools if tools else self.shapes.plain).fitted(messages)
+        if self.channels is not None:
+            return template_input.for_harmony(messages), tools and template_input.described(tools)
+        if self.tools is not None and self.tools.takes_text_arguments:
+            messages = template_input.for_deepseek(messages, template)
+        return messages, tools
+
+    def _describes_tools(self, template: str) -> bool:
+        """Whether the server tells the model of its tools, as the template does not."""
+        is_plain_json = self.tools is not None and self.tools.guided_body is None
+        return is_plain_json and not template_input.shows_tools(template)
+
+    def probed(self, renderer: ChatRenderer) -> ChatFormats:
+        """Returns the formats with the template's shapes, of which the log is told once."""
+
+        def render(messages: Conversation, tools: list[dict[str, Any]] | None, shape: TemplateShape) -> str:
+            formats = replace(self, shapes=Shapes(shape, shape))
+            messages, tools = formats.for_template(messages, tools, renderer.source)
+            return renderer.render_now(messages, tools=tools)
+
+        if renderer.source is None:
+            return self
+        shapes, missed = shapes_of(render)
+        if missed:
+            log.info("the chat template does not show as they come: %s", "; ".join(missed))
+        return replace(self, shapes=shapes)
+
+
+def formats_of(config: ServerConfig, tokenizer: TextTokenizer, template: str | None) -> ChatFormats:
+    """Raises ConfigError for a flag that the model's vocabulary does not allow."""
+    template = template or ""
+    channels = _channels(config, tokenizer, template)
+    if channels is not None:
+        return ChatFormats(channels=channels, control_tokens=channels.tokens)
+    flag = config.tool_call_parser
+    tools = tool_format(template) if flag == "auto" else TOOL_FORMATS.get(flag)
+    thinking = _thinking(config, tokenizer, template)
+    if tools is None:
+        return ChatFormats(thinking=thinking)
+    control = _control_tokens(tokenizer, tools.words)
+    tool_open, call_end = (
+        control.get(tag, _token(tokenizer, tag)) for tag in (tools.tags.open, tools.call_end)
+    )
+    own = None if tools.own_calls is None else _call_form(tools.own_calls, control)
+    return ChatFormats(tools, thinking, _call_form(tools.guided, control), own, control, tool_open, call_end)
+
+
+def _channels(config: ServerConfig, tokenizer: TextTokenizer, template: str) -> Channels | None:
+    tool_flag, thought_flag = config.tool_call_parser, config.reasoning_parser
+    is_named = HARMONY in (tool_flag, thought_flag)
+    if not is_named and not ("auto" in (tool_flag, thought_flag) and is_harmony(template)):
+        return None
+    tokens = {word: ids[0] for word in harmony.WORDS if len(ids := tokenizer.encode(word)) == 1}
+    if len(tokens) < len(harmony.WORDS):
+        if not is_named:
+            return None
+        missing = ", ".join(word for word in harmony.WORDS if word not in tokens)
+        flag = "--tool-call-parser" if tool_flag == HARMONY else "--reasoning-parser"
+        raise ConfigError(f"{flag} {HARMONY}: the model's vocabulary has no tokens {missing}")
+    return Channels(tokens, tool_flag in ("auto", HARMONY), thought_flag in ("auto", HARMONY))
+
+
+def _call_form(guided: GuidedCalls, control: Mapping[str, int]) -> CallForm:
+    def pieces(text: str) -> list[Piece]:
+        parts = re.split("(" + "|".join(map(re.escape, control)) + ")", text) if control else [text]
+        return [control.get(part, part) for part in parts if part]
+
+    (opening,) = pieces(guided.open)
+    return CallForm(
+        opening,
+        pieces(guided.before_name),
+        pieces(guided.before_arguments),
+        pieces(guided.behind),
+        pieces(guided.close),
+        pieces(guided.separator),
+        guided.is_block,
+        None if guided.tags is None else ArgumentTags(*astuple(guided.tags)),
+    )
+
+
+def _thinking(config: ServerConfig, tokenizer: TextTokenizer, template: str) -> ThinkingTokens | None:
+    flag = config.reasoning_parser
+    tags = thought_tags(template) if flag == "auto" else THOUGHT_TAGS.get(flag)
+    if tags is None:
+        return None
+    open_id, close_id = _token(tokenizer, tags.open_token), _token(tokenizer, tags.close)
+    if open_id is None or close_id is None:
+        if flag == "auto":
+            return None
+        raise ConfigError(
+            f"--reasoning-parser {flag}: the model's vocabulary has no tokens {tags.open_token} and {tags.close} "
+            "that are part of its text"
+        )
+    return ThinkingTokens(open_id, close_id, tuple(tokenizer.encode(tags.ending)), tags)
+
+
+def _control_tokens(tokenizer: TextTokenizer, words: Sequence[str]) -> dict[str, int]:
+    """Returns the words that are control tokens, which the text leaves out unless it is asked for them."""
+    special = tokenizer.vocabulary.special
+    encoded = {word: tokenizer.encode(word) for word in words}
+    return {word: ids[0] for word, ids in encoded.items() if len(ids) == 1 and ids[0] in special}
+
+
+def _token(tokenizer: TextTokenizer, tag: str) -> int | None:
+    """Returns the tag's single token; None if it takes several, or is a control token, which the text leaves out."""
+    ids = tokenizer.encode(tag)
+    return ids[0] if len(ids) == 1 and ids[0] not in tokenizer.vocabulary.special else None

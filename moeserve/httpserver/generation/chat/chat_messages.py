@@ -1,0 +1,136 @@
+"""Messages of a conversation as OpenAI's chat API has them: the form that chat templates are written for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from moeserve.httpserver.generation.chat.chat_tools import (
+    ChatToolCall,
+    CustomCallMessage,
+    FunctionCall,
+    ToolCallMessage,
+)
+from moeserve.httpserver.generation.request.fields import MAX_MESSAGES
+from moeserve.httpserver.transport.request_model import (
+    IDLE_ANYWHERE,
+    NO_EFFECT,
+    FreeDict,
+    Label,
+    RequestModel,
+    unsupported,
+)
+from moeserve.httpserver.transport.unknown_fields import drop_unknown
+from moeserve.tokenizer.renderer import RESERVED
+
+# The field that has the text, by a part's type; the last two are of the responses API.
+_TEXT_PARTS: Final = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
+
+
+def _parts_to_text(content: Any) -> Any:
+    """Joins text parts by newlines, as vLLM does: the templates we serve take strings."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = part.get("type", "text" if "text" in part else None) if isinstance(part, dict) else None
+        field = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+        if field is None or not isinstance(part.get(field), str):
+            raise PydanticCustomError(
+                "content_part",
+                "a part of the type {kind} is not supported, only texts are: {form}",
+                {"form": '{"type": "text", "text": "..."}', "kind": repr(kind)[:80]},
+            )
+        given = {name for name, value in part.items() if value is not None}
+        unknown = given - {"type", field} - IDLE_ANYWHERE
+        if unknown and not drop_unknown("messages[].content[].", unknown):
+            raise PydanticCustomError(
+                "content_part", "a text part has no field {name}", {"name": repr(min(unknown))[:80]}
+            )
+        texts.append(part[field])
+    return "\n".join(texts)
+
+
+def _no_reserved_names(kwargs: dict[str, Any]) -> dict[str, Any]:
+    taken = sorted(RESERVED & kwargs.keys())
+    if taken:
+        raise PydanticCustomError("reserved", "may not set {names}", {"names": ", ".join(taken)})
+    return kwargs
+
+
+_ROLES: Final = {"developer": "system", "function": "tool"}  # for templates, which may not know them
+
+
+class Message(RequestModel):
+    """One message of the conversation. The template also gets the thinking of earlier turns, and keeps what the model
+    is to see again. A developer message is rendered as a system message, its older name, because templates that do not
+    know the role would drop it silently. A function message, the older form of a tool message, is rendered as one."""
+
+    empty: ClassVar = frozenset({"tool_calls", "function_call", "audio"})
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[
+        Any,
+        AfterValidator(_parts_to_text),
+        Field(description="A string, or a list of text parts or strings."),
+    ] = None
+    name: Label | None = None
+    tool_calls: Annotated[list[ChatToolCall], Field(max_length=1024, default_factory=list)]
+    tool_call_id: Label | None = None
+    reasoning_content: str | None = None
+    reasoning: Annotated[str | None, Field(description="Another name for reasoning_content.")] = None
+
+    refusal: Annotated[str | None, NO_EFFECT] = None
+    audio: Annotated[Any, unsupported("audio")] = None
+    function_call: Annotated[
+        FunctionCall | None, Field(description="The older form of one call in tool_calls.")
+    ] = None
+
+    @model_validator(mode="after")
+    def _content_is_text(self) -> Message:
+        if self.content is None:
+            if self.role not in ("assistant", "tool", "function"):  # a tool that returns nothing
+                raise PydanticCustomError(
+                    "content", "content is required for the role {role}", {"role": self.role}
+                )
+        elif not isinstance(self.content, str):
+            raise PydanticCustomError("content", "content must be a string or a list of text parts")
+        if self.role == "function" and not self.name:
+            raise PydanticCustomError("name", "name is required for the role function")
+        if self.function_call is not None and self.tool_calls:
+            raise PydanticCustomError("function_call", "function_call cannot be combined with tool_calls")
+        return self
+
+    @property
+    def calls(self) -> list[ToolCallMessage | CustomCallMessage]:
+        """The calls of either form."""
+        if self.function_call is not None:
+            return [ToolCallMessage(function=self.function_call)]
+        return self.tool_calls
+
+    def for_template(self) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": _ROLES.get(self.role, self.role),
+            "content": self.content if self.content is not None else "",
+        }
+        for name in ("name", "tool_call_id"):
+            if value := getattr(self, name):
+                message[name] = value
+        if calls := self.calls:
+            message["tool_calls"] = [call.for_template() for call in calls]
+        if thought := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = thought
+        return message
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+TemplateKwargs = Annotated[
+    FreeDict,
+    AfterValidator(_no_reserved_names),
+    Field(description='Variables for the chat template, such as {"enable_thinking": false}.'),
+]

@@ -1,0 +1,308 @@
+"""Tools and calls as OpenAI's chat API has them, and the parts of them that other APIs share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, LiteralString
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from moeserve.httpserver.generation.request.custom_tools import INPUT, custom_tool
+from moeserve.httpserver.generation.request.tool_use import Tool, ToolUse
+from moeserve.httpserver.transport.request_model import (
+    MAX_VALUES,
+    NO_EFFECT,
+    FreeDict,
+    JsonSchemaDict,
+    Label,
+    RequestModel,
+    check_depth,
+)
+from moeserve.httpserver.transport.unknown_fields import drop_unknown
+
+MAX_TOOLS: Final = 512
+NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type", "object") != "object":
+        raise PydanticCustomError("parameters", 'must be a JSON Schema of "type": "object"')
+    return schema
+
+
+def without_hosted(tools: Any, hosted: tuple[str, ...]) -> Any:
+    """Leaves out the tools that the API's own company would run, whose types begin so (and may go on with a date): the
+    model answers without them."""
+    if not isinstance(tools, list):
+        return tools
+    kept = []
+    for tool in tools:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        is_hosted = isinstance(kind, str) and kind.startswith(hosted)
+        if not (is_hosted and drop_unknown("tools[].type=", [str(kind)])):
+            kept.append(tool)
+    return kept
+
+
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+Description = Annotated[str, Field(max_length=1 << 16)]
+Parameters = Annotated[
+    JsonSchemaDict,
+    BeforeValidator(lambda schema: {} if schema == [] else schema),  # PHP's empty object
+    AfterValidator(_of_an_object),
+    Field(description="JSON Schema of the arguments."),
+]
+
+
+class FunctionDefinition(RequestModel):
+    name: ToolName
+    description: Description | None = None
+    parameters: Parameters | None = None
+    strict: Annotated[bool, Field(description="Arguments validate by construction.")] = False
+
+
+class CustomDefinition(RequestModel):
+    """A tool whose input is free text. The model is told its grammar and not held to it."""
+
+    name: ToolName
+    description: Description | None = None
+    format: FreeDict | None = None
+
+
+def _is_custom(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "custom"
+
+
+def _wrapped(value: Any) -> Any:
+    """Returns a tool, or a choice of one, that has its fields beside its `type` (as in the responses API) in the chat
+    API's form."""
+    kind = "custom" if _is_custom(value) else "function"
+    if not isinstance(value, dict) or kind in value or "name" not in value:
+        return value
+    outer = {"type": value["type"]} if "type" in value else {}
+    return {**outer, kind: {name: field for name, field in value.items() if name != "type"}}
+
+
+def _of_its_kind(function: type[RequestModel], custom: type[RequestModel]) -> PlainValidator:
+    """Reads as `custom` what has that type, and all else as `function`. (Pydantic's own discriminator would put the
+    type into the names of wrong fields.)"""
+
+    def read(value: Any) -> RequestModel:
+        return (custom if _is_custom(value) else function).model_validate(value)
+
+    return PlainValidator(read, json_schema_input_type=function | custom)
+
+
+class ToolDefinition(RequestModel):
+    """The function's fields may stand in the tool itself, as some clients write them."""
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+    _flat = model_validator(mode="before")(_wrapped)
+
+    def tool(self) -> Tool:
+        return tool_of(self.function)
+
+
+class CustomToolDefinition(RequestModel):
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+    _flat = model_validator(mode="before")(_wrapped)
+
+    def tool(self) -> Tool:
+        return custom_tool(self.custom.name, self.custom.description, self.custom.format)
+
+
+def tool_of(function: FunctionDefinition) -> Tool:
+    parameters = NO_PARAMETERS if function.parameters is None else {"type": "object"} | function.parameters
+    return Tool(function.name, function.description, parameters, function.strict)
+
+
+ChatTool = Annotated[
+    ToolDefinition | CustomToolDefinition, _of_its_kind(ToolDefinition, CustomToolDefinition)
+]
+Tools = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)]
+
+
+class FunctionName(RequestModel):
+    name: ToolName
+
+
+class NamedToolChoice(RequestModel):
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+    _flat = model_validator(mode="before")(_wrapped)
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class NamedCustomChoice(RequestModel):
+    type: Literal["custom"]
+    custom: FunctionName
+
+    _flat = model_validator(mode="before")(_wrapped)
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+Named = Annotated[NamedToolChoice | NamedCustomChoice, _of_its_kind(NamedToolChoice, NamedCustomChoice)]
+
+
+class AllowedTools(RequestModel):
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[Named], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(RequestModel):
+    """All tools stay in the prompt, and only these may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolMode = Literal["none", "auto", "required"]
+
+
+def _kind_of_choice(choice: Any) -> str:
+    kind = choice.get("type", "function") if isinstance(choice, dict) else getattr(choice, "type", "")
+    return "allowed_tools" if kind == "allowed_tools" else "function"
+
+
+def _mode_alone(choice: Any) -> Any:
+    """Takes {"type": "auto"}, as some clients write a mode, as the mode."""
+    modes = ("none", "auto", "required")
+    return (
+        choice["type"]
+        if isinstance(choice, dict) and choice in [{"type": mode} for mode in modes]
+        else choice
+    )
+
+
+# Told apart by their type: a model that is tried in vain takes the other's fields for unknown ones, and tells them.
+ToolChoice = Annotated[
+    ToolMode
+    | Annotated[
+        Annotated[Named, Tag("function")] | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
+        Discriminator(_kind_of_choice),
+    ],
+    BeforeValidator(_mode_alone),
+]
+
+
+def chat_tool_use(tools: list[Tool], choice: ToolChoice | None, parallel: bool) -> ToolUse:
+    """As `tool_use`, for the chat API's `tool_choice`."""
+    match choice:
+        case NamedToolChoice() | NamedCustomChoice():
+            return tool_use(tools, None, parallel, name=choice.name)
+        case AllowedToolsChoice(allowed_tools=AllowedTools(mode=mode, tools=named)):
+            return tool_use(tools, mode, parallel, allowed=[one.name for one in named])
+    return tool_use(tools, choice, parallel)
+
+
+def tool_use(
+    tools: list[Tool],
+    mode: ToolMode | None,
+    parallel: bool,
+    *,
+    name: str | None = None,
+    allowed: Sequence[str] | None = None,
+    params: tuple[LiteralString, LiteralString] = ("tools", "tool_choice"),
+) -> ToolUse:
+    """The tool `name` must be called, if it is given; of `allowed` tools only may be called. `params` are the client's
+    names of the tools and of the choice. Raises PydanticCustomError for tools of the same name, and for a choice that
+    names no tool."""
+    of_tools, of_choice = params
+    names = [tool.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise PydanticCustomError(of_tools, "every tool needs a name of its own")
+    for chosen in [name] if name is not None else allowed or []:
+        if chosen not in names:
+            raise PydanticCustomError(of_choice, "there is no tool {name}", {"name": repr(chosen)})
+    if name is not None:
+        return ToolUse(tuple(tools), "named", name, parallel, of_tools)
+    if mode == "required" and not tools:
+        raise PydanticCustomError("tool_choice", "required needs tools")
+    only = None if allowed is None else frozenset(allowed)
+    return ToolUse(tuple(tools), mode or "auto", "", parallel, of_tools, only)
+
+
+def _arguments_as_text(value: Any) -> Any:
+    return json.dumps(check_depth(value), ensure_ascii=False) if isinstance(value, dict) else value
+
+
+# Some clients, and every template, have them as the object itself.
+CallArgumentsText = Annotated[
+    str,
+    BeforeValidator(_arguments_as_text, json_schema_input_type=str | FreeDict),
+    Field(description="JSON text, or the object."),
+]
+
+
+class FunctionCall(RequestModel):
+    name: Annotated[str, Field(max_length=1024)]
+    arguments: CallArgumentsText = "{}"
+
+
+class ToolCallMessage(RequestModel):
+    """A call that the model made in an earlier turn."""
+
+    id: Label | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: Annotated[int | None, NO_EFFECT] = None  # clients send back what a stream gave them
+
+    def for_template(self) -> dict[str, Any]:
+        call = {"name": self.function.name, "arguments": arguments_for_template(self.function.arguments)}
+        return {"id": self.id, "type": "function", "function": call}
+
+
+class CustomCall(RequestModel):
+    name: Annotated[str, Field(max_length=1024)]
+    input: str = ""
+
+
+class CustomCallMessage(RequestModel):
+    """As `ToolCallMessage`, of a tool that takes free text."""
+
+    id: Label | None = None
+    type: Literal["custom"]
+    custom: CustomCall
+    index: Annotated[int | None, NO_EFFECT] = None
+
+    def for_template(self) -> dict[str, Any]:
+        call = {"name": self.custom.name, "arguments": {INPUT: self.custom.input}}
+        return {"id": self.id, "type": "function", "function": call}
+
+
+ChatToolCall = Annotated[
+    ToolCallMessage | CustomCallMessage, _of_its_kind(ToolCallMessage, CustomCallMessage)
+]
+
+
+def arguments_for_template(text: str) -> Any:
+    """Returns the arguments as an object, which all templates take; as the text itself if it is no object (a call that
+    was cut short) or holds too many values (nine million empty lists took 15 s to parse)."""
+    if text.count("[") + text.count("{") > MAX_VALUES:
+        return text
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text

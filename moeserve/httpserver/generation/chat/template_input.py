@@ -1,0 +1,83 @@
+"""Conversations in the form that the templates of some formats are written for.
+
+Everything else has OpenAI's form, with a call's arguments as an object and thoughts as `reasoning_content`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from moeserve.chatformat.guided import GuidedCalls
+from moeserve.httpserver.generation.chat.template_shape import Conversation, one_call_each
+
+# Where a DeepSeek template itself makes JSON of a call's arguments; without, it joins them to other text.
+_SHOWS_TOOLS: Final = re.compile(r"\btools\b")
+_TO_JSON: Final = re.compile(r"arguments\W{0,3}\s*\|\s*tojson")
+
+
+def for_harmony(messages: Sequence[dict[str, Any]]) -> Conversation:
+    """gpt-oss's template takes thoughts as `thinking`, one call a message, whose result follows it, and beside a call
+    either a thought or a text, which it shows as the thought."""
+    return [_with_thinking(message) for message in one_call_each(messages)]
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    thoughts = [message.get("reasoning_content")]
+    if "tool_calls" in message:
+        thoughts.append(message["content"])
+        message = message | {"content": ""}
+    text = "\n\n".join(thought for thought in thoughts if thought)
+    rest = {name: value for name, value in message.items() if name != "reasoning_content"}
+    return rest | {"thinking": text} if text else rest
+
+
+def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """gpt-oss's template needs a description of every tool."""
+    return [{**tool, "function": {"description": ""} | tool["function"]} for tool in tools]
+
+
+def for_deepseek(messages: Sequence[dict[str, Any]], template: str) -> Conversation:
+    """DeepSeek's templates take a call's arguments as text, and no content where there are only calls."""
+    if _TO_JSON.search(template):
+        return list(messages)
+    return [_with_text_arguments(message) if "tool_calls" in message else message for message in messages]
+
+
+def shows_tools(template: str) -> bool:
+    return _SHOWS_TOOLS.search(template) is not None
+
+
+def with_tools(
+    messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], guided: GuidedCalls
+) -> Conversation:
+    """Describes the tools in the system message: for templates that do not show them. The form is that of
+    DeepSeek-V3.1's model card."""
+    lines = ["## Tools", "You have access to the following tools:"]
+    for tool in tools:
+        function = tool["function"]
+        parameters = json.dumps(function["parameters"], ensure_ascii=False)
+        lines += ["", f"### {function['name']}", f"Description: {function.get('description', '')}"]
+        lines += ["", f"Parameters: {parameters}"]
+    call = f"{guided.before_name}NAME{guided.before_arguments}ARGUMENTS{guided.behind}"
+    lines += ["", "Tool calls must have exactly this form:", f"{guided.open}{call}{guided.close}", ""]
+    lines += ["NAME is the tool's name, and ARGUMENTS is JSON that follows its parameters."]
+    if guided.is_block:
+        lines.append(f"Further calls come before {guided.close}")
+    text = "\n".join(lines)
+    if messages and messages[0]["role"] == "system":
+        first, *rest = messages
+        return [first | {"content": f"{first['content']}\n\n{text}"}, *rest]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        arguments = function["arguments"]
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        calls.append({**call, "function": {**function, "arguments": text}})
+    return message | {"content": message["content"] or None, "tool_calls": calls}

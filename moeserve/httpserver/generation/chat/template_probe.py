@@ -1,0 +1,143 @@
+"""Finds out what a chat template shows: it renders conversations with a marked text in each role and place, and looks
+for the marks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
+from moeserve.tokenizer.errors import TemplateError, TemplateTimeout
+
+_ROLES: Final = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
+_TOOL: Final[dict[str, Any]] = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a text up.",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+    },
+}
+Tools = list[dict[str, Any]] | None
+# Renders a conversation with tools, in a shape. Raises TemplateError.
+Render = Callable[[Conversation, Tools, TemplateShape], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Repair:
+    """What is done to a conversation that a template does not show whole. `places` are such conversations, a message a
+    letter: S, U, A and T of a system, a user, an assistant and a tool; C and P are an assistant's with one call and
+    with two, and in small letters they have a text beside."""
+
+    what: str  # the template does not show, for the log
+    places: str
+    how: str
+    options: tuple[Mapping[str, Any], ...]  # fields of TemplateShape, of which the first that helps is taken
+
+
+# In this order: a repair relies on those before it.
+_REPAIRS: Final = (
+    _Repair("messages of users in a row", "UUAU UAUU", "are joined", ({"joins_users": True},)),
+    _Repair("messages of assistants in a row", "UAAU", "are joined", ({"joins_assistants": True},)),
+    _Repair(
+        "an assistant's message before a user's",
+        "AU AUAU",
+        "follows an empty one",
+        ({"begins_with_user": True},),
+    ),
+    _Repair("system messages", "SU SUAU", "are shown as a user's", ({"systems": "dropped"},)),
+    _Repair("a second system message", "SSU SSSUAU", "is joined to the first", ({"joins_systems": True},)),
+    _Repair("calls", "UCTU UCTAU", "are shown as text", ({"writes_calls": True},)),
+    _Repair("several calls at once", "UPTTU", "are shown one after another", ({"splits_calls": True},)),
+    _Repair(
+        "text beside a call",
+        "UcT UcTAU SUcTAU UpTTAU",
+        "is a message before it",
+        ({"texts_before_calls": "answered"}, {"texts_before_calls": "all"}),
+    ),
+    _Repair("a tool's result without its call", "UTU TU UATU", "is shown as a user's", ({"moves_lone_results": True},)),
+    _Repair(
+        "a system message behind others",
+        "SUASU UASU USU SUS SUAUS SUCTSU UCST",
+        "is shown as a user's",
+        ({"moves_late_systems": True},),
+    ),
+    _Repair("a conversation without a user", "S SA SAS", "gets one", ({"asks_for_user": True},)),
+)  # fmt: skip
+
+
+def shapes_of(render: Render) -> tuple[Shapes, list[str]]:
+    """Returns the shapes in which the template shows conversations whole, and in words for the log what it would leave
+    out or refuse. A conversation stays as it is where the template fails on the simplest one."""
+    try:
+        plain, found = _shape(render, None)
+        with_tools, found_with_tools = _shape(render, [_TOOL])
+    except TemplateTimeout as error:
+        return Shapes(), [f"{error}, so that it is not known"]
+    return Shapes(plain, with_tools), [*dict.fromkeys(found + found_with_tools)]
+
+
+def _shape(render: Render, tools: Tools) -> tuple[TemplateShape, list[str]]:
+    def missed(shape: TemplateShape, places: str) -> set[str]:
+        return {place for place in places.split() if not _is_shown(place, lambda c: render(c, tools, shape))}
+
+    shape, found = TemplateShape(), list[str]()
+    if missed(shape, "U"):
+        return shape, found
+    for repair in _REPAIRS:
+        before = missed(shape, repair.places)
+        if not before:
+            continue
+        options = [replace(shape, **option) for option in repair.options]
+        left = [len(missed(option, repair.places)) for option in options]
+        if min(left) == len(before):
+            found.append(f"{repair.what} (left out or refused)")
+            continue
+        shape = options[left.index(min(left))]
+        found.append(f"{repair.what} ({repair.how}{' where that helps' if min(left) else ''})")
+    return shape, found
+
+
+def _is_shown(place: str, render: Callable[[Conversation], str]) -> bool:
+    marks = _Marks()
+    conversation = [*marks.conversation(place)]
+    try:
+        text = render(conversation)
+    except TemplateTimeout:
+        raise
+    except TemplateError:
+        return False
+    return all(mark in text for mark in marks.given)
+
+
+class _Marks:
+    """Texts that a template cannot have by itself. They are words, which no template changes."""
+
+    def __init__(self) -> None:
+        self.given: list[str] = []
+
+    def conversation(self, place: str) -> Iterator[dict[str, Any]]:
+        calls: list[Mapping[str, Any]] = []
+        for letter in place:
+            if letter in "CcPp":
+                calls = [self._call() for _ in range(2 if letter in "Pp" else 1)]
+                text = self._mark() if letter.islower() else ""
+                yield {"role": "assistant", "content": text, "tool_calls": [*calls]}
+                continue
+            message = {"role": _ROLES[letter], "content": self._mark()}
+            if letter == "T":
+                call = calls.pop(0) if calls else self._call(is_shown=False)
+                message |= {"name": call["function"]["name"], "tool_call_id": call["id"]}
+            yield message
+
+    def _call(self, *, is_shown: bool = True) -> dict[str, Any]:
+        text = self._mark() if is_shown else ""
+        function = {"name": _TOOL["function"]["name"], "arguments": {"text": text}}
+        return {"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": function}
+
+    def _mark(self) -> str:
+        mark = f"mark{secrets.token_hex(8)}"
+        self.given.append(mark)
+        return mark

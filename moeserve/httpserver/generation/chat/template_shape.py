@@ -1,0 +1,232 @@
+"""Conversations that a chat template would leave texts out of, or refuse, in a form that it shows whole.
+
+Many templates show a system message in the first place only, drop what an assistant says beside a call, or raise for
+two messages of one role in a row. `template_probe.py` finds out which of this a template does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Message = Mapping[str, Any]
+Conversation = list[dict[str, Any]]
+
+_SEPARATOR: Final = "\n\n"  # between the texts of two messages that become one
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateShape:
+    """What becomes of a conversation's messages before the template gets them. By default they stay as they are."""
+
+    systems: Literal["shown", "dropped"] = "shown"  # "dropped": users say what they say
+    joins_systems: bool = False  # those at the beginning are one message
+    moves_late_systems: bool = False  # a user says, in the same place, what a later system message says
+    asks_for_user: bool = (
+        False  # without a user's message, the last system message is one, or an empty one is first
+    )
+    begins_with_user: bool = False  # an empty user's message comes before an assistant's first one
+    joins_users: bool = False
+    joins_assistants: bool = False
+    splits_calls: bool = False  # each call in a message of its own, with its results behind it
+    # An assistant's text beside calls is a message of its own: always, or only where a later answer has no calls.
+    texts_before_calls: Literal["", "answered", "all"] = ""
+    writes_calls: bool = False  # calls are text, and their results a user's
+    moves_lone_results: bool = False  # a user says what a tool says that has not been called
+
+    def fitted(self, messages: Sequence[Message]) -> Conversation:
+        """Returns the conversation as the template shows it whole. No message is changed in place."""
+        found = [dict(message) for message in messages]
+        for applies, step in self._steps():
+            if applies:
+                found = step(found)
+        return found
+
+    def _steps(self) -> Iterator[tuple[bool, Callable[[Conversation], Conversation]]]:
+        """Yields the steps in their order: later ones also take what earlier ones have made."""
+        yield self.writes_calls, _calls_written
+        yield self.moves_lone_results, _lone_results_moved
+        yield self.systems == "dropped", _systems_as_users
+        yield self.joins_systems, _first_systems_joined
+        yield self.moves_late_systems, _late_systems_moved
+        yield self.asks_for_user, _with_a_user
+        yield bool(self.texts_before_calls), self._texts_split
+        yield self.splits_calls, one_call_each
+        yield self.joins_users, _users_joined
+        yield self.joins_assistants, _assistants_joined
+        yield self.begins_with_user, _user_first
+
+    def _texts_split(self, messages: Conversation) -> Conversation:
+        plain = [at for at, one in enumerate(messages) if _is_answer(one)]
+        last = len(messages) if self.texts_before_calls == "all" else max(plain, default=0)
+        split: Conversation = []
+        for at, message in enumerate(messages):
+            if at < last and message["content"] and message.get("tool_calls"):
+                split.append({"role": "assistant", "content": message["content"]})
+                message = message | {"content": ""}
+            split.append(message)
+        return split
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """A template's shapes: without tools and with them."""
+
+    plain: TemplateShape = TemplateShape()
+    with_tools: TemplateShape = TemplateShape()
+
+
+def one_call_each(messages: Sequence[Message]) -> Conversation:
+    """Splits messages with several calls: each call is a message of its own, behind which its results follow."""
+    split: Conversation = []
+    turn: list[Conversation] = []  # of the calls made at once: each with its results
+    for message in messages:
+        if message["role"] == "tool" and turn:
+            _answered(message, turn).append(dict(message))
+            continue
+        split += [one for call in turn for one in call]
+        turn = [[one] for one in _calls_of(message)]
+        if not turn:
+            split.append(dict(message))
+    return split + [one for call in turn for one in call]
+
+
+def _calls_of(message: Message) -> Iterator[dict[str, Any]]:
+    """Yields a message for each call; the first has the thought and the text."""
+    for number, call in enumerate(message.get("tool_calls", [])):
+        rest = message if number == 0 else {"role": message["role"], "content": ""}
+        yield {**rest, "tool_calls": [call]}
+
+
+def _answered(result: Message, turn: Sequence[Conversation]) -> Conversation:
+    """Returns the call that the result is of: by its id; or else of those without a result the next one of its tool, or
+    the next."""
+    call_id, tool = result.get("tool_call_id"), result.get("name")
+    calls = [one[0]["tool_calls"][0] for one in turn]
+    if call_id is not None:
+        for one, call in zip(turn, calls, strict=True):
+            if call.get("id") == call_id:
+                return one
+    waiting = [(one, call) for one, call in zip(turn, calls, strict=True) if len(one) == 1]
+    of_tool = (one for one, call in waiting if call["function"]["name"] == tool)
+    return next(of_tool, None) or next((one for one, _ in waiting), turn[-1])
+
+
+def _is_answer(message: Message) -> bool:
+    return message["role"] == "assistant" and not message.get("tool_calls")
+
+
+def _as_user(message: Message) -> dict[str, Any]:
+    return {"role": "user", "content": message["content"]}
+
+
+def _joined(texts: Sequence[str | None]) -> str:
+    return _SEPARATOR.join(text for text in texts if text)
+
+
+def _systems_as_users(messages: Conversation) -> Conversation:
+    return [_as_user(one) if one["role"] == "system" else one for one in messages]
+
+
+def _first_systems_joined(messages: Conversation) -> Conversation:
+    count = _num_first_systems(messages)
+    if count < 2:
+        return messages
+    text = _joined([one["content"] for one in messages[:count]])
+    return [messages[0] | {"content": text}, *messages[count:]]
+
+
+def _num_first_systems(messages: Sequence[Message]) -> int:
+    return next((at for at, one in enumerate(messages) if one["role"] != "system"), len(messages))
+
+
+def _late_systems_moved(messages: Conversation) -> Conversation:
+    """Between a call and its results nothing may come: there the text waits for the last result."""
+    count = _num_first_systems(messages)
+    moved = messages[:count]
+    waiting: Conversation = []
+    for message in messages[count:]:
+        if message["role"] == "system":
+            waiting.append(_as_user(message))
+            continue
+        if message["role"] != "tool":
+            moved += waiting
+            waiting = []
+        moved.append(message)
+    return moved + waiting
+
+
+def _with_a_user(messages: Conversation) -> Conversation:
+    roles = [message["role"] for message in messages]
+    if "user" in roles:
+        return messages
+    if "system" not in roles:
+        return [{"role": "user", "content": ""}, *messages]
+    at = len(roles) - 1 - roles[::-1].index("system")
+    return [*messages[:at], _as_user(messages[at]), *messages[at + 1 :]]
+
+
+def _user_first(messages: Conversation) -> Conversation:
+    at = _num_first_systems(messages)
+    if at == len(messages) or messages[at]["role"] != "assistant":
+        return messages
+    return [*messages[:at], {"role": "user", "content": ""}, *messages[at:]]
+
+
+def _users_joined(messages: Conversation) -> Conversation:
+    return _rows_joined(messages, lambda one: one["role"] == "user")
+
+
+def _assistants_joined(messages: Conversation) -> Conversation:
+    return _rows_joined(messages, lambda one: one["role"] == "assistant")
+
+
+def _rows_joined(messages: Conversation, is_of_row: Callable[[Message], bool]) -> Conversation:
+    """Joins each such message with those behind it, as far as it has no calls: their results follow it."""
+    joined: Conversation = []
+    for message in messages:
+        if joined and is_of_row(message) and is_of_row(joined[-1]) and not joined[-1].get("tool_calls"):
+            first = joined.pop()
+            texts = {
+                name: _joined([first.get(name), message.get(name)])
+                for name in ("content", "reasoning_content")
+                if name in first or name in message
+            }
+            message = first | message | texts
+        joined.append(message)
+    return joined
+
+
+def _calls_written(messages: Conversation) -> Conversation:
+    """For templates that show no calls: of a conversation that has begun with another model."""
+    written = []
+    for message in messages:
+        if message["role"] == "tool":
+            message = _as_user(message)
+        elif calls := message.get("tool_calls"):
+            texts = [message["content"], *(_call_text(call["function"]) for call in calls)]
+            message = {name: value for name, value in message.items() if name != "tool_calls"}
+            message["content"] = _joined(texts)
+        written.append(message)
+    return written
+
+
+def _call_text(function: Mapping[str, Any]) -> str:
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f"{function['name']}({text})"
+
+
+def _lone_results_moved(messages: Conversation) -> Conversation:
+    """Makes a user say what a tool says without a call before it: of a history that was cut."""
+    moved = []
+    has_calls = False
+    for message in messages:
+        if message["role"] == "tool":
+            message = message if has_calls else _as_user(message)
+        elif message["role"] != "system":
+            has_calls = bool(message.get("tool_calls"))
+        moved.append(message)
+    return moved

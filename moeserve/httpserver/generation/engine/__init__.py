@@ -1,0 +1,1 @@
+"""The engine's client: requests to the router, streams of text back."""

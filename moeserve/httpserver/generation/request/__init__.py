@@ -1,0 +1,1 @@
+"""What a client asks for, in terms that all APIs share."""

@@ -1,0 +1,47 @@
+"""Answers that must match a grammar: checked here, compiled again by the worker."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+
+from moeserve.grammar.checker import GrammarChecker
+from moeserve.grammar.errors import GrammarError
+from moeserve.grammar.relax import relaxed
+from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.transport.errors import ApiError, invalid
+from moeserve.httpserver.transport.keys import key_name
+from moeserve.httpserver.transport.response_notes import RELAXED_SCHEMAS, note
+
+log = logging.getLogger(__name__)
+
+
+async def compile_grammar(
+    grammars: GrammarChecker, spec: GenerationSpec, constraint: GrammarConstraint
+) -> str:
+    """Returns the constraint's grammar. Raises ApiError 400 for one that does not compile, and for fields that conflict
+    with a grammar, which ends the answer itself."""
+    if spec.ignore_eos:
+        raise invalid("ignore_eos", f"cannot be combined with {constraint.param}: a grammar has an end")
+    if spec.min_tokens > 0:
+        raise invalid(
+            "min_tokens", f"cannot be combined with {constraint.param}: its grammar sets the length"
+        )
+    strict = {tool.name for tool in spec.tools.tools if tool.is_strict}
+    try:
+        grammar, lost = await grammars.check_or(
+            constraint.spec, relaxed(constraint.spec, strict), key_name.get()
+        )
+        if lost is not None:
+            note(RELAXED_SCHEMAS, constraint.param)
+            _tell_once(f"{constraint.param}: held to what a grammar can express of their schemas: {lost}")
+        return grammar
+    except GrammarError as error:
+        message = f"{constraint.param}: {error}"
+        raise ApiError(400, message, param=constraint.param, code="invalid_grammar") from error
+
+
+@lru_cache(256)
+def _tell_once(message: str) -> None:
+    """Agents send the same tools with every request."""
+    log.warning("%s", message)

@@ -1,0 +1,102 @@
+"""Our metrics under vLLM's names, for gateways, autoscalers and dashboards that are made for a vLLM server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from moeserve.httpserver.observability.load_metrics import LABELS, LoadCollector
+
+# Of ours, those that vLLM has under the same name, and its older names for them.
+SHARED: Final[dict[str, tuple[str, ...]]] = {
+    "num_requests_running": (),
+    "num_requests_waiting": (),
+    "kv_cache_usage_perc": ("gpu_cache_usage_perc",),
+    "prefix_cache_queries": ("gpu_prefix_cache_queries",),
+    "prefix_cache_hits": ("gpu_prefix_cache_hits",),
+    "num_preemptions": (),
+    "prompt_tokens": (),
+    "generation_tokens": (),
+    "spec_decode_num_drafts": (),
+    "spec_decode_num_draft_tokens": (),
+    "spec_decode_num_accepted_tokens": (),
+    "request_success": (),
+    "request_prompt_tokens": (),
+    "request_generation_tokens": (),
+    "time_to_first_token_seconds": (),
+    "inter_token_latency_seconds": ("time_per_output_token_seconds",),
+    "request_time_per_output_token_seconds": (),
+    "e2e_request_latency_seconds": (),
+    "request_queue_time_seconds": (),
+    "request_inference_time_seconds": (),
+    "request_prefill_time_seconds": (),
+    "request_decode_time_seconds": (),
+}
+
+
+def under_vllm_names(exposition: str) -> str:
+    """Returns the lines of SHARED metrics again, renamed. Text is copied because a second rendering would take 10 ms of
+    the event loop."""
+    renamed: list[str] = []
+    for block in exposition.split("# HELP moeserve:")[1:]:
+        name = block.partition(" ")[0].removesuffix("_total")
+        if name in SHARED:
+            samples = block.partition("\n")[2]
+            for theirs in (name, *SHARED[name]):
+                total = "_total" if f"moeserve:{name}_total" in samples else ""
+                renamed.append(f"# HELP vllm:{theirs}{total} As moeserve:{name}{total}.\n")
+                renamed.append(samples.replace(f"moeserve:{name}", f"vllm:{theirs}"))
+    return "".join(renamed)
+
+
+class VllmCollector(Collector):
+    """What vLLM tells of itself in metrics that we have no like of."""
+
+    def __init__(
+        self, load: LoadCollector, model_name: str, block_size: int, cache_dtype: str, max_adapters: int
+    ) -> None:
+        """`block_size` in tokens, in which vLLM counts the KV cache. max_adapters: 0 without --lora-dir."""
+        self._load = load
+        self._model_name = model_name
+        self._block_size = block_size
+        self._cache_dtype = cache_dtype
+        self._max_adapters = max_adapters
+
+    def collect(self) -> Iterable[Metric]:
+        yield self._cache()
+        yield self._adapters()
+
+    def _cache(self) -> Metric:
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "The KV cache's type (--kv-cache-dtype) as cache_dtype, its size as num_gpu_blocks blocks of block_size "
+            "tokens (--kv-events-block-size).",
+            labels=(*LABELS, "cache_dtype", "block_size", "num_gpu_blocks"),
+        )
+        size = self._block_size
+        blocks = self._load.load.kv_slots_total // size
+        info.add_metric([self._model_name, self._cache_dtype, str(size), str(blocks)], 1)
+        return info
+
+    def _adapters(self) -> Metric:
+        """What the Gateway API's inference extension reads to prefer a replica that has the adapter. The value is a
+        time, as vLLM's is; there is a sample where there can be adapters."""
+        names = {adapter.key: adapter.name for adapter in self._load.adapters}
+        load, most = self._load.load, self._max_adapters
+        gauge = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "LoRA adapters of running and of waiting requests, and how many there may be (--max-loras), as labels; the "
+            "value is the time.",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        if most or names:
+            running, waiting = (
+                ",".join(sorted(names[key] for key in keys if key in names))
+                for keys in (load.running_adapters, load.waiting_adapters)
+            )
+            gauge.add_metric([str(most or len(names)), running, waiting], time.time())
+        return gauge

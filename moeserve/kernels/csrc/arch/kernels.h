@@ -1,0 +1,158 @@
+// The table of compute kernels of one ISA. Each `kernels.cpp` of arch/plain, arch/avx2 and arch/avx512
+// compiles kernels.inl with its own flags and offers one table; select_kernels() chooses at run time.
+//
+// Batch invariance: each kernel computes an output element by one fixed sequence of operations that does not
+// depend on how many tokens, rows or threads stand beside it.
+#pragma once
+
+#include "formats/formats.h"
+
+namespace moeserve {
+
+// A quantised activation row: `cols` int8 codes, then a GroupMeta for each 32 columns. 1.5 bytes a column.
+struct GroupMeta {
+  float scale;       // x = scale * code
+  float scaled_sum;  // scale * (sum_lo + sum_hi)
+  int32_t sum_lo;    // sum of the codes of columns 0..15 of the group
+  int32_t sum_hi;    // of columns 16..31
+};
+constexpr size_t quantized_row_bytes(int64_t cols) { return cols + cols / 32 * sizeof(GroupMeta); }
+
+// Tokens of one call of a panel kernel: its accumulators (64 x 32 floats, 8 KB) stay in L1, and a weight vector is
+// unpacked once for all of them.
+constexpr int kMostTokens = 64;
+
+// 32 rows of a weight matrix: a packed panel, or (in-place mode) the GGUF rows as they lie in the file.
+struct Panel {
+  const uint8_t* data;
+  size_t stride;   // 0: a packed panel; else the bytes from one GGUF row to the next
+  int valid_rows;  // GGUF rows only: how many of the 32 exist
+};
+
+// out[t][0..31] = panel (32 rows x cols) times activation row t; the same bits from either form of panel. For integer
+// formats `rows` are quantised rows, for F16, BF16 and F32 they are float32 rows.
+// n <= kMostTokens. `next` is what will be read after this panel, for the prefetcher (nullptr: what follows it in memory).
+using PanelGemm = void (*)(const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows,
+                           int n, float* out);
+
+// 32 GGUF rows, `stride` bytes apart, to one panel. Rows from `valid_rows` on are written as zeros.
+using PackPanel = void (*)(const uint8_t* rows, size_t stride, int valid_rows, int64_t cols, uint8_t* panel);
+
+// State of one query head's attention, merged block by block and segment by segment.
+struct Softmax {
+  float max;
+  float sum;
+};
+
+// A query vector for int8 keys: x = scale * code, with a scale for each 32 columns. Of each 4 codes the two in the middle
+// have changed places, as keys come.
+struct QueryRow {
+  int16_t* codes;
+  float* scales;
+};
+constexpr size_t query_row_bytes(int64_t dim) { return 2 * dim + dim / 32 * sizeof(float); }
+
+// Keys or values of one KV head in a q8_0 cache, slot by slot.
+struct Q8Rows {
+  const int8_t* codes;
+  const uint16_t* scales;
+  int64_t stride;  // of codes from one slot to the next; of scales a 32nd of it
+};
+
+// Lines of memory that are wanted after this block. The kernels ask for a few between products: a burst of requests is waited
+// for, as only so many are under way at a time.
+struct Upcoming {
+  const char* const* lines;
+  int count;
+  int at = 0, together = 1;
+  // For so many calls of `ask` to come.
+  void spread(int calls) { together = (count - at + calls - 1) / std::max(calls, 1); }
+  void ask() {
+    for (int i = 0; i < together && at < count; ++i) __builtin_prefetch(lines[at++]);
+  }
+};
+
+struct Kernels {
+  const char* name;
+  PanelGemm gemm[kMaxType];  // nullptr: type not supported
+  PackPanel pack[kMaxType];
+
+  // out[t][0..15] = 16 rows of a packed F32 panel, from `half` on, times activation row t; out [n][32].
+  void (*gemm_f32_half)(const uint8_t* half, int64_t cols, const void* const* rows, int n, float* out);
+  // n % 32 == 0: n codes and n / 32 metas.
+  void (*quantize)(const float* x, int64_t n, int8_t* codes, GroupMeta* metas);
+  // y = x / rms(x) * w. n % 16 == 0. y may be x.
+  void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y);
+  // NeoX-style rotation of one head: pairs (i, i + n/2). cos and sin have n/2 entries. n % 32 == 0.
+  void (*rope)(float* head, const float* cos, const float* sin, int n);
+  // out[i] = silu(gate[i]) * up[i], n % 16 == 0.
+  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  // out[i] = (u + 1) * g * sigmoid(1.702 g) with g = min(gate[i], 7), u = up[i] clamped to [-7, 7]. n % 16 == 0.
+  void (*swiglu_oai)(const float* gate, const float* up, int n, float* out);
+  // out[i] = gelu(gate[i]) * up[i] with GELU's tanh form, n % 16 == 0.
+  void (*gelu_mul)(const float* gate, const float* up, int n, float* out);
+  // x[i] = cap * tanh(x[i] / cap), n % 16 == 0.
+  void (*softcap)(float cap, int n, float* x);
+  // x *= sigmoid(gate), n % 16 == 0.
+  void (*sigmoid_mul)(const float* gate, int n, float* x);
+  // See delta_net.inl.
+  void (*conv_silu)(float* window, float* x, const float* w, int64_t stride, int taps, int n);
+  void (*l2_normalize)(float* x, float factor, int n);
+  void (*delta_step)(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,
+                     float beta, float* out);
+  // sum of a[i] * b[i], n % 16 == 0.
+  float (*dot)(const float* a, const float* b, int n);
+  // y += w * x, n % 16 == 0.
+  void (*axpy)(float w, const float* x, int n, float* y);
+  void (*scale)(float w, int n, float* x);
+  // See lora.inl.
+  void (*dot_four)(const float* a, int64_t stride, const float* x, int n, float* out);
+  void (*add_low_rank)(const float* s, const float* b, int rank, float* y);
+  void (*to_half)(const float* x, int n, uint16_t* y);
+  // 32 keys (or values) of one KV head gathered to float32: keys transposed [dim][32], values [32][dim].
+  // From `count` on they are zero.
+  void (*gather_keys)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim,
+                      float* out);
+  void (*gather_values)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim,
+                        float* out);
+  // One block of 32 keys for `n` query vectors; query i sees the block's keys from first[i] to before end[i] (nothing
+  // where end[i] <= first[i]: skipped). Online softmax: updates state[i] and acc + i * value_dim. scratch:
+  // n * 32 floats.
+  void (*attend_block)(const float* const* queries, const int* first, const int* end, int n,
+                       const float* keys, const float* values, int dim, int value_dim, Softmax* state,
+                       float* acc, float* scratch, Upcoming& upcoming);
+  // The two halves of it. `scored` [n][32] is overwritten; values [32][value_dim] may be some columns of a head's.
+  void (*score_block)(const float* const* queries, int n, const float* keys, int dim, float* out,
+                      Upcoming& upcoming);
+  void (*weigh_block)(float* scored, const int* first, const int* end, int n, const float* values,
+                      int value_dim, Softmax* state, float* acc, Upcoming& upcoming);
+
+  // The same over a q8_0 cache (attention_q8.inl): int8 codes with a float16 scale for each 32 of a head's numbers.
+  // n % 32 == 0. Codes are within 127 of 0; where a number is not finite, its scale is NaN.
+  void (*quantize_kv)(const float* x, int n, int8_t* codes, uint16_t* scales);
+  void (*quantize_query)(const float* x, int dim, QueryRow row);
+  // 32 keys as pairs of columns, [dim / 2][32 keys][2], and their scales [dim / 32][32].
+  void (*gather_keys_q8)(const Q8Rows& rows, const int32_t* slots, int count, int dim, int16_t* codes,
+                         float* scales);
+  // 32 values as pairs of keys, [16][dim][2], and their scales [dim / 32][32].
+  void (*gather_values_q8)(const Q8Rows& rows, const int32_t* slots, int count, int dim, int16_t* codes,
+                           float* scales);
+  void (*attend_block_q8)(const QueryRow* queries, const int* first, const int* end, int n,
+                          const int16_t* keys, const float* key_scales, const int16_t* values,
+                          const float* value_scales, int dim, Softmax* state, float* acc, float* scratch,
+                          Upcoming& upcoming);
+};
+
+// Merges segment b into a (online softmax over segments, in order).
+void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b,
+                    int dim);
+
+const Kernels* plain_kernels();
+const Kernels* avx2_kernels();    // nullptr if not built
+const Kernels* avx512_kernels();  // nullptr if not built
+
+// The best table this CPU can run, or the one named ("plain", "avx2", "avx512_vnni").
+// nullptr if the name is unknown or the CPU cannot run it.
+const Kernels* select_kernels(const char* name_or_null);
+
+}  // namespace moeserve

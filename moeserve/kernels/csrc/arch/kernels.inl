@@ -1,0 +1,74 @@
+// The kernels, written once over simd.h and compiled per ISA. The including file defines MOESERVE_TABLE (the
+// function that returns the table), MOESERVE_ISA_NAME, MOESERVE_SIMD (the vector vocabulary) and MOESERVE_GROUP_GEMM.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "arch/kernels.h"
+#include "formats/panel_layout.h"
+
+namespace moeserve {
+namespace {
+
+#include "arch/simd.h"
+#include "formats/block_codes.inl"
+#include "formats/pack.inl"
+#include "formats/format_traits.inl"
+#include "formats/codebook_traits.inl"
+#include "arch/shared/group_gemm.inl"
+#include "arch/shared/gemm.inl"
+#include "arch/shared/rowwise.inl"
+#include "arch/shared/attention.inl"
+#include "arch/shared/attention_q8.inl"
+#include "arch/shared/delta_net.inl"
+#include "arch/shared/lora.inl"
+
+constexpr Kernels make_table() {
+  Kernels k{};
+  k.name = MOESERVE_ISA_NAME;
+#define MOESERVE_SET(name, number, ...)    \
+  k.pack[number] = pack_panel<Type::name>; \
+  k.gemm[number] = gemm_panel<Type::name>;
+  MOESERVE_QUANT_TYPES(MOESERVE_SET)
+#undef MOESERVE_SET
+  k.gemm_f32_half = gemm_f32_half;
+  k.quantize = quantize;
+  k.rms_norm = rms_norm;
+  k.rope = rope;
+  k.silu_mul = silu_mul;
+  k.swiglu_oai = swiglu_oai;
+  k.gelu_mul = gelu_mul;
+  k.softcap = softcap;
+  k.sigmoid_mul = sigmoid_mul;
+  k.conv_silu = conv_silu;
+  k.l2_normalize = l2_normalize;
+  k.delta_step = delta_step;
+  k.dot = dot;
+  k.axpy = axpy;
+  k.dot_four = dot_four;
+  k.add_low_rank = add_low_rank;
+  k.scale = scale;
+  k.to_half = to_half_row;
+  k.gather_keys = gather_keys;
+  k.gather_values = gather_values;
+  k.attend_block = attend_block;
+  k.score_block = score_block;
+  k.weigh_block = weigh_block;
+  k.quantize_kv = quantize_kv;
+  k.quantize_query = quantize_query;
+  k.gather_keys_q8 = gather_keys_q8;
+  k.gather_values_q8 = gather_values_q8;
+  k.attend_block_q8 = attend_block_q8;
+  return k;
+}
+constexpr Kernels kKernels = make_table();
+
+}  // namespace
+
+const Kernels* MOESERVE_TABLE() { return &kKernels; }
+
+}  // namespace moeserve

@@ -1,0 +1,70 @@
+// One group of 32 columns of a panel for all tokens: exact integer sums, which are scaled and added to the accumulators.
+// Integers are exact, so a token's sums do not depend on the tokens beside it, the instruction set or the order of the
+// quads.
+
+template <int Q>
+using Quad = std::integral_constant<int, Q>;
+
+// Calls with each quad in turn, as a constant.
+template <int From, int To, class Call>
+inline void for_quads(const Call& call) {
+  if constexpr (From < To) {
+    call(Quad<From>{});
+    for_quads<From + 1, To>(call);
+  }
+}
+
+// What the zero point adds to a group's sums of codes times activations.
+template <class F>
+inline VI zero_sums(const GroupMeta& meta) {
+  return set_i(F::kZero * (meta.sum_lo + meta.sum_hi));
+}
+
+// Scales one token's sums of a group with one scale and adds them to its 16 accumulators at `out`. zeros: zero_sums.
+template <class F>
+inline void accumulate_whole(VI sums, VI zeros, const Scales& s, const GroupMeta& meta, float* out) {
+  if constexpr (F::kZero != 0) sums = sub_i(sums, zeros);
+  VF acc = fma(to_float(sums), mul(s.s, set_f(meta.scale)), load_f(out));
+  if constexpr (F::kMin) acc = fnma(s.z, set_f(meta.scaled_sum), acc);
+  store_f(out, acc);
+}
+
+// The same of any group, with the zero point. `lo` is the sum of the group's columns 0..15 and `hi` that of its columns 16..31
+// where F::kSplit; else `lo` is that of all.
+template <class F>
+inline void accumulate(VI lo, VI hi, const Scales& s, const GroupMeta& meta, float* out) {
+  if constexpr (F::kSplit) {
+    if constexpr (F::kZero != 0) {
+      lo = sub_i(lo, set_i(F::kZero * meta.sum_lo));
+      hi = sub_i(hi, set_i(F::kZero * meta.sum_hi));
+    }
+    VF sum = fma(to_float(hi), s.s_hi, mul(to_float(lo), s.s));
+    if constexpr (F::kMin) {
+      sum = fnma(s.z, set_f(static_cast<float>(meta.sum_lo)), sum);
+      sum = fnma(s.z_hi, set_f(static_cast<float>(meta.sum_hi)), sum);
+    }
+    store_f(out, fma(sum, set_f(meta.scale), load_f(out)));
+  } else {
+    accumulate_whole<F>(lo, zero_sums<F>(meta), s, meta, out);
+  }
+}
+
+// How far ahead of the unpacking the panel is fetched. Without it a Zen 5 core read 22 GB/s, with it 35 to 40.
+constexpr int kPrefetchBytes = 4096;
+
+// Where reading stands kPrefetchBytes after `p`: further on in the panel or, past its end, in the next one.
+inline const uint8_t* reading_ahead(const uint8_t* p, const uint8_t* end, const uint8_t* next) {
+  const uint8_t* ahead = p + kPrefetchBytes;
+  return ahead >= end && next != nullptr ? next + (ahead - end) : ahead;
+}
+
+inline void prefetch(const uint8_t* p, int bytes) {
+  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);
+}
+
+inline const GroupMeta& meta_of(const void* row, int64_t cols, int64_t group) {
+  return reinterpret_cast<const GroupMeta*>(static_cast<const int8_t*>(row) + cols)[group];
+}
+
+// Products of a group of 32 codes with rows: group_gemm and panel_gemm, by an instruction set's own way.
+#include MOESERVE_GROUP_GEMM

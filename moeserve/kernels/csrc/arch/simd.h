@@ -1,0 +1,22 @@
+// The vector vocabulary of the instruction set that is compiled for, and what all of them share.
+// Included inside `namespace moeserve { namespace {`.
+
+#include MOESERVE_SIMD
+
+// exp(x) for x <= 88, relative error under 2e-7; below -87 (and for -inf) exactly 0.
+// Cody-Waite reduction to [-ln2/2, ln2/2] and the degree-6 Taylor tail in Horner form.
+inline VF exp_f(VF x) {
+  const VF low = set_f(-87.0f);
+  const VF clamped = min(max(x, low), set_f(88.0f));
+  const VF n = round_even(mul(clamped, set_f(1.44269504f)));
+  VF r = fnma(n, set_f(0.693359375f), clamped);
+  r = fnma(n, set_f(-2.12194440e-4f), r);
+  VF p = set_f(1.0f / 720);
+  p = fma(p, r, set_f(1.0f / 120));
+  p = fma(p, r, set_f(1.0f / 24));
+  p = fma(p, r, set_f(1.0f / 6));
+  p = fma(p, r, set_f(0.5f));
+  p = fma(p, r, set_f(1.0f));
+  p = fma(p, r, set_f(1.0f));
+  return blend_less(x, low, zero_f(), mul(p, exp2_int(n)));
+}

@@ -1,0 +1,88 @@
+"""Which processes do nothing although others wait for them, where they cannot be asked for a heartbeat: they load a
+model, have just been forked, or compute.
+
+A process that loads uses processor time; one that has been stopped, or waits for a disk that does not answer, uses
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+
+from moeserve.launcher.child_process import ServerProcess
+
+# Without any processor time: a GPU's driver, or a file on another machine, may hold a process up for a while.
+STILL_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    process: ServerProcess
+    cause: str
+    is_stopped: bool  # itself, or one that it has started and waits for
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Of one process, with those that it has started."""
+
+    activity: tuple[float, int]
+    still: int = 0  # looks since it last did something, where it owes something
+    stopped: int = 0  # looks since it, or one that it has started, was not stopped
+
+
+class Standstill:
+    """Counts looks, not seconds: where the whole machine stood still for a while, that is one look."""
+
+    def __init__(self, interval_s: float, most_stopped: int) -> None:
+        """`look` is called every `interval_s` seconds. `most_stopped`: how many looks a process may be stopped for."""
+        self._most_stopped = most_stopped
+        self._most_still = max(STILL_S / interval_s, most_stopped)
+        self._seen: dict[int, _Seen] = {}
+
+    def look(self, owing: Iterable[ServerProcess], others: Iterable[ServerProcess]) -> list[Hung]:
+        """owing: processes that must do something; others: may sleep, but not be stopped."""
+        hung: list[Hung] = []
+        seen: dict[int, _Seen] = {}
+        for process, owes in [*((each, True) for each in owing), *((each, False) for each in others)]:
+            state = seen[process.pid] = self._look_at(process.pid, owes=owes)
+            if state.stopped >= self._most_stopped:
+                hung.append(Hung(process, f"the {process.name} process does not answer", is_stopped=True))
+            elif state.still >= self._most_still:
+                cause = f"the {process.name} process has done nothing for {STILL_S:g} s"
+                hung.append(Hung(process, cause, is_stopped=False))
+        self._seen = seen
+        return hung
+
+    def _look_at(self, pid: int, *, owes: bool) -> _Seen:
+        activity, is_stopped = _look_at(pid)
+        before = self._seen.get(pid)
+        if before is None:
+            return _Seen(activity, stopped=int(is_stopped))
+        still = before.still + 1 if owes and activity == before.activity else 0
+        return _Seen(activity, still, before.stopped + 1 if is_stopped else 0)
+
+
+def _look_at(pid: int) -> tuple[tuple[float, int], bool]:
+    """Processor seconds and switches to and from the processor of a process and its descendants, and whether one of
+    them is stopped. A process that has gone did nothing."""
+    seconds, switches, is_stopped = 0.0, 0, False
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return (0.0, 0), False
+    for process in family:
+        try:
+            with process.oneshot():
+                times, counts = process.cpu_times(), process.num_ctx_switches()
+                is_stopped |= process.status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            continue
+        seconds += times.user + times.system
+        switches += counts.voluntary + counts.involuntary
+    return (seconds, switches), is_stopped

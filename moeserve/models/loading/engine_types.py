@@ -1,0 +1,35 @@
+"""Whether an engine has kernels for a model's types, asked before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moeserve.models.errors import ModelError
+from moeserve.models.sources.source import ModelSource
+from moeserve.quantization import QUANT_TYPES
+
+
+def check_cpu_types(source: ModelSource, names: Iterable[str]) -> None:
+    """names: the tensors that the CPU is to compute with. Raises ModelError for the first of another type."""
+    for name in names:
+        kind = source.tensors[name].type
+        if not kind.cpu:
+            supported = ", ".join(row.name for row in QUANT_TYPES.values() if row.cpu)
+            raise ModelError(
+                source.path,
+                f"tensor {name!r} is of type {kind.name}, for which the CPU engine has no kernels; supported there are "
+                f"{supported}",
+            )
+
+
+def check_gpu_types(source: ModelSource, names: Iterable[str]) -> None:
+    """names: the tensors of a model that runs on a GPU, at least in part. Raises ModelError for the first of a type
+    that the GPU engine cannot read."""
+    for name in names:
+        kind = source.tensors[name].type
+        if not kind.gpu:
+            raise ModelError(
+                source.path,
+                f"tensor {name!r} is of type {kind.name}, which only the CPU engine reads: run the model with "
+                "--device cpu",
+            )

@@ -1,0 +1,95 @@
+"""Traces with given reuse distances, for models whose weights are random and have no locality.
+
+An expert's depth is how many others of its layer were used since it was. Each choice draws a depth, and the expert at
+that depth is chosen: so a cache of the C most recently used hits as often as depths up to C are drawn, whatever C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.placement.expert_cache.routing_trace import RoutingTrace
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseDistances:
+    """hits: of a cache of this part of a layer's experts, least recently used out first, the part of choices that it
+    has. Ascending in both; a cache of all has all. Empty: every expert is as likely as another."""
+
+    hits: tuple[tuple[Fraction, float], ...]
+
+
+# Published for Qwen3-30B-A3B, of 8, 24, 49 and 81 of 128 experts; there 45% of a token's choices repeat at the next
+# token and 80% within eight.
+LOCAL = ReuseDistances(
+    ((Fraction(8, 128), 0.366), (Fraction(24, 128), 0.741), (Fraction(49, 128), 0.894), (Fraction(81, 128), 0.962))
+)  # fmt: skip
+UNIFORM = ReuseDistances(())
+PRESETS: Mapping[str, ReuseDistances] = {"local": LOCAL, "uniform": UNIFORM}
+
+
+def generate(
+    distances: ReuseDistances,
+    source: str,
+    *,
+    tokens: int,
+    layers: int,
+    experts: int,
+    top_k: int,
+    topic_tokens: int | None = None,
+    seed: int = 0,
+) -> RoutingTrace:
+    """topic_tokens: after so many the topic changes: what was used lately is as likely as any. ValueError where top_k
+    is larger than experts."""
+    if not 0 < top_k <= experts:
+        raise ValueError(f"{top_k} of {experts} experts")
+    rng = np.random.default_rng(seed)
+    cumulative = np.cumsum(beyond(distances, experts, top_k))
+    # The token's own choices are on top of the stack: choice j takes one of the experts - j behind them.
+    room = cumulative[experts - np.arange(top_k) - 1]
+    ids = np.empty((tokens, layers, top_k), np.uint16)
+    for layer in range(layers):
+        behind = np.searchsorted(cumulative, rng.random((tokens, top_k)) * room, side="right")
+        depths = (behind + np.arange(top_k)).tolist()
+        stack: list[int] = rng.permutation(experts).tolist()  # the last used first
+        for token, of_token in enumerate(depths):
+            if topic_tokens is not None and token and token % topic_tokens == 0:
+                stack = rng.permutation(experts).tolist()
+            for depth in of_token:
+                stack.insert(0, stack.pop(depth))
+            ids[token, layer] = stack[:top_k]
+    return RoutingTrace(source, experts, ids)
+
+
+def beyond(distances: ReuseDistances, experts: int, top_k: int) -> Floats:
+    """[experts]: how likely each depth is behind the token's own choices, so that depths themselves are as
+    `distances` says: a token's j-th choice cannot have a depth below j."""
+    if not distances.hits:
+        return np.full(experts, 1.0 / experts)
+    # Of few experts, several parts are as many of them: the last one counts.
+    known = {
+        round(part * experts): hits for part, hits in distances.hits if 0 < round(part * experts) < experts
+    }
+    bands = [np.arange(low, high) for low, high in pairwise([0, *known, experts])]
+    # P(depth < C) is the mean over choices j of P(x < C - j): linear in the bands' weights.
+    rows, wanted = [], []
+    for border, hits in known.items():
+        parts = [np.mean([(band < border - j).mean() for j in range(top_k)]) for band in bands]
+        rows.append(parts)
+        wanted.append(hits)
+    rows.append([1.0] * len(bands))
+    wanted.append(1.0)
+    weights = np.clip(np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0], 0.0, None)
+    out: Floats = np.concatenate(
+        [np.full(len(band), w / len(band)) for w, band in zip(weights, bands, strict=True)]
+    )
+    out /= out.sum()
+    return out

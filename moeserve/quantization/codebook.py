@@ -1,0 +1,96 @@
+"""Types whose codes are indices into a codebook: where a block has its indices, signs and scales.
+
+A block has 256 columns in groups of 32. A weight is d * (2 n + 1) * eighths / 8 * v: n is the scale of its 16 or 32
+columns, v is an entry's magnitude with a sign or, where a delta is added, 8 * entry + 1 or - 1.
+Source: ggml's IQ types as gguf-py dequantises them (`gguf.quants`), which also has the entries, so that no copy of them
+lies here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+GROUP = 32  # columns that share a word and high bytes
+
+
+class Signs(IntEnum):
+    """How entries get their signs, eight columns at a time."""
+
+    PACKED_7 = (
+        0  # seven bits of the group's word for each 8 columns; the eighth makes the number of minuses even
+    )
+    HIGH_7 = 1  # byte e of the word above its lowest bit, which is the index's ninth; the eighth as above
+    BYTES = 2  # byte e of the word
+    DELTA_GROUP = 3  # none: 1/8 is added to all columns, or subtracted where bit 15 of the high bytes is set
+    DELTA_ENTRY = 4  # none: the same by entry, where bit 3 of its nibble of the high bytes is set
+
+
+class BookScales(IntEnum):
+    """Where the integers n are."""
+
+    WORD_TOP = 0  # the word's highest 4 bits, for 32 columns
+    NIBBLES_32 = 1  # nibbles of the octets, for 32 columns
+    NIBBLES_16 = 2  # nibbles of the octets, for 16 columns
+    HIGH_TOP_3 = 3  # bits 12 to 14 of the high bytes, for 32 columns
+    THREES = 4  # 3 bits for 16 columns, four to a 16-bit word of the octets, whose highest 4 bits are d's
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRun:
+    """Bytes of a block that belong to entries: a group's first at `at` + group's number * `group`, the next ones `step`
+    apart."""
+
+    at: int
+    group: int
+    step: int = 1
+
+    def of(
+        self, blocks: np.ndarray[Any, np.dtype[np.uint8]], count: int
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """`count` bytes of each group: uint8 [blocks, 8, count]."""
+        at = self.at + self.group * np.arange(256 // GROUP)[:, None] + self.step * np.arange(count)
+        return blocks[:, at]
+
+
+# One object a type, known by its identity.
+@dataclass(frozen=True, slots=True, eq=False)
+class Codebook:
+    """A row's codebook and where a block has what selects its entries."""
+
+    entries: int  # a power of two
+    columns: int  # of an entry: 4 or 8
+    most: int  # the largest magnitude of an entry, or of 8 times an entry where a delta is added
+    low: ByteRun  # the indices' low bytes
+    word: ByteRun | None  # four bytes for a group
+    high: ByteRun | None  # bytes with the indices' high bits
+    high_bits: int
+    signs: Signs
+    group: int  # columns that share a scale: 16 or 32
+    scales: BookScales
+    octets_at: int = 0  # first of the bytes of scales, where there are any
+    octets: int = 0
+    eighths: int = 1
+
+    @property
+    def has_delta(self) -> bool:
+        return self.signs in (Signs.DELTA_GROUP, Signs.DELTA_ENTRY)
+
+    @property
+    def has_d(self) -> bool:
+        """A float16 d is in the block's first bytes; else it is spread over the scales' words."""
+        return self.scales != BookScales.THREES
+
+
+@cache
+def entries_of(name: str) -> np.ndarray[Any, np.dtype[np.int8]]:
+    """The codebook of the type with ggml's `name`: int8 [entries, columns], gguf-py's."""
+    import gguf.quants  # slow to import, and only for a model with such a type
+
+    kind = getattr(gguf.quants, name)
+    kind.init_grid()
+    return np.ascontiguousarray(kind.grid.reshape(kind.grid_shape).astype(np.int8))

@@ -1,0 +1,88 @@
+"""Admission: a request may join the running batch if the KV pool is expected to suffice for all of them.
+
+Nothing is reserved. A request takes KV slots as it grows, and its length is predicted, so the prediction may be wrong.
+Then the pool is exhausted and a request is preempted (`running_batch.py`), which costs time. A wrong prediction never
+causes an error or a deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import itemgetter
+
+from moeserve.router.core.batch.output_history import OutputHistory
+from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.request import Request
+
+
+def peak_tokens(requests: Iterable[tuple[int, int]]) -> int:
+    """The most KV slots that requests, each (held, remaining), hold at once if each takes one slot a step and frees
+    its slots at its end.
+
+    The peak is reached just before a request ends. With the requests sorted by `remaining`, longest first, those that
+    still run at the end of the k-th hold sum(held of the first k) + k * remaining of the k-th. This is the estimate of
+    LightLLM's request queue. O(n log n).
+    """
+    peak = total_held = 0
+    ordered = sorted(requests, key=itemgetter(1), reverse=True)
+    for count, (held, remaining) in enumerate(ordered, start=1):
+        total_held += held
+        then = total_held + count * remaining
+        if then > peak:
+            peak = then
+    return peak
+
+
+class AdmissionPolicy:
+    def __init__(self, memory: KvMemory) -> None:
+        self._memory = memory
+        self.history = OutputHistory()
+        self.max_kv_total = 0  # KV slots: sum of max_kv over the running batch
+
+    def admits(self, running: Iterable[Request], candidate: Request) -> bool:
+        """Whether `candidate` may run beside `running`. All prompts count as computed, since they are before any
+        request ends. A request that would run alone is always admitted."""
+        if self.max_kv_total + candidate.max_kv <= self._memory.num_slots:
+            return True
+        lengths = []
+        brought = 0
+        for request in running:
+            slots = request.num_slots
+            brought += slots - request.borrowed
+            known = max(slots, request.target)
+            lengths += self._lengths(request, known - request.borrowed, known)
+        if not lengths:
+            return True
+        matched, idle = self._memory.lookup(candidate)
+        known = len(candidate.tokens)
+        lengths += self._lengths(candidate, known - (matched - idle), known)
+        # Shared slots whose first holder has left are nobody's own; they are freed only when the last sharer ends.
+        lasting = self._memory.num_held - brought
+        return lasting + peak_tokens(lengths) <= self._memory.num_slots
+
+    def _lengths(self, request: Request, held: int, known: int) -> list[tuple[int, int]]:
+        """(held, remaining) for each row of it; the first holds everything. Beams that share slots take fewer."""
+        if request.beams is not None:
+            known = request.num_prompt + max(request.num_output - 1, 0)
+        remaining = self._remaining(request, known)
+        return [(held, remaining), *[(0, remaining)] * (request.width - 1)]
+
+    def _remaining(self, request: Request, known: int) -> int:
+        """KV slots that it is predicted to take beyond `known`, in each row."""
+        if request.num_output >= request.predicted_output:
+            self._predict(request)
+        end = request.num_prompt + request.predicted_output - 1
+        return end - known if end > known else 0
+
+    def _predict(self, request: Request) -> None:
+        if not request.quantile:
+            request.quantile = self.history.draw()
+        so_far, most = request.num_output, request.sampling.max_tokens
+        if so_far < most:
+            request.predicted_output = self.history.predict(so_far, most, request.quantile)
+
+    def joined(self, request: Request) -> None:
+        self.max_kv_total += request.max_kv
+
+    def left(self, request: Request) -> None:
+        self.max_kv_total -= request.max_kv

@@ -1,0 +1,260 @@
+"""The running batch: the requests that are bound to a request slot, and how one is bound, preempted and released.
+`preemption.py` chooses who is preempted.
+
+**Beam searches.** A search is one request with a request slot for each beam. It is bound, preempted and released as
+one. When it is preempted or its worker is lost, it begins again behind its prompt: nobody has got anything of it yet,
+and it finds the same beams.
+
+**Postponement.** A grammar may take a second to compile, and a step does not wait for it. The request then leaves the
+batch, its prompt's KV stays cached, and it is tried again after a few steps, each time after twice as many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from moeserve.messages.load import LoadReport
+from moeserve.router.core.batch.admission import AdmissionPolicy
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
+from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.limits import Limits
+from moeserve.router.core.memory.held import HeldSequence
+from moeserve.router.core.memory.radix_node import SnapshotKind
+from moeserve.router.core.request import Request, State
+
+MOST_STEPS_POSTPONED = 32
+
+
+class RunningBatch:
+    """The only writer of a request's `state`, `req_slot`, `target` and the fields that `Request` lists with them."""
+
+    def __init__(self, limits: Limits, memory: KvMemory, waiting: WaitingQueue, totals: LoadReport) -> None:
+        self._limits = limits
+        self._memory = memory
+        self._waiting = waiting
+        self.admission = AdmissionPolicy(memory)
+        self.running: dict[int, Request] = {}  # PREFILL, DECODE or ENDING, by id
+        self.prefilling: list[Request] = []  # the PREFILL ones
+        self.decoding: dict[int, Request] = {}  # the DECODE ones, without beam searches
+        self.searching: dict[int, Request] = {}  # the DECODE ones that are beam searches
+        self.postponed: list[Request] = []  # the POSTPONED ones
+        self.loading: dict[int, Request] = {}  # LOADING, by id
+        self.last_planned = self.last_finished = 0  # steps; written by Scheduler
+        self._totals = totals
+        self._free_req_slots = list(range(limits.max_running - 1, -1, -1))
+        self._refused: Request | None = None  # what `may_bind` refused for memory; None after any release
+
+    # ---------------------------------------------------------------- joining
+
+    def enqueue(self, request: Request) -> None:
+        """Queues a request, ordered by the tokens that the prefix cache leaves to compute."""
+        matched, _ = self._memory.lookup(request)
+        self._waiting.add(request, len(request.tokens) - matched)
+
+    def begin_load(self, request: Request, now: float) -> bool:
+        """Takes a waiting request out of the queue until more of it is loaded from a tier; False: nothing is to be
+        loaded."""
+        if not self._memory.begin_load(request, now):
+            return False
+        self._waiting.remove(request)
+        self.admission.joined(request)
+        request.target = len(request.tokens)
+        request.state = State.LOADING
+        self.loading[request.id] = request
+        return True
+
+    def end_loads(self, sequences: Iterable[HeldSequence]) -> None:
+        """Returns requests to the queue whose loads have ended."""
+        for sequence in sequences:
+            request = self.loading.pop(sequence.id)
+            self.admission.left(request)
+            request.state = State.WAITING
+            self.enqueue(request)
+            self._refused = None
+
+    @property
+    def num_free_req_slots(self) -> int:
+        """Those that neither a running request has nor one that is being loaded will need."""
+        return len(self._free_req_slots) - sum(request.width for request in self.loading.values())
+
+    def may_bind(self, request: Request) -> bool:
+        """Whether a request slot is free and the KV pool is expected to suffice with `request` in the batch."""
+        # The estimate improves only when a request leaves, so a refusal holds until then.
+        has_slots = self.num_free_req_slots >= request.width
+        if not has_slots or request is self._refused or self.must_wait(request):
+            return False
+        if not self.admission.admits([*self.running.values(), *self.loading.values()], request):
+            self._refused = request
+            return False
+        return True
+
+    def must_wait(self, request: Request) -> bool:
+        """Whoever else is preempted, it cannot be bound yet. Either it was itself preempted so recently that one of its
+        rows may still be in flight, and the token which that row samples must be part of the NewSeq that binds the
+        request again; or it is on trial, and another that is on trial has not got its token yet."""
+        if request.resume_after > self.last_finished:
+            return True
+        return request.is_on_trial and any(other.is_on_trial for other in self.running.values())
+
+    def bind(self, request: Request) -> None:
+        """Moves a waiting request into the batch: it gets a request slot and the cached prefix of its tokens."""
+        self._waiting.remove(request)
+        self.admission.joined(request)
+        self._memory.attach(request)
+        req_slots = [self._free_req_slots.pop() for _ in range(request.width)]
+        request.req_slot = req_slots[0]
+        if request.beams is not None:
+            request.beams.bound(req_slots)
+        request.state = State.PREFILL
+        request.target = len(request.tokens)
+        request.announced = False
+        if request.cached_tokens is None:
+            request.cached_tokens = len(request.slots)
+            self._totals.cached_tokens += len(request.slots)
+            self._totals.prompt_tokens += len(request.slots)
+        self.running[request.id] = request
+        self.prefilling.append(request)
+
+    def planned(self, request: Request) -> None:
+        """Advances the state of a request of which rows were planned."""
+        if request.prompt_left > 0:
+            return
+        if request.state is State.PREFILL:
+            self.prefilling.remove(request)
+            request.state = State.DECODE
+            if request.beams is not None:
+                self.searching[request.id] = request
+                return
+            self.decoding[request.id] = request
+        if request.need == 0:
+            del self.decoding[request.id]
+            request.state = State.ENDING
+
+    @property
+    def num_rows(self) -> int:
+        """Decode rows that the next step has at most, those of beams included."""
+        return len(self.decoding) + sum(request.width for request in self.searching.values())
+
+    @property
+    def num_slots_due(self) -> int:
+        """KV slots that the next step's decode rows cannot do without, those of beams included."""
+        rows = len(self.decoding)
+        if self._limits.max_drafts:
+            rows = sum(request.lacks_slot for request in self.decoding.values())
+        return rows + sum(request.num_beams_due for request in self.searching.values())
+
+    # ---------------------------------------------------------------- leaving
+
+    def release(self, request: Request, *, forget: bool = False) -> None:
+        """Ends a waiting or running request and frees what it holds. With `forget`, its KV is not cached."""
+        if request.state is State.WAITING:
+            self._waiting.remove(request)
+        elif request.state is State.POSTPONED:
+            self.postponed.remove(request)
+        elif request.state is State.LOADING:
+            assert self._memory.tiers is not None
+            del self.loading[request.id]
+            self.admission.left(request)
+            self._memory.tiers.leave(request)
+        else:
+            self._unbind(request, forget=forget)
+        request.state = State.FINISHED
+        self._refused = None
+
+    def preempt(self, request: Request) -> None:
+        """Returns a running request to the queue; its KV stays cached until it is evicted."""
+        self._leave(request)
+        request.state = State.WAITING
+        self.enqueue(request)
+        self._totals.preemptions += 1
+
+    def _leave(self, request: Request) -> None:
+        request.num_lost = request.num_planned
+        request.resume_after = self.last_planned
+        request.tiers_were_asked = False
+        self._unbind(request, kind=SnapshotKind.PREEMPTED)
+        self._begin_again(request)
+        self._refused = None
+
+    def postpone(self, request: Request) -> None:
+        """Takes a request whose mask is late out of the batch. One that has left it already stays as it is."""
+        if request.id not in self.running:
+            return
+        self._leave(request)
+        request.state = State.POSTPONED
+        if request.num_output > request.output_postponed:  # another mask than the last time
+            request.output_postponed, request.num_postponed = request.num_output, 0
+        request.num_postponed += 1
+        request.retry_at = self.last_planned + min(2**request.num_postponed, MOST_STEPS_POSTPONED)
+        self.postponed.append(request)
+
+    def retry_postponed(self) -> None:
+        """Queues the postponed requests whose time has come; all of them where nothing else runs."""
+        for request in list(self.postponed):
+            if request.retry_at <= self.last_planned or not self.running:
+                self.postponed.remove(request)
+                request.state = State.WAITING
+                self.enqueue(request)
+
+    def lose_kv(self) -> None:
+        """Returns every running request to the queue, with nothing cached: the worker is lost, and its KV with it."""
+        self.last_finished = self.last_planned
+        lost = list(self.running.values())
+        for request in lost:
+            request.num_lost = request.num_planned
+            self._unbind(request, forget=True)
+            self._begin_again(request)
+        self._memory.clear()
+        for request in self.loading.values():
+            self.admission.left(request)
+        lost += self.loading.values()
+        self.loading.clear()
+        for request in lost:
+            request.state = State.WAITING
+            request.tiers_were_asked = False
+            self.enqueue(request)
+        self._refused = None
+
+    def _begin_again(self, request: Request) -> None:
+        """A search that is unbound before its end."""
+        if request.beams is not None:
+            self._totals.beam_restarts += request.num_output > 0
+            request.num_output = 0
+
+    def _unbind(
+        self, request: Request, *, forget: bool = False, kind: SnapshotKind = SnapshotKind.ANSWER
+    ) -> None:
+        if request.state is State.PREFILL:
+            self.prefilling.remove(request)
+        self.decoding.pop(request.id, None)
+        self.searching.pop(request.id, None)
+        del self.running[request.id]
+        self._memory.detach(request, forget=forget, kind=kind)
+        self._free_req_slots += request.req_slots
+        self.admission.left(request)
+
+    # ---------------------------------------------------------------- invariants
+
+    def check(self) -> None:
+        """Raises AssertionError when a count is off. O(running)."""
+        running = list(self.running.values())
+        self._memory.check_counts(running)
+        states = Counter(request.state for request in running)
+        req_slots = self._free_req_slots + [slot for request in running for slot in request.req_slots]
+        invariants = {
+            "each request slot is free or bound": sorted(req_slots) == list(range(self._limits.max_running)),
+            "max_kv_total is the sum over the batch": self.admission.max_kv_total
+            == sum(r.max_kv for r in [*running, *self.loading.values()]),
+            "PREFILL matches its list": states[State.PREFILL] == len(self.prefilling),
+            "DECODE matches its dicts": states[State.DECODE] == len(self.decoding) + len(self.searching),
+            "no request holds more than max_kv": all(r.num_slots <= r.max_kv for r in running),
+            "drafts have slots": all(0 <= r.pending_drafts <= r.spare for r in running),
+        }
+        broken = [name for name, holds in invariants.items() if not holds]
+        if broken:
+            raise AssertionError(f"broken invariants: {broken}")
+
+    def check_slots(self) -> None:
+        """Raises AssertionError unless every KV slot is free, owned by one request, or cached. O(num_slots)."""
+        self._memory.check_slots(self.running.values())

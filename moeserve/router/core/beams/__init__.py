@@ -1,0 +1,1 @@
+"""Beam search: its rows, its candidates, and its requests."""

@@ -1,0 +1,174 @@
+"""A beam search as it runs: the request slot and the KV slots of each beam.
+
+The prompt is the request's own and is computed as any other. Behind it, each beam has a path of KV slots, and beams
+share what their answers have in common:
+
+    prompt (Request.slots) --- a --- b --- c      beam 0: a b c
+                                \\     `--- d      beam 1: a b d
+                                 `-- e --- f      beam 2: a e f
+
+A path's node is one KV slot with the number of beams and nodes behind it. A fork adds one, a beam that is given up
+takes one away, and a slot that nobody has left is free. Nothing is copied, because slots are of single tokens. Of a
+model with recurrent state, a fork copies the state.
+
+The first continuation of a beam stays in the beam's request slot. Others take request slots of beams that were given
+up, so that no slot is overwritten before it was read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from moeserve.messages.beams import BeamParams
+from moeserve.messages.sampling import SamplingParams, TokenLogprob
+from moeserve.messages.steps import Fork
+from moeserve.router.core.beams.beam_search import BeamSearch
+
+
+class PathNode:
+    """The KV slot of one token of one or more beams."""
+
+    __slots__ = ("before", "refs", "slot", "window_slot")
+
+    def __init__(self, before: PathNode | None, slot: int, window_slot: int) -> None:
+        self.before = before  # this node's reference to it was its beam's
+        self.slot = slot
+        self.window_slot = window_slot  # in the windowed layers' pool; -1: none, or dropped
+        self.refs = 1
+
+
+class BeamRow:
+    """A beam's row in the next step or in the one under way."""
+
+    __slots__ = ("path", "req_slot", "source", "token_id")
+
+    def __init__(self, req_slot: int, source: int, token_id: int, path: PathNode | None) -> None:
+        self.req_slot = req_slot
+        self.source = source  # the request slot of the beam that it continues
+        self.token_id = token_id  # its last one, which the row computes
+        self.path = path  # of the tokens behind the prompt whose rows are planned
+
+
+class BeamRows:
+    """The search of a request while the request has it run. RunningBatch binds and KvMemory frees it."""
+
+    def __init__(self, params: BeamParams, sampling: SamplingParams, num_prompt: int) -> None:
+        self.width = params.width
+        self.search = BeamSearch(params, sampling)
+        self.choice_ids: tuple[
+            int, ...
+        ] = ()  # the clients' requests, best answer first; written by BeamSearches
+        self.req_slots: list[int] = []  # the request's own first; written by RunningBatch
+        # Of all req_slots but the first; -1: none. Written by KvMemory.
+        self.more_state_slots = [-1] * (params.width - 1)
+        self.num_slots = 0  # KV slots of all paths
+        self.is_due = False  # the rows are to be planned; False: the prompt is, or a result is awaited
+        self.rows: list[BeamRow] = []
+        self._num_prompt = num_prompt
+        self._in_window: deque[list[PathNode]] = deque()  # those planned together, of the last positions
+        self._freed_windows = array("i")
+
+    @property
+    def position(self) -> int:
+        """Of the rows' tokens."""
+        return self._num_prompt + self.search.length - 1
+
+    def bound(self, req_slots: list[int]) -> None:
+        """The request was bound, and begins with its prompt."""
+        self.req_slots = req_slots
+        self.rows = [BeamRow(req_slots[0], req_slots[0], -1, None)]
+
+    def advance(self, tops: Sequence[TokenLogprob]) -> tuple[array[int], list[tuple[int, int]]]:
+        """Takes the results of the rows. Returns the KV slots that no beam has any more, for the caller to free, and
+        the request slots (source, target) of forks. The next rows are due, if there are any."""
+        before, continued = self.rows, self.search.advance(tops)
+        stays = {one.row for one in continued}
+        in_use = {before[row].req_slot for row in stays}
+        given_up = [slot for slot in self.req_slots if slot not in in_use]
+        self.rows, forks = [], []
+        for row, token_id in continued:
+            beam = before[row]
+            target = beam.req_slot
+            if row in stays:
+                stays.remove(row)
+            else:
+                target = given_up.pop()
+                forks.append((beam.req_slot, target))
+            if beam.path is not None:
+                beam.path.refs += 1
+            self.rows.append(BeamRow(target, beam.req_slot, token_id, beam.path))
+        self.is_due = bool(self.rows)
+        return self._leave(before), forks
+
+    def plan(self, slots: array[int], window_slots: array[int] | None = None) -> list[Fork]:
+        """Gives each row its KV slot, and its slot in the windowed layers' pool, where they have one. Returns what the
+        worker is to do before."""
+        self.is_due = False
+        self.num_slots += len(slots)
+        of_window = [-1] * len(slots) if window_slots is None else window_slots
+        planned = []
+        for row, slot, window_slot in zip(self.rows, slots, of_window, strict=True):
+            row.path = PathNode(row.path, slot, window_slot)
+            planned.append(row.path)
+        if window_slots is not None:
+            self._in_window.append(planned)
+        return [Fork(row.req_slot, row.source, self.position, row.token_id) for row in self.rows]
+
+    def stop(self) -> array[int]:
+        """Gives all beams up; the search is as before its prompt. Returns their KV slots, for the caller to free."""
+        rows, self.rows = self.rows, []
+        self.is_due = False
+        self.search.restart()
+        self._in_window.clear()
+        return self._leave(rows)
+
+    def drop_windows(self, count: int) -> list[int]:
+        """The window slots of all planned positions but the last `count`, which no later row reads; for the caller to
+        free."""
+        dropped = []
+        while len(self._in_window) > count:
+            nodes = [node for node in self._in_window.popleft() if node.window_slot >= 0]
+            dropped += [node.window_slot for node in nodes]
+            for node in nodes:
+                node.window_slot = -1
+        return dropped
+
+    def take_freed_windows(self) -> array[int]:
+        """The window slots of what `advance` and `stop` have freed, for the caller to free."""
+        freed, self._freed_windows = self._freed_windows, array("i")
+        return freed
+
+    def _leave(self, rows: Sequence[BeamRow]) -> array[int]:
+        freed = array("i")
+        for row in rows:
+            path = row.path
+            while path is not None:
+                path.refs -= 1
+                if path.refs:
+                    break
+                freed.append(path.slot)
+                if path.window_slot >= 0:
+                    self._freed_windows.append(path.window_slot)
+                    path.window_slot = -1
+                path = path.before
+        self.num_slots -= len(freed)
+        return freed
+
+    def held_slots(self) -> Iterator[int]:
+        """The KV slots of all paths, each once."""
+        return (path.slot for path in self._paths())
+
+    def held_windows(self) -> list[int]:
+        """Their window slots."""
+        return [path.window_slot for path in self._paths() if path.window_slot >= 0]
+
+    def _paths(self) -> Iterator[PathNode]:
+        seen: set[PathNode] = set()
+        for row in self.rows:
+            path = row.path
+            while path is not None and path not in seen:
+                seen.add(path)
+                yield path
+                path = path.before

@@ -1,0 +1,1 @@
+"""KV slots, the prefix tree, windows and recurrent states: who owns each slot."""

@@ -1,0 +1,155 @@
+"""Which whole blocks the prefix tree holds, as the KV events that gateways read.
+
+The tree knows single tokens, and gateways know blocks of a fixed number of them. Block i of a path from a root has the
+tokens [i * size, (i + 1) * size), and it is stored while the tree has all of the path up to its end. The tokens behind
+the last whole block of a path are in no event.
+
+    node              A (5 tokens)    B (6 tokens)          size 4
+    tokens            a a a a|a       b b b|b b b           path A, B: 2 whole blocks, 3 tokens in none
+    its blocks        0               1                     a block belongs to the node that has its last token
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from moeserve.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace, Node
+
+HASH_BYTES = 8  # uint64, as wide as vLLM's
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the log knows of a node."""
+
+    start: int  # tokens of the path before the node
+    hashes: list[int] = field(default_factory=list)  # of its blocks, in order
+
+
+class BlockLog:
+    """Written by one `RadixCache`, which tells it of every change of a node's end. A node that is a root has no tokens,
+    and is never told of."""
+
+    def __init__(self, block_size: int) -> None:
+        """`block_size` in tokens."""
+        self._size = block_size
+        self._runs: dict[Node, _Run] = {}
+        self._events: list[KvEvent] = []
+
+    def take(self) -> list[KvEvent]:
+        """The events since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def grown(self, node: Node) -> None:
+        """`node` is new, or tokens were added at its end."""
+        run = self._runs.get(node)
+        if run is None:
+            run = self._runs[node] = _Run(self._end(node.parent))
+        first = run.start // self._size + len(run.hashes)
+        last = (run.start + len(node.slots)) // self._size
+        if first == last:
+            return
+        parent = run.hashes[-1] if run.hashes else self._hash_before(node)
+        tokens = self._tokens(node, first * self._size - run.start, last * self._size - run.start)
+        self._store(node.namespace, parent, tokens, run.hashes)
+
+    def shrunk(self, node: Node) -> None:
+        """Tokens were removed from the end of `node`, not all of them."""
+        run = self._runs[node]
+        kept = (run.start + len(node.slots)) // self._size - run.start // self._size
+        self._remove(run.hashes[kept:])
+        del run.hashes[kept:]
+
+    def removed(self, node: Node) -> None:
+        """`node` is no part of the tree any more."""
+        self._remove(self._runs.pop(node).hashes)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """The first tokens of `lower` have become the new node `upper`. The tree holds the same blocks as before."""
+        run = self._runs[lower]
+        border = run.start + len(upper.slots)
+        count = border // self._size - run.start // self._size
+        self._runs[upper] = _Run(run.start, run.hashes[:count])
+        run.start = border
+        del run.hashes[:count]
+
+    def cleared(self) -> None:
+        """The tree has lost all nodes, each of which `removed` was told of. One event says it."""
+        self._events = [AllBlocksCleared()]
+
+    # ---------------------------------------------------------------- blocks
+
+    def _end(self, node: Node | None) -> int:
+        """Tokens of the path to the end of `node`."""
+        run = None if node is None else self._runs.get(node)
+        return 0 if node is None or run is None else run.start + len(node.slots)
+
+    def _hash_before(self, node: Node) -> int | None:
+        """The last block that ends before `node`; None: there is none."""
+        above = node.parent
+        while above is not None:
+            run = self._runs.get(above)
+            if run is not None and run.hashes:
+                return run.hashes[-1]
+            above = above.parent
+        return None
+
+    @staticmethod
+    def _tokens(node: Node, begin: int, end: int) -> bytes:
+        """Tokens of the path, by their distance from the beginning of `node`. `begin` may be negative: in nodes
+        above."""
+        parts: list[bytes | bytearray] = [node.tokens[max(begin, 0) * TOKEN_BYTES : end * TOKEN_BYTES]]
+        above = node.parent
+        while begin < 0:
+            assert above is not None  # the path begins at 0
+            held = len(above.slots)
+            parts.append(above.tokens[max(held + begin, 0) * TOKEN_BYTES :])
+            begin, above = begin + held, above.parent
+        return b"".join(reversed(parts))
+
+    def _store(self, namespace: Namespace, parent: int | None, tokens: bytes, hashes: list[int]) -> None:
+        """Appends to `hashes` those of the blocks of `tokens`, and logs them."""
+        stride = self._size * TOKEN_BYTES
+        keys = _extra_keys(namespace) if parent is None else None
+        last = parent
+        new: list[int] = []
+        for at in range(0, len(tokens), stride):
+            last = block_hash(namespace, last, tokens[at : at + stride])
+            new.append(last)
+        hashes.extend(new)
+        extra = None if keys is None else [keys, *[None] * (len(new) - 1)]
+        ids = array("i", tokens).tolist()
+        self._events.append(BlockStored(new, parent, ids, self._size, extra_keys=extra))
+
+    def _remove(self, hashes: list[int]) -> None:
+        if not hashes:
+            return
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlockRemoved):
+            last.block_hashes.extend(hashes)
+        else:
+            self._events.append(BlockRemoved(list(hashes)))
+
+
+def block_hash(namespace: Namespace, parent: int | None, tokens: bytes) -> int:
+    """The identity of a block among all servers: of its int32 tokens, of those before them through `parent`, and of the
+    namespace, so that equal prompts that may not share their KV have different blocks."""
+    seed = repr(namespace).encode() if parent is None else parent.to_bytes(HASH_BYTES, "little")
+    digest = blake2b(tokens, digest_size=HASH_BYTES, key=blake2b(seed, digest_size=32).digest())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _extra_keys(namespace: Namespace) -> tuple[str, ...] | None:
+    """What vLLM calls the extra keys of a prompt's first block: the adapter, the name of the API key and the salt,
+    those that there are. None for the shared cache of the model itself."""
+    tenant, salt, *adapter = namespace
+    keys = (
+        *(f"lora:{key}" for key in adapter),
+        *((f"key:{tenant}",) if tenant else ()),
+        *((salt,) if salt else ()),
+    )
+    return keys or None

@@ -1,0 +1,400 @@
+"""The prefix cache: a radix tree from tokens to the KV slots that hold their keys and values.
+
+The KV of a token depends only on it and the tokens before it, so requests that begin with the same tokens may share the
+same slots. Each node holds a run of tokens and one slot for each; a path from a root spells a prefix. This is SGLang's
+RadixAttention (arXiv:2312.07104) at the granularity of single tokens.
+
+- `refs` of a node counts the running requests whose shared prefix includes it. A node without references is idle.
+  Unreferenced slots stay cached and are evicted least recently used first, from the end of a leaf. A parent has at
+  least as many references as each child, so an idle node has only idle descendants.
+- Each namespace has a root of its own, and requests find no prefixes of another namespace.
+- Of a model with recurrent state, a node may have a snapshot of the state after its last token. A request continues
+  from a snapshot, so that a prefix counts only up to the deepest one. A node whose end moves loses its snapshot.
+- Of windowed layers with a KV pool of their own, a node's snapshot may serve positions within it (`window_memory.py`).
+- An operation takes time in proportion to the nodes on its path; tokens are compared and moved as blocks of memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from moeserve.router.core.memory.eviction_order import EvictionOrder, is_idle_leaf
+from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace, Node, Snapshot, depth, walk
+
+if TYPE_CHECKING:
+    from moeserve.router.core.memory.block_log import BlockLog
+
+
+class RadixCache:
+    """Takes ownership of slots with `extend` and `release`; gives it up with `evict`, `discard` and what `release`
+    returns. Tokens are int32 as bytes, slots are int32 arrays."""
+
+    def __init__(self, *, recurrent: bool = False, log: BlockLog | None = None) -> None:
+        """`recurrent`: prefixes count up to a snapshot. `log` is told what the tree holds."""
+        self._log = log
+        self.num_tokens = 0
+        self.num_idle = 0  # of num_tokens, those in nodes without refs
+        self._recurrent = recurrent
+        self.on_split: Callable[[Node, Snapshot], None] | None = None  # called with the new upper node
+        self._dropped: list[Snapshot] = []  # since the last `take_dropped`
+        self._roots: dict[Namespace, Node] = {}
+        self._uses = 0  # a logical clock: incremented at each use
+        self._num_nodes = 0
+        self._idle = EvictionOrder()
+
+    # ---------------------------------------------------------------- reading
+
+    def match(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
+        """The length of the longest prefix of `tokens` that `acquire` would find, and how much of it is idle, in
+        tokens. Changes nothing."""
+        matched = idle = 0
+        for node, common in self._usable(self._roots.get(namespace), tokens):
+            matched += common
+            if node.refs == 0:
+                idle += common
+        return matched, idle
+
+    def num_matched(self, namespace: Namespace, tokens: bytes) -> int:
+        """The length of the longest prefix of `tokens` whose KV is cached, wherever its snapshots are."""
+        root = self._roots.get(namespace)
+        return 0 if root is None else sum(common for _, common in walk(root, tokens))
+
+    def cached_slots(self, namespace: Namespace, tokens: bytes) -> array[int]:
+        """The slots of the longest prefix of `tokens` whose KV is cached. They stay the tree's."""
+        slots = array("i")
+        root = self._roots.get(namespace)
+        if root is not None:
+            for node, common in walk(root, tokens):
+                slots.extend(node.slots[:common])
+        return slots
+
+    def _usable(self, root: Node | None, tokens: bytes) -> list[tuple[Node, int]]:
+        """The nodes of `walk` that a request may share."""
+        path = [] if root is None else list(walk(root, tokens))
+        if self._recurrent:
+            position = sum(common for _, common in path)
+            while path and not _serves(path[-1][0], position):
+                position -= path.pop()[1]
+        return path
+
+    # ---------------------------------------------------------------- references
+
+    def acquire(self, namespace: Namespace, tokens: bytes) -> tuple[Node, array[int]]:
+        """References the longest cached prefix of `tokens`; returns its last node and its slots. The caller ends the
+        reference with `release` or `discard`."""
+        root = self._root(namespace)
+        return self._acquire(root, self._usable(root, tokens))
+
+    def acquire_kv(self, namespace: Namespace, tokens: bytes) -> Node:
+        """As `acquire`, wherever snapshots are: for who does not compute."""
+        root = self._root(namespace)
+        return self._acquire(root, list(walk(root, tokens)))[0]
+
+    def _root(self, namespace: Namespace) -> Node:
+        node = self._roots.get(namespace)
+        if node is None:
+            node = self._roots[namespace] = self._new_node(None, namespace, bytearray(), array("i"))
+        return node
+
+    def _acquire(self, node: Node, path: list[tuple[Node, int]]) -> tuple[Node, array[int]]:
+        slots = array("i")
+        for child, common in path:
+            node = child if common == len(child.slots) else self._split(child, common)
+            slots.extend(node.slots)
+        self._hold(node)
+        return node, slots
+
+    def extend(self, node: Node, tokens: bytes, slots: array[int]) -> Node | None:
+        """Gives the tree the slots of `tokens`, which follow the `node` that the caller references. The reference moves
+        to the node returned. None: the tree has a continuation with the same first token, and the slots stay the
+        caller's."""
+        if node.children.get(tokens[:TOKEN_BYTES]) is not None:
+            return None
+        self.num_tokens += len(slots)
+        if node.refs == 1 and self._may_grow(node):
+            node.tokens += tokens  # no other request references it
+            node.slots.extend(slots)
+            if self._log is not None:
+                self._log.grown(node)
+            return node
+        child = self._add_child(node, tokens, slots)
+        child.refs = 1
+        return child
+
+    def adopt(self, node: Node, tokens: bytes, slots: array[int]) -> tuple[Node, array[int]] | None:
+        """As `extend`, where the tree has `tokens` already, or the first of them: its nodes take the new slots of them,
+        and the slots that they had are returned, for the caller to free. None: another request references these nodes,
+        and the slots stay the caller's."""
+        path = list(walk(node, tokens))
+        if any(child.refs for child, _ in path):
+            return None
+        freed = array("i")
+        at = 0
+        for child, common in path:
+            node = child if common == len(child.slots) else self._split(child, common)
+            freed.extend(node.slots)
+            node.slots = slots[at : at + common]
+            node.refs = 1
+            self.num_idle -= common
+            at += common
+        if at < len(slots):
+            extended = self.extend(node, tokens[at * TOKEN_BYTES :], slots[at:])
+            assert extended is not None  # the walk has ended
+            node = extended
+        return node, freed
+
+    def release(self, node: Node, tokens: bytes, slots: array[int]) -> tuple[array[int], Node]:
+        """Ends a reference. `tokens` follow `node`, their KV is in `slots`: the tree takes the slots of those that it
+        lacks, and returns the slots of those that it has, for the caller to free, and the node at whose end `tokens`
+        end."""
+        surplus, end = self._insert(node, tokens, slots)
+        self._uses += 1
+        current: Node | None = node
+        while current is not None:
+            current.refs -= 1
+            if current.refs == 0:
+                self.num_idle += len(current.slots)
+            current = current.parent
+        current = end
+        while current is not None:
+            current.last_used = self._uses
+            current = current.parent
+        self._note_leaf(end)
+        self._drop_empty_root(end)
+        return surplus, end
+
+    def discard(self, node: Node) -> array[int]:
+        """Ends a reference and removes the nodes from `node` upwards that nobody references and that have no children;
+        returns their slots, for the caller to free."""
+        self.release(node, b"", array("i"))
+        freed = array("i")
+        while node.parent is not None and node.refs == 0 and not node.children:
+            parent = node.parent
+            freed.extend(node.slots)
+            self._remove_leaf(node)
+            node = parent
+        self._note_leaf(node)
+        return freed
+
+    def _insert(self, node: Node, tokens: bytes, slots: array[int]) -> tuple[array[int], Node]:
+        """Adds `tokens` below `node` as an idle path; returns the slots of tokens that were there, and the last
+        node."""
+        surplus = array("i")
+        at, start = 0, node
+        for child, common in list(walk(node, tokens)):
+            surplus.extend(slots[at : at + common])
+            at += common
+            node = child if common == len(child.slots) else self._split(child, common)
+        if at == len(slots):
+            return surplus, node
+        rest, rest_tokens = slots[at:], tokens[at * TOKEN_BYTES :]
+        self.num_tokens += len(rest)
+        nobody_else = node.refs == 0 or (node is start and node.refs == 1)
+        if nobody_else and self._may_grow(node):
+            # The caller's own node becomes idle as a whole when `release` ends its reference.
+            node.tokens += rest_tokens
+            node.slots.extend(rest)
+            if node.refs == 0:
+                self.num_idle += len(rest)
+            if self._log is not None:
+                self._log.grown(node)
+            return surplus, node
+        self.num_idle += len(rest)
+        return surplus, self._add_child(node, rest_tokens, rest)
+
+    @staticmethod
+    def _may_grow(node: Node) -> bool:
+        """Whether tokens may be appended to `node` instead of a child's being made."""
+        return not node.children and node.parent is not None and node.snapshot is None
+
+    # ---------------------------------------------------------------- snapshots
+
+    def node_at(self, node: Node, tokens: bytes) -> Node | None:
+        """The node that ends where `tokens` below `node` end, split off where necessary; None: the tree lacks some."""
+        at = 0
+        for child, common in list(walk(node, tokens)):
+            node = child if common == len(child.slots) else self._split(child, common)
+            at += common * TOKEN_BYTES
+        return node if at == len(tokens) else None
+
+    def set_snapshot(self, node: Node, snapshot: Snapshot) -> None:
+        """Gives `node`, which has none and is no root, a snapshot of the state after its last token."""
+        assert node.snapshot is None
+        assert node.parent is not None
+        node.snapshot, snapshot.node = snapshot, node
+
+    def unset_snapshot(self, snapshot: Snapshot) -> None:
+        """Removes a snapshot from its node."""
+        assert snapshot.node is not None
+        snapshot.node.snapshot = None
+        snapshot.node = None
+
+    def take_dropped(self) -> list[Snapshot]:
+        """The snapshots that have lost their nodes since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def snapshots_of(self, namespace: Namespace, tokens: bytes) -> list[Snapshot]:
+        """Those of states after prefixes of `tokens`, the shortest first. They stay the tree's."""
+        root = self._roots.get(namespace)
+        path = [] if root is None else walk(root, tokens)
+        ends = (node for node, common in path if common == len(node.slots))
+        return [node.snapshot for node in ends if node.snapshot is not None]
+
+    def _drop_snapshot(self, node: Node) -> None:
+        if node.snapshot is not None:
+            self._dropped.append(node.snapshot)
+            self.unset_snapshot(node.snapshot)
+
+    # ---------------------------------------------------------------- eviction
+
+    def evict(self, count: int) -> array[int]:
+        """Evicts up to `count` idle tokens, least recently used first; returns their slots, for the caller to free."""
+        freed = array("i")
+        while len(freed) < count and (node := self._idle.pop()) is not None:
+            take = min(len(node.slots), count - len(freed))
+            freed.extend(node.slots[-take:])
+            if take < len(node.slots):
+                self._drop_snapshot(node)
+                del node.slots[-take:]
+                del node.tokens[-take * TOKEN_BYTES :]
+                self.num_tokens -= take
+                self.num_idle -= take
+                if self._log is not None:
+                    self._log.shrunk(node)
+                self._note_leaf(node)
+            else:
+                parent = node.parent
+                self._remove_leaf(node)
+                assert parent is not None  # a root is never a leaf
+                self._note_leaf(parent)
+        return freed
+
+    def _note_leaf(self, node: Node) -> None:
+        """Queues `node` for eviction if it is an idle leaf."""
+        if is_idle_leaf(node):
+            self._idle.add(node, self._num_nodes)
+
+    # ---------------------------------------------------------------- nodes
+
+    def _new_node(
+        self, parent: Node | None, namespace: Namespace, tokens: bytearray, slots: array[int]
+    ) -> Node:
+        self._uses += 1
+        self._num_nodes += 1
+        return Node(self._uses, parent, namespace, tokens, slots)
+
+    def _add_child(self, node: Node, tokens: bytes, slots: array[int]) -> Node:
+        child = self._new_node(node, node.namespace, bytearray(tokens), slots[:])
+        node.children[tokens[:TOKEN_BYTES]] = child
+        if self._log is not None:
+            self._log.grown(child)
+        return child
+
+    def _split(self, node: Node, count: int) -> Node:
+        """Splits `node` after `count` tokens; returns the new parent, which has the first of them. References to `node`
+        stay valid: its end does not move."""
+        parent = node.parent
+        assert parent is not None
+        at = count * TOKEN_BYTES
+        upper = self._new_node(parent, node.namespace, node.tokens[:at], node.slots[:count])
+        upper.refs, upper.last_used = node.refs, node.last_used
+        parent.children[bytes(upper.tokens[:TOKEN_BYTES])] = upper
+        node.parent = upper
+        del node.tokens[:at]
+        del node.slots[:count]
+        upper.children[bytes(node.tokens[:TOKEN_BYTES])] = node
+        if self._log is not None:
+            self._log.split(upper, node)
+        if node.snapshot is not None and self.on_split is not None:
+            self.on_split(upper, node.snapshot)
+        return upper
+
+    def _hold(self, node: Node) -> None:
+        self._uses += 1
+        current: Node | None = node
+        while current is not None:
+            if current.refs == 0:
+                self.num_idle -= len(current.slots)
+            current.refs += 1
+            current.last_used = self._uses
+            current = current.parent
+
+    def _remove_leaf(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        self._drop_snapshot(node)
+        if self._log is not None:
+            self._log.removed(node)
+        del parent.children[bytes(node.tokens[:TOKEN_BYTES])]
+        self.num_tokens -= len(node.slots)
+        self.num_idle -= len(node.slots)
+        self._num_nodes -= 1
+        node.slots, node.tokens = array("i"), bytearray()  # new ones: a caller may iterate over the old
+        self._drop_empty_root(parent)
+
+    def _drop_empty_root(self, node: Node) -> None:
+        """Removes the namespace of `node` if it is a root without references and children."""
+        if node.parent is None and node.refs == 0 and not node.children:
+            del self._roots[node.namespace]
+            self._num_nodes -= 1
+
+    # ---------------------------------------------------------------- invariants
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """The snapshot of every node that has one."""
+        for node in self._nodes():
+            if node.snapshot is not None:
+                yield node.snapshot
+
+    def held_slots(self) -> Iterator[array[int]]:
+        """The slots of every node."""
+        for node in self._nodes():
+            yield node.slots
+
+    def check(self) -> None:
+        """Raises AssertionError when a count or a link is wrong, or an idle leaf is not in the heap. O(tokens)."""
+        nodes = list(self._nodes())
+        queued = self._idle.keys()
+        invariants = {
+            "tokens": self.num_tokens == sum(len(node.slots) for node in nodes),
+            "idle tokens": self.num_idle == sum(len(node.slots) for node in nodes if node.refs == 0),
+            "nodes": self._num_nodes == len(nodes),
+            "one slot for each token": all(len(n.tokens) == TOKEN_BYTES * len(n.slots) for n in nodes),
+            "only roots are empty": all((len(n.slots) == 0) == (n.parent is None) for n in nodes),
+            "no root without references or children": all(
+                n.children or n.refs for n in nodes if n.parent is None
+            ),
+            "refs do not decrease towards the root": all(
+                n.parent is None or n.parent.refs >= n.refs for n in nodes
+            ),
+            "idle leaves are in the heap": all(
+                (n.last_used, n.number) in queued for n in nodes if is_idle_leaf(n)
+            ),
+            "snapshots are of their node's end": all(
+                n.snapshot.node is n and n.snapshot.position == depth(n)
+                for n in nodes
+                if n.snapshot is not None
+            ),
+            "children by first token": all(
+                child.parent is n and bytes(child.tokens[:TOKEN_BYTES]) == key
+                for n in nodes
+                for key, child in n.children.items()
+            ),
+        }
+        broken = [name for name, holds in invariants.items() if not holds]
+        if broken:
+            raise AssertionError(f"the prefix tree is broken: {broken}")
+
+    def _nodes(self) -> Iterator[Node]:
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+
+def _serves(node: Node, position: int) -> bool:
+    return node.snapshot is not None and node.snapshot.serves(position)

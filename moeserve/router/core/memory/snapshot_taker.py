@@ -1,0 +1,88 @@
+"""Takes snapshots of running prompts: it keeps their borders, and has the state copied once a border is reached.
+
+A row of plan N that ends at a border leaves its request's state there until the next row. So the copy belongs into plan
+N+1, in front of its rows: `planned` notes what has reached a border, `take` is called when the next plan is begun.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+
+from moeserve.router.core.memory.held import HeldSequence
+from moeserve.router.core.memory.radix_cache import RadixCache
+from moeserve.router.core.memory.radix_node import SnapshotKind, common_tokens
+from moeserve.router.core.memory.snapshot_points import BorderSpacing, snapshot_borders
+from moeserve.router.core.memory.state_memory import StateMemory
+
+
+def by_position(border: tuple[int, SnapshotKind]) -> int:
+    return border[0]
+
+
+class SnapshotTaker:
+    """The only writer of a request's `borders`."""
+
+    def __init__(self, tree: RadixCache, states: StateMemory, spacing: BorderSpacing) -> None:
+        self._tree = tree
+        self._states = states
+        self._spacing = spacing
+        self._due: dict[HeldSequence, SnapshotKind] = {}  # those whose last planned row ends at a border
+
+    def bound(self, request: HeldSequence, num_matched: int) -> None:
+        """Chooses the borders of a request that was bound; the tree has the KV of its first `num_matched` tokens."""
+        start = len(request.slots)
+        request.borders = snapshot_borders(start, num_matched, request.num_prompt, self._spacing)
+
+    def planned(self, request: HeldSequence) -> None:
+        """Takes notice of a chunk that was planned and published."""
+        if request.borders and request.borders[0][0] == len(request.slots):
+            self._due[request] = request.borders.pop(0)[1]
+
+    def left(self, request: HeldSequence) -> None:
+        """Forgets a request, which leaves its own state behind."""
+        self._due.pop(request, None)
+        request.borders = []
+
+    def take(self) -> None:
+        """Has the states that are due copied in the plan that is begun now. One for which the tree has no place gets no
+        snapshot: another running request shares its tokens up to a point before the border, and holds their slots."""
+        for request, kind in self._due.items():
+            rest = request.tokens[request.num_shared : len(request.slots)].tobytes()
+            assert request.node is not None
+            node = self._tree.node_at(request.node, rest)
+            if node is not None and node.snapshot is None:
+                self._states.take(request, node, kind)
+        self._due.clear()
+
+    def ask(self, tokens: bytes, num_found: int, prompts: Iterable[HeldSequence]) -> bool:
+        """Whether one of `prompts` under way will leave a snapshot within `tokens` that is worth waiting for. It gets a
+        border where it departs from `tokens`, if it has not passed that yet. `num_found`: how many tokens a snapshot of
+        now would give."""
+        most, best = num_found + self._spacing.least - 1, None
+        for prompt in prompts:
+            common = self._common(tokens, prompt)
+            if common > most and self._will_leave(prompt, common):
+                most, best = common, prompt
+        if best is None:
+            return False
+        if not self._has_border(best, most):
+            insort(best.borders, (most, SnapshotKind.BRANCH), key=by_position)
+        return True
+
+    def _will_leave(self, prompt: HeldSequence, position: int) -> bool:
+        """Whether a prompt under way has, or may still be given, a border at `position` or shortly before."""
+        return position > len(prompt.slots) or self._has_border(prompt, position)
+
+    def _has_border(self, prompt: HeldSequence, position: int) -> bool:
+        borders = [at for at, _ in prompt.borders]
+        if prompt in self._due:
+            borders.append(len(prompt.slots))
+        return any(0 <= position - at < self._spacing.least for at in borders)
+
+    def _common(self, tokens: bytes, prompt: HeldSequence) -> int:
+        """How many tokens of its prefill a prompt has in common with `tokens`; 0 where they are too few to matter."""
+        head = prompt.tokens[: self._spacing.least].tobytes()
+        if tokens[: len(head)] != head:  # most prompts
+            return 0
+        return common_tokens(tokens, 0, prompt.tokens[: prompt.target].tobytes())

@@ -1,0 +1,1 @@
+"""Who runs next, who waits, who gives way, and at what pace."""

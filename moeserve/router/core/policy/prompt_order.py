@@ -1,0 +1,64 @@
+"""The order in which prompts are served, whether they wait or are partly computed.
+
+Between API keys, the least served key is next (`fair_share.py`). The prompts of one key stand in two orders:
+
+- By size: the most urgent priority first, then the fewest tokens left. A short prompt does not wait for a long one that
+  arrived before it, which keeps the mean waiting time short.
+- By age: arrival time, moved by priority. While others overtake the oldest prompt, it gets a quarter of the prompt
+  tokens, so that no prompt starves, however many shorter or more urgent ones arrive.
+
+A prompt may be left for another between two chunks, and keeps what is computed of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from moeserve.router.core.batch.waiting_queue import WaitingQueue
+from moeserve.router.core.policy.fair_share import FairShare
+from moeserve.router.core.request import Request
+
+AGED_SHARE = 0.25  # of a tenant's prompt tokens, for its oldest prompt while others overtake it
+
+
+class PromptOrder:
+    def __init__(self, waiting: WaitingQueue, shares: FairShare) -> None:
+        self._waiting = waiting
+        self._shares = shares
+        self._owed: dict[str, float] = {}  # tokens owed to the oldest prompt, by tenant
+
+    def next(self, under_way: Collection[Request], *, with_waiting: bool) -> Request | None:
+        """The prompt to serve now: one of `under_way` or, `with_waiting`, of the queue. None: there is none. The caller
+        reports to `served` how many tokens it was given."""
+        tenants = {request.tenant for request in under_way}
+        if with_waiting:
+            tenants.update(self._waiting.tenants)
+        if not tenants:
+            return None
+        tenant = self._shares.least_served(tenants)
+        shortest, oldest = self._heads(tenant, under_way, with_waiting)
+        return oldest if self._owed.get(tenant, 0.0) > 0.0 else shortest
+
+    def served(self, request: Request, tokens: int, under_way: Collection[Request]) -> None:
+        """Accounts for `tokens` given to `request`, which `next` chose among `under_way` and the queue."""
+        self._shares.charge(request.tenant, tokens)
+        _, oldest = self._heads(request.tenant, under_way, with_waiting=True)
+        owed = self._owed.get(request.tenant, 0.0)
+        if request is oldest:
+            self._owed[request.tenant] = max(owed - tokens, 0.0)
+        else:
+            self._owed[request.tenant] = owed + tokens * AGED_SHARE / (1.0 - AGED_SHARE)
+
+    def _heads(
+        self, tenant: str, under_way: Collection[Request], with_waiting: bool
+    ) -> tuple[Request, Request]:
+        """The first prompt by size and the first by age."""
+        mine = [request for request in under_way if request.tenant == tenant]
+        sizes = [(request.priority, request.prompt_left, request.age, request) for request in mine]
+        ages = [(request.age, request) for request in mine]
+        queue = self._waiting.tenants.get(tenant) if with_waiting else None
+        if queue is not None:
+            short, old = queue.by_size.head, queue.by_age.head
+            sizes.append((short.priority, short.size, short.age, short))
+            ages.append((old.age, old))
+        return min(sizes)[-1], min(ages)[-1]

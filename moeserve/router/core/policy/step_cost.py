@@ -1,0 +1,243 @@
+"""The cost of a step in milliseconds, learnt online from the finished steps by least squares.
+
+    ms = c0 + c1 rows + c2 experts + c3 decode context
+            + c4 prompt tokens + c5 prompt context + c6 has a prompt + c7 span
+
+- `experts` is the number of distinct experts that a layer reads, in multiples of what one token reads. With k of E
+  experts a token and even routing, n tokens reach E (1 - (1 - k/E)^n) of them: in these multiples, it grows like n at
+  first and stops at E/k. Small steps consist of reading weights, so this term makes a few prompt tokens beside a decode
+  row expensive and many of them cheap apiece.
+- A step with prompt tokens costs c6 more however few they are. On a GPU that is much: a decode step is one CUDA
+  graph of kernels made for few rows, while a prompt's is launched kernel by kernel, at 25 ms for 16 tokens as for 512
+  (an H200, 48 layers). So a chunk's rate saturates with its size: that is the curve which chunks are chosen by.
+- The span is the end of the step's farthest chunk. A few tokens far into a prompt occupy a part of a GPU, and walk
+  over all keys before them as slowly as many tokens would: again the chunk's size hardly tells.
+- A context is the sum, over rows or prompt tokens, of the positions that each attends to.
+
+The least squares are of relative errors, so that a decode step of 10 ms counts as much as a prefill step of a second.
+Steps without and with prompt tokens fade separately, so that an hour of decoding does not erase what was learnt of
+prefill. Coefficients are never negative, which keeps every prediction monotone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from moeserve.messages.steps import MeasuredStep
+
+NUM_FEATURES = 8
+ROWS, EXPERTS, DECODE_CONTEXT, PROMPT, PROMPT_CONTEXT, HAS_PROMPT, SPAN = range(1, NUM_FEATURES)
+Vector = list[float]
+
+MEMORY = 32.0  # steps of a kind: the weight of a step fades by 1 - 1/MEMORY with each later one of its kind
+# Relative damping of each diagonal element (Marquardt's scaling). Features that the data cannot tell apart share the
+# cost in inverse proportion to it. Prompt features are damped least, so that a doubtful cost is theirs: then smaller
+# chunks are planned, and those settle the doubt; large chunks alone never would. What a prompt and its span cost as
+# such is damped most: on a CPU it is nothing, on a GPU most of a step.
+DAMPING = (1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 1e-4, 1e-1, 1e-1)
+OUTLIER = 1.0  # the relative error beyond which a step weighs less: another process used the machine
+LEARNING = 32  # steps with prompt tokens, after each of which the model is solved; from then on:
+SOLVE_EVERY = 8  # steps between two solutions; docs/results/2026-11-22-router-notes.md has the cost of one
+FIRST_CHUNK = 64  # prompt tokens beside decode rows before any step with both was measured
+GROWTH = 2  # the largest chunk planned, in multiples of the largest measured
+QUANTILE = 0.99  # of actual / predicted, for steps that must keep the latency limit
+QUANTILE_STEP = 0.05
+FIRST_SPREAD = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The features of a step: numbers of rows, prompt tokens and attended positions (see the module's docstring)."""
+
+    rows: int = 0
+    decode_context: int = 0
+    prompt: int = 0
+    prompt_context: int = 0
+    prompt_span: int = 0
+
+
+class StepCost:
+    def __init__(self, num_experts: int = 0, experts_per_token: int = 0) -> None:
+        """`num_experts` is that of a layer. For a dense model (0), the experts' feature is constant."""
+        self._share = experts_per_token / num_experts if num_experts else 1.0
+        self._costs: Vector = [0.0] * NUM_FEATURES
+        self._kinds = (_NormalEquations(), _NormalEquations())  # of steps without and with prompt tokens
+        self._unsolved = 0
+        self._num_prompt_steps = 0
+        self._largest_prompt = 0
+        self._spread = FIRST_SPREAD  # QUANTILE of actual / predicted
+
+    @property
+    def is_fitted(self) -> bool:
+        return any(self._costs)
+
+    # ---------------------------------------------------------------- learning
+
+    def learn(self, measured: Iterable[MeasuredStep]) -> None:
+        for m in measured:
+            prompt = (m.prompt, chunk_context(m.start, m.prompt), m.start + m.prompt)
+            self.observe(StepShape(m.rows, m.decode_context, *prompt), m.ms)
+
+    def observe(self, shape: StepShape, ms: float) -> None:
+        """Learns that a step of this shape took `ms` milliseconds; 0 means that it was not measured."""
+        if ms <= 0.0:
+            return
+        predicted = self.predict(shape)
+        error = abs(ms / predicted - 1.0) if predicted > 0.0 else 0.0
+        features = self._features(shape)
+        self._kinds[shape.prompt > 0].add([f / ms for f in features], min(1.0, OUTLIER / max(error, 1e-9)))
+        if shape.prompt:
+            self._largest_prompt = max(self._largest_prompt, shape.prompt)
+            if predicted > 0.0 and shape.rows:
+                over = ms > predicted * self._spread
+                self._spread *= 1.0 + QUANTILE_STEP * (QUANTILE if over else QUANTILE - 1.0)
+                self._spread = min(max(self._spread, 1.0), 2.0)
+        self._unsolved += 1
+        self._num_prompt_steps += shape.prompt > 0
+        learning = shape.prompt > 0 and self._num_prompt_steps <= LEARNING
+        if learning or self._unsolved == SOLVE_EVERY or not self.is_fitted:
+            self._solve()
+
+    def _solve(self) -> None:
+        """Solves for the costs; the most negative one is set to 0 and the rest solved again until none is negative."""
+        self._unsolved = 0
+        decode, mixed = self._kinds
+        matrix = [
+            [a + b for a, b in zip(r, s, strict=True)]
+            for r, s in zip(decode.matrix, mixed.matrix, strict=True)
+        ]
+        right = [a + b for a, b in zip(decode.right, mixed.right, strict=True)]
+        active = [i for i in range(NUM_FEATURES) if matrix[i][i] > 0.0]
+        while active:
+            chosen = [[matrix[i][j] * (1.0 + DAMPING[i] * (i == j)) for j in active] for i in active]
+            solution = _solve(chosen, [right[i] for i in active])
+            # Each as its part of a typical step, so that costs in different units compare.
+            parts = [cost * matrix[i][i] ** 0.5 for i, cost in zip(active, solution, strict=True)]
+            if min(parts) >= 0.0:
+                break
+            del active[parts.index(min(parts))]
+        self._costs = [0.0] * NUM_FEATURES
+        for i, cost in zip(active, solution, strict=True):
+            self._costs[i] = cost
+
+    # ---------------------------------------------------------------- predicting
+
+    def predict(self, shape: StepShape) -> float:
+        """The duration of a step in milliseconds; 0 before the first observation."""
+        c0, c1, c2, c3, c4, c5, c6, c7 = self._costs
+        return (
+            c0
+            + c1 * shape.rows
+            + c2 * self._experts(shape.rows + shape.prompt)
+            + c3 * shape.decode_context
+            + c4 * shape.prompt
+            + c5 * shape.prompt_context
+            + c6 * (shape.prompt > 0)
+            + c7 * shape.prompt_span
+        )
+
+    def prefill_ms(self, tokens: int) -> float:
+        """Milliseconds that a prompt of `tokens` takes, at the rate of long chunks."""
+        return self._costs[PROMPT] * tokens + self._costs[PROMPT_CONTEXT] * tokens * tokens / 2
+
+    def recompute_ms(self, start: int, count: int, chunk: int) -> float:
+        """Milliseconds that `count` prompt tokens from position `start` on take in steps of `chunk` tokens that have
+        nothing else; 0 before the first observation."""
+        steps = -(-count // chunk)
+        each = self.predict(StepShape(prompt=min(count, chunk))) + self._costs[SPAN] * (start + count / 2)
+        return steps * each + self._costs[PROMPT_CONTEXT] * chunk_context(start, count)
+
+    def fixed_ms(self, rows: int) -> float:
+        """Milliseconds that a step with `rows` decode rows pays once for having prompt tokens, however many: reading
+        the experts that the decode rows do not read, and what a prompt costs as such; without decode rows, the step's
+        own constant as well."""
+        beyond = self._costs[EXPERTS] * (1.0 / self._share - self._experts(rows)) + self._costs[HAS_PROMPT]
+        return beyond if rows else beyond + self._costs[0]
+
+    def chunk_ms(self, before: int, start: int, count: int, *, span: int) -> float:
+        """Milliseconds that `count` prompt tokens from position `start` on add to a step of `before` tokens, whose
+        prompts have the span `span`; 0: it has none yet."""
+        more_experts = self._experts(before + count) - self._experts(before)
+        return (
+            self._costs[HAS_PROMPT] * (span == 0 and count > 0)
+            + self._costs[SPAN] * max(start + count - span, 0) * (count > 0)
+            + self._costs[EXPERTS] * more_experts
+            + self._costs[PROMPT] * count
+            + self._costs[PROMPT_CONTEXT] * chunk_context(start, count)
+        )
+
+    def largest_chunk(self, before: int, start: int, most: int, budget_ms: float, *, span: int) -> int:
+        """The largest number of prompt tokens, at most `most`, whose `chunk_ms` is within the budget."""
+        if self.chunk_ms(before, start, most, span=span) <= budget_ms:
+            return most
+        low, high = 0, most  # low fits, high does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.chunk_ms(before, start, middle, span=span) <= budget_ms:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    @property
+    def spread(self) -> float:
+        """The 99th percentile of actual / predicted duration: 99 of 100 steps stay below `predict` times this."""
+        return self._spread
+
+    @property
+    def largest_trial(self) -> int:
+        """The most prompt tokens to plan beside decode rows; beyond it, a prediction would be extrapolated too far."""
+        return max(FIRST_CHUNK, GROWTH * self._largest_prompt)
+
+    def _features(self, shape: StepShape) -> Vector:
+        experts = self._experts(shape.rows + shape.prompt)
+        contexts = [shape.decode_context, shape.prompt, shape.prompt_context]
+        return [1.0, shape.rows, experts, *contexts, float(shape.prompt > 0), shape.prompt_span]
+
+    def _experts(self, tokens: int) -> float:
+        share = self._share
+        return (1.0 - (1.0 - share) ** tokens) / share
+
+
+def chunk_context(start: int, count: int) -> int:
+    """The sum of the positions that `count` prompt tokens from position `start` on attend to."""
+    return count * start + count * (count + 1) // 2
+
+
+class _NormalEquations:
+    """The normal equations of one kind of steps. The target is always 1, for features are divided by the duration. Of
+    the symmetric matrix, what lies below its diagonal stays 0 and is read by nobody."""
+
+    def __init__(self) -> None:
+        self.matrix: list[Vector] = [[0.0] * NUM_FEATURES for _ in range(NUM_FEATURES)]
+        self.right: Vector = [0.0] * NUM_FEATURES
+
+    def add(self, features: Vector, weight: float) -> None:
+        keep = 1.0 - 1.0 / MEMORY
+        for i, feature in enumerate(features):
+            if not feature and not self.matrix[i][i]:
+                continue  # the row is 0, as all of prompts are in steps without any
+            scaled = weight * feature
+            row = self.matrix[i]
+            row[i:] = [keep * old + scaled * other for old, other in zip(row[i:], features[i:], strict=True)]
+            self.right[i] = keep * self.right[i] + scaled
+
+
+def _solve(matrix: list[Vector], right: Vector) -> Vector:
+    """Gaussian elimination without pivoting: the damped matrix is symmetric and positive definite. Only what lies on or
+    above its diagonal is read; that and `right` are overwritten."""
+    size = len(right)
+    for i, row in enumerate(matrix):
+        for j in range(i + 1, size):
+            factor = row[j] / row[i]
+            if factor:
+                below = matrix[j]
+                for k in range(j, size):
+                    below[k] -= factor * row[k]
+                right[j] -= factor * right[i]
+    solution = [0.0] * size
+    for i in reversed(range(size)):
+        row = matrix[i]
+        solution[i] = (right[i] - sum(row[k] * solution[k] for k in range(i + 1, size))) / row[i]
+    return solution

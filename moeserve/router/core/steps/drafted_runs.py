@@ -1,0 +1,121 @@
+"""The rows that may have drafts: their slots, and the runs of tokens that they bring.
+
+A request's KV slots are granted by position ahead of need, because plan N+1 is made before it is known how many drafts
+of plan N were right:
+
+    position   0 .............. num_planned .......... reach ............ len(slots)
+               | computed for   | computed where the   | granted for rows
+               | certain        | drafts in flight     | whose drafts were
+               |                | (`pending_drafts`)   | rejected; used by
+               |                | are right            | later rows
+
+A row begins between `num_planned` and `reach`; the worker alone knows where. A position whose draft was rejected is
+written again, in the same slot, by the next row. The prefix tree and the tiers take positions before `num_planned`
+alone, and slots return to the pool only when the request leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moeserve.messages.schema import TokensItem
+from moeserve.messages.steps import CONTINUES, Row, Sampled
+from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.request import Request, State
+from moeserve.router.core.steps.scheduled_step import ScheduledStep
+
+Ended = list[tuple[Request, Sampled]]  # requests, and the entry that ends each
+
+
+def add_draft_rows(
+    step: ScheduledStep, requests: Sequence[Request], memory: KvMemory, most: int, budget: int
+) -> list[Request]:
+    """Adds a row of up to `most` drafts for each request, `budget` drafts in all; returns those that need no further
+    row. A request gets none while a row in flight may be its last, or where there is no slot for it. The step has no
+    rows yet."""
+    left = memory.available - sum(request.lacks_slot for request in requests)
+    granted: list[tuple[Request, int, int]] = []  # with its drafts and slots
+    for request in requests:
+        reach = request.num_planned + request.pending_drafts
+        held, lacks = len(request.slots) - reach, request.lacks_slot
+        drafts = min(most, budget, request.max_kv - reach - 1)
+        if drafts < 0 or (lacks and left < 0):
+            left += lacks
+            continue
+        drafts = min(drafts, held + lacks + max(left, 0) - 1)
+        slots = max(drafts + 1 - held, 0)
+        left -= slots - lacks
+        budget -= drafts
+        granted.append((request, drafts, slots))
+    total = sum(slots for _, _, slots in granted)
+    taken = memory.take(total)
+    windows = None if memory.windows is None else memory.windows.take(total)
+    first = 0
+    for request, drafts, slots in granted:
+        end = first + slots
+        in_window = b""
+        if windows is not None:
+            request.window_slots.extend(windows[first:end])
+            in_window = windows[first:end].tobytes()
+        kv_slots = taken[first:end].tobytes()
+        step.add_draft_row(request, Row(request.req_slot, CONTINUES, 1 + drafts, kv_slots, True, in_window))
+        request.slots.extend(taken[first:end])
+        request.spare += slots - 1
+        request.pending_drafts += drafts
+        first = end
+    return [request for request, _, _ in granted if request.need == 0]
+
+
+def settle(step: ScheduledStep, sampled: Sequence[Sampled]) -> None:
+    """The step's result has come: what was granted to its rows for drafts that were wrong is spare."""
+    step.num_drafted = 0
+    for request, row, entry in zip(step.owners, step.rows, sampled[: step.num_draft_rows], strict=False):
+        accepted = entry.accepted
+        step.num_drafted += 0 if accepted is None else accepted.drafted
+        if request.slots:  # else it was preempted meanwhile
+            request.spare -= 0 if accepted is None else len(accepted.token_ids)
+            request.pending_drafts -= row.count - 1
+
+
+def accept_runs(
+    owners: Sequence[Request], sampled: Sequence[Sampled], now: float
+) -> tuple[list[TokensItem], Ended]:
+    """Appends what a step has sampled for rows that may have drafts: one or more tokens each. Returns what of it is
+    sent, and the requests that end, with the entry that ends them: as without drafts, the first token that may."""
+    items: list[TokensItem] = []
+    ended: Ended = []
+    for request, entry in zip(owners, sampled, strict=True):
+        if request.state is State.FINISHED:
+            continue
+        run = _run(entry)
+        last = next((at for at, one in enumerate(run) if _ends(request, one.token_id, at)), len(run))
+        if last < len(run):
+            ended.append((request, run[last]))
+        if last:
+            tokens = [one.token_id for one in run[:last]]
+            logprobs = [one.logprob for one in run[:last] if one.logprob is not None]
+            request.last_token_at = now
+            request.num_output += last
+            request.tokens.extend(tokens)
+            items.append(TokensItem(request.id, tokens, logprobs or None))
+    return items, ended
+
+
+def _run(entry: Sampled) -> list[Sampled]:
+    """The row's tokens, each as if it were alone."""
+    accepted = entry.accepted
+    if accepted is None:
+        return [entry]
+    if accepted.logprobs is None:
+        return [entry, *map(Sampled, accepted.token_ids)]
+    return [entry, *map(Sampled, accepted.token_ids, accepted.logprobs)]
+
+
+def _ends(request: Request, token_id: int, ahead: int) -> bool:
+    """Whether this token, `ahead` of its next one, ends it; one below 0 does."""
+    count = request.num_output + ahead
+    return (
+        token_id < 0
+        or count + 1 == request.max_tokens
+        or (token_id in request.stop_ids and count >= request.sampling.min_tokens)
+    )

@@ -1,0 +1,232 @@
+"""A step plan while it is built and while it is in flight: its rows, and the request of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from struct import Struct, iter_unpack
+
+import msgspec
+
+from moeserve.messages.pages import PageOrders
+from moeserve.messages.sampling import SamplingParams
+from moeserve.messages.steps import Fork, NewSeq, Row, StepPlan
+from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.policy.step_cost import StepShape, chunk_context
+from moeserve.router.core.request import Request
+
+pack_slot = Struct("<i").pack
+
+
+class ScheduledStep:
+    """Written while the step is planned, read again when its result arrives. Adding a row takes its KV slots from
+    `KvMemory` and appends them to its request, so that every row has slots."""
+
+    __slots__ = (
+        "_decode_context",
+        "_prompt_context",
+        "at_border",
+        "draft_tokens",
+        "expected_ms",
+        "forks",
+        "fresh_tokens",
+        "new_seqs",
+        "num_decode",
+        "num_draft_rows",
+        "num_drafted",
+        "owners",
+        "pages",
+        "prompt_span",
+        "prompt_tokens",
+        "protected_share",
+        "repeated_tokens",
+        "rows",
+        "sampling",
+        "searches",
+        "silent_ends",
+        "state_copies",
+        "step",
+    )
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.new_seqs: list[NewSeq] = []
+        self.rows: list[Row] = []
+        self.owners: list[Request] = []  # of each row
+        self.sampling: list[Request] = []  # of each row that samples, in the order of the result's tokens
+        self.searches: dict[Request, range] = {}  # of each beam search in it, its place in `sampling`
+        self.forks: list[Fork] = []
+        self.silent_ends: list[Request] = []  # max_tokens is 0: they end with this step
+        self.state_copies = b""  # StepPlan.state_copies; written by Planner
+        self.pages: PageOrders | None = None  # StepPlan.pages; written by Planner
+        self.at_border: set[Request] = set()  # prompts that continue in a later step, after a snapshot
+        self.num_decode = 0
+        self.num_draft_rows = 0  # of them, the first ones: rows with start CONTINUES
+        self.draft_tokens = 0  # that these may have
+        self.num_drafted = 0  # of these, those that the worker drafts: expected, then as its result says
+        self.prompt_tokens = 0  # in chunks, recomputed output included
+        self.fresh_tokens = 0  # of these, prompt tokens that are computed for the first time
+        self.repeated_tokens = 0  # of these, tokens that were computed before a preemption
+        self.expected_ms = 0.0  # predicted duration of the whole step
+        self.protected_share = 0.0  # of the decode rows, those that its prompts must not slow down
+        self._decode_context = 0
+        self._prompt_context = 0
+        self.prompt_span = 0  # the end of the farthest chunk, a position
+
+    @property
+    def described(self) -> str:
+        """For a log line."""
+        return (
+            f"in step {self.step} of {self.num_decode} decode rows, {len(self.rows) - self.num_decode} prompts with "
+            f"{self.prompt_tokens} tokens"
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """That it has at most."""
+        return self.num_decode + self.draft_tokens + self.prompt_tokens
+
+    @property
+    def shape(self) -> StepShape:
+        prompts = (self.prompt_tokens, self._prompt_context, self.prompt_span)
+        return StepShape(self.num_decode + self.num_drafted, self._decode_context, *prompts)
+
+    @property
+    def continues(self) -> bool:
+        """A request of the step before continues in this one, so that idle time between the two is lost time."""
+        return len(self.new_seqs) < len(self.rows)
+
+    def chunks(self) -> Iterator[tuple[Request, Row]]:
+        """The prompt rows, which follow the decode rows."""
+        return zip(self.owners[self.num_decode :], self.rows[self.num_decode :], strict=True)
+
+    def as_plan(self) -> StepPlan:
+        return StepPlan(self.step, self.new_seqs, self.rows, self.state_copies, self.pages, self.forks)
+
+    def add_decode_rows(self, requests: Sequence[Request], memory: KvMemory) -> list[Request]:
+        """Adds one decode row for each request; returns those that need no further row.
+
+        The hot loop; docs/results/2026-11-22-router-notes.md has its cost."""
+        taken = memory.take(len(requests))
+        windows = _windows(requests, memory)
+        context = 0
+        rows = self.rows
+        complete: list[Request] = []
+        packed_slots = iter_unpack("4s", taken.tobytes())
+        for request, slot, (packed,), window in zip(requests, taken, packed_slots, windows, strict=False):
+            slots = request.slots
+            start = len(slots)
+            context += start
+            rows.append(Row(request.req_slot, start, 1, packed, True, window))
+            slots.append(slot)
+            if start + 1 == request.max_kv:
+                complete.append(request)
+        self.owners.extend(requests)
+        self.sampling.extend(requests)
+        self.num_decode += len(requests)
+        self._decode_context += context
+        return complete
+
+    def add_draft_row(self, request: Request, row: Row) -> None:
+        """A row that may have drafts, before all others; `drafted_runs.py` grants its slots."""
+        self.rows.append(row)
+        self.owners.append(request)
+        self.sampling.append(request)
+        self.num_decode += 1
+        self.num_draft_rows += 1
+        self.draft_tokens += row.count - 1
+        self._decode_context += request.num_planned
+
+    def add_beam_rows(self, request: Request, memory: KvMemory) -> None:
+        """Adds a row for each beam of a search; it needs as many slots. After the decode rows, before any chunk."""
+        beams = request.beams
+        assert beams is not None
+        taken = memory.take(len(beams.rows))
+        windows = None if memory.windows is None else memory.windows.take(len(beams.rows))
+        self.forks += beams.plan(taken, windows)
+        in_window: Iterable[bytes] = repeat(b"") if windows is None else map(pack_slot, windows)
+        packed_slots = iter_unpack("4s", taken.tobytes())
+        for row, (packed,), window in zip(beams.rows, packed_slots, in_window, strict=False):
+            self.rows.append(Row(row.req_slot, beams.position, 1, packed, True, window))
+        first = len(self.sampling)
+        self.searches[request] = range(first, first + len(taken))
+        self.owners += [request] * len(taken)
+        self.sampling += [request] * len(taken)
+        self.num_decode += len(taken)
+        self._decode_context += len(taken) * beams.position
+
+    def add_chunk(self, request: Request, count: int, memory: KvMemory, now: float) -> None:
+        """Adds the next `count` known tokens of a request and, with its first chunk, the NewSeq that binds it."""
+        if not request.announced:
+            self._announce(request, now)
+        start = len(request.slots)
+        taken = memory.take(count)
+        request.slots.extend(taken)
+        in_window = b""
+        if memory.windows is not None:
+            windows = memory.windows.take(count)
+            request.window_slots.extend(windows)
+            in_window = windows.tobytes()
+        is_last = request.prompt_left == 0
+        sample = is_last and request.sampling.max_tokens > 0
+        self.rows.append(Row(request.req_slot, start, count, taken.tobytes(), sample, in_window))
+        self.owners.append(request)
+        self.prompt_tokens += count
+        self._prompt_context += chunk_context(start, count)
+        self.prompt_span = max(self.prompt_span, start + count)
+        self._count(request, start, start + count)
+        if sample:
+            if request.beams is not None:
+                self.searches[request] = range(len(self.sampling), len(self.sampling) + 1)
+            self.sampling.append(request)
+        elif is_last:
+            self.silent_ends.append(request)
+
+    def _count(self, request: Request, start: int, end: int) -> None:
+        self.repeated_tokens += max(min(request.num_lost, end) - start, 0)
+        self.fresh_tokens += max(min(end, request.num_prompt) - max(start, request.num_lost), 0)
+
+    def _announce(self, request: Request, now: float) -> None:
+        request.announced = True
+        if request.first_planned_at is None:
+            request.first_planned_at = now
+        seq = NewSeq(
+            req_slot=request.req_slot,
+            token_ids=request.tokens.tobytes(),
+            num_prompt=request.num_prompt,
+            prefix_slots=request.slots.tobytes(),
+            sampling=_sampling(request),
+            request_id=request.request_id,
+            state_slot=request.state_slot,
+            prefix_window_slots=request.window_slots.tobytes(),
+            adapter=request.adapter,
+            tenant=request.tenant,
+        )
+        self.new_seqs.append(seq)
+        nothing = {"token_ids": b"", "num_prompt": 0, "prefix_slots": b"", "prefix_window_slots": b""}
+        empty = msgspec.structs.replace(seq, **nothing)
+        # The other beams' request slots, which get their tokens by forks.
+        for req_slot, state_slot in zip(request.req_slots[1:], request.state_slots[1:], strict=True):
+            self.new_seqs.append(msgspec.structs.replace(empty, req_slot=req_slot, state_slot=state_slot))
+
+
+def _windows(requests: Sequence[Request], memory: KvMemory) -> Iterable[bytes]:
+    """Row.window_slots of a decode row of each; without a second pool, none without end."""
+    if memory.windows is None:
+        return repeat(b"")
+    taken = memory.windows.take(len(requests))
+    for request, slot in zip(requests, taken, strict=True):
+        request.window_slots.append(slot)
+    return map(pack_slot, taken)
+
+
+def _sampling(request: Request) -> SamplingParams:
+    """The request's parameters, without prompt logprobs once the client has all of them. Of beams, the worker is asked
+    for their top tokens."""
+    if request.beams is not None:
+        wanted = max(request.beams.search.num_candidates, request.sampling.logprobs or 0)
+        of = request.sampling
+        return SamplingParams(of.max_tokens, temperature=0.0, seed=of.seed, logprobs=wanted)
+    if request.sampling.prompt_logprobs is None or not request.is_scored:
+        return request.sampling
+    return msgspec.structs.replace(request.sampling, prompt_logprobs=None)

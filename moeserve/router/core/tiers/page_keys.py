@@ -1,0 +1,30 @@
+"""The keys of pages: a chain of hashes, so that a key stands for its page's tokens and all before them."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from moeserve.messages.pages import PAGE_KEY_BYTES
+from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace
+
+
+def page_keys(namespace: Namespace, tokens: bytes, page_tokens: int) -> list[bytes]:
+    """Of the whole pages of `tokens`, int32. The namespace (an API key's name, a salt, an adapter) is part of every
+    key and cannot be read out of it."""
+    key = blake2b(repr(namespace).encode(), digest_size=PAGE_KEY_BYTES).digest()
+    step = page_tokens * TOKEN_BYTES
+    keys = []
+    for start in range(0, len(tokens) - step + 1, step):
+        key = blake2b(key + tokens[start : start + step], digest_size=PAGE_KEY_BYTES).digest()
+        keys.append(key)
+    return keys
+
+
+def state_key(key: bytes) -> bytes:
+    """Of the recurrent state after all tokens that a page's key stands for."""
+    return blake2b(key, digest_size=PAGE_KEY_BYTES, person=b"state").digest()
+
+
+def split_keys(keys: bytes) -> list[bytes]:
+    """Those of a PageReport, one by one."""
+    return [keys[at : at + PAGE_KEY_BYTES] for at in range(0, len(keys), PAGE_KEY_BYTES)]

@@ -1,0 +1,1 @@
+"""LoRA adapters: their memory, loading them, and which ones are resident."""

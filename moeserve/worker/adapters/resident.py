@@ -1,0 +1,187 @@
+"""The adapters that the engine has, and those that are read while it computes.
+
+One helper thread reads and checks an adapter's files and makes what the kernels read of them. The thread that computes
+puts it among the others between two steps, which takes milliseconds. A file that is not an adapter of this model is
+the order's error and nobody else's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from moeserve.config.units import MIB
+from moeserve.errors import UserError
+from moeserve.messages.adapters import AdapterSource, AdaptersReport, AdapterState, AdaptersWanted
+from moeserve.models.adapters.adapter import Adapter
+from moeserve.models.adapters.open import open_adapter
+from moeserve.models.adapters.read_gguf import GgufAdapter
+from moeserve.models.adapters.read_peft import PeftAdapter
+from moeserve.models.interface import ModelShape
+from moeserve.processes.free_memory import available_bytes
+
+log = logging.getLogger(__name__)
+
+
+Matrices = TypeVar("Matrices")
+
+
+class AdapterSlots(Protocol[Matrices]):
+    """An engine's adapters by number. Matrices: an adapter as its kernels read it."""
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    @property
+    def capacity(self) -> int:
+        """Numbers that there are."""
+        ...
+
+    def check(self, checked: PeftAdapter | GgufAdapter) -> None:
+        """Raises AdapterError for one that cannot be here."""
+        ...
+
+    def needed_bytes(self, checked: PeftAdapter | GgufAdapter) -> int:
+        """Of the adapters' memory, while it is read."""
+        ...
+
+    def prepare(self, adapter: Adapter) -> Matrices:
+        """Beside the steps, in another thread. Raises MemoryError."""
+        ...
+
+    def held_bytes(self, matrices: Matrices) -> int:
+        """Of the adapters' memory, from then on."""
+        ...
+
+    def put(self, number: int, matrices: Matrices) -> None:
+        """Only between two steps. Raises MemoryError."""
+        ...
+
+    def remove(self, number: int) -> None:
+        """Only between two steps, and when no row asks for it any more."""
+        ...
+
+
+class AdapterAtStart(NamedTuple):
+    """One of --lora-modules."""
+
+    name: str
+    key: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadAdapter(Generic[Matrices]):
+    key: str
+    matrices: Matrices
+    num_bytes: int
+
+
+class ResidentAdapters(Generic[Matrices]):
+    """One writer: the thread that executes plans. `numbers` has the number of each key, -1 for the model itself."""
+
+    def __init__(
+        self, engine: AdapterSlots[Matrices], at_start: Sequence[AdapterAtStart], budget: int
+    ) -> None:
+        """at_start: what `engine` has already, in order. budget: bytes of memory for adapters that come later."""
+        self._engine = engine
+        self._sizes = {adapter.key: adapter.num_bytes for adapter in at_start}
+        self._budget = budget + sum(self._sizes.values())
+        self._numbers = {"": -1} | {adapter.key: number for number, adapter in enumerate(at_start)}
+        self._free = [number for number in range(engine.capacity) if number >= len(at_start)]
+        self._outcomes: dict[int, AdapterState] = {}  # by order, of those that were read
+        self._reader = ThreadPoolExecutor(1, "adapters")  # its thread starts with the first order
+        self._reading: tuple[AdapterSource, Future[_ReadAdapter[Matrices]]] | None = None
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        return self._numbers
+
+    def forget_orders(self) -> None:
+        """The next router numbers its own."""
+        self._outcomes.clear()
+        self._reading = None
+
+    def want(self, wanted: AdaptersWanted) -> AdaptersReport:
+        """Between two steps: gives up what is not wanted, takes in what has been read, and has the next one read."""
+        sources = wanted.sources
+        orders = {source.order for source in sources}
+        self._outcomes = {order: state for order, state in self._outcomes.items() if order in orders}
+        self._give_up(sources)
+        self._collect(orders)
+        states = [self._state(source) for source in sources]
+        self._read_next(
+            source for source, state in zip(sources, states, strict=True) if not (state.key or state.error)
+        )
+        return AdaptersReport(states)
+
+    def _give_up(self, sources: Sequence[AdapterSource]) -> None:
+        kept = {source.key for source in sources} | {state.key for state in self._outcomes.values()}
+        for key in [key for key in self._numbers if key and key not in kept]:
+            number = self._numbers.pop(key)
+            self._engine.remove(number)
+            self._free.append(number)
+            del self._sizes[key]
+
+    def _collect(self, orders: set[int]) -> None:
+        """Of what the helper has read."""
+        if self._reading is None or not self._reading[1].done():
+            return
+        (source, future), self._reading = self._reading, None
+        if source.order not in orders:
+            return
+        try:
+            state = self._install(source, future.result())
+        except (UserError, OSError, MemoryError) as error:
+            state = AdapterState(source.order, error=str(error) or "there is too little memory for it")
+        except Exception as error:  # a reader's bug on a file that nobody vouches for ends no answers
+            log.exception("adapter %s", source.name)
+            state = AdapterState(source.order, error=f"{source.path}: {type(error).__name__}: {error}")
+        self._outcomes[source.order] = state
+
+    def _install(self, source: AdapterSource, adapter: _ReadAdapter[Matrices]) -> AdapterState:
+        if adapter.key not in self._numbers:
+            if not self._free:
+                return AdapterState(source.order, error="there are as many adapters as --max-loras allows")
+            self._engine.put(self._free[-1], adapter.matrices)
+            self._numbers[adapter.key] = self._free.pop()
+            self._sizes[adapter.key] = adapter.num_bytes
+        return AdapterState(source.order, adapter.key, self._sizes[adapter.key])
+
+    def _state(self, source: AdapterSource) -> AdapterState:
+        if source.key in self._numbers and source.key:
+            return AdapterState(source.order, source.key, self._sizes[source.key])
+        return self._outcomes.get(source.order, AdapterState(source.order))
+
+    def _read_next(self, sources: Iterable[AdapterSource]) -> None:
+        if self._reading is None and (source := next(iter(sources), None)) is not None:
+            room = self._budget - sum(self._sizes.values())
+            self._reading = source, self._reader.submit(self._read, source, room)
+
+    def _read(self, source: AdapterSource, room: int) -> _ReadAdapter[Matrices]:
+        """In the helper thread. Raises UserError, OSError, MemoryError."""
+        checked = open_adapter(source.name, Path(source.path), self._engine.shape)
+        self._engine.check(checked)
+        # In RAM as it is read, and as the kernels take it.
+        self._check_size(source, 2 * checked.nbytes, available_bytes())
+        self._check_size(source, self._engine.needed_bytes(checked), room)
+        adapter = checked.read()
+        matrices = self._engine.prepare(adapter)
+        size = self._engine.held_bytes(matrices)
+        self._check_size(source, size, room)
+        log.info(
+            "adapter %s: %d products, rank up to %d, %.1f MiB",
+            *(source.name, len(adapter.products), adapter.rank, size / MIB),
+        )
+        return _ReadAdapter(adapter.key, matrices, size)
+
+    def _check_size(self, source: AdapterSource, size: int, left: int) -> None:
+        if size > left:
+            raise UserError(
+                f"{source.path}: needs {size / MIB:.1f} MiB of memory, and {max(left, 0) / MIB:.1f} MiB are left for "
+                "adapters: unload others, or start the server with more of --lora-memory"
+            )

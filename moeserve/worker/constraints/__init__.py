@@ -1,0 +1,1 @@
+"""Which tokens a request may choose next: grammars, budgets of reasoning, and their masks."""

@@ -1,0 +1,1 @@
+"""Several tokens of a request in one step: who drafts them, and which are kept."""

@@ -1,0 +1,68 @@
+"""Rows that may have drafts: from what the router grants to positions, tokens and KV slots."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moeserve.messages.steps import CONTINUES, NewSeq, Row
+from moeserve.worker.drafts.drafter import Drafter
+from moeserve.worker.sequences import Int32s, Sequences
+
+
+class DraftRows:
+    """How far each request is, which the router does not know in time. One writer: the runner.
+
+    Positions below `granted` have KV slots. `length` tokens are known: the last of them is the first input of the next
+    row, all before are computed."""
+
+    def __init__(self, sequences: Sequences, drafter: Drafter) -> None:
+        self._sequences = sequences
+        self._drafter = drafter
+        num_slots = len(sequences.num_prompt)
+        self._granted = [0] * num_slots
+        self.length = [0] * num_slots
+        self.stop_ids: list[frozenset[int]] = [frozenset()] * num_slots
+
+    def bind(self, seq: NewSeq, num_tokens: int) -> None:
+        """Rows without drafts compute all tokens that are known, before the first that may have some."""
+        slot = seq.req_slot
+        self._granted[slot] = self.length[slot] = num_tokens
+        self.stop_ids[slot] = frozenset(seq.sampling.stop_token_ids)
+        self._drafter.bind(slot)
+
+    def place(self, rows: list[Row]) -> tuple[list[Row], list[int]]:
+        """The rows where they are to be computed, and the drafts of each, whose tokens are in the request's table
+        then."""
+        placed, drafted = [], []
+        for row in rows:
+            num = 0
+            if row.start == CONTINUES:
+                row, num = self._place(row)
+            placed.append(row)
+            drafted.append(num)
+        return placed, drafted
+
+    def _place(self, row: Row) -> tuple[Row, int]:
+        slot, sequences = row.req_slot, self._sequences
+        granted = self._granted[slot]
+        self._granted[slot] = end = granted + len(row.kv_slots) // 4
+        sequences.kv_slots[slot, granted:end] = np.frombuffer(row.kv_slots, np.int32)
+        if sequences.has_window_slots:
+            sequences.window_slots[slot, granted:end] = np.frombuffer(row.window_slots, np.int32)
+        length = self.length[slot]
+        # A request that has ended has one more row at most: its state must stay as it is, as a snapshot.
+        has_ended = int(sequences.tokens[slot, length - 1]) in self.stop_ids[slot]
+        draft = self._drafter.draft(slot, length, 0 if has_ended else row.count - 1)
+        num = len(draft)
+        sequences.tokens[slot, length : length + num] = draft
+        start, stop = length - 1, length + num
+        windows = b""
+        if sequences.has_window_slots:
+            windows = sequences.window_slots[slot, start:stop].tobytes()
+        kv_slots = sequences.kv_slots[slot, start:stop].tobytes()
+        return Row(slot, start, 1 + num, kv_slots, True, windows), num
+
+    def grew(self, slots: Int32s) -> None:
+        """Each of these requests has one more token."""
+        for slot in slots.tolist():
+            self.length[slot] += 1

@@ -1,0 +1,15 @@
+"""What the runner needs where rows may have drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from moeserve.worker.drafts.drafter import Drafter
+from moeserve.worker.drafts.run_sampler import DraftingEngine
+from moeserve.worker.sequences import Int32s
+
+
+class Drafting(NamedTuple):
+    engine: DraftingEngine  # the runner's
+    drafter: Callable[[Int32s], Drafter]  # made of the requests' tokens: int32 [request slots, positions]

@@ -1,0 +1,109 @@
+"""Drafts by look-up in the request's own tokens (prompt look-up): the text has been here before, so what followed then
+is drafted.
+
+    ... the cat sat on the mat . ... the cat sat
+        `- the place before -´           `- the last tokens
+                     on the mat       is drafted
+
+The places where the same `shortest` tokens stood are chained, the last one first. Of the last CANDIDATES of them, the
+one is taken before which most tokens agree, of equal ones the last. A new token costs one look into a dictionary,
+however long the text.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.worker.sequences import Int32s
+
+CANDIDATES: Final = 16
+NONE: Final = -1
+_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
+_NOTHING: Final = np.zeros(0, np.int32)
+
+
+class NgramDrafter:
+    """See `Drafter`. Reads the tokens of the worker's table."""
+
+    def __init__(self, tokens: Int32s, shortest: int, longest: int) -> None:
+        """tokens: int32 [request slots, positions]. A draft needs `shortest` agreeing tokens; beyond `longest`, more of
+        them make no difference."""
+        self._tokens = tokens
+        self._shortest = shortest
+        self._longest = longest
+        slots, positions = tokens.shape
+        # Of each slot: the last place by hash, and by place the one before of the same hash. A place is the position
+        # of the last of its tokens.
+        self._last: list[dict[int, int]] = [{} for _ in range(slots)]
+        self._before: Int32s = np.zeros((slots, positions), np.int32)
+        self._known = [0] * slots  # tokens whose places are there
+
+    def bind(self, slot: int) -> None:
+        self._last[slot] = {}
+        self._known[slot] = 0
+
+    def draft(self, slot: int, length: int, most: int) -> Int32s:
+        self._learn(slot, length)
+        if most <= 0 or length <= self._shortest:
+            return _NOTHING
+        text = self._tokens[slot]
+        place, best, longest = int(self._before[slot, length - 1]), NONE, self._shortest - 1
+        for _ in range(CANDIDATES):
+            if place < self._shortest - 1:
+                break
+            agreeing = self._agreeing(text, place, length - 1)
+            if agreeing > longest:
+                best, longest = place, agreeing
+            if longest >= self._longest:
+                break
+            place = int(self._before[slot, place])
+        if best == NONE:
+            return _NOTHING
+        # What repeats with a period shorter than the draft goes on to do so.
+        period = length - 1 - best
+        draft: Int32s = text[best + 1 + np.arange(most) % period]
+        return draft
+
+    def _agreeing(self, text: Int32s, place: int, last: int) -> int:
+        """How many tokens up to `place` are the same as up to `last`, at most `longest`."""
+        most = min(self._longest, place + 1)
+        differ = text[place - most + 1 : place + 1] != text[last - most + 1 : last + 1]
+        where = np.flatnonzero(differ)
+        return most if len(where) == 0 else most - 1 - int(where[-1])
+
+    def _learn(self, slot: int, length: int) -> None:
+        """Takes in the places of the tokens since the last call."""
+        first = max(self._known[slot], self._shortest - 1)
+        self._known[slot] = max(length, self._known[slot])
+        if first >= length:
+            return
+        hashes = self._hashes(self._tokens[slot, first - self._shortest + 1 : length])
+        last, before = self._last[slot], self._before[slot]
+        if length - first <= CANDIDATES:
+            for place, hashed in enumerate(hashes.tolist(), first):
+                before[place] = last.get(hashed, NONE)
+                last[hashed] = place
+            return
+        # A whole prompt: of equal hashes, sorted by place, each has the one in front of it.
+        order = np.argsort(hashes, kind="stable")
+        places = order.astype(np.int32) + first
+        is_same = hashes[order[1:]] == hashes[order[:-1]]
+        before[places[1:]] = np.where(is_same, places[:-1], NONE)
+        before[places[0]] = NONE
+        if last:
+            for place in places[np.concatenate(([True], ~is_same))].tolist():
+                before[place] = last.get(int(hashes[place - first]), NONE)
+        last.update(zip(hashes.tolist(), range(first, length), strict=True))
+
+    def _hashes(self, tokens: Int32s) -> npt.NDArray[np.uint64]:
+        """Of each `shortest` tokens in a row."""
+        ids = tokens.astype(np.uint64) + np.uint64(1)
+        count = len(ids) - self._shortest + 1
+        hashes = np.zeros(count, np.uint64)
+        for offset in range(self._shortest):
+            hashes = (hashes ^ ids[offset : offset + count]) * _FACTOR
+            hashes ^= hashes >> np.uint64(29)
+        return hashes

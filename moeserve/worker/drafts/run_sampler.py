@@ -1,0 +1,164 @@
+"""Samples along the drafts: each position as if it stood alone, until one disagrees with its draft.
+
+A round samples the next token of each row that has agreed so far. Between two rounds the sampler, the grammar and the
+table have taken the token in, as between two steps: so a token is what it would have been without drafts, whatever it
+depends on (penalties, masks, budgets, the number of its noise)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from msgspec.structs import replace
+from torch import Tensor
+
+from moeserve.messages.sampling import TokenLogprob
+from moeserve.messages.steps import Accepted, Sampled
+from moeserve.worker.constraints.slot_guides import Constraints
+from moeserve.worker.drafts.draft_rows import DraftRows
+from moeserve.worker.engines.engine import Engine, TokenMasks
+from moeserve.worker.sequences import Int32s, Sequences, StepLayout, entries
+
+
+class DraftingEngine(Engine, Protocol):
+    """An engine whose rows may have drafts. It samples when it is asked to."""
+
+    def logits_of(self, rows: Int32s) -> Tensor:
+        """float32 [m, vocab] of these rows of the step, at most `logit_rows`; valid until the next call."""
+        ...
+
+    def sample_from(
+        self, logits: Tensor, slots: Int32s, masks: TokenMasks | None
+    ) -> tuple[Int32s, list[TokenLogprob | None]]:
+        """A token for each row of `logits`, as `sample` and `sampled`. No slot twice."""
+        ...
+
+    def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:
+        """So many of the drafts of each row were right: recurrent states take them in. Without this call they are those
+        before the drafts. accepted: int32 [rows]."""
+        ...
+
+
+class SampledRuns(NamedTuple):
+    sampled: list[Sampled]  # of each row that samples
+    mask_ms: dict[int, float]  # StepResult.mask_ms
+
+
+class _Group(NamedTuple):
+    """Rows whose logits are computed together. int32 [rows] each."""
+
+    row: Int32s  # of the step's rows
+    slot: Int32s
+    first: Int32s  # where the logits of its first token are
+    position: Int32s  # where that token will stand
+    depth: Int32s  # tokens that it may sample: one, and one for each draft
+
+
+class RunSampler:
+    def __init__(
+        self, engine: DraftingEngine, sequences: Sequences, constraints: Constraints, rows: DraftRows
+    ) -> None:
+        self._engine = engine
+        self._sequences = sequences
+        self._constraints = constraints
+        self._rows = rows
+
+    def sample(self, layout: StepLayout, drafted: Sequence[int], computed_s: float) -> SampledRuns:
+        """drafted: of each row. computed_s: seconds for which the step has computed, before its logits."""
+        found = SampledRuns([], {})
+        accepted = np.zeros(len(layout.rows), np.int32)
+        for group in self._groups(layout, drafted):
+            runs = self._sample_group(group, computed_s, found)
+            accepted[group.row] = [len(run.accepted.token_ids) if run.accepted else 0 for run in runs]
+            found.sampled.extend(runs)
+        if accepted.any():
+            self._engine.commit_states(layout, accepted)
+        return found
+
+    def _groups(self, layout: StepLayout, drafted: Sequence[int]) -> Iterator[_Group]:
+        """Of rows that sample, in order."""
+        rows = np.array([index for index, row in enumerate(layout.rows) if row.sample], np.int32)
+        depth = 1 + np.array(drafted, np.int32)[rows]
+        last = layout.offset[rows] + layout.count[rows]
+        position = layout.start[rows] + layout.count[rows] - depth + 1
+        columns = (rows, layout.req_slot[rows], last - depth, position, depth)
+        first, size = 0, 0
+        for at, more in enumerate(depth.tolist()):
+            if size + more > self._engine.logit_rows:
+                yield _Group(*(column[first:at] for column in columns))
+                first, size = at, 0
+            size += more
+        if len(rows):
+            yield _Group(*(column[first:] for column in columns))
+
+    def _sample_group(self, group: _Group, computed_s: float, found: SampledRuns) -> list[Sampled]:
+        rounds = range(int(group.depth.max()))
+        deep = [np.flatnonzero(group.depth > number).astype(np.int32) for number in rounds]
+        logits = self._engine.logits_of(
+            np.concatenate([group.first[members] + number for number, members in enumerate(deep)])
+        )
+        before = len(found.sampled)  # rows of the groups before
+        runs: list[Sampled] = []
+        more: list[list[int]] = [[] for _ in group.row]
+        scores: list[list[TokenLogprob]] = [[] for _ in group.row]
+        active, first = deep[0], 0
+        for number in rounds:
+            slots = group.slot[active]
+            if number == 0:
+                masks = self._constraints.masks_for(slots, computed_s)
+            else:
+                ready, masks = self._constraints.follow(slots)
+                active, slots = active[ready], slots[ready]
+            if len(active) == 0:
+                break
+            tokens, logprobs = self._engine.sample_from(
+                _rows_of(logits, first, np.searchsorted(deep[number], active), len(deep[number])),
+                slots,
+                masks,
+            )
+            verdicts = self._constraints.verdicts(slots)
+            for row, ms in verdicts.mask_ms.items():
+                found.mask_ms[before + int(active[row])] = ms
+            goes_on = tokens >= 0
+            goes_on[[*verdicts.failed, *verdicts.late]] = False
+            if number == 0:
+                runs = entries(tokens, logprobs, verdicts.failed, verdicts.late)
+            else:
+                for row in np.flatnonzero(goes_on).tolist():
+                    more[active[row]].append(int(tokens[row]))
+                    logprob = logprobs[row]
+                    if logprob is not None:
+                        scores[active[row]].append(logprob)
+            self._constraints.accept(slots, tokens, verdicts)
+            goes_on = self._take(group, active, number, tokens, goes_on)
+            first += len(deep[number])
+            active = active[goes_on]
+        depths = group.depth.tolist()
+        return [
+            one if depth == 1 else replace(one, accepted=Accepted(depth - 1, ids, found_scores or None))
+            for one, depth, ids, found_scores in zip(runs, depths, more, scores, strict=True)
+        ]
+
+    def _take(
+        self, group: _Group, active: Int32s, number: int, tokens: Int32s, is_token: np.ndarray
+    ) -> np.ndarray:
+        """Notes what a round has sampled for these rows. Returns which of them agree with their drafts so far, and have
+        one more."""
+        slots, positions = group.slot[active], group.position[active] + number
+        has_more = is_token & (group.depth[active] > number + 1)
+        agrees = has_more.copy()
+        places = slots[has_more], positions[has_more]
+        agrees[has_more] = self._sequences.tokens[places] == tokens[has_more]
+        self._sequences.append(slots[is_token], positions[is_token], tokens[is_token])
+        self._rows.grew(slots[is_token])
+        for row in np.flatnonzero(agrees).tolist():
+            agrees[row] = int(tokens[row]) not in self._rows.stop_ids[slots[row]]
+        return agrees
+
+
+def _rows_of(logits: Tensor, first: int, places: np.ndarray, count: int) -> Tensor:
+    """These of the `count` rows from `first` on: without a copy, where it is all."""
+    if len(places) == count:
+        return logits[first : first + count]
+    return logits[first + places]

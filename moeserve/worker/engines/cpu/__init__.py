@@ -1,0 +1,1 @@
+"""The engine that computes on the C++ pool."""

@@ -1,0 +1,191 @@
+"""The whole model on the C++ pool."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.stream_operands import AdapterRows, StateDrafts, StateSequences
+from moeserve.messages.sampling import TokenLogprob
+from moeserve.messages.steps import NewSeq
+from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.cpu.workspace import CpuBatch
+from moeserve.models.observer import LayerObserver
+from moeserve.models.step_buffers import CPU_LOGIT_ROWS
+from moeserve.worker.engines.cpu.sampler import CpuSampler
+from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
+from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
+
+
+def launch(
+    layout: StepLayout, sequences: Sequences, model: CpuDecoder, observer: LayerObserver | None = None
+) -> None:
+    """Queues a step. The rows' KV slots are remembered."""
+    adapters = adapter_rows(sequences.adapters[layout.sequence])
+    model.begin(torch.from_numpy(sequences.tokens[layout.sequence, layout.position]), adapters)
+    model.forward(_batch(layout, sequences, model, adapters), observer)
+
+
+def _batch(
+    layout: StepLayout, sequences: Sequences, model: CpuDecoder, adapters: AdapterRows | None
+) -> CpuBatch:
+    """Plans the model's attention, too."""
+    sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
+    windows = None
+    if sequences.has_window_slots:
+        sequences.window_slots[layout.sequence, layout.position] = layout.window_slots
+        windows = torch.from_numpy(layout.window_slots.copy())
+    model.plan_attention(
+        *(layout.offset, layout.count, layout.start, layout.req_slot, sequences.kv_slots),
+        sequences.window_slots if sequences.has_window_slots else None,
+    )
+    return CpuBatch(
+        n=layout.n,
+        positions=torch.from_numpy(layout.position),
+        kv_slots=torch.from_numpy(layout.kv_slots.copy()),
+        states=state_sequences(layout, sequences) if model.has_states else None,
+        adapters=adapters,
+        window_slots=windows,
+    )
+
+
+def adapter_rows(adapters: Int32s) -> AdapterRows | None:
+    """Of the adapter of each row, -1 for none. None where no row asks for one."""
+    if adapters.max(initial=-1) < 0:
+        return None
+    order = np.argsort(adapters, kind="stable").astype(np.int32)
+    first = int(np.count_nonzero(adapters < 0))
+    return AdapterRows(torch.from_numpy(adapters), torch.from_numpy(order[first:].copy()))
+
+
+def state_sequences(layout: StepLayout, sequences: Sequences) -> StateSequences:
+    """Whose recurrent states the step's rows move on."""
+    slots, drafts = sequences.state_slots[layout.req_slot], None
+    if layout.drafted is not None and layout.drafted.any():
+        drafts = StateDrafts(torch.from_numpy(layout.drafted), torch.from_numpy(first_drafts(layout.drafted)))
+    row, count, slot = (torch.from_numpy(column) for column in (layout.offset, layout.count, slots))
+    return StateSequences(row, count, slot, drafts)
+
+
+def first_drafts(drafted: Int32s) -> Int32s:
+    """The number of each row's first draft, among the step's."""
+    first: Int32s = np.cumsum(drafted, dtype=np.int32) - drafted
+    return first
+
+
+class CpuEngine:
+    """See `Engine`. A row's numbers depend neither on the other rows nor on chunks or threads."""
+
+    logit_rows = CPU_LOGIT_ROWS
+    counts_every_step = True
+    waits_for_logits = True
+    kernels_compiled = 0
+    runs_ahead = False
+    is_computed = False
+
+    def __init__(self, stream: CpuStream, model: CpuDecoder, sampler: CpuSampler) -> None:
+        self._stream = stream
+        self._model = model
+        self._sampler = sampler
+        self._last_logits: Tensor | None = None
+        self._state_slots: Int32s = np.zeros(0, np.int32)  # of the step's rows
+        self._sampled: tuple[Int32s, list[TokenLogprob | None]] = (np.zeros(0, np.int32), [])
+
+    @property
+    def description(self) -> str:
+        nodes = f" on {self._stream.nodes} memory nodes" if self._stream.nodes > 1 else ""
+        return f"cpu ({self._stream.isa}, {self._stream.threads} threads{nodes})"
+
+    @property
+    def stream(self) -> CpuStream:
+        return self._stream
+
+    def warm_on(self, *, is_idle: bool) -> bool:
+        return False
+
+    def copy_states(self, pairs: Int32s) -> None:
+        self._model.copy_states(torch.from_numpy(pairs.copy()))
+
+    def bind(self, seq: NewSeq, tokens: Int32s) -> None:
+        prompt, output = tokens[: seq.num_prompt], tokens[seq.num_prompt :]
+        self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
+
+    def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
+        """The pool reads the host's tables."""
+
+    def forward(
+        self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
+    ) -> None:
+        launch(layout, sequences, self._model, observer)
+        self._state_slots = sequences.state_slots[layout.req_slot]
+
+    def score(self, span: PromptSpan) -> list[TokenLogprob]:
+        return self._sampler.prompt_logprobs(self._logits(span.logit_rows), span.targets, span.top_n)
+
+    def logits(self, layout: StepLayout, first: int) -> Tensor:
+        self._last_logits = self._logits(layout.sampled_rows[first : first + self.logit_rows])
+        return self._last_logits
+
+    def logits_of(self, rows: Int32s) -> Tensor:
+        return self._logits(rows)
+
+    def sample_from(
+        self, logits: Tensor, slots: Int32s, masks: TokenMasks | None
+    ) -> tuple[Int32s, list[TokenLogprob | None]]:
+        return self._sampler.sample(logits, slots, masks)
+
+    def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:
+        if not self._model.has_states:
+            return
+        assert layout.drafted is not None
+        moved = accepted > 0
+        columns = self._state_slots[moved], first_drafts(layout.drafted)[moved], accepted[moved]
+        self._model.commit_states(*map(torch.from_numpy, columns))
+
+    def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
+        assert self._last_logits is not None
+        self._sampled = self._sampler.sample(self._last_logits, slots, masks)
+
+    def sampled(self) -> tuple[Int32s, list[TokenLogprob | None]]:
+        return self._sampled
+
+    def mark_end(self) -> None:
+        """Steps end before the next one is launched."""
+
+    def begin(self) -> None:
+        """The host's clock says how long a step takes."""
+
+    def launches_at_once(self, counts: Int32s) -> bool:
+        return False
+
+    def finish(self) -> float:
+        self._stream.wait()  # where no row had logits
+        return 0.0
+
+    def forget(self, layout: StepLayout) -> None:
+        self._model.forget(layout.kv_slots.tolist(), layout.window_slots.tolist() or None)
+        self._stream.wait()
+
+    def expert_counts(self) -> ExpertCounts:
+        tokens = self._model.expert_token_counts[:, 0].numpy()
+        return ExpertCounts(tokens, np.zeros(tokens.shape, np.uint8))
+
+    def take_expert_cache_counts(self) -> None:
+        return None
+
+    def weight_counters(self) -> object:
+        return self._model.weight_bytes_read()
+
+    def weight_bytes_since(self, counters: object) -> int:
+        assert isinstance(counters, int)
+        return self._model.weight_bytes_read() - counters
+
+    def read_weights(self) -> tuple[float, int]:
+        return self._model.read_experts()
+
+    def _logits(self, rows: Int32s) -> Tensor:
+        logits = self._model.logits(torch.from_numpy(rows))
+        self._stream.wait()
+        return logits

@@ -1,0 +1,332 @@
+"""The model on a GPU, steps as CUDA graphs where they can be, with the CPU pool beside it for experts in RAM.
+
+The host does little in a step: it fills one pinned buffer, starts one graph (embedding to logits), then queues the
+sampling behind it while the GPU works, and waits once, for the tokens. Before it waits it may launch the next step's
+layers, which take the tokens on the GPU. First it waits for layers that are the CPU's (`cpu_stage.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.kernels.collectives.all_reduce import FromFirst
+from moeserve.messages.expert_cache import ExpertCacheCounts
+from moeserve.messages.sampling import TokenLogprob
+from moeserve.messages.steps import NewSeq
+from moeserve.models.adapters.scope import AdapterScope
+from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
+from moeserve.models.loading.ram_experts import RamExperts
+from moeserve.models.observer import LayerObserver
+from moeserve.models.step_buffers import SMALL_BATCH_ROWS
+from moeserve.processes.cpus import usable_cores
+from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
+from moeserve.worker.engines.gpu.compile_ahead import KernelLaunches
+from moeserve.worker.engines.gpu.cpu_stage import CpuStage
+from moeserve.worker.engines.gpu.dummy_steps import DummySteps
+from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
+from moeserve.worker.engines.gpu.sampler import GpuSampler
+from moeserve.worker.engines.gpu.step_launcher import StepLauncher
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
+from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
+from moeserve.worker.engines.gpu.steps.micro_batches import MicroBatches
+from moeserve.worker.engines.gpu.steps.pinned import padded
+from moeserve.worker.engines.gpu.steps.prompt_tiles import tiles_of
+from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
+from moeserve.worker.engines.gpu.steps.step_completion import StepCompletion
+from moeserve.worker.engines.gpu.steps.step_facts import step_facts
+from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
+from moeserve.worker.engines.gpu.steps.step_path import StepPath, StepShape, padded_size, path_of
+from moeserve.worker.engines.gpu.token_choice import LogitRows, TokenChoice
+from moeserve.worker.engines.gpu.warm_up import WarmUp
+from moeserve.worker.engines.gpu.weight_reads import GpuWeightReads
+from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
+
+
+class GpuEngine:
+    """See `Engine`."""
+
+    counts_every_step = False
+    waits_for_logits = False
+
+    def __init__(
+        self,
+        model: GpuDecoder,
+        tables: SlotTables,
+        max_num_seqs: int,
+        description: str,
+        ram_experts: RamExperts | None = None,
+        cpu_stage: CpuStage | None = None,
+        expert_cache: ExpertCache | None = None,
+        agree: Callable[[bool], bool] = bool,
+        from_first: FromFirst | None = None,
+    ) -> None:
+        """tables: the model's, of max_num_seqs + 1 request slots. ram_experts: the model's, where there are any.
+        cpu_stage: the layers before the model's, if it has no embedding. agree: whether a condition holds on all of
+        several GPUs, which capture the same graphs and run steps in the same parts. from_first: where each of them has
+        a part of every layer: only the first one samples."""
+        self._model = model
+        self._description = description
+        self._tables = tables
+        self._cpu_stage = cpu_stage
+        self._weights = GpuWeightReads(model, ram_experts, cpu_stage)
+        self.logit_rows = model.head_sizes[-1]
+        yields = ram_experts is not None and ram_experts.stream.threads >= usable_cores()
+        self._done = StepCompletion(model.device, self.logit_rows, yields=yields)
+        # The host computes the first layers of a step, or GPUs of other layers have its rows; experts in RAM on several
+        # GPUs are not tried.
+        is_alone = ram_experts is None or from_first is None
+        self.runs_ahead = agree(is_alone and cpu_stage is None and model.stage is None)
+        self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
+        self._choice = TokenChoice(self._sampler, self._done)
+        if from_first is not None:
+            from_first(self._sampler.tokens)  # the way that is fastest is found
+        all_on_gpu = ram_experts is None and cpu_stage is None
+        takes_parts = model.stage is not None and model.stage.takes_parts and ram_experts is None
+        self.facts = step_facts(
+            model, max_num_seqs, captures_prompts=agree(all_on_gpu), takes_parts=agree(takes_parts)
+        )
+        make_inputs = self._inputs_maker(max_num_seqs)
+        self._inputs = {
+            size: make_inputs(size, max_tiles=self.facts.max_tiles.get(size, 0)) for size in model.sizes
+        }
+        self._graphs = GraphSteps(model, self._inputs, self.facts)
+        chunk_tiles = partial(tiles_of, model.shape.forms)
+        self.micro_batches: MicroBatches | None = None  # None: no step goes in parts
+        if self.facts.takes_parts:
+            self.micro_batches = MicroBatches(
+                model, self._inputs, make_inputs, chunk_tiles, max_num_seqs, self.facts
+            )
+        self._launcher = StepLauncher(
+            model,
+            self._inputs,
+            self._graphs,
+            self.micro_batches,
+            chunk_tiles,
+            self._sampler.tokens,
+            from_first,
+            self._done.wait,
+            expert_cache,
+        )
+        kernels = KernelLaunches(model, self._inputs, self._sampler, chunk_tiles, self.facts)
+        self.warm_up = WarmUp(self._graphs, kernels.launch_all, self.facts, self.micro_batches, expert_cache)
+        self.dummy_steps = DummySteps(
+            model,
+            self._inputs,
+            self._graphs,
+            self.micro_batches,
+            cpu_stage,
+            chunk_tiles,
+            max_num_seqs,
+            self._path_of,
+            self._wait_for_dummy,
+        )
+        # Of the step under way.
+        self._step = self._inputs[model.sizes[0]]
+        self._has_logits = False
+        self._rows: LogitRows | None = None
+
+    def _inputs_maker(self, dummy_slot: int) -> partial[StepInputs]:
+        model, tables = self._model, self._tables
+        return partial(
+            StepInputs,
+            head_rows=self.logit_rows,
+            dummy_slot=dummy_slot,
+            device=model.device,
+            max_model_len=tables.slots.shape[1],
+            num_kv_slots=model.num_kv_slots,
+            has_states=model.has_states,
+            has_adapters=model.adapters is not None,
+            has_windows=tables.windows is not None,
+        )
+
+    @property
+    def description(self) -> str:
+        return self._description
+
+    @property
+    def can_stream(self) -> bool:
+        """See `GpuDecoder`."""
+        return self._model.can_stream
+
+    @property
+    def forced_routing(self) -> ForcedRouting | None:
+        return self._model.forced_routing
+
+    @property
+    def expert_cache(self) -> ExpertCache | None:
+        """None: experts stay where they are."""
+        return self._launcher.expert_cache
+
+    @expert_cache.setter
+    def expert_cache(self, cache: ExpertCache | None) -> None:
+        self._launcher.expert_cache = cache
+
+    @property
+    def streaming(self) -> Streaming:
+        """Which part of the RAM experts steps with prompts stream."""
+        return self.facts.streaming
+
+    def stream_by(self, streaming: Streaming, described: str) -> None:
+        """Sets `streaming`; the engine's description then says so."""
+        self.facts = replace(self.facts, streaming=streaming)
+        self._description = f"{self._description.removesuffix(')')}, {described})"
+
+    def divide_decode_steps(self, sizes: Set[int]) -> None:
+        """Decode steps of these sizes go in parts, the others whole."""
+        self.facts = replace(self.facts, decode_parts=frozenset(sizes))
+
+    def divide_prompts(self, size: int, parts: int) -> None:
+        """Steps of this size with prompts go in this many parts."""
+        self.facts = replace(self.facts, prompt_parts={**self.facts.prompt_parts, size: parts})
+
+    @property
+    def kernels_compiled(self) -> int:
+        return self.warm_up.missed
+
+    def warm_on(self, *, is_idle: bool) -> bool:
+        return self.warm_up.go_on(is_idle=is_idle)
+
+    def copy_states(self, pairs: Int32s) -> None:
+        self._model.copy_states([(int(source), int(target)) for source, target in pairs])
+        if self._cpu_stage is not None:
+            self._cpu_stage.copy_states(pairs)
+
+    def bind(self, seq: NewSeq, tokens: Int32s) -> None:
+        self._tables.bind(seq)
+        prompt, output = tokens[: seq.num_prompt], tokens[seq.num_prompt :]
+        self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
+
+    def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
+        self._tables.fork(targets, sources, end)
+
+    def forward(
+        self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
+    ) -> None:
+        """Launches the step. A decode step's CUDA graph includes the head."""
+        shape = StepShape(
+            layout.count, layout.n, has_new, self._scope_of(layout, sequences), observer is not None
+        )
+        path = self._path_of(shape)
+        self._step = self._inputs[path.size]
+        if self._cpu_stage is not None:
+            self._cpu_stage.compute(layout, sequences, observer)
+        self._has_logits = self._launcher.launch(path, layout, sequences, observer)
+
+    def _path_of(self, step: StepShape) -> StepPath:
+        return path_of(step, self.facts)
+
+    def _scope_of(self, layout: StepLayout, sequences: Sequences) -> AdapterScope:
+        adapters = self._model.adapters
+        if adapters is None:
+            return AdapterScope.NONE
+        return adapters.scope_for(sequences.adapters[layout.req_slot].tolist())
+
+    def score(self, span: PromptSpan) -> list[TokenLogprob]:
+        """Prompt logprobs reuse the logits buffer, so the logits of the step's graph are no longer valid."""
+        self._has_logits = False
+        n, device = len(span.logit_rows), self._model.device
+        size = padded_size(n, self._model.head_sizes)
+        rows, targets = (padded(ids, size).to(device) for ids in (span.logit_rows, span.targets))
+        count = torch.tensor([n], dtype=torch.int32, device=device)
+        scores = self._sampler.score(self._model.logits(self._step.size, rows, count), targets, count)
+        return [entry for entry in scores.read([span.top_n] * n) if entry is not None]
+
+    def logits(self, layout: StepLayout, first: int) -> Tensor:
+        n = min(len(layout.sampled_rows) - first, self.logit_rows)
+        size = self._step.size if self._has_logits else padded_size(n, self._model.head_sizes)
+        rows, slots, count = self._step.head(first // self.logit_rows, size)
+        if self._has_logits:
+            logits = self._graphs.logits[size]
+        else:
+            logits = self._model.logits(self._step.size, rows, count)
+        self._rows = LogitRows(logits, slots, count)
+        return logits[:n]
+
+    def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
+        assert self._rows is not None
+        self._choice.launch(self._rows, slots, masks)
+
+    def sampled(self) -> tuple[Int32s, list[TokenLogprob | None]]:
+        return self._choice.read()
+
+    def mark_end(self) -> None:
+        self._choice.mark_end()
+
+    @property
+    def is_computed(self) -> bool:
+        return self._done.is_reached
+
+    def begin(self) -> None:
+        self._done.begin()
+
+    def launches_at_once(self, counts: Int32s) -> bool:
+        return self._path_of(StepShape(counts, int(counts.sum()))).launches_at_once
+
+    def finish(self) -> float:
+        interval_ms = self._done.finish()
+        self._model.check()
+        return interval_ms
+
+    def forget(self, layout: StepLayout) -> None:
+        slots = layout.kv_slots.tolist(), layout.window_slots.tolist() or None
+        self._model.forget(*slots)
+        if self._cpu_stage is not None:
+            self._cpu_stage.forget(*slots)
+        if self.expert_cache is not None:
+            self.expert_cache.forget_counts()
+        self._tables.forget(layout.req_slot.tolist())
+
+    def _wait_for_dummy(self) -> None:
+        self._done.mark()
+        self.finish()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within, steps are this GPU's own layers' alone, of whatever several GPUs have."""
+        stage = self._model.stage
+        if stage is not None:
+            stage.be_alone(alone=True)
+        try:
+            yield
+        finally:
+            if stage is not None:
+                stage.be_alone(alone=False)
+
+    @property
+    def prompt_sizes(self) -> list[int]:
+        """Of steps that may go in parts."""
+        return [size for size in self._model.sizes if size > SMALL_BATCH_ROWS]
+
+    @property
+    def max_step_rows(self) -> int:
+        """The most rows of a step."""
+        return self._model.sizes[-1]
+
+    def expert_counts(self) -> ExpertCounts:
+        tokens = self._model.expert_token_counts.cpu().numpy()
+        on_gpu = self._model.on_gpu.numpy().astype(np.uint8)
+        if self._cpu_stage is not None:
+            of_stage = self._cpu_stage.expert_token_counts
+            tokens = np.concatenate([of_stage, tokens])
+            on_gpu = np.concatenate([np.zeros_like(of_stage, np.uint8), on_gpu])
+        return ExpertCounts(tokens, on_gpu, None if self.expert_cache is None else self.expert_cache.totals)
+
+    def take_expert_cache_counts(self) -> ExpertCacheCounts | None:
+        return None if self.expert_cache is None else self.expert_cache.take_counts()
+
+    def weight_counters(self) -> object:
+        return self._weights.counters()
+
+    def weight_bytes_since(self, counters: object) -> int:
+        return self._weights.bytes_since(counters)
+
+    def read_weights(self) -> tuple[float, int]:
+        return self._weights.read()

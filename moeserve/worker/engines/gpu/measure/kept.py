@@ -1,0 +1,143 @@
+"""What is measured of a GPU's steps, kept on disk beside Triton's compiled kernels, so that the next worker need not
+measure it.
+
+There is a file for each key: whatever makes steps faster or slower (`kept_measurements`). The router begins with what
+it holds; what it learns from the steps that are served it does not lose with a worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+import triton
+
+import moeserve.kernels
+from moeserve import __version__
+from moeserve.config import ServerConfig
+from moeserve.kv.capacity import KvCapacity
+from moeserve.messages.steps import MeasuredStep
+from moeserve.models.interface import ModelShape
+from moeserve.models.sources.source import ModelSource
+from moeserve.worker.engines.gpu.measure.calibration import Calibration
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
+
+FOLDER: Final = "moeserve-steps"  # in Triton's cache
+# Of what is read: tokens, positions and rows, and milliseconds of a step.
+MOST: Final = 1 << 30
+LONGEST_MS: Final = 1e7
+
+log = logging.getLogger(__name__)
+
+
+class Measured(msgspec.Struct, frozen=True):
+    steps: list[MeasuredStep]
+    # Of `Calibration`; None: nothing was calibrated.
+    streamed: list[tuple[int, float]] | None = None
+    threshold: int | None = None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        if self.streamed is None:
+            return None
+        return Calibration(self.threshold, Streaming(tuple(self.streamed)))
+
+    def check(self) -> None:
+        """Raises ValueError for what no step can have taken, and points that `Streaming` does not take."""
+        for step in self.steps:
+            rows, context, start, prompt, ms = msgspec.structs.astuple(step)
+            if min(rows, context, start, prompt) < 0 or not rows + prompt or max(rows, start, prompt) > MOST:
+                raise ValueError(f"no step has {rows} rows and {prompt} tokens from {start} on")
+            if not 0.0 < ms < LONGEST_MS or context > rows * MOST:
+                raise ValueError(f"no step takes {ms} ms for {context} positions")
+        points = self.streamed or []
+        if any(not 0.0 <= part <= 1.0 for _, part in points):
+            raise ValueError("a part that is streamed is between 0 and 1")
+        if any(
+            not 0 <= tokens <= MOST for tokens in [*(tokens for tokens, _ in points), self.threshold or 0]
+        ):
+            raise ValueError(f"steps of 0 to {MOST} tokens are streamed")
+        if any(low >= high for low, high in pairwise(tokens for tokens, _ in points)):
+            raise ValueError("the steps that are streamed do not ascend")
+
+
+class KeptMeasurements:
+    """Of one key, in `folder`, which is made when something is written."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._file = folder / f"{key}.json"
+
+    def read(self) -> Measured | None:
+        """None where there is nothing, or what no worker writes: anyone may have written to a cache."""
+        try:
+            measured = msgspec.json.decode(self._file.read_bytes(), type=Measured)
+            measured.check()
+            return measured
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, ValueError) as error:
+            log.warning("%s is measured anew: %s", self._file, error)
+            return None
+
+    def write(self, steps: Sequence[MeasuredStep], calibration: Calibration | None) -> None:
+        """Whole, whoever reads it meanwhile. Where that is impossible, the log says so, and the next worker measures
+        again."""
+        measured = Measured(list(steps))
+        if calibration is not None:
+            points = list(calibration.streaming.points)
+            measured = Measured(list(steps), points, calibration.threshold)
+        unnamed = self._file.with_suffix(f".{os.getpid()}")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            unnamed.write_bytes(msgspec.json.encode(measured))
+            unnamed.replace(self._file)
+        except OSError as error:
+            log.warning("what was measured of steps is not kept: %s", error)
+
+
+def kept_measurements(
+    config: ServerConfig,
+    source: ModelSource,
+    shape: ModelShape,
+    capacity: KvCapacity,
+    max_tokens: int,
+    engine: str,
+    device: torch.device,
+) -> KeptMeasurements:
+    """Those of this machine, model and configuration. engine: its description, with what lies where."""
+    key = step_key(
+        __version__,
+        torch.__version__,
+        triton.__version__,
+        kernel_sources(),
+        torch.cuda.get_device_name(device),
+        torch.cuda.mem_get_info(device)[1],
+        engine,
+        shape,
+        [(name, tensor.type, tensor.shape) for name, tensor in source.tensors.items()],
+        (capacity.max_model_len, config.max_num_seqs, max_tokens, config.kv_cache_dtype),
+        (config.max_deferred_experts_per_token, config.gpu_prefill_token_threshold, config.expert_cache),
+        (config.placement_rules, config.lora_modules, config.lora_dir),
+    )
+    return KeptMeasurements(Path(triton.knobs.cache.dir) / FOLDER, key)
+
+
+def step_key(*parts: object) -> str:
+    return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()[:32]
+
+
+@cache  # later workers are forks of a process that has asked, and run what was imported then
+def kernel_sources() -> str:
+    """Of all kernels and what launches them: a checkout changes them without another version."""
+    found = hashlib.sha256()
+    for path in sorted(Path(moeserve.kernels.__file__).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()

@@ -1,0 +1,61 @@
+"""Into how many parts steps go, where each GPU has some of the layers: measured at the start, with dummy steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.steps.step_path import DECODE_PARTS, decode_sizes_in_parts, part_choices
+
+GAIN = 0.97  # of the time of fewer parts: less is the clock's doing
+LONGEST_S = 1.0  # a step of larger sizes goes as one half as large
+
+log = logging.getLogger(__name__)
+
+
+def choose_parts(engine: GpuEngine, of_leader: Callable[[int], int]) -> None:
+    """Every rank calls it. of_leader: the first rank's value, on all ranks."""
+    found = [*_choose_decode_parts(engine, of_leader), *_choose_prompt_parts(engine, of_leader)]
+    log.info("steps in parts over the GPUs: %s", "; ".join(found))
+
+
+def _choose_decode_parts(engine: GpuEngine, of_leader: Callable[[int], int]) -> Iterator[str]:
+    divided: set[int] = set()
+    for size in decode_sizes_in_parts(engine.facts):
+        engine.divide_decode_steps(divided)
+        whole = _microseconds(engine.dummy_steps.decode(size), of_leader)
+        engine.divide_decode_steps(divided | {size})
+        parted = _microseconds(engine.dummy_steps.decode(size), of_leader)
+        if parted <= GAIN * whole:
+            divided.add(size)
+        yield f"{size} rows in 1: {whole / 1e3:.2f} ms, in {DECODE_PARTS}: {parted / 1e3:.2f}"
+    engine.divide_decode_steps(divided)
+
+
+def _choose_prompt_parts(engine: GpuEngine, of_leader: Callable[[int], int]) -> Iterator[str]:
+    for size in engine.prompt_sizes:
+        taken = {}
+        best = 1
+        for parts in part_choices(size):
+            engine.divide_prompts(size, parts)
+            taken[parts] = _microseconds(engine.dummy_steps.prompt(size, 0.0), of_leader)
+            if taken[parts] < GAIN * taken[best]:
+                best = parts
+        engine.divide_prompts(size, best)
+        in_parts = ", ".join(f"{parts}: {each / 1e3:.1f}" for parts, each in taken.items())
+        yield f"a prompt of {size}, ms in parts of {in_parts}"
+        if taken[max(taken)] > LONGEST_S * 1e6:
+            break
+
+
+def _microseconds(run: Callable[[], None], of_leader: Callable[[int], int]) -> int:
+    """The better of two, behind a first."""
+    run()
+    taken = []
+    for _ in range(2):
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return of_leader(int(min(taken) * 1e6))

@@ -1,0 +1,62 @@
+"""How long steps take on a GPU, measured before the first request: where the router's model of their cost begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+from moeserve.messages.steps import MeasuredStep
+from moeserve.worker.engines.gpu.engine import GpuEngine
+
+REPEATS = 3
+DEEP = 8192  # tokens: where chunks in the middle of a prompt begin,
+LARGEST_DEEP = 2048  # and the largest one timed there
+LONGEST_S = 0.6  # the next size, twice as large, would take too long for a start
+
+
+def measure_steps(
+    engine: GpuEngine,
+    max_num_seqs: int,
+    max_model_len: int,
+    agree: Callable[[float], float] | None = None,
+    on_timed: Callable[[int, int], object] = lambda done, total: None,
+) -> list[MeasuredStep]:
+    """Decode steps of 1, 2, 4 .. rows at short contexts, and chunks of 16, 32 .. tokens at the beginning of a prompt
+    and deep in one; a second or two. agree: makes seconds the same on all of several GPUs, so that they run the same
+    steps. on_timed: how many sizes there are so far, and at most."""
+    measured = []
+    largest = min(engine.max_step_rows, max_model_len)
+    decode, prompts = _powers_of_two(1, max_num_seqs), _powers_of_two(16, largest)
+    total = len(decode) + len(prompts)
+    for done, size in enumerate(decode):
+        on_timed(done, total)
+        seconds = _seconds(engine.dummy_steps.decode(size), agree)
+        measured.append(MeasuredStep(size, size * (size + 1) // 2, 0, 0, seconds * 1e3))
+    for done, size in enumerate(prompts, len(decode)):
+        on_timed(done, total)
+        for start in (0, DEEP):
+            if start + size > max_model_len or (start and size > LARGEST_DEEP):
+                continue
+            seconds = _seconds(engine.dummy_steps.prompt(size, engine.streaming.part(size), start), agree)
+            measured.append(MeasuredStep(0, 0, start, size, seconds * 1e3))
+        if seconds > LONGEST_S:
+            break
+    return measured
+
+
+def _seconds(run: Callable[[], None], agree: Callable[[float], float] | None) -> float:
+    run()
+    taken = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - start
+        taken.append(seconds if agree is None else agree(seconds))
+        if taken[-1] > LONGEST_S:
+            break
+    return median(taken)
+
+
+def _powers_of_two(low: int, high: int) -> list[int]:
+    return [1 << e for e in range(high.bit_length()) if low <= 1 << e <= high]

@@ -1,0 +1,141 @@
+"""Sampling on the GPU: from logits and request slots to tokens and logprobs, as `sampler.py` does on the CPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, logprobs, sample
+from moeserve.messages.sampling import SamplingParams, TokenLogprob
+from moeserve.worker.engines.cpu.sampler import bind_arguments
+
+MAX_TOP = 20  # logprobs beside the token's own
+
+Int32s = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of some rows, on the device or here: the targets' log-probabilities and ranks, the MAX_TOP most likely tokens."""
+
+    targets: Tensor  # int32 [n]
+    logprobs: Tensor  # float32 [n]
+    ranks: Tensor  # int32 [n]
+    top_ids: Tensor  # int32 [n, MAX_TOP]
+    top_logprobs: Tensor  # float32 [n, MAX_TOP]
+
+    def on_host(self) -> Scores:
+        """Launches the copy. What stands there means nothing before what has been launched so far is computed."""
+        return Scores(*(getattr(self, field.name).to("cpu", non_blocking=True) for field in fields(self)))
+
+    def read(self, wanted: list[int | None]) -> list[TokenLogprob | None]:
+        """Waits for the GPU, if they are there. One entry for each of the first len(wanted) rows: with that many top
+        tokens, or None. Where the logits were not finite: rank 0, logprob NaN, no top tokens."""
+        targets, ranks = self.targets.tolist(), self.ranks.tolist()
+        own, ids, values = self.logprobs.tolist(), self.top_ids.tolist(), self.top_logprobs.tolist()
+        found: list[TokenLogprob | None] = []
+        for row, top in enumerate(wanted):
+            if top is None:
+                found.append(None)
+            elif ranks[row] == 0:
+                found.append(TokenLogprob(targets[row], math.nan, 0, [], []))
+            else:
+                found.append(
+                    TokenLogprob(targets[row], own[row], ranks[row], ids[row][:top], values[row][:top])
+                )
+        return found
+
+
+class GpuSampler:
+    """Sampling state of request slots 0..max_num_seqs-1, and room for `rows` rows. Written only by the step loop."""
+
+    def __init__(self, max_num_seqs: int, vocab: int, rows: int, device: torch.device) -> None:
+        self._vocab = vocab
+        self._state = DeviceSamplerState(max_num_seqs, vocab, device)
+        self._workspace = SamplingWorkspace(rows, vocab, device)
+        self._tokens = torch.empty(rows, dtype=torch.int32, device=device)
+        self._masks = torch.empty(rows, -(-vocab // 32), dtype=torch.int32, device=device)
+        self._top = min(MAX_TOP, vocab)
+        self._logprobs: list[int | None] = [None] * max_num_seqs
+
+    @property
+    def tokens(self) -> Tensor:
+        """int32 [rows]: those of the last call of `sample`, once it is computed."""
+        return self._tokens
+
+    def bind(self, slot: int, params: SamplingParams, prompt_ids: Int32s, output_ids: Int32s) -> None:
+        """Overwrites whatever the slot held. ValueError for a token id out of range."""
+        self._logprobs[slot] = params.logprobs
+        self._state.bind(slot, **bind_arguments(params, self._vocab, prompt_ids, output_ids))
+
+    def wanted_logprobs(self, slots: Int32s) -> list[int | None]:
+        """How many top tokens the request of each slot asked for, None where it asked for no logprobs."""
+        return [self._logprobs[slot] for slot in slots.tolist()]
+
+    def sample(
+        self,
+        logits: Tensor,
+        slots: Int32s,
+        device_slots: Tensor,
+        count: Tensor,
+        masks: tuple[Int32s, Int32s] | None,
+    ) -> Tensor:
+        """Launches the choice of a token for each of the first len(slots) rows; gives int32 [len(logits)], valid until
+        the next call. device_slots: the slots, padded to len(logits); count: int32 [1], their number.
+
+        NOT_FINITE and NONE_ALLOWED stand in a token's place; every other is noted as its request's output. masks: bit
+        masks of allowed tokens (int32 [any, words]) and each row's index into them (-1: any token).
+        """
+        state, workspace, n = self._state, self._workspace, len(logits)
+        bitmask = None if masks is None else self._mask_rows(masks, n)
+        is_edited = bitmask is not None or bool(state.edits[slots].any())
+        tokens = self._tokens[:n]
+        sample(
+            logits, device_slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids,
+            state.history, bitmask, workspace.edited if is_edited else None, workspace.block_max,
+            workspace.block_sum, workspace.values, workspace.ids, tokens,
+        )  # fmt: skip
+        return tokens
+
+    def launch_all_kernels(self, logits: Tensor, slots: Tensor, count: Tensor) -> None:
+        """For `compile_ahead`: launches what a choice of len(logits) tokens may need, whatever the requests ask for."""
+        state, w, n = self._state, self._workspace, len(logits)
+        for edited, bitmask in ((None, None), (w.edited, None), (w.edited, self._masks[:n])):
+            sample(
+                logits, slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids, state.history,
+                bitmask, edited, w.block_max, w.block_sum, w.values, w.ids, self._tokens[:n],
+            )  # fmt: skip
+        self.score(logits, self._tokens[:n], count)
+
+    def score(self, logits: Tensor, targets: Tensor, count: Tensor) -> Scores:
+        """Launches the log-probabilities of targets (int32 [len(logits)], count[0] of them)."""
+        n, workspace, device = len(logits), self._workspace, logits.device
+        scores = Scores(
+            targets,
+            torch.empty(n, device=device),
+            torch.empty(n, dtype=torch.int32, device=device),
+            torch.empty(n, self._top, dtype=torch.int32, device=device),
+            torch.empty(n, self._top, device=device),
+        )
+        logprobs(
+            logits, targets, count, workspace.block_max, workspace.block_sum, workspace.values, workspace.ids,
+            scores.logprobs,
+            scores.ranks, scores.top_ids, scores.top_logprobs,
+        )  # fmt: skip
+        return scores
+
+    def _mask_rows(self, masks: tuple[Int32s, Int32s], n: int) -> Tensor:
+        """int32 [n, words]: each row's mask, all ones where it may sample anything. Tokens behind a mask's last word (a
+        padded vocabulary's) are out."""
+        bits, index = masks
+        rows = np.full((n, self._masks.shape[1]), -1, np.int32)
+        constrained = np.flatnonzero(index >= 0)
+        rows[constrained] = 0
+        words = min(bits.shape[1], rows.shape[1])
+        rows[constrained, :words] = bits[index[constrained], :words]
+        return self._masks[:n].copy_(torch.from_numpy(rows))

@@ -1,0 +1,113 @@
+"""Executes the path of a step (`step_path.py`): fills its inputs, then replays its graph, launches its kernels, or has
+its parts run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+from torch import Tensor
+
+from moeserve.kernels.collectives.all_reduce import FromFirst
+from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.observer import LayerObserver
+from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
+from moeserve.worker.engines.gpu.steps.cuda_graphs import Launches
+from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
+from moeserve.worker.engines.gpu.steps.micro_batches import MicroBatches, TilesOf
+from moeserve.worker.engines.gpu.steps.prompt_tiles import tiles_on
+from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
+from moeserve.worker.engines.gpu.steps.step_path import StepPath
+from moeserve.worker.sequences import Int32s, Sequences, StepLayout
+
+
+class StepLauncher:
+    """Launches the steps of one engine."""
+
+    def __init__(
+        self,
+        model: GpuDecoder,
+        inputs: Mapping[int, StepInputs],
+        graphs: GraphSteps,
+        micro_batches: MicroBatches | None,
+        tiles_of: TilesOf,
+        sampled: Tensor,
+        from_first: FromFirst | None,
+        until_ended: Callable[[], None],
+        expert_cache: ExpertCache | None,
+    ) -> None:
+        """inputs: by size. tiles_of: of chunks, see `GpuEngine`. sampled, from_first: see `StepInputs.copy`.
+        until_ended: waits for the step under way. expert_cache: None: experts stay where they are."""
+        self._model = model
+        self._inputs = inputs
+        self._graphs = graphs
+        self._micro_batches = micro_batches
+        self._tiles_of = tiles_of
+        self._sampled, self._from_first = sampled, from_first
+        self._until_ended = until_ended
+        self.expert_cache = expert_cache
+
+    def launch(
+        self, path: StepPath, layout: StepLayout, sequences: Sequences, observer: LayerObserver | None
+    ) -> bool:
+        """Returns whether the head was launched with the layers."""
+        if path.part_rows and path.graph is None:
+            assert self._micro_batches is not None
+            self._inputs[path.size].fill(layout, sequences)
+            self._micro_batches.run_prompts(path, layout, sequences)
+            return False
+        replay = self._replay_of(path, layout, sequences)
+        if replay is None:
+            self._launch_eager(path, layout, sequences, observer)
+            return False
+        self._launch_graph(path, layout, sequences, replay)
+        return path.graph is not None and path.graph.has_head
+
+    def _replay_of(self, path: StepPath, layout: StepLayout, sequences: Sequences) -> Launches | None:
+        if path.graph is None:
+            return None
+        if path.part_rows:
+            assert self._micro_batches is not None
+            return self._micro_batches.decode(path, layout, sequences)
+        return self._graphs.find(path.graph)
+
+    def _launch_graph(
+        self, path: StepPath, layout: StepLayout, sequences: Sequences, replay: Launches
+    ) -> None:
+        self._model.begin()  # the pool's threads wake while the host prepares the step
+        inputs = self._inputs[path.size]
+        inputs.fill(layout, sequences)
+        if path.graph is not None and path.graph.family == "prompts":
+            tiles = self._tiles(path, layout)[0] if path.has_tiles else np.zeros((0, 4), np.int32)
+            inputs.fill_prompts(path.num_decode, tiles)
+        inputs.copy(self._sampled, self._from_first)
+        with self._promoting(streams=False):
+            replay()
+
+    def _launch_eager(
+        self, path: StepPath, layout: StepLayout, sequences: Sequences, observer: LayerObserver | None
+    ) -> None:
+        inputs = self._inputs[path.size]
+        inputs.fill(layout, sequences)
+        inputs.copy(self._sampled, self._from_first)
+        tiles = tiles_on(self._model.device, self._tiles(path, layout)) if path.has_tiles else None
+        batch = inputs.batch(path, tiles)
+        with self._promoting(streams=self._model.streams(batch)):
+            self._model.begin(batch)
+            self._model.forward(batch, observer)
+
+    def _tiles(self, path: StepPath, layout: StepLayout) -> list[Int32s]:
+        """Those of the chunks, for each of the model's forms of attention."""
+        fields = (layout.offset, layout.count, layout.start, layout.req_slot)
+        return self._tiles_of(*(field[path.num_decode :] for field in fields))
+
+    @contextmanager
+    def _promoting(self, *, streams: bool) -> Iterator[None]:
+        """Within, the step is launched: the expert cache acts before and behind it."""
+        cache = self.expert_cache
+        if cache is not None:
+            cache.before_step(streams=streams, until_ended=self._until_ended)
+        yield
+        if cache is not None:
+            cache.after_launch()

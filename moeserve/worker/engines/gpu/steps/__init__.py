@@ -1,0 +1,1 @@
+"""A GPU step's parts: inputs, CUDA graphs, slot tables, completion."""

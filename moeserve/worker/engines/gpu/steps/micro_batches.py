@@ -1,0 +1,178 @@
+"""Steps in parts, where each GPU has some of the layers: while one computes a part, the one before computes the next.
+
+A part is some rows of the step in order. Each has inputs of its own, because several are on their way at once; the
+head reads the whole step's. The number of parts is measured at the start (`engines/gpu/measure/parts.py`): each
+part reads the weights anew, and with few parts the GPUs wait for one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from torch import Tensor
+
+from moeserve.messages.steps import Row
+from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.blocks.gpu.stage import StepPart
+from moeserve.worker.engines.gpu.steps.cuda_graphs import CudaGraphs, Launches
+from moeserve.worker.engines.gpu.steps.prompt_tiles import tiles_on
+from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
+from moeserve.worker.engines.gpu.steps.step_path import DECODE_PARTS, StepFacts, StepPath, path_of_part
+from moeserve.worker.sequences import Int32s, Sequences, StepLayout
+
+TilesOf = Callable[[Int32s, Int32s, Int32s, Int32s], list[Int32s]]
+
+
+class DummyPart(NamedTuple):
+    rows: int
+    start: int  # position of the first
+
+
+class MicroBatches:
+    """Runs the steps of one engine whose path (`step_path.py`) has parts."""
+
+    def __init__(
+        self,
+        model: GpuDecoder,
+        inputs: Mapping[int, StepInputs],
+        make_inputs: Callable[[int], StepInputs],
+        tiles_of: TilesOf,
+        dummy_slot: int,
+        facts: StepFacts,
+    ) -> None:
+        """inputs: of whole steps, by size; make_inputs: more of a size; tiles_of: of chunks, see `GpuEngine`."""
+        self._model = model
+        self._whole = inputs
+        self._make_inputs = make_inputs
+        self._tiles_of = tiles_of
+        self._dummy_slot = dummy_slot
+        self._facts = facts
+        self._own: dict[tuple[int, int], StepInputs] = {}  # by size and the part's number
+        self._logits: dict[int, Tensor] = {}
+        self._decode: dict[int, Launches] = {}  # graphs of decode steps in parts, by the whole step's size
+
+    # ---------------------------------------------------------------- decode steps
+
+    def capture(self, sizes: Sequence[int], logits: dict[int, Tensor]) -> None:
+        """The decode steps of these sizes in parts, with the head, which leaves its result in `logits`. On every rank,
+        in the same order."""
+        self._logits = logits
+        graphs = CudaGraphs(self._model.device)
+        for size in sizes:
+            copies = partial(self._copy_decode, size)
+            replay = graphs.capture(partial(self._launch_decode, size), copies)
+            self._decode[size] = partial(_after, copies, replay)
+
+    def decode(self, path: StepPath, layout: StepLayout, sequences: Sequences) -> Launches:
+        """What runs a decode step in parts, and its head. The whole step's inputs are copied before."""
+        for number, part in enumerate(split(layout.rows, path.part_rows)):
+            self._inputs_of(path.part_rows, number).fill(part, sequences)
+        return self._decode[path.size]
+
+    def dummy_decode(self, path: StepPath, vocab: int) -> Launches:
+        """The same of dummy rows, as many as the size."""
+        for number in range(DECODE_PARTS):
+            self._inputs_of(path.part_rows, number).fill_dummy(path.part_rows, vocab, is_prompt=False)
+        return self._decode[path.size]
+
+    def _copy_decode(self, size: int) -> None:
+        for number in range(DECODE_PARTS):
+            self._inputs_of(size // DECODE_PARTS, number).copy()
+
+    def _launch_decode(self, size: int) -> None:
+        half, whole = size // DECODE_PARTS, self._whole[size]
+        for number in range(DECODE_PARTS):
+            batch = self._inputs_of(half, number).batch(_decode_part(half))
+            self._model.forward(batch, part=StepPart(number * half, number == DECODE_PARTS - 1))
+        if self._model.has_head:
+            rows, _, count = whole.head(0, size)
+            self._logits[size] = self._model.logits(size, rows, count)
+
+    # ---------------------------------------------------------------- steps with prompts
+
+    def run_prompts(self, path: StepPath, layout: StepLayout, sequences: Sequences) -> None:
+        """Launches a step with prompts in parts. The whole step's inputs have been filled."""
+        self._whole[path.size].copy()
+        parts = split(layout.rows, path.part_rows)
+        for number, part in enumerate(parts):
+            own_path = path_of_part(part.count, part.n, self._facts)
+            own = self._inputs_of(own_path.size, number)
+            own.fill(part, sequences)
+            tiles = None
+            if own_path.has_tiles:
+                fields = (part.offset, part.count, part.start, part.req_slot)
+                tiles = self._tiles_of(*(field[own_path.num_decode :] for field in fields))
+            self._launch(own, own_path, tiles, StepPart(number * path.part_rows, number == len(parts) - 1))
+
+    def dummy_prompt(self, n: int, start: int, part_rows: int) -> Launches:
+        """What launches a dummy prompt of n random tokens, from position `start` on, in parts of these rows."""
+        dummies = [DummyPart(min(part_rows, n - begin), start + begin) for begin in range(0, n, part_rows)]
+
+        def launch() -> None:
+            for number, dummy in enumerate(dummies):
+                zero, count, at = (np.array([each], np.int32) for each in (0, dummy.rows, dummy.start))
+                path = path_of_part(count, dummy.rows, self._facts)
+                own = self._inputs_of(path.size, number)
+                own.fill_dummy(dummy.rows, self._model.shape.vocab_size, dummy.start)
+                tiles = self._tiles_of(zero, count, at, zero + self._dummy_slot) if path.has_tiles else None
+                self._launch(own, path, tiles, StepPart(number * part_rows, number == len(dummies) - 1))
+
+        return launch
+
+    def _launch(self, inputs: StepInputs, path: StepPath, tiles: list[Int32s] | None, part: StepPart) -> None:
+        inputs.copy()
+        batch = inputs.batch(path, None if tiles is None else tiles_on(self._model.device, tiles))
+        self._model.begin(batch)
+        self._model.forward(batch, part=part)
+
+    def _inputs_of(self, size: int, number: int) -> StepInputs:
+        if (size, number) not in self._own:
+            self._own[size, number] = self._make_inputs(size)
+        return self._own[size, number]
+
+
+def _decode_part(rows: int) -> StepPath:
+    return StepPath(rows, rows, has_tiles=False, is_independent=True)
+
+
+def split(rows: Sequence[Row], at_most: int) -> list[StepLayout]:
+    """A step's rows in parts of exactly so many tokens each, but for the last; a chunk may be divided."""
+    parts: list[list[Row]] = [[]]
+    room = at_most
+    for row in rows:
+        rest = row
+        while rest.count > room:
+            if room:
+                begin, rest = _divide(rest, room)
+                parts[-1].append(begin)
+            parts.append([])
+            room = at_most
+        parts[-1].append(rest)
+        room -= rest.count
+    return [StepLayout(part) for part in parts if part]
+
+
+def _divide(row: Row, count: int) -> tuple[Row, Row]:
+    """Its first `count` tokens, and the others."""
+    replace = msgspec.structs.replace
+    cut = 4 * count  # bytes of int32 slots
+    first = replace(
+        row, count=count, kv_slots=row.kv_slots[:cut], window_slots=row.window_slots[:cut], sample=False
+    )
+    rest = replace(
+        row,
+        start=row.start + count,
+        count=row.count - count,
+        kv_slots=row.kv_slots[cut:],
+        window_slots=row.window_slots[cut:],
+    )
+    return first, rest
+
+
+def _after(first: Launches, then: Launches) -> None:
+    first()
+    then()

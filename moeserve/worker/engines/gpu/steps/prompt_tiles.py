@@ -1,0 +1,47 @@
+"""The tiles of queries that prefill attention computes one by one, of each form of attention that a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.attention.op import prefill_tiles, tile_tokens
+from moeserve.models.interface import ModelShape
+from moeserve.models.latent import AttentionForm
+from moeserve.models.step_buffers import SMALL_BATCH_ROWS
+from moeserve.worker.engines.gpu.steps.pinned import pinned_copy
+from moeserve.worker.sequences import Int32s
+
+# Steps with prompts of up to this many rows have CUDA graphs; larger ones take the GPU longer than their launches take
+# the host.
+GRAPH_PROMPT_ROWS = 1024
+GRAPH_PROMPTS = 64  # tiles beyond those of whole ones: prompts of a step that end within a tile
+
+
+def most_tiles(shape: ModelShape, size: int) -> int:
+    """Room in a CUDA graph with prompts; 0: steps with prompts of this size have none."""
+    if not SMALL_BATCH_ROWS < size <= GRAPH_PROMPT_ROWS:
+        return 0
+    return size // tile_rows(shape) + GRAPH_PROMPTS
+
+
+def tile_rows(shape: ModelShape) -> int:
+    """Tokens of a whole tile, of a model whose attention has one form."""
+    h = shape.heads
+    return tile_tokens(h.num_heads, h.num_kv_heads, h.head_dim)
+
+
+def tiles_of(
+    forms: Sequence[AttentionForm], offset: Int32s, count: Int32s, start: Int32s, req_slot: Int32s
+) -> list[Int32s]:
+    """int32 [tiles, 4] for each form, of chunks whose fields are int32 [chunks]."""
+    return [
+        prefill_tiles(offset, count, start, req_slot, form.num_heads, form.num_kv_heads, form.head_dim)
+        for form in forms
+    ]
+
+
+def tiles_on(device: torch.device, tiles: list[Int32s]) -> tuple[Tensor, ...]:
+    return tuple(pinned_copy(of_form, device) for of_form in tiles)

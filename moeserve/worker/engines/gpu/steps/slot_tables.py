@@ -1,0 +1,61 @@
+"""On a GPU: where each request slot's tokens have their KV, by position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.messages.steps import NewSeq
+from moeserve.worker.sequences import Int32s
+
+
+class SlotTables:
+    """The tables that attention reads, int32 [max_num_seqs + 1, max_model_len]; their last row is the dummy
+    slot's. The first kernel of a step writes the entries of its rows, this class the others."""
+
+    def __init__(self, slots: Tensor, windows: Tensor | None = None) -> None:
+        """windows: of windowed layers that have KV slots of their own, if they do: only the entries of a request's last
+        positions mean anything."""
+        self.slots = slots
+        self.windows = windows
+        self._all = [slots] if windows is None else [slots, windows]
+
+    @classmethod
+    def empty(cls, requests: int, length: int, device: torch.device, *, has_windows: bool) -> SlotTables:
+        """For this many request slots, the dummy slot among them."""
+        tables = [torch.zeros(requests, length, dtype=torch.int32, device=device) for _ in range(2)]
+        return cls(tables[0], tables[1] if has_windows else None)
+
+    def bind(self, seq: NewSeq) -> None:
+        if not seq.prefix_slots:
+            return
+        prefix = torch.frombuffer(bytearray(seq.prefix_slots), dtype=torch.int32)
+        self.slots[seq.req_slot, : len(prefix)].copy_(prefix)
+        if self.windows is not None and seq.prefix_window_slots:
+            last = torch.frombuffer(bytearray(seq.prefix_window_slots), dtype=torch.int32)
+            self.windows[seq.req_slot, len(prefix) - len(last) : len(prefix)].copy_(last)
+
+    def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
+        """As `Sequences.fork` returns."""
+        if not len(targets):
+            return
+        device = self.slots.device
+        into, of = (torch.from_numpy(slots.astype(np.int64)).to(device) for slots in (targets, sources))
+        for table in self._all:
+            table[into, :end] = table[of, :end]
+
+    def forget(self, req_slots: Sequence[int]) -> None:
+        """These rows, and the dummy slot's, are as before the first step."""
+        for table in self._all:
+            table[list(req_slots)] = 0
+            table[-1] = 0
+
+    def spread_dummy_slot(self, num_kv_slots: int, num_window_slots: int) -> None:
+        """Gives the dummy slot all KV slots in turn, as a real prompt has many: keys that all lie in one
+        place are read several times as slowly. For timing; `forget` takes it back."""
+        positions = torch.arange(self.slots.shape[1], dtype=torch.int32, device=self.slots.device)
+        for table, count in zip(self._all, (num_kv_slots, num_window_slots), strict=False):
+            table[-1] = positions % count

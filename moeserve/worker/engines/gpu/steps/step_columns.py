@@ -1,0 +1,118 @@
+"""What a step tells the GPU, declared once: the columns of one int32 buffer that is copied in one piece.
+
+`StepColumns` declares each column's name, width and padding. Its place in the buffer, the view of it on the host and
+the view of it on the device all follow from that (`ColumnLayout`). A column of positions that several kinds of steps
+need (drafts, spans) is one line here and one line in `StepInputs.fill`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.models.blocks.gpu.workspace import MIXED_DECODE_ROWS
+
+ALIGN: Final = 4  # int32s of 16 bytes: kernels are compiled for addresses aligned to these
+MIXED_CALLS: Final = 4  # of decode attention beside prompts in one graph
+MAX_GRAPH_DECODE: Final = (
+    MIXED_CALLS * MIXED_DECODE_ROWS
+)  # rows that attend by themselves in a graph with prompts
+
+Buffer = TypeVar("Buffer", bound="_Sliceable")
+View = TypeVar("View")
+Padding = int | Literal["dummy slot"]
+
+
+class _Sliceable(Protocol):
+    """A numpy array or a tensor."""
+
+    def __getitem__(self, part: slice, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSizes:
+    """How many entries columns have in the inputs of one size of step. 0: they have no such column."""
+
+    rows: int
+    sampled: int  # rows, and as many more as the last call of the head is padded by
+    head_calls: int
+    states: int = 0  # sequences with recurrent state
+    state_rows: int = 0
+    window_rows: int = 0  # rows whose windowed layers have KV slots of their own
+    adapter_rows: int = 0
+    tiles: int = 0
+    mixed_calls: int = MIXED_CALLS
+    one: int = 1
+
+
+class Column(NamedTuple):
+    width: str  # of `ColumnSizes`
+    of: int = 1  # int32s of an entry
+    padding: Padding | None = None  # of entries behind a step's own; None: they are not read
+
+
+@dataclass(slots=True)
+class StepColumns(Generic[View]):
+    """int32 [width], or [width, of]. A number that a kernel reads by its address takes ALIGN int32s, of which it is the
+    first."""
+
+    num_rows: Annotated[View, Column("one", of=ALIGN)]
+    head_rows: Annotated[View, Column("head_calls", of=ALIGN)]  # sampled by each call of the head
+    mixed_rows: Annotated[
+        View, Column("mixed_calls", of=ALIGN)
+    ]  # of each call of decode attention beside prompts
+    token_ids: Annotated[View, Column("rows", padding=0)]  # below 0: being sampled (`Sequences.expect`)
+    positions: Annotated[View, Column("rows", padding=0)]
+    kv_slots: Annotated[View, Column("rows", padding=-1)]
+    req_slots: Annotated[View, Column("rows", padding="dummy slot")]
+    sampled_rows: Annotated[View, Column("sampled")]
+    sampled_slots: Annotated[View, Column("sampled")]  # request slots of these rows
+    state_first: Annotated[View, Column("states", padding=0)]  # first row of each sequence
+    state_count: Annotated[View, Column("states", padding=0)]  # rows of each sequence
+    state_slots: Annotated[View, Column("states", padding=0)]
+    row_sequence: Annotated[View, Column("state_rows")]
+    window_slots: Annotated[View, Column("window_rows", padding=-1)]
+    adapter_slots: Annotated[View, Column("adapter_rows", padding=-1)]  # -1: the model itself
+    tiles: Annotated[View, Column("tiles", of=4)]  # of a prompts graph: attention.op.prefill_tiles
+
+
+DECLARED: Final[dict[str, Column]] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(StepColumns, include_extras=True).items()
+}
+
+
+class ColumnLayout:
+    """Where each column lies in a buffer of `num_ints` int32s."""
+
+    def __init__(self, sizes: ColumnSizes) -> None:
+        self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.num_ints = 0
+        for name, column in DECLARED.items():
+            width = getattr(sizes, column.width)
+            shape = (width,) if column.of == 1 else (width, column.of)
+            self._places[name] = self.num_ints, shape
+            self.num_ints += -(-prod(shape) // ALIGN) * ALIGN
+
+    def views(self, buffer: Buffer) -> StepColumns[Any]:
+        """buffer: int32 [num_ints], an array or a tensor."""
+        return StepColumns(
+            **{
+                name: buffer[at : at + prod(shape)].reshape(shape)
+                for name, (at, shape) in self._places.items()
+            }
+        )
+
+
+def padded_columns(
+    columns: StepColumns[npt.NDArray[np.int32]], width: str, dummy_slot: int
+) -> Iterator[tuple[npt.NDArray[np.int32], int]]:
+    """The columns of one width that have entries, with the padding of each."""
+    for name, column in DECLARED.items():
+        values = getattr(columns, name)
+        if column.width == width and column.padding is not None and len(values):
+            yield values, dummy_slot if column.padding == "dummy slot" else column.padding

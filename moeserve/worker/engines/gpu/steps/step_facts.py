@@ -1,0 +1,44 @@
+"""What the paths of an engine's steps depend on, before anything is measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeserve.models.adapters.scope import AdapterScope
+from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.step_buffers import SMALL_BATCH_ROWS
+from moeserve.worker.engines.gpu.steps.prompt_tiles import most_tiles, tile_rows
+from moeserve.worker.engines.gpu.steps.step_columns import MAX_GRAPH_DECODE
+from moeserve.worker.engines.gpu.steps.step_path import (
+    StepFacts,
+    decode_sizes_in_parts,
+    padded_size,
+    part_choices,
+)
+
+
+def step_facts(
+    model: GpuDecoder, max_num_seqs: int, *, captures_prompts: bool, takes_parts: bool
+) -> StepFacts:
+    """captures_prompts: steps with prompts may have CUDA graphs, if the model allows it. takes_parts: steps may go in
+    parts. Until it is measured, prompts go in two parts where that is worth it, and so do all decode steps."""
+    shape = model.shape
+    # A graph has one list of tiles, and chunks of recurrent states are not in it.
+    captures_prompts = captures_prompts and not model.has_states and len(shape.forms) == 1
+    facts = StepFacts(
+        sizes=tuple(model.sizes),
+        max_decode_size=min(padded_size(max_num_seqs, model.sizes), model.head_sizes[-1]),
+        max_tiles={size: most_tiles(shape, size) for size in model.sizes} if captures_prompts else {},
+        tile_tokens=tile_rows(shape) if captures_prompts else 1,
+        max_graph_decode=MAX_GRAPH_DECODE,
+        scopes=(AdapterScope.NONE, *(() if model.adapters is None else model.adapters.scopes)),
+        can_stream=model.can_stream,
+        takes_parts=takes_parts,
+    )
+    if not takes_parts:
+        return facts
+    return replace(
+        facts,
+        decode_parts=frozenset(decode_sizes_in_parts(facts)),
+        prompt_parts={size: part_choices(size)[:2][-1] for size in facts.sizes if size > SMALL_BATCH_ROWS},
+    )

@@ -1,0 +1,250 @@
+"""A step's rows on their way to the GPU: one pinned buffer, one copy (`step_columns.py` declares what is in it).
+Placeholders for tokens that are still being sampled are filled in on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.kernels.collectives.all_reduce import FromFirst
+from moeserve.kernels.delta_net.op import StepSequences, chunks_of
+from moeserve.kernels.embed.op import take_sampled
+from moeserve.models.blocks.gpu.lora import GpuAdapterRows
+from moeserve.models.blocks.gpu.workspace import MIXED_DECODE_ROWS, GpuBatch, GpuStateRows
+from moeserve.worker.engines.gpu.steps.pinned import pinned_copy
+from moeserve.worker.engines.gpu.steps.step_columns import (
+    ALIGN,
+    ColumnLayout,
+    ColumnSizes,
+    StepColumns,
+    padded_columns,
+)
+from moeserve.worker.engines.gpu.steps.step_path import StepPath
+from moeserve.worker.sequences import Int32s, Sequences, StepLayout
+
+
+class StepInputs:
+    """For steps of up to `size` rows, padded to that; at most `head_rows` rows are sampled by a call of the head.
+
+    A row of padding has no KV slot and belongs to the request slot `dummy_slot`, before which all others are; a
+    sequence of padding has no rows.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        head_rows: int,
+        dummy_slot: int,
+        device: torch.device,
+        *,
+        max_model_len: int,
+        num_kv_slots: int,
+        has_states: bool = False,
+        has_adapters: bool = False,
+        has_windows: bool = False,
+        max_tiles: int = 0,
+    ) -> None:
+        """num_kv_slots: of the smallest KV pool. max_tiles: room for them in a CUDA graph with prompts of this size.
+        has_adapters: rows may ask for some. has_windows: windowed layers have KV slots of their own."""
+        self.size = size
+        self._head_rows = min(head_rows, size)
+        self._dummy_slot = dummy_slot
+        self._max_model_len, self._num_kv_slots = max_model_len, num_kv_slots
+        self._max_sequences = min(size, dummy_slot)
+        self._has_states, self._has_adapters, self._has_windows = has_states, has_adapters, has_windows
+        layout = ColumnLayout(
+            ColumnSizes(
+                rows=size,
+                sampled=size + self._head_rows,
+                head_calls=-(-size // self._head_rows),
+                states=self._max_sequences * has_states,
+                state_rows=size * has_states,
+                window_rows=size * has_windows,
+                adapter_rows=size * has_adapters,
+                tiles=max_tiles,
+            )
+        )
+        is_gpu = device.type == "cuda"
+        self._pinned = torch.zeros(layout.num_ints, dtype=torch.int32, pin_memory=is_gpu)
+        self._buffer = torch.zeros_like(self._pinned, device=device)
+        self._host: StepColumns[Int32s] = layout.views(self._pinned.numpy())
+        self._device: StepColumns[Tensor] = layout.views(self._buffer)
+        self._copied = torch.cuda.Event() if is_gpu else None
+        self._row_columns = [
+            column
+            for width in ("rows", "window_rows", "adapter_rows")
+            for column in padded_columns(self._host, width, dummy_slot)
+        ]
+        self._state_columns = list(padded_columns(self._host, "states", dummy_slot))
+        self._num_sequences = 0
+        self._awaits_tokens = False
+        self._head_counts = [
+            _number(self._device.head_rows, call) for call in range(-(-size // self._head_rows))
+        ]
+
+    @property
+    def token_ids(self) -> Tensor:
+        """On the device: int32 [size]."""
+        return self._device.token_ids
+
+    @property
+    def max_tiles(self) -> int:
+        return len(self._host.tiles)
+
+    # ---------------------------------------------------------------- on the host
+
+    def fill(self, layout: StepLayout, sequences: Sequences) -> None:
+        """Waits for the copy before."""
+        n, m, c = layout.n, len(layout.sampled_rows), self._host
+        self._begin(n)
+        for call, first in enumerate(range(0, m, self._head_rows)):
+            c.head_rows[call, 0] = min(m - first, self._head_rows)
+        c.token_ids[:n] = tokens = sequences.tokens[layout.sequence, layout.position]
+        self._awaits_tokens = bool(tokens.min(initial=0) < 0)
+        c.positions[:n] = layout.position
+        c.kv_slots[:n] = layout.kv_slots
+        c.req_slots[:n] = layout.sequence
+        c.sampled_rows[:m] = layout.sampled_rows
+        c.sampled_slots[:m] = layout.sampled_slots
+        if self._has_windows:
+            c.window_slots[:n] = layout.window_slots
+        if self._has_adapters:
+            c.adapter_slots[:n] = sequences.adapters[layout.sequence]
+        for values, padding in self._row_columns:
+            values[n:] = padding
+        if self._has_states:
+            self._fill_sequences(layout.offset, layout.count, sequences.state_slots[layout.req_slot])
+
+    def clear(self) -> None:
+        """No rows, for a step that only is to be captured."""
+        self._begin(0)
+        self._pinned.zero_()
+        for values, padding in self._row_columns:
+            values[:] = padding
+        self._num_sequences = 0
+
+    def fill_dummy(self, n: int, vocab: int, start: int = 0, *, is_prompt: bool = True) -> None:
+        """Dummy rows for timing, before there is any request: n random tokens of a prompt in the dummy slot, from
+        position `start` on, or of n sequences. Their KV goes to the slots 0 .. n - 1, their state to slot 0. The step
+        may be larger than the KV pool and a request: then the last position is there several times, and KV that has no
+        slot is not stored."""
+        c, rows = self._host, np.arange(self.size)
+        self._begin(n)
+        c.token_ids[:] = np.random.default_rng(0).integers(0, vocab, self.size)
+        c.positions[:] = np.minimum(start + rows, self._max_model_len - 1)
+        c.kv_slots[:] = np.where(rows < min(n, self._num_kv_slots), rows, -1)
+        c.req_slots[:] = self._dummy_slot
+        if self._has_windows:
+            c.window_slots[:] = c.kv_slots
+        if self._has_adapters:
+            c.adapter_slots[:] = -1
+        if self._has_states:
+            sequences = 1 if is_prompt else min(n, self._max_sequences)
+            count = np.full(sequences, n if is_prompt else 1, np.int32)
+            self._fill_sequences(np.arange(sequences, dtype=np.int32), count, np.zeros(sequences, np.int32))
+
+    def fill_prompts(self, num_decode: int, tiles: Int32s) -> None:
+        """Behind `fill`, for a CUDA graph with prompts: the first rows attend each by itself, the others in tiles."""
+        c = self._host
+        firsts = MIXED_DECODE_ROWS * np.arange(len(c.mixed_rows), dtype=np.int32)
+        c.mixed_rows[:, 0] = np.clip(num_decode - firsts, 0, MIXED_DECODE_ROWS)
+        c.tiles[: len(tiles)] = tiles
+        c.tiles[len(tiles) :] = 0
+
+    def _begin(self, n: int) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+        c = self._host
+        c.num_rows[0, 0] = n
+        c.head_rows[:] = 0
+        c.mixed_rows[:] = 0
+        self._awaits_tokens = False
+
+    def _fill_sequences(self, offset: Int32s, count: Int32s, slot: Int32s) -> None:
+        c, self._num_sequences = self._host, len(count)
+        for (values, padding), filled in zip(self._state_columns, (offset, count, slot), strict=True):
+            values[: len(count)] = filled
+            values[len(count) :] = padding
+        n = int(count.sum())
+        c.row_sequence[:n] = np.repeat(np.arange(len(count), dtype=np.int32), count)
+
+    # ---------------------------------------------------------------- on the device
+
+    def copy(self, sampled: Tensor | None = None, from_first: FromFirst | None = None) -> None:
+        """Launches the copy to the device. sampled: int32, of the step before, where tokens of it are awaited
+        (`Sequences.expect`); from_first: brings them from the first of several GPUs."""
+        self._buffer.copy_(self._pinned, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        if self._awaits_tokens:
+            assert sampled is not None
+            if from_first is not None:
+                from_first(sampled)
+            take_sampled(self.token_ids, sampled)
+
+    def batch(self, path: StepPath, tiles: tuple[Tensor, ...] | None = None) -> GpuBatch:
+        """The step's rows for the model; see GpuBatch. tiles: of a path that has some. Without, all rows go through the
+        recurrent rule."""
+        c = self._device
+        states = None
+        if self._has_states:
+            states = self._recurrent_rows() if tiles is None else self._rows_by_chunks(path.num_decode)
+        return GpuBatch(
+            _number(c.num_rows, 0),
+            c.token_ids,
+            c.positions,
+            c.kv_slots,
+            c.req_slots,
+            path.num_decode,
+            tiles,
+            path.is_independent,
+            path.streamed,
+            states,
+            adapters=GpuAdapterRows(c.adapter_slots, path.scope) if path.scope else None,
+            window_slots=c.window_slots if self._has_windows else None,
+        )
+
+    def captured_batch(self, path: StepPath) -> GpuBatch:
+        """The batch that a CUDA graph is captured with. Graphs with prompts read on the device what `fill_prompts` has
+        written."""
+        c = self._device
+        if not path.has_tiles:
+            return self.batch(path)
+        counts = tuple(_number(c.mixed_rows, call) for call in range(len(c.mixed_rows)))
+        return replace(self.batch(path, (c.tiles,)), decode_counts=counts)
+
+    def head(self, call: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs of a call of the head, padded to `size`: rows, request slots, and count [1]."""
+        c = self._device
+        part = slice(call * self._head_rows, call * self._head_rows + size)
+        return c.sampled_rows[part], c.sampled_slots[part], self._head_counts[call]
+
+    @property
+    def _sequences(self) -> StepSequences:
+        c = self._device
+        return StepSequences(c.state_first, c.state_count, c.state_slots, c.row_sequence)
+
+    def _recurrent_rows(self) -> GpuStateRows:
+        """Fits any step of this size: it may be captured."""
+        return GpuStateRows(self._sequences, self._max_sequences, None, None)
+
+    def _rows_by_chunks(self, num_decode: int) -> GpuStateRows:
+        """The sequences last filled in; those behind the first `num_decode` go by chunks."""
+        part = slice(num_decode, self._num_sequences)
+        first, count, slot = (values[part] for values, _ in self._state_columns)
+        aligned = np.zeros((3, -(-len(first) // ALIGN) * ALIGN), np.int32)
+        aligned[:, : len(first)] = first, count, slot
+        device = self._buffer.device
+        of_first, of_count, of_slot = pinned_copy(aligned, device)[:, : len(first)]
+        chunked = StepSequences(of_first, of_count, of_slot, self._device.row_sequence)
+        chunks = pinned_copy(chunks_of(first, count), device)
+        return GpuStateRows(self._sequences, num_decode, chunked, chunks)
+
+
+def _number(column: Tensor, index: int) -> Tensor:
+    """int32 [1], at an aligned address."""
+    return column[index, :1]

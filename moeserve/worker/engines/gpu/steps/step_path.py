@@ -1,0 +1,249 @@
+"""How a GPU executes a step: as a CUDA graph, kernel by kernel, or in parts. Pure: no torch, no device, no state.
+
+`path_of` alone decides. Those that ask it:
+
+    GpuEngine.forward       executes the path (`step_launcher.py`)
+    GraphSteps              captures the graphs that a path can name: `graph_keys`, `captured_path`
+    compile_ahead.py        launches every kind of kernels that a path can need: `kernel_paths`
+    dummy_steps.py          times the path that a real step of these rows would take
+    launches_at_once        tells the runner whether a plan may follow the step under way
+
+    path                      steps                                                                     head
+    decode graph              rows independent of one another, at most max_decode_size                  in the graph
+    decode graph in parts     the same over GPUs that have some of the layers each                      in the graph
+    small graph               up to SMALL_BATCH_ROWS rows, of which some read others of the step        in the graph
+    prompts in parts          longer than a part, over GPUs that have some of the layers each           apart
+    prompts graph             any rows whose tiles fit, of sizes with room for tiles                    apart
+    eager                     all others, and every step that is observed                               apart
+
+A graph that is still to be captured is launched kernel by kernel with the numbers of its path.
+
+Where the next kinds of steps go:
+
+- Several sampled positions a request (drafts). `StepShape` gets the drafted positions of each sequence, `GraphKey` a
+  family "drafts" with one more number, and `StepFacts` the grid (rows of requests, drafted positions) to which both are
+  rounded up: 4 x 2 requests and positions are rows that are not independent, all of them sampled. Families without
+  drafts stay as they are. The sampled rows and their request slots are columns already (`step_columns.py`); they then
+  have several entries a sequence.
+- Spans (rows of embeddings). A column says for each row which row of the embeddings' segment it takes (-1: its token
+  id), which the embedding kernel reads on the device; so a step with spans takes the path of its counts, and only
+  `StepShape` and `kernel_paths` hear of a kernel that reads the column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.models.adapters.scope import AdapterScope
+from moeserve.models.step_buffers import SMALL_BATCH_ROWS
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
+
+MAX_PARTS = 8  # of a step with prompts
+DECODE_PARTS = 2
+LEAST_PART_ROWS = 4 * SMALL_BATCH_ROWS  # fewer rows take as long as these
+
+GraphFamily = Literal["decode", "decode parts", "small", "prompts"]
+
+
+class StepShape(NamedTuple):
+    """What a step's path depends on."""
+
+    counts: npt.NDArray[np.int32]  # [sequences]: tokens of each, those of one token first
+    num_rows: int  # their sum
+    has_new: bool = False  # some sequence is new, and may read rows of others of this step
+    scope: AdapterScope = AdapterScope.NONE  # of the adapters that rows ask for
+    is_observed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What a path depends on beside the step: the engine, and what it has measured."""
+
+    sizes: tuple[int, ...]  # numbers of rows that steps are padded to, ascending
+    max_decode_size: int  # largest size of CUDA graphs that include the head
+    # By size: tiles that a prompts graph has room for. A size without an entry has no prompts graph.
+    max_tiles: Mapping[int, int] = field(default_factory=dict)
+    tile_tokens: int = 1  # of a chunk, in a tile of the one form of attention that prompts graphs have
+    max_graph_decode: int = 0  # rows that attend by themselves in a prompts graph
+    scopes: tuple[AdapterScope, ...] = (AdapterScope.NONE,)  # that graphs are captured for
+    can_stream: bool = False
+    takes_parts: bool = False
+    streaming: Streaming = field(default_factory=Streaming)
+    # By size: parts of a step with prompts. A size without an entry goes whole.
+    prompt_parts: Mapping[int, int] = field(default_factory=dict)
+    decode_parts: frozenset[int] = frozenset()  # sizes of decode steps that go in DECODE_PARTS
+
+
+class GraphKey(NamedTuple):
+    """Names a CUDA graph."""
+
+    family: GraphFamily
+    size: int
+    scope: AdapterScope
+
+    @property
+    def has_head(self) -> bool:
+        """The graph computes the logits of all its rows."""
+        return self.family != "prompts"
+
+
+class KernelKind(NamedTuple):
+    """What chooses a step's kernels. Two paths of one kind launch the same ones."""
+
+    size: int
+    has_tiles: bool
+    is_independent: bool
+    streamed: Literal["none", "part", "all"]
+    scope: AdapterScope
+
+
+class StepPath(NamedTuple):
+    size: int  # rows, padded
+    num_decode: int  # first rows, each of which attends by itself
+    has_tiles: bool  # the other rows attend in tiles
+    is_independent: bool = False  # no row reads another row's KV of this step
+    streamed: float = 0.0  # share of the RAM experts that comes to the GPU
+    scope: AdapterScope = AdapterScope.NONE
+    graph: GraphKey | None = None
+    part_rows: int = 0  # rows of each part; 0: the step goes whole
+
+    @property
+    def kernels(self) -> KernelKind:
+        streamed: Literal["none", "part", "all"] = "part"
+        if self.streamed in (0.0, 1.0):
+            streamed = "all" if self.streamed else "none"
+        return KernelKind(self.size, self.has_tiles, self.is_independent, streamed, self.scope)
+
+    @property
+    def launches_at_once(self) -> bool:
+        """The host launches it in far less time than the step takes the GPU."""
+        return self.graph is not None
+
+
+def path_of(step: StepShape, facts: StepFacts) -> StepPath:
+    """Raises ValueError for more rows than the largest size."""
+    path = _eager(step, facts)
+    if step.is_observed:
+        return path
+    if not path.has_tiles and (family := _graph_with_head(step, path, facts)) is not None:
+        part_rows = path.size // DECODE_PARTS if family == "decode parts" else 0
+        return path._replace(graph=GraphKey(family, path.size, path.scope), part_rows=part_rows)
+    part_rows = path.size // facts.prompt_parts.get(path.size, 1)
+    if step.num_rows > part_rows and not path.scope:
+        return path._replace(part_rows=part_rows)
+    if _fits_prompts_graph(step, path, facts):
+        return path._replace(graph=GraphKey("prompts", path.size, path.scope))
+    return path
+
+
+def path_of_part(counts: npt.NDArray[np.int32], num_rows: int, facts: StepFacts) -> StepPath:
+    """The path of a part of a step with prompts: eager, like a step of these rows."""
+    return _eager(StepShape(counts, num_rows), facts)._replace(is_independent=False, streamed=0.0)
+
+
+def _eager(step: StepShape, facts: StepFacts) -> StepPath:
+    n = step.num_rows
+    alone = rows_alone(step.counts, n)
+    has_tiles = alone < n
+    return StepPath(
+        padded_size(n, facts.sizes),
+        alone,
+        has_tiles,
+        is_independent=n == 1 or (n == len(step.counts) and not step.has_new),
+        streamed=facts.streaming.part(n) if has_tiles else 0.0,
+        scope=step.scope,
+    )
+
+
+def _graph_with_head(step: StepShape, path: StepPath, facts: StepFacts) -> GraphFamily | None:
+    if path.is_independent:
+        is_longer = step.num_rows > path.size // DECODE_PARTS
+        if path.size in facts.decode_parts and is_longer and not path.scope:
+            return "decode parts"
+        return "decode" if path.size <= facts.max_decode_size else None
+    return "small" if path.size <= min(SMALL_BATCH_ROWS, facts.max_decode_size) else None
+
+
+def _fits_prompts_graph(step: StepShape, path: StepPath, facts: StepFacts) -> bool:
+    room = facts.max_tiles.get(path.size, 0)
+    if not room or path.num_decode > facts.max_graph_decode:
+        return False
+    if not path.has_tiles:
+        return True
+    chunks = step.counts[path.num_decode :]
+    return int((-(-chunks // facts.tile_tokens)).sum()) <= room
+
+
+def padded_size(n: int, sizes: Sequence[int]) -> int:
+    """The smallest of the sizes, ascending, that n rows fit."""
+    for size in sizes:
+        if size >= n:
+            return size
+    raise ValueError(f"a step of {n} rows, and the largest size is {sizes[-1]}")
+
+
+def rows_alone(counts: npt.NDArray[np.int32], num_rows: int) -> int:
+    """How many of the first rows attend each by itself. All do in a step of few rows, those of a chunk too: only that
+    attention leaves what the products of few rows read."""
+    if num_rows <= SMALL_BATCH_ROWS or num_rows == len(counts):
+        return num_rows
+    return int(np.argmax(counts > 1))
+
+
+# ---------------------------------------------------------------- before the first step
+
+
+def graph_keys(facts: StepFacts) -> Iterator[GraphKey]:
+    """Every graph of whole steps, in the order in which they are captured."""
+    for size in reversed(decode_sizes(facts)):
+        for scope in facts.scopes:
+            yield GraphKey("decode", size, scope)
+            if 1 < size <= SMALL_BATCH_ROWS:
+                yield GraphKey("small", size, scope)
+    for size, tiles in facts.max_tiles.items():
+        if tiles:
+            yield from (GraphKey("prompts", size, scope) for scope in facts.scopes)
+
+
+def captured_path(graph: GraphKey, facts: StepFacts) -> StepPath:
+    """The path that a graph of a whole step is captured with: as many rows as any step of its size can have."""
+    is_prompts = graph.family == "prompts"
+    return StepPath(
+        graph.size,
+        min(graph.size, facts.max_graph_decode) if is_prompts else graph.size,
+        has_tiles=is_prompts,
+        is_independent=graph.family == "decode",
+        scope=graph.scope,
+        graph=graph,
+    )
+
+
+def kernel_paths(size: int, facts: StepFacts) -> Iterator[StepPath]:
+    """A path of every `KernelKind` that steps of this size can have."""
+    for scope in facts.scopes:
+        for is_independent in (True, False):
+            yield StepPath(size, size, has_tiles=False, is_independent=is_independent, scope=scope)
+        if size > SMALL_BATCH_ROWS:
+            for streamed in (0.0, 0.5, 1.0) if facts.can_stream else (0.0,):
+                yield StepPath(size, 0, has_tiles=True, streamed=streamed, scope=scope)
+
+
+def decode_sizes(facts: StepFacts) -> list[int]:
+    """Sizes of decode graphs."""
+    return [size for size in facts.sizes if size <= facts.max_decode_size]
+
+
+def decode_sizes_in_parts(facts: StepFacts) -> list[int]:
+    """Sizes of decode steps that are worth dividing."""
+    return [size for size in decode_sizes(facts) if size // DECODE_PARTS >= LEAST_PART_ROWS]
+
+
+def part_choices(size: int) -> list[int]:
+    """Into how many parts a step of this size with prompts may go."""
+    most = min(MAX_PARTS, size // LEAST_PART_ROWS)
+    return [1 << e for e in range(most.bit_length())] if most else [1]

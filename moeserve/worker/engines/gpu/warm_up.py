@@ -1,0 +1,90 @@
+"""What a GPU engine does before its first step, so that no step waits: its kernels compiled, or loaded from Triton's
+cache on disk, and its CUDA graphs captured. Where answers wait for it, in pieces between the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from moeserve.kernels.launch import compile_ahead, first_launches
+from moeserve.models.loading.progress import CAPTURING, COMPILING, OnProgress
+from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
+from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
+from moeserve.worker.engines.gpu.steps.micro_batches import MicroBatches
+from moeserve.worker.engines.gpu.steps.step_path import StepFacts, decode_sizes_in_parts
+
+# Steps from one piece to the next: a piece takes as long as some steps. None waits for its turn where nothing is to be
+# computed, or where a step has asked for it.
+STEPS_PER_PIECE: Final = 8
+_NOTHING: Final = object()
+
+
+class WarmUp:
+    """Of one engine. Before its first step there is one call: `compile` and then `capture`, or `put_off`."""
+
+    def __init__(
+        self,
+        graphs: GraphSteps,
+        launch_all_kernels: Callable[[Sequence[int]], None],
+        facts: StepFacts,
+        micro_batches: MicroBatches | None,
+        expert_cache: ExpertCache | None,
+    ) -> None:
+        """launch_all_kernels: launches all kernels that steps of these sizes can need."""
+        self._graphs = graphs
+        self._launch_all_kernels = launch_all_kernels
+        self._facts = facts
+        self._micro_batches = micro_batches
+        self._expert_cache = expert_cache
+        self._pieces: Iterator[None] = iter(())
+        self._steps = 0
+
+    def compile(self, on_progress: OnProgress) -> None:
+        """Compiles every kernel that a step can launch, on all cores at once. What was compiled on this machine before
+        comes from Triton's cache on disk. Nothing runs."""
+        with compile_ahead(partial(on_progress, COMPILING)):
+            self._launch_all_kernels(self._facts.sizes)
+            if self._expert_cache is not None:
+                self._expert_cache.compile()
+
+    def capture(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
+        """Captures the CUDA graphs. Again, it captures them anew."""
+        self._graphs.capture_all(partial(on_progress, CAPTURING))
+        self._capture_others()
+
+    def _capture_others(self) -> None:
+        if self._micro_batches is not None:
+            self._micro_batches.capture(decode_sizes_in_parts(self._facts), self._graphs.logits)
+        if self._expert_cache is not None:
+            self._expert_cache.capture()
+
+    def put_off(self) -> None:
+        """Leaves it to `go_on`, except for what the first step needs."""
+        if self._expert_cache is not None:
+            with compile_ahead():
+                self._expert_cache.compile()
+        self._graphs.plan()
+        self._capture_others()
+        self._pieces = self._in_pieces()
+
+    def go_on(self, *, is_idle: bool) -> bool:
+        """Does a piece, if it is time for one. False when nothing is left."""
+        self._steps += 1
+        if is_idle or self._graphs.is_wanted or self._steps % STEPS_PER_PIECE == 0:
+            return next(self._pieces, _NOTHING) is not _NOTHING
+        return True
+
+    def _in_pieces(self) -> Iterator[None]:
+        while self._graphs.capture_next():
+            yield
+        for size in self._facts.sizes:
+            with compile_ahead():
+                self._launch_all_kernels([size])
+            yield
+
+    @property
+    def missed(self) -> int:
+        """Launches that had to compile their kernel, or load it from disk, and steps whose graph was still to be
+        captured."""
+        return first_launches() + self._graphs.late

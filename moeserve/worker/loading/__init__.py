@@ -1,0 +1,1 @@
+"""From a configuration to a runner that executes plans: on a CPU, on one GPU, on several."""

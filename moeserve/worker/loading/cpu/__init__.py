@@ -1,0 +1,1 @@
+"""Loading for the CPU: the pool, its threads, the weights in RAM."""

@@ -1,0 +1,219 @@
+"""From a configuration to a Runner on the CPU: weights, KV pool, threads."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from moeserve.config import ServerConfig, drafts_of, num_drafts
+from moeserve.errors import ConfigError
+from moeserve.grammar.engine import GrammarEngine
+from moeserve.kv.cache import KvCache
+from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
+from moeserve.kv.layout import check_cpu_reads, layout_of
+from moeserve.kv.state_capacity import state_slots
+from moeserve.kv.states import StateCache
+from moeserve.models.adapters.adapter import Adapter
+from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.cpu.forms import RopeTables, angles_of
+from moeserve.models.interface import ModelShape
+from moeserve.models.latent import AttentionForm
+from moeserve.models.loading.cpu_loader import CpuLoader
+from moeserve.models.loading.cpu_weights import CpuWeights
+from moeserve.models.loading.progress import OnProgress
+from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.source import ModelSource
+from moeserve.placement import ModelSizes, place
+from moeserve.placement.options import placement_options
+from moeserve.placement.step_tokens import step_tokens
+from moeserve.processes.free_memory import available_bytes
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.adapters.cpu import cpu_adapters, read_adapters
+from moeserve.worker.adapters.memory import adapter_memory, later_bytes, open_adapters
+from moeserve.worker.adapters.resident import AdapterAtStart, ResidentAdapters
+from moeserve.worker.constraints.slot_guides import Constraints
+from moeserve.worker.drafts.drafting import Drafting
+from moeserve.worker.drafts.ngram_drafter import NgramDrafter
+from moeserve.worker.engines.cpu.engine import CpuEngine
+from moeserve.worker.engines.cpu.sampler import CpuSampler
+from moeserve.worker.loading.cpu.pool_start import check_ram, open_stream
+from moeserve.worker.loading.ready import log_skipped, ready_message
+from moeserve.worker.loading.self_test import check_logits
+from moeserve.worker.loading.setup import open_weights, set_up_torch
+from moeserve.worker.recording.step_recorder import StepRecorder, open_recorder
+from moeserve.worker.runner import Runner
+from moeserve.worker.tiers.storage import PageTiersPlan, claim_directory, plan_tiers
+
+# The sampler's instruction set for each --isa. It needs no VNNI, so by itself it may choose another than the engine.
+SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512"}
+
+
+@dataclass(frozen=True, slots=True)
+class CpuModel:
+    """What of a server on the CPU does not change while it serves, and may be shared by processes."""
+
+    config: ServerConfig
+    source: ModelSource
+    shape: ModelShape
+    weights: CpuWeights
+    grammar: Future[GrammarEngine]  # done; what it raised is raised where a grammar is first asked for
+    step_tokens: int
+    capacity: KvCapacity
+    recorder: StepRecorder | None
+    state_slots: int  # of recurrent state
+    tiers: PageTiersPlan | None
+    adapters: list[Adapter]
+    angles: dict[AttentionForm, RopeTables]
+
+    @property
+    def most_rows(self) -> int:
+        """Of a step."""
+        return max(self.step_tokens, self.config.max_num_seqs)
+
+
+def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
+    """On the CPU."""
+    return build_cpu_runner(load_cpu_model(config, on_progress))
+
+
+def try_cpu_model(loaded: CpuModel, *, is_first: bool) -> Runner:
+    """Raises ModelError where its logits are not finite. Later workers find the panels that the first has tried, and
+    answers wait for them; those of a file that is mapped may have gone since. Only the first records steps."""
+    runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, recorder=None))
+    if is_first or loaded.config.weight_layout == "file":
+        check_logits(runner, Path(loaded.config.model))
+    return runner
+
+
+def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
+    """Reads the weights and builds the vocabulary, and decides on the size of the KV pool. Leaves no thread behind."""
+    _refuse_gpu_flags(config)
+    _refuse_records_of_drafts(config)
+    set_up_torch()
+    directory = claim_directory(config)
+    stream = open_stream(config)
+    source = open_weights(config)
+    with ThreadPoolExecutor(1) as helper:  # builds the vocabulary while this thread loads the weights
+        grammar = helper.submit(lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
+        shape = read_checked_shape(source)
+        log_skipped(shape, source)
+        checked = open_adapters(config, shape)  # a bad one ends the start before the weights are read
+        layout = layout_of(config, shape)
+        check_cpu_reads(layout)
+        tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)
+        recorder = open_recorder(config, shape, max(tokens, config.max_num_seqs))
+        placement = place(ModelSizes.of(source.tensors, layout), placement_options(config, shape), gpu=None)
+        in_place = config.weight_layout == "file"
+        if in_place and not source.is_mapped:
+            raise ConfigError(
+                "--weight-layout file needs a GGUF file and its own weights; leave it out, or say panels"
+            )
+        if not in_place:
+            check_ram(placement.cpu_weight_bytes, remedy="or read it from disk with --weight-layout file")
+        weights = CpuLoader(stream, source, shape, on_progress, in_place).load()
+        of_adapters = adapter_memory(config, shape, checked, max(tokens, config.max_num_seqs))
+        adapters = read_adapters(checked, of_adapters)
+        free = available_bytes() - of_adapters.resident - of_adapters.later
+        states = state_slots(config, layout.state_bytes(), free)
+        layers = range(shape.num_layers)
+        budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)
+        capacity = plan_capacity(config, layout, [budget], max(tokens, config.max_num_seqs))
+        tiers = plan_tiers(config, directory, 0, source, layout, f"cpu {stream.isa} {config.weight_layout}")
+        return CpuModel(
+            config,
+            source,
+            shape,
+            weights,
+            grammar,
+            tokens,
+            capacity,
+            recorder,
+            states.num_slots,
+            tiers,
+            adapters,
+            angles_of(shape, capacity.max_model_len, weights.rope_factors),
+        )
+
+
+def build_cpu_runner(loaded: CpuModel) -> Runner:
+    """Starts the pool's threads, and allocates the KV pool and everything that a step needs."""
+    config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
+    layout = layout_of(config, shape)
+    stream = open_stream(config)
+    constraints = Constraints(config.max_num_seqs, loaded.grammar.result)
+    windows = capacity.num_window_slots
+    kv = KvCache(layout, capacity.num_slots, range(shape.num_layers), num_window_slots=windows).layers
+    states = StateCache(layout, loaded.state_slots, range(shape.num_layers)).layers
+    adapters = cpu_adapters(config, shape, loaded.adapters, loaded.most_rows)
+    at_start = [AdapterAtStart(adapter.name, adapter.key, adapter.num_bytes) for adapter in loaded.adapters]
+    resident = None
+    if adapters is not None:
+        resident = ResidentAdapters(adapters, at_start, later_bytes(config))
+    model = CpuDecoder(
+        shape,
+        loaded.weights,
+        stream,
+        kv,
+        loaded.most_rows,
+        capacity.max_model_len,
+        states=states,
+        most_drafts=config.max_num_seqs * num_drafts(config),
+        adapters=adapters,
+        angles=loaded.angles,
+    )
+    sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, SAMPLER_ISA[config.isa])
+    engine = CpuEngine(stream, model, sampler)
+    pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
+    ready = ready_message(
+        config,
+        layout,
+        capacity,
+        loaded.weights.bytes,
+        engine.description,
+        loaded.step_tokens,
+        loaded.state_slots,
+        pages,
+        at_start,
+    )
+    return Runner(engine, ready, constraints, loaded.recorder, pages, resident, _drafting(config, engine))
+
+
+def _drafting(config: ServerConfig, engine: CpuEngine) -> Drafting | None:
+    drafts = drafts_of(config)
+    if drafts is None:
+        return None
+    of_tokens = partial(NgramDrafter, shortest=drafts.prompt_lookup_min, longest=drafts.prompt_lookup_max)
+    return Drafting(engine, of_tokens)
+
+
+def _refuse_records_of_drafts(config: ServerConfig) -> None:
+    """Raises ConfigError where steps are to be recorded, whose rows would be drafts among others."""
+    for flag, value in (
+        ("--debug-dump", config.debug_dump),
+        ("--record-routing-trace", config.record_routing_trace),
+    ):
+        if config.speculative_config is not None and value is not None:
+            raise ConfigError(f"{flag} and --speculative-config exclude one another: leave one of them out")
+
+
+def _refuse_gpu_flags(config: ServerConfig) -> None:
+    """Raises ConfigError for those that would be ignored here and are not about what lies where: `place` refuses the
+    others."""
+    if config.max_deferred_experts_per_token:
+        flag = "--max-deferred-experts-per-token"
+    elif config.gpu_prefill_token_threshold is not None:
+        flag = "--gpu-prefill-token-threshold"
+    elif config.gpus != "1":
+        flag = "--gpus"
+    elif config.parallel != "auto":
+        flag = "--parallel"
+    elif config.kv_ram:
+        raise ConfigError(
+            "--kv-ram: has no effect on the CPU engine, whose KV pool is in RAM already; raise --max-total-tokens"
+        )
+    else:
+        return
+    raise ConfigError(f"{flag}: has no effect on the CPU engine; leave it out, or choose a GPU")

@@ -1,0 +1,106 @@
+"""Where a model goes on the GPU that is here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import psutil
+import torch
+
+from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
+from moeserve.errors import ConfigError
+from moeserve.kv.layout import FP8, KvLayout
+from moeserve.models.interface import ModelShape
+from moeserve.models.ranks.rank_share import RankShare
+from moeserve.models.sources.source import ModelSource
+from moeserve.placement import Gpu, ModelSizes, Placement, place
+from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.group import place_share, share_sizes
+from moeserve.placement.options import (
+    placement_options,
+    with_expert_cache,
+    with_state_slots,
+    with_window_pool,
+)
+from moeserve.placement.sizes import has_float_weights
+from moeserve.placement.step_tokens import step_tokens
+from moeserve.processes.free_memory import available_bytes
+from moeserve.worker.adapters.memory import GpuAdapterPlan
+
+log = logging.getLogger(__name__)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Under Triton's interpreter the CPU's memory stands for the GPU's."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def usable_bytes(device: torch.device, config: ServerConfig) -> int:
+    """Of the GPU's memory: its budget, or all that is free."""
+    budget = config.gpu_memory_budget
+    return free_bytes(device) if budget is None else int(budget * GIB)
+
+
+def step_tokens_on(device: torch.device, config: ServerConfig, shape: ModelShape) -> int:
+    """The most tokens of a step."""
+    return step_tokens(config.max_num_batched_tokens, shape, usable_bytes(device, config))
+
+
+def plan_placement(
+    config: ServerConfig,
+    layout: KvLayout,
+    source: ModelSource,
+    max_tokens: int,
+    device: torch.device,
+    share: RankShare | None = None,
+    adapters: GpuAdapterPlan | None = None,
+    counts: Sequence[Sequence[int]] | None = None,
+) -> Placement:
+    """Where every part of the model goes. share: this GPU's, if there are several, of which `layout` and `source`
+    are. adapters: for which room is left. counts: with a share, [layers][experts] of the whole model. Raises
+    ConfigError where that cannot be, with what would fit."""
+    shape, sizes = layout.shape, ModelSizes.of(source.tensors, layout)
+    if share is not None:
+        sizes = share_sizes(sizes, share)
+    reserved = gpu_reserved_bytes(
+        config,
+        shape,
+        max_tokens,
+        sizes,
+        usable_bytes(device, config),
+        float_weights=has_float_weights(source.tensors, shape),
+        adapter_rank=0 if adapters is None else adapters.rank,
+        on_cuda=device.type == "cuda",
+    )
+    if adapters is not None:
+        reserved += adapters.num_bytes
+    gpu = Gpu(free_bytes(device), reserved)
+    if share is not None:
+        return place_share(config, sizes, shape, gpu, share, counts, available_bytes())
+    options = with_window_pool(placement_options(config, shape), config, layout, max_tokens)
+    options = with_state_slots(options, config, sizes, gpu)
+    placement = with_expert_cache(place(sizes, options, gpu), sizes, config, available_bytes())
+    if placement.begins_in_ram and config.n_gpu_layers is None:
+        log.info(
+            "the CPU computes the embedding and the first %d of %d layers, the GPU the others; --n-gpu-layers or "
+            "--placement-rules choose otherwise",
+            placement.layers_in_ram,
+            len(placement.layers),
+        )
+    return placement
+
+
+def check_kv_numbers(layout: KvLayout, device: torch.device) -> None:
+    """Raises ConfigError for a type of KV that this GPU has no instructions for."""
+    if layout.dtype != FP8 or device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 9):
+        raise ConfigError(
+            f"--kv-cache-dtype fp8: {torch.cuda.get_device_name(device)} has compute capability "
+            f"{capability[0]}.{capability[1]}, and its numbers are converted from 8.9 on; say q8_0"
+        )

@@ -1,0 +1,344 @@
+"""From a configuration to a Runner on a GPU: memory planned, weights, KV pool, CUDA graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.grammar.engine import GrammarEngine
+from moeserve.kernels.handoff import ExpertHandoff
+from moeserve.kernels.stream_operands import KvLayer, StateLayer
+from moeserve.kv.cache import KvCache
+from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
+from moeserve.kv.layout import KvLayout
+from moeserve.kv.states import StateCache
+from moeserve.messages.steps import WorkerReady
+from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.progress import OnProgress
+from moeserve.models.loading.ram_experts import RamExperts
+from moeserve.models.ranks.rank_share import RankShare
+from moeserve.models.sources.source import ModelSource
+from moeserve.models.step_buffers import step_sizes
+from moeserve.placement import Placement
+from moeserve.processes.free_memory import available_bytes
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.adapters.resident import ResidentAdapters
+from moeserve.worker.constraints.slot_guides import Constraints
+from moeserve.worker.engines.gpu.cpu_stage import CpuStage
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.measure.kept import kept_measurements
+from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
+from moeserve.worker.group.ranks import RankGroup
+from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan, plan_load
+from moeserve.worker.loading.gpu.load_weights import InRam, LoadedWeights, load_weights
+from moeserve.worker.loading.gpu.moving_experts import MovingExperts
+from moeserve.worker.loading.gpu.start_steps import start_steps
+from moeserve.worker.loading.ready import ready_message
+from moeserve.worker.loading.start import Start
+from moeserve.worker.recording.step_recorder import StepRecorder
+from moeserve.worker.runner import Runner
+from moeserve.worker.tiers.page_mover import PageMover
+from moeserve.worker.tiers.storage import plan_tiers, ram_tier_bytes
+
+log = logging.getLogger(__name__)
+
+HANG_SECONDS = (
+    180.0  # a step that stands still for so long has failed; the first ones compile kernels on the way
+)
+PIN_AFTER_S = 2.0  # where answers wait: their prompts are computed first
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedGpuEngine:
+    engine: GpuEngine
+    ready: WorkerReady
+    recorder: StepRecorder | None
+    pages: PageMover | None
+    adapters: ResidentAdapters[GpuAdapterMatrices] | None
+    share: RankShare | None = None  # of several GPUs: None: all of the model is here
+
+
+def load_gpu_runner(
+    config: ServerConfig,
+    source: ModelSource,
+    on_progress: OnProgress,
+    device: torch.device,
+    start: Start,
+    forced_rows: int = 0,
+) -> Runner:
+    """Loads the model and allocates everything a step needs. forced_rows: see `GpuDecoder`. Raises ModelError for a bad
+    file, ConfigError where the GPU's memory does not suffice."""
+    constraints = gpu_constraints(config, source, start.inherited.grammar)
+    loaded = load_gpu_engine(config, source, on_progress, device, start, forced_rows)
+    return Runner(loaded.engine, loaded.ready, constraints, loaded.recorder, loaded.pages, loaded.adapters)
+
+
+def gpu_constraints(
+    config: ServerConfig, source: ModelSource, engine: GrammarEngine | None = None
+) -> Constraints:
+    """Without an engine, its helper thread builds the vocabulary while the caller loads the weights."""
+    return Constraints(config.max_num_seqs, lambda: engine or GrammarEngine(TextTokenizer.from_gguf(source)))
+
+
+def load_gpu_engine(
+    config: ServerConfig,
+    source: ModelSource,
+    on_progress: OnProgress,
+    device: torch.device,
+    start: Start,
+    forced_rows: int = 0,
+    ranks: RankGroup | None = None,
+) -> LoadedGpuEngine:
+    """The same without a runner. ranks: the GPUs among which the model is divided, of which `device` is this process's;
+    None: it has all of it."""
+    plan = plan_load(config, source, device, ranks)
+    start.clock.ended("plan")
+    weights = load_weights(config, plan, on_progress, device, ranks)
+    start.clock.ended("weights")
+    buffers = _make_buffers(config, plan, weights, device, ranks)
+    engine = _make_engine(config, plan, weights, buffers, device, forced_rows, ranks)
+    kept = None
+    if device.type == "cuda" and ranks is None:
+        kept = kept_measurements(
+            config, plan.source, plan.shape, buffers.capacity, plan.max_tokens, engine.description, device
+        )
+    start.clock.ended("buffers")
+    capacity = buffers.capacity
+    measured = start_steps(
+        engine,
+        config,
+        capacity.max_model_len,
+        start,
+        on_progress,
+        ranks,
+        kept,
+        before_timing=lambda: buffers.tables.spread_dummy_slot(capacity.num_slots, capacity.num_window_slots),
+        is_gpu=device.type == "cuda",
+    )
+    kv_bytes = capacity.kv_bytes(plan.layout)
+    if ranks is not None:
+        kv_bytes = ranks.total(kv_bytes)
+    pages = None
+    if ranks is None and not plan.placement.layers_in_ram:
+        pages = _open_tiers(config, plan, buffers, kv_bytes, device, 0.0 if start.is_first else PIN_AFTER_S)
+    ready = msgspec.structs.replace(
+        _ready(config, plan, weights, buffers, engine, kv_bytes, pages),
+        measured_steps=list(measured),
+        start_seconds=start.clock.seconds,  # to which those of the first step come
+    )
+    resident = None if weights.adapters is None else weights.adapters.resident
+    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share)
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """What requests have: KV, recurrent states, and where theirs are."""
+
+    capacity: KvCapacity
+    tables: SlotTables
+    kv: Sequence[KvLayer]
+    states: Sequence[StateLayer]
+    state_slots: int
+    cpu_stage: CpuStage | None
+
+
+def _make_buffers(
+    config: ServerConfig,
+    plan: GpuLoadPlan,
+    weights: LoadedWeights,
+    device: torch.device,
+    ranks: RankGroup | None,
+) -> _Buffers:
+    placement, layout = plan.placement, plan.layout
+    capacity = plan_capacity(config, layout, _kv_budgets(placement, layout), plan.max_tokens)
+    state_slots = placement.state_slots
+    if ranks is not None:
+        capacity = KvCapacity(ranks.least(capacity.num_slots), ranks.least(capacity.max_model_len))
+        state_slots = ranks.least(state_slots)
+    cpu_stage = _cpu_stage(weights.in_ram, layout, placement, capacity, plan.max_tokens, device)
+    windows = capacity.num_window_slots
+    tables = SlotTables.empty(
+        config.max_num_seqs + 1, capacity.max_model_len, device, has_windows=windows > 0
+    )
+    on_gpu = range(placement.layers_in_ram, plan.shape.num_layers)
+    kv = KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True, num_window_slots=windows).layers
+    states = StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers
+    return _Buffers(capacity, tables, kv, states, state_slots, cpu_stage)
+
+
+def _make_engine(
+    config: ServerConfig,
+    plan: GpuLoadPlan,
+    weights: LoadedWeights,
+    buffers: _Buffers,
+    device: torch.device,
+    forced_rows: int,
+    ranks: RankGroup | None,
+) -> GpuEngine:
+    placement, share, connections = plan.placement, plan.share, plan.connections
+    experts = None if weights.in_ram is None else weights.in_ram.experts
+    moving = MovingExperts.of(weights.on_gpu, experts, placement, plan.shape, device)
+    by_rank = share is not None and not share.is_stage
+    model = GpuDecoder(
+        plan.shape,
+        weights.on_gpu,
+        buffers.kv,
+        buffers.tables.slots,
+        max_tokens=plan.max_tokens,
+        max_model_len=buffers.capacity.max_model_len,
+        handoff=None if experts is None else _handoff(config, experts, plan.shape, plan.max_tokens, device),
+        expert_stream=moving.stream,
+        prefill=[layer.prefill for layer in placement.gpu_layers],
+        from_cpu=None if buffers.cpu_stage is None else buffers.cpu_stage.x,
+        states=buffers.states,
+        forced_rows=forced_rows,
+        sums=connections.sums,
+        adapters=None if weights.adapters is None else weights.adapters.slots,
+        window_table=buffers.tables.windows,
+        stage=connections.stage,
+        num_in_ram=[len(ids) for ids in weights.ram_ids] if by_rank else None,
+    )
+    return GpuEngine(
+        model,
+        buffers.tables,
+        config.max_num_seqs,
+        _device(placement, device, weights.in_ram, 1 if ranks is None else ranks.num_ranks),
+        experts,
+        buffers.cpu_stage,
+        moving.cache(weights.on_gpu, placement, model),
+        bool if ranks is None else ranks.all_say,
+        connections.from_first,
+    )
+
+
+def _ready(
+    config: ServerConfig,
+    plan: GpuLoadPlan,
+    weights: LoadedWeights,
+    buffers: _Buffers,
+    engine: GpuEngine,
+    kv_bytes: int,
+    pages: PageMover | None,
+) -> WorkerReady:
+    """But for what was measured."""
+    message = ready_message(
+        config,
+        plan.layout,
+        buffers.capacity,
+        weights.nbytes,
+        engine.description,
+        plan.step_tokens,
+        buffers.state_slots,
+        pages,
+        () if weights.adapters is None else weights.adapters.at_start,
+    )
+    return msgspec.structs.replace(
+        message,
+        kv_bytes=kv_bytes,
+        num_experts=plan.whole.num_experts,
+        experts_per_token=plan.whole.top_k,
+        state_bytes=KvLayout(plan.whole).state_bytes(),
+        prompts_first=weights.in_ram is None,
+        streams_prompts=engine.can_stream,
+    )
+
+
+def _open_tiers(
+    config: ServerConfig,
+    plan: GpuLoadPlan,
+    buffers: _Buffers,
+    pool_bytes: int,
+    device: torch.device,
+    pin_after: float,
+) -> PageMover | None:
+    """Those behind the KV pool. Under Triton's interpreter there is none in RAM by itself."""
+    in_ram, has_window_pool = 0, buffers.capacity.num_window_slots > 0
+    if config.kv_ram is not None or device.type == "cuda":
+        in_ram = ram_tier_bytes(config, pool_bytes, available_bytes(), has_window_pool=has_window_pool)
+    tiers = plan_tiers(config, plan.directory, in_ram, plan.source, plan.layout, "gpu")
+    return None if tiers is None else tiers.open(buffers.kv, buffers.states, device, pin_after_s=pin_after)
+
+
+def _kv_budgets(placement: Placement, layout: KvLayout) -> list[KvMemoryBudget]:
+    """A token's KV lies where its layers are."""
+    assert placement.kv_bytes is not None
+    in_ram, count = placement.layers_in_ram, len(placement.layers)
+    on_gpu = range(in_ram, count)
+    budgets = [KvMemoryBudget("GPU memory", placement.kv_bytes, on_gpu)]
+    if in_ram:
+        free = available_bytes() - placement.state_slots * layout.state_bytes(range(in_ram))
+        budgets.append(KvMemoryBudget("memory", free, range(in_ram), SHARE_OF_FREE_MEMORY))
+    return budgets
+
+
+def _cpu_stage(
+    in_ram: InRam | None,
+    layout: KvLayout,
+    placement: Placement,
+    capacity: KvCapacity,
+    max_tokens: int,
+    device: torch.device,
+) -> CpuStage | None:
+    if in_ram is None or in_ram.cpu_stage is None:
+        return None
+    model = CpuDecoder(
+        layout.shape,
+        in_ram.cpu_stage,
+        in_ram.stream,
+        KvCache(layout, capacity.num_slots, range(placement.layers_in_ram)).layers,
+        step_sizes(max_tokens)[-1],
+        capacity.max_model_len,
+        states=StateCache(layout, placement.state_slots, range(placement.layers_in_ram)).layers,
+        pinned=device.type == "cuda",
+    )
+    return CpuStage(in_ram.stream, model)
+
+
+def _handoff(
+    config: ServerConfig, experts: RamExperts, shape: ModelShape, max_tokens: int, device: torch.device
+) -> ExpertHandoff:
+    deferred = config.max_deferred_experts_per_token
+    if deferred and shape.is_sandwiched:
+        raise ConfigError(
+            f"--max-deferred-experts-per-token: {shape.architecture} normalises the sum of a layer's experts, which "
+            "none may come late to; leave it out"
+        )
+    if deferred > shape.top_k:
+        raise ConfigError(
+            f"--max-deferred-experts-per-token: {deferred}, but a token has {shape.top_k} experts"
+        )
+    return ExpertHandoff(
+        experts.stream,
+        experts.layers,
+        step_sizes(max_tokens)[-1],
+        shape.hidden_size,
+        shape.top_k,
+        device,
+        max_deferred=deferred,
+        timeout_s=HANG_SECONDS,
+    )
+
+
+def _device(placement: Placement, device: torch.device, in_ram: InRam | None, num_gpus: int) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter"
+    if num_gpus > 1:
+        name = f"{num_gpus} x {name}"
+    if in_ram is None:
+        return f"{device.type} ({name})"
+    layers = len(placement.layers)
+    here = f"{placement.num_gpu_experts} of {sum(of.num_experts for of in placement.layers)} experts"
+    if placement.layers_in_ram:
+        here = f"the last {len(placement.gpu_layers)} of {layers} layers and {here}"
+    elif placement.begins_in_ram:
+        here = f"all but the embedding and {here}"
+    stream = in_ram.stream
+    return f"{device.type} ({name} with {here}, the others in RAM: {stream.isa}, {stream.threads} threads)"

@@ -1,0 +1,90 @@
+"""What a GPU engine will be, before anything of it is loaded: its share of the model, the size of its steps, and which
+weights lie where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.kv.disk.directory import DiskDirectory
+from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.engine_types import check_gpu_types
+from moeserve.models.loading.lanes import check_lanes
+from moeserve.models.ranks.rank_share import RankShare
+from moeserve.models.ranks.rank_source import RankSource
+from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.source import ModelSource
+from moeserve.placement import Placement
+from moeserve.placement.group import share_among
+from moeserve.placement.options import heat_counts
+from moeserve.worker.adapters.memory import GpuAdapterPlan, plan_gpu_adapters, refuse_adapters
+from moeserve.worker.group.ranks import RankGroup
+from moeserve.worker.group.shares import Connections, connect
+from moeserve.worker.loading.gpu.device_memory import check_kv_numbers, plan_placement, step_tokens_on
+from moeserve.worker.loading.ready import log_skipped
+from moeserve.worker.recording.step_recorder import StepRecorder, open_recorder
+from moeserve.worker.tiers.storage import claim_directory, refuse_tiers
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLoadPlan:
+    source: ModelSource  # of this process's share
+    shape: ModelShape  # likewise
+    whole: ModelShape
+    share: RankShare | None  # of several GPUs; None: all of the model is here
+    layout: KvLayout
+    step_tokens: int  # of prompts and answers in a step
+    max_tokens: int  # the most rows of a step
+    placement: Placement
+    connections: Connections
+    heat: Sequence[Sequence[int]] | None  # [layers][experts] of the whole model, --expert-heat's
+    adapters: GpuAdapterPlan | None
+    recorder: StepRecorder | None
+    directory: DiskDirectory | None  # of the tier on disk
+
+
+def plan_load(
+    config: ServerConfig, source: ModelSource, device: torch.device, ranks: RankGroup | None
+) -> GpuLoadPlan:
+    """source: the whole model. ranks: the GPUs among which it is divided, with which this one agrees; None: it has all
+    of it. Raises ModelError for a bad file, ConfigError for what cannot be, AdapterError."""
+    if config.weight_layout == "file":
+        raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
+    if ranks is not None:
+        refuse_tiers(config, "with several GPUs")
+        refuse_adapters(config)
+    directory = claim_directory(config)
+    whole = shape = read_checked_shape(source)
+    # One that does not fit the model ends the start now.
+    adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
+    log_skipped(shape, source)
+    check_lanes(source, shape, "GPU")
+    check_gpu_types(source, source.tensors)
+    share, heat = None, heat_counts(config, shape)
+    if ranks is not None:
+        share = share_among(config, shape, source.tensors, ranks.rank, ranks.num_ranks, heat)
+        source, shape = RankSource(source, share), share.shape
+        ranks.barrier()
+    layout = layout_of(config, shape)
+    check_kv_numbers(layout, device)
+    step_tokens = step_tokens_on(device, config, shape)
+    if ranks is not None:
+        step_tokens = ranks.least(step_tokens)
+    max_tokens = max(step_tokens, config.max_num_seqs)
+    recorder = open_recorder(config, shape, max_tokens)
+    connections = Connections()
+    if ranks is not None and share is not None:
+        connections = connect(share, ranks, max_tokens, is_observed=recorder is not None)
+    placement = plan_placement(config, layout, source, max_tokens, device, share, adapters, heat)
+    if placement.layers_in_ram:
+        check_cpu_reads(layout)
+        refuse_tiers(config, "where the first layers are the CPU's")
+    return GpuLoadPlan(
+        source, shape, whole, share, layout, step_tokens, max_tokens, placement, connections, heat, adapters,
+        recorder, directory,
+    )  # fmt: skip

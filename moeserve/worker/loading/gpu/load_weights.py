@@ -1,0 +1,103 @@
+"""The weights of a GPU engine: in GPU memory, in RAM, and adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from moeserve.config import ServerConfig
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.models.loading.cpu_loader import CpuLoader
+from moeserve.models.loading.cpu_weights import CpuWeights
+from moeserve.models.loading.gpu_loader import GpuLoader
+from moeserve.models.loading.gpu_weights import GpuWeights, float_type
+from moeserve.models.loading.progress import OnProgress
+from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
+from moeserve.worker.adapters.gpu import LoadedAdapters, load_gpu_adapters
+from moeserve.worker.group.ranks import RankGroup
+from moeserve.worker.group.shares import gpu_experts
+from moeserve.worker.loading.cpu.pool_start import check_ram, open_stream
+from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan
+from moeserve.worker.loading.gpu.ram_expert_order import ram_expert_order
+from moeserve.worker.loading.gpu.rank_pool import open_rank_stream
+
+
+@dataclass(frozen=True, slots=True)
+class InRam:
+    """What the GPU has no room for, on the pool's stream."""
+
+    stream: CpuStream
+    cpu_stage: CpuWeights | None  # None: the GPU begins with the embedding
+    experts: RamExperts | None  # of the GPU's layers; None: all are there
+
+
+def _in_ram(
+    config: ServerConfig,
+    plan: GpuLoadPlan,
+    device: torch.device,
+    on_progress: OnProgress,
+    ids: Sequence[Sequence[int]],
+    ram_bytes: int,
+    ranks: RankGroup | None,
+) -> InRam | None:
+    """ids: of the experts in RAM, by layer on the GPU. ram_bytes: of all ranks' parts together."""
+    source, shape, placement = plan.source, plan.shape, plan.placement
+    if not placement.begins_in_ram and not placement.shares_layers:
+        return None
+    check_ram(ram_bytes)
+    stream = open_stream(config) if ranks is None else open_rank_stream(config, ranks)
+    count = placement.layers_in_ram
+    first = None
+    if placement.begins_in_ram:
+        first = CpuLoader(stream, source, shape, on_progress).load_first(count)
+    experts = None
+    if placement.shares_layers:
+        experts = load_ram_experts(stream, source, shape, ids, device, on_progress, first_layer=count)
+    return InRam(stream, first, experts)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """Of this process."""
+
+    on_gpu: GpuWeights
+    in_ram: InRam | None
+    # Of the experts in RAM, by layer on the GPU, in the order in which they lie there.
+    ram_ids: Sequence[Sequence[int]]
+    adapters: LoadedAdapters | None
+    nbytes: int  # of all processes together
+
+
+def load_weights(
+    config: ServerConfig,
+    plan: GpuLoadPlan,
+    on_progress: OnProgress,
+    device: torch.device,
+    ranks: RankGroup | None,
+) -> LoadedWeights:
+    placement = plan.placement
+    has_ends = plan.connections.stage is None or plan.connections.stage.is_first
+    on_gpu = GpuLoader(plan.source, plan.shape, device, on_progress).load(
+        gpu_experts(placement, plan.share),
+        placement.layers_in_ram,
+        with_embedding=has_ends and not placement.begins_in_ram,
+        with_head=has_ends,
+    )
+    ram_bytes, nbytes = placement.cpu_weight_bytes, placement.gpu_weight_bytes + placement.cpu_weight_bytes
+    if ranks is not None:
+        ram_bytes, nbytes = ranks.total(ram_bytes), ranks.total(nbytes)
+    ram_ids = ram_expert_order(config, placement, plan.share, plan.heat)
+    in_ram = _in_ram(config, plan, device, on_progress, ram_ids, ram_bytes, ranks)
+    adapters = load_gpu_adapters(
+        config, plan.adapters, plan.shape, placement, float_type(on_gpu, device), device
+    )
+    _empty_cache(device)
+    return LoadedWeights(on_gpu, in_ram, ram_ids, adapters, nbytes)
+
+
+def _empty_cache(device: torch.device) -> None:
+    """What unpacking left behind goes back to the device, whose free memory is then asked for."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

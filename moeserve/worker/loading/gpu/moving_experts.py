@@ -1,0 +1,106 @@
+"""What brings experts in RAM to the GPU: streams for prompts, and the expert cache."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.errors import ConfigError
+from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.expert_maps import ExpertMaps
+from moeserve.models.loading.expert_slots import ExpertSlots
+from moeserve.models.loading.expert_stream import ExpertStream
+from moeserve.models.loading.gpu_weights import GpuWeights
+from moeserve.models.loading.pinned_panels import PinnedPanels
+from moeserve.models.loading.ram_experts import RamExperts
+from moeserve.placement import Placement
+from moeserve.placement.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES
+from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MovingExperts:
+    experts: RamExperts | None  # None: all are on the GPU
+    panels: PinnedPanels | None  # None: they stay where they are
+    maps: ExpertMaps | None  # None: every expert is in one memory
+    stream: ExpertStream | None
+
+    @classmethod
+    def of(
+        cls,
+        weights: GpuWeights,
+        experts: RamExperts | None,
+        placement: Placement,
+        shape: ModelShape,
+        device: torch.device,
+    ) -> MovingExperts:
+        """Before the model is made: where experts may move, the maps of `weights` and `experts` become the shared ones.
+        Raises ConfigError where a rule asks for streams that cannot be."""
+        if experts is None:
+            return cls(None, None, None, None)
+        maps = ExpertMaps(weights, experts, shape.num_experts, device) if placement.has_cache else None
+        panels = pinned_panels(experts, placement, device)
+        stream = None
+        if panels is not None and placement.stream_bytes:
+            stream = ExpertStream(experts.layers, panels, device, maps)
+        return cls(experts, panels, maps, stream)
+
+    def cache(self, weights: GpuWeights, placement: Placement, model: GpuDecoder) -> ExpertCache | None:
+        if self.maps is None or self.panels is None or self.experts is None:
+            return None
+        movable = np.zeros_like(self.maps.on_gpu)
+        for own, layer in zip(movable, placement.gpu_layers, strict=True):
+            if layer.is_cached:
+                own[[e for e in range(layer.num_experts) if e not in layer.fixed]] = True
+        slots = [
+            None if of.moe is None or not layer.is_cached else of.moe.experts
+            for of, layer in zip(weights.layers, placement.gpu_layers, strict=True)
+        ]
+        staging = _staging(self.stream, model.device)
+        moved = ExpertSlots(slots, self.experts.layers, self.panels, staging, self.maps.slots)
+        if not moved.most:
+            return None
+        return ExpertCache(self.maps, moved, movable, model.expert_token_counts, model.pool_reads)
+
+
+def _staging(stream: ExpertStream | None, device: torch.device) -> Tensor:
+    """What the experts on their way to the GPU pass through, uint8: no memory of its own where prompts are streamed."""
+    if stream is None:
+        return torch.empty(UNSTREAMED_STEP_BYTES, dtype=torch.uint8, device=device)
+    return stream.idle_buffer[:STEP_BYTES]
+
+
+def pinned_panels(experts: RamExperts, placement: Placement, device: torch.device) -> PinnedPanels | None:
+    """None, with the reason in the log, where the experts in RAM cannot be copied in the background."""
+    if not placement.stream_bytes and not placement.has_cache:
+        return None
+    if experts.stream.nodes > 1:
+        _cannot_move(placement, "they lie on several memory nodes", "say --numa-nodes 1")
+        return None
+    try:
+        return PinnedPanels(experts.layers, device)
+    except RuntimeError as error:
+        with suppress(RuntimeError):  # CUDA reports the error once more, with the next launch
+            torch.zeros(1, device=device)
+        _cannot_move(placement, f"their memory cannot be pinned ({error})", "free some RAM")
+        return None
+
+
+def _cannot_move(placement: Placement, obstacle: str, remedy: str) -> None:
+    """Says so in the log. Raises ConfigError where a rule asks for it."""
+    if placement.streaming_rule is not None:
+        raise ConfigError(
+            f"--placement-rules: {placement.streaming_rule} cannot be: experts are not streamed to the GPU, as "
+            f"{obstacle}; leave `prefill` out, or {remedy}"
+        )
+    log.warning(
+        "experts in RAM stay there, without an expert cache, and prompts are read on the CPU: %s", obstacle
+    )

@@ -1,0 +1,89 @@
+"""Warm-up of a GPU engine: compile kernels, capture CUDA graphs, time steps.
+
+Measurements are kept on disk (`engines/gpu/measure/kept.py`) for the next start and the next worker. A worker that
+replaces a lost one also puts off what its first step does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from moeserve.config import ServerConfig
+from moeserve.messages.steps import MeasuredStep
+from moeserve.models.loading.progress import TIMING, OnProgress
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.engines.gpu.measure.calibration import Calibration
+from moeserve.worker.engines.gpu.measure.expert_streaming_share import calibrate_streaming
+from moeserve.worker.engines.gpu.measure.kept import KeptMeasurements
+from moeserve.worker.engines.gpu.measure.parts import choose_parts
+from moeserve.worker.engines.gpu.measure.steps import measure_steps
+from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
+from moeserve.worker.group.ranks import RankGroup
+from moeserve.worker.loading.start import Start
+
+
+def start_steps(
+    engine: GpuEngine,
+    config: ServerConfig,
+    max_model_len: int,
+    start: Start,
+    on_progress: OnProgress,
+    ranks: RankGroup | None,
+    kept: KeptMeasurements | None,
+    *,
+    before_timing: Callable[[], None],
+    is_gpu: bool,
+) -> Sequence[MeasuredStep]:
+    """Returns how long steps take; nothing where it is not known. kept: of this very engine; None: they are not to be
+    kept. is_gpu: and not Triton's interpreter, whose steps take seconds."""
+    found = None if kept is None else kept.read()
+    if found is not None and not start.is_first:
+        engine.warm_up.put_off()
+    else:
+        _warm_up(engine, start, on_progress, ranks)
+    before_timing()
+    if is_gpu and ranks is not None and engine.facts.takes_parts:
+        choose_parts(engine, ranks.of_leader)
+    calibration = None
+    if engine.can_stream:
+        calibration = _choose_streaming(
+            engine,
+            config.gpu_prefill_token_threshold,
+            max_model_len,
+            None if found is None else found.calibration,
+        )
+    steps: Sequence[MeasuredStep] = []
+    if found is not None:
+        steps = found.steps
+    elif is_gpu:
+        same = None if ranks is None else ranks.agree
+        steps = measure_steps(engine, config.max_num_seqs, max_model_len, same, partial(on_progress, TIMING))
+        if kept is not None:
+            kept.write(steps, calibration)
+    start.clock.ended("timing steps")
+    return steps
+
+
+def _warm_up(engine: GpuEngine, start: Start, on_progress: OnProgress, ranks: RankGroup | None) -> None:
+    if ranks is None:
+        engine.warm_up.compile(on_progress)
+    else:
+        ranks.first_alone(lambda: engine.warm_up.compile(on_progress))  # the others find its kernels on disk
+    start.clock.ended("kernels")
+    engine.warm_up.capture(on_progress)
+    start.clock.ended("graphs")
+
+
+def _choose_streaming(
+    engine: GpuEngine, threshold: int | None, max_model_len: int, found: Calibration | None
+) -> Calibration | None:
+    """Gives what was calibrated. found: earlier."""
+    if threshold is not None:
+        engine.stream_by(Streaming.from_tokens(threshold), f"streamed to steps of {threshold} tokens on")
+        return None
+    if found is not None:
+        engine.stream_by(found.streaming, found.described())
+        return found
+    with engine.alone():
+        return calibrate_streaming(engine, max_model_len)

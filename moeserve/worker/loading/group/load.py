@@ -1,0 +1,52 @@
+"""From a configuration to a Runner on several GPUs."""
+
+from __future__ import annotations
+
+import atexit
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.models.loading.progress import OnProgress
+from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.source import ModelSource
+from moeserve.placement.group import refuse_placement_flags
+from moeserve.worker.group.leader import LeaderGroup, LeaderRunner
+from moeserve.worker.group.shares import with_parallel
+from moeserve.worker.loading.gpu.load import gpu_constraints, load_gpu_engine
+from moeserve.worker.loading.start import Start
+from moeserve.worker.runner import Runner
+
+
+def load_group_runner(
+    config: ServerConfig,
+    source: ModelSource,
+    on_progress: OnProgress,
+    numbers: list[int],
+    start: Start,
+    forced_rows: int = 0,
+) -> Runner:
+    """As `load_gpu_runner`, divided among these GPUs. The followers' processes end with this one, or before."""
+    if forced_rows:
+        raise ConfigError("--routing-trace: for one GPU; leave it out, or --gpus")
+    config = with_parallel(config, read_checked_shape(source), numbers)
+    refuse_placement_flags(config)
+    return lead(config, source, on_progress, LeaderGroup(config, numbers, len(numbers)), start)
+
+
+def lead(
+    config: ServerConfig,
+    source: ModelSource,
+    on_progress: OnProgress,
+    group: LeaderGroup,
+    start: Start,
+) -> LeaderRunner:
+    """Loads the leader's share while the followers load theirs."""
+    atexit.register(group.close)
+    try:
+        group.use_device()
+        constraints = gpu_constraints(config, source)
+        loaded = load_gpu_engine(config, source, on_progress, group.device, start, ranks=group)
+    except BaseException:
+        group.close()
+        raise
+    return LeaderRunner(group, loaded.engine, loaded.ready, constraints, loaded.recorder)

@@ -1,0 +1,74 @@
+"""Loading as the user sees it: a bar on a terminal, log lines elsewhere, and news for /health."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TextIO
+
+from tqdm import tqdm
+
+from moeserve.config.units import GIB
+from moeserve.messages.channels import PushChannel
+from moeserve.messages.schema import LoadProgress
+from moeserve.models.loading.progress import COUNTED
+
+NEWS_EVERY_S = 0.1  # to httpserver
+LOG_EVERY_S = 5.0  # where there is no terminal
+
+log = logging.getLogger(__name__)
+
+
+class LoadingBar:
+    """Called as `OnProgress` as often as the loader likes; close it at the end."""
+
+    def __init__(self, to_http: PushChannel, stream: TextIO = sys.stderr, *, may_draw: bool = True) -> None:
+        self._to_http = to_http
+        self._may_draw = may_draw and stream.isatty()
+        self._stream = stream
+        self._bar: tqdm[None] | None = None
+        self._bar_stage = ""
+        self._stage = ""
+        self._told = 0.0  # when httpserver heard last
+        self._logged = time.monotonic()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        changed = stage != self._stage or done == total
+        self._stage = stage
+        now = time.monotonic()
+        if changed or now - self._told >= NEWS_EVERY_S:
+            self._told = now
+            # Dropped when httpserver is too busy to listen: the next news holds everything.
+            self._to_http.try_send(LoadProgress(stage=stage, done=done, total=total))
+        if self._may_draw:
+            self._draw(stage, done, total)
+        elif now - self._logged >= LOG_EVERY_S:
+            self._logged = now
+            if stage in COUNTED:
+                log.info("%s: %d of %d", stage, done, total)
+            else:
+                log.info("%s: %.1f of %.1f GiB", stage, done / GIB, total / GIB)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _draw(self, stage: str, done: int, total: int) -> None:
+        if self._bar is not None and COUNTED.get(stage) != COUNTED.get(self._bar_stage):
+            self._bar.close()  # another unit
+            self._bar = None
+        self._bar_stage = stage
+        if self._bar is None:
+            self._bar = tqdm(
+                desc=stage,
+                total=total,
+                file=self._stream,
+                unit=f" {COUNTED[stage]}" if stage in COUNTED else "B",
+                unit_scale=stage not in COUNTED,
+                unit_divisor=1024,
+                leave=False,
+            )
+        self._bar.set_description(stage, refresh=False)
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)

@@ -1,0 +1,68 @@
+"""What a loaded engine says of itself, whichever device it is on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from moeserve.config import ServerConfig, num_drafts
+from moeserve.config.units import GIB
+from moeserve.kv.capacity import KvCapacity
+from moeserve.kv.layout import KvLayout
+from moeserve.messages.steps import WorkerReady
+from moeserve.models.interface import ModelShape
+from moeserve.models.skipped_layers import skipped_layers
+from moeserve.models.sources.source import ModelSource
+from moeserve.worker.adapters.resident import AdapterAtStart
+from moeserve.worker.tiers.page_mover import PageMover
+
+log = logging.getLogger(__name__)
+
+
+def log_skipped(shape: ModelShape, source: ModelSource) -> None:
+    """Says once what of the model is not loaded."""
+    skipped = skipped_layers(shape, source)
+    if skipped.count:
+        log.info(
+            "skipped %d layer%s for the tokens after the next one (MTP): %.2f GiB of the model are not loaded",
+            skipped.count,
+            "" if skipped.count == 1 else "s",
+            skipped.num_bytes / GIB,
+        )
+
+
+def ready_message(
+    config: ServerConfig,
+    layout: KvLayout,
+    capacity: KvCapacity,
+    weight_bytes: int,
+    device: str,
+    step_tokens: int,
+    num_state_slots: int,
+    pages: PageMover | None = None,
+    adapters: Sequence[AdapterAtStart] = (),
+) -> WorkerReady:
+    """weight_bytes: on all devices together. pages: of the tiers behind the KV pool, if there are any."""
+    return WorkerReady(
+        num_kv_slots=capacity.num_slots,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=capacity.max_model_len,
+        vocab_size=layout.shape.vocab_size,
+        weight_bytes=weight_bytes,
+        kv_bytes=capacity.kv_bytes(layout),
+        device=device,
+        max_num_batched_tokens=step_tokens,
+        num_experts=layout.shape.num_experts,
+        experts_per_token=layout.shape.top_k,
+        num_state_slots=num_state_slots,
+        num_window_slots=capacity.num_window_slots,
+        window=layout.window if capacity.num_window_slots else 0,
+        kv_page_tokens=0 if pages is None else pages.page_tokens,
+        kv_page_bytes=0 if pages is None else pages.page_bytes,
+        kv_write_bytes=0 if pages is None else pages.write_bytes,
+        kv_tiers=[] if pages is None else pages.tiers,
+        state_bytes=layout.state_bytes(),
+        max_drafts=num_drafts(config),
+        adapters={adapter.name: adapter.key for adapter in adapters},
+        adapter_bytes={adapter.key: adapter.num_bytes for adapter in adapters},
+    )

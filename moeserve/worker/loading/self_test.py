@@ -1,0 +1,39 @@
+"""Before a model is served: one small step with it, whose logits must be numbers.
+
+A NaN in the weights (a broken conversion, a damaged file of floats) is found here, with the file's name, and not by the
+first request. What the few tokens are not routed to stays unseen: a request that meets it later ends by itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from moeserve.messages.sampling import SamplingParams
+from moeserve.messages.steps import NewSeq, Row, StepPlan
+from moeserve.models.errors import ModelError
+from moeserve.worker.runner import Runner
+
+ZEROED: Final = np.array([-1, 0], np.int32).tobytes()  # state slot 0 begins with zeros
+TOKENS: Final = 8  # few enough for a GPU's CUDA graph
+
+
+def check_logits(runner: Runner, path: Path) -> None:
+    """Raises ModelError where the logits of TOKENS tokens from all over the vocabulary are not finite."""
+    ready = runner.ready()
+    n = min(TOKENS, ready.max_model_len, ready.num_kv_slots, ready.max_num_batched_tokens)
+    tokens = np.linspace(0, ready.vocab_size - 1, n).astype(np.int32)
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    has_state = ready.num_state_slots > 0
+    seq = NewSeq(0, tokens.tobytes(), n, b"", sampling, state_slot=0 if has_state else -1)
+    slots = np.arange(n, dtype=np.int32).tobytes()
+    row = Row(0, 0, n, slots, True, slots if ready.num_window_slots else b"")
+    result = runner.rehearse(StepPlan(0, [seq], [row], ZEROED if has_state else b""))
+    of_prompt = result.prompt_logprobs.get(0, [])
+    if result.sampled[0].token_id < 0 or any(entry.rank == 0 for entry in of_prompt):
+        raise ModelError(
+            path,
+            "this model's logits are not finite: its weights hold a NaN or an infinity; convert or download it again",
+        )

@@ -1,0 +1,1 @@
+"""What steps write down when asked: routing traces and debug dumps."""

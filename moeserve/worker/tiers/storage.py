@@ -1,0 +1,205 @@
+"""The worker's part of the tiers behind the KV pool, from the flags to the threads that move pages."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from moeserve.config import ServerConfig
+from moeserve.config.units import GIB, MIB
+from moeserve.errors import ConfigError
+from moeserve.kernels.stream_operands import KvLayer, StateLayer
+from moeserve.kv.cache_pages import CachePages, kv_tensors
+from moeserve.kv.device_pages import DevicePages, Staging
+from moeserve.kv.disk.directory import DiskDirectory
+from moeserve.kv.disk.fingerprint import KV_VERSION, Fingerprint
+from moeserve.kv.disk.store import DEFAULT_GIB, PageStore
+from moeserve.kv.host_blocks import HostBlocks
+from moeserve.kv.layout import KvLayout
+from moeserve.kv.ram_store import RamStore
+from moeserve.kv.tier_sizes import default_ram_bytes
+from moeserve.messages.pages import WRITES_UNDER_WAY
+from moeserve.models.sources.source import ModelSource
+from moeserve.processes.free_memory import limit_note
+from moeserve.worker.tiers.model_hash import model_hash
+from moeserve.worker.tiers.page_mover import PageMover, Tiers
+
+PAGE_TOKENS = 32
+# WorkerReady.kv_write_bytes: on a CPU, which copies them itself; and on a GPU, which reads them in 50 us.
+CPU_WRITE_BYTES = 8 * MIB
+GPU_WRITE_BYTES = 64 * MIB
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PageTiersPlan:
+    """A claimed folder and whose pages it gets, RAM, or both; open it in the process that serves."""
+
+    directory: DiskDirectory | None
+    disk_bytes: int
+    ram_bytes: int  # 0: no tier there
+    model: str
+    model_hash: str
+    architecture: str
+    kv_dtype: str
+    engine: str
+
+    def open(
+        self,
+        layers: Sequence[KvLayer],
+        states: Sequence[StateLayer],
+        device: torch.device | None = None,
+        *,
+        pin_after_s: float = 0.0,
+    ) -> PageMover:
+        """states: empty for a model that has none. device: of both; None: RAM. pin_after_s: when the tier in RAM begins
+        to take its memory, which holds up the GPU's launches. Raises ConfigError where the folder cannot be read."""
+        tensors, of_states = kv_tensors(layers), [states[0].states] if states else None
+        state_pages: CachePages | None = None
+        if device is None:
+            pages = CachePages(tensors, PAGE_TOKENS)
+            state_pages = None if of_states is None else CachePages(of_states, 1)
+        else:
+            state_bytes = 0 if of_states is None else CachePages(of_states, 1).page_bytes
+            page_bytes = CachePages(tensors, PAGE_TOKENS).page_bytes
+            staging = Staging(device, max(page_bytes, state_bytes))
+            pages = of_kv = DevicePages(tensors, PAGE_TOKENS, staging)
+            of_kv.compile()
+            state_pages = None if of_states is None else DevicePages(of_states, 1, staging)
+        is_gpu = device is not None and device.type == "cuda"
+        write_bytes = GPU_WRITE_BYTES if is_gpu else CPU_WRITE_BYTES
+        state_bytes = 0 if state_pages is None else state_pages.page_bytes
+        # In whole blocks, a page each; under way are a state and a page beyond what is counted.
+        buffered = WRITES_UNDER_WAY * write_bytes + state_bytes + 2 * pages.page_bytes
+        blocks = HostBlocks(pages.page_bytes, self.ram_bytes or buffered, pinned=is_gpu)
+        blocks.grow()
+        ram = RamStore(blocks) if self.ram_bytes else None
+        if ram is not None and is_gpu:
+            grow_all_after(blocks, pin_after_s)
+        if ram is not None:
+            log.info(
+                "the RAM tier has room for %d tokens of KV, %.2f GiB",
+                ram.max_bytes // pages.page_bytes * PAGE_TOKENS,
+                ram.max_bytes / GIB,
+            )
+        tiers = Tiers(blocks, ram, self._open_disk(pages.page_bytes, state_bytes))
+        return PageMover(pages, tiers, write_bytes, state_pages)
+
+    def _open_disk(self, page_bytes: int, state_bytes: int) -> PageStore | None:
+        if self.directory is None:
+            return None
+        started = time.perf_counter()
+        fingerprint = Fingerprint(
+            kv_version=KV_VERSION,
+            model=self.model,
+            model_hash=self.model_hash,
+            architecture=self.architecture,
+            kv_dtype=self.kv_dtype,
+            engine=self.engine,
+            page_tokens=PAGE_TOKENS,
+            page_bytes=page_bytes,
+        )
+        kinds = [fingerprint]
+        if state_bytes:
+            kinds.append(replace(fingerprint, page_tokens=0, page_bytes=state_bytes))
+        try:
+            store = PageStore(self.directory.path, self.disk_bytes, kinds)
+        except OSError as error:
+            raise ConfigError(f"--kv-disk {self.directory.path}: {error}") from error
+        log.info(
+            "the disk tier in %s has %d pages of %d tokens, %.2f of %.2f GiB, opened in %.0f ms",
+            *(self.directory.path, len(store), PAGE_TOKENS),
+            *(store.num_bytes / GIB, self.disk_bytes / GIB, (time.perf_counter() - started) * 1e3),
+        )
+        return store
+
+
+def grow_all_after(blocks: HostBlocks, seconds: float) -> None:
+    """On a thread of its own; what is needed before comes as it is needed."""
+    pinning = threading.Timer(seconds, blocks.grow_all)
+    pinning.name, pinning.daemon = "kv-pin", True
+    pinning.start()
+
+
+def claim_directory(config: ServerConfig) -> DiskDirectory | None:
+    """The folder of --kv-disk, before the model is loaded. Raises ConfigError, for --kv-ram too."""
+    if config.kv_ram and config.prefix_cache == "off":
+        raise ConfigError("--kv-ram: is a part of the prefix cache, which --prefix-cache off switches off")
+    if config.kv_disk is None:
+        if config.kv_disk_gib is not None:
+            raise ConfigError("--kv-disk-gib: has no effect without --kv-disk; add it, or leave this out")
+        return None
+    if config.prefix_cache == "off":
+        raise ConfigError("--kv-disk: is a part of the prefix cache, which --prefix-cache off switches off")
+    return DiskDirectory(Path(config.kv_disk))
+
+
+def refuse_tiers(config: ServerConfig, where: str) -> None:
+    """Raises ConfigError where there can be none and the user asks for one."""
+    if config.kv_disk is not None or config.kv_disk_gib is not None:
+        raise ConfigError(f"--kv-disk: there is no such tier {where}; leave it out")
+    if config.kv_ram:
+        raise ConfigError(f"--kv-ram: there is no such tier {where}; leave it out")
+
+
+def ram_tier_bytes(
+    config: ServerConfig, pool_bytes: int, free_bytes: int, *, has_window_pool: bool = False
+) -> int:
+    """As --kv-ram says, next to a KV pool of so many bytes on a GPU. free_bytes: RAM, after the weights. Raises
+    ConfigError where that does not suffice."""
+    if config.kv_ram is None:
+        chosen = default_ram_bytes(config, pool_bytes, free_bytes, has_window_pool=has_window_pool)
+        if has_window_pool:
+            log.info(
+                "no tier of the prefix cache in RAM: windowed layers have a KV pool of their own, and a tier keeps "
+                "whole tokens; --kv-ram chooses a tier behind one pool"
+            )
+        elif not chosen and config.prefix_cache != "off":
+            log.info(
+                "no tier of the prefix cache in RAM: a quarter of the %.1f GiB that are free is less than the KV "
+                "pool's %.1f GiB, whose pages it has, too (--kv-ram)",
+                *(free_bytes / GIB, pool_bytes / GIB),
+            )
+        return chosen
+    wanted = int(config.kv_ram * GIB)
+    if wanted > free_bytes:
+        raise ConfigError(
+            f"--kv-ram {config.kv_ram:g}: {free_bytes / GIB:.1f} GiB of RAM are free after the weights{limit_note()}"
+        )
+    if 0 < wanted < pool_bytes:
+        log.warning(
+            "--kv-ram %g: has most of what the KV pool of %.1f GiB has, and little else",
+            *(config.kv_ram, pool_bytes / GIB),
+        )
+    return wanted
+
+
+def plan_tiers(
+    config: ServerConfig,
+    directory: DiskDirectory | None,
+    ram_bytes: int,
+    source: ModelSource,
+    layout: KvLayout,
+    engine: str,
+) -> PageTiersPlan | None:
+    """None where there is no tier. engine: what rounds alike."""
+    if directory is None and not ram_bytes:
+        return None
+    gib = DEFAULT_GIB if config.kv_disk_gib is None else config.kv_disk_gib
+    return PageTiersPlan(
+        directory,
+        disk_bytes=int(gib * GIB),
+        ram_bytes=ram_bytes,
+        model=source.path.name,
+        model_hash="" if directory is None else model_hash(source, dummy=config.load_format == "dummy"),
+        architecture=source.architecture,
+        kv_dtype=layout.dtype.name,
+        engine=engine,
+    )

@@ -1,0 +1,76 @@
+"""A server that drafts: every answer is the one of a server that does not, whoever else is there and whoever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.server import Server, running_server
+from tests.e2e.clients import TEXT, is_empty, within
+from tests.e2e.test_survival import (
+    Asked,
+    all_at_once,
+    generated,
+    has_generated,
+    many_bodies,
+    schema,
+    stream,
+    text,
+)
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}'
+FEW = {str(token): 100 for token in (300, 310, 320)}
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+
+
+def requests() -> list[Asked]:
+    """Those of `many_bodies`, and some with what else an answer may depend on."""
+    return [
+        *many_bodies(100),
+        text(1, 100, prompt=TEXT * 3, stop=["the ", "e o"]),
+        text(2, 100, temperature=1.5, seed=11),
+        text(2, 100, temperature=0.7, seed=12, logprobs=5),
+        schema(temperature=1.5, seed=9),
+        # Of few tokens, so that what follows has been there before.
+        *(text(i, 100, temperature=1, seed=i, logprobs=1, logit_bias=FEW) for i in range(4)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def drafting(tiny_model: Path) -> Iterator[Server]:
+    with running_server(tiny_model, "--speculative-config", NGRAM, "--max-engine-crashes", "10") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: Path) -> list[Any]:
+    with running_server(tiny_model) as server, all_at_once(server, requests()) as futures:
+        return [future.result()[0] for future in futures]
+
+
+@pytest.mark.cpu_engine("drafts are the CPU's so far")
+def test_alone_and_in_a_crowd(drafting: Server, expected: list[Any]) -> None:
+    with all_at_once(drafting, requests()) as futures:
+        assert [future.result()[0] for future in futures] == expected
+    alone = [stream(drafting, path, body)[0] for path, body in requests()[::3]]
+    assert alone == expected[::3]
+    metrics = drafting.metrics()
+    assert metrics[ACCEPTED] > 50
+    assert metrics["vllm:spec_decode_num_draft_tokens_total"] > metrics[ACCEPTED]
+    assert metrics["vllm:spec_decode_num_drafts_total"] > 20
+    assert within(5, lambda: is_empty(drafting))
+
+
+@pytest.mark.cpu_engine("drafts are the CPU's so far")
+@pytest.mark.parametrize("name", ["worker", "router"])
+def test_killed_in_the_middle(drafting: Server, expected: list[Any], name: str) -> None:
+    begun_at = generated(drafting)
+    with all_at_once(drafting, requests()) as futures:
+        assert within(60, partial(has_generated, drafting, begun_at + 100))
+        drafting.named(name).kill()
+        assert [future.result()[0] for future in futures] == expected
+    assert within(5, lambda: is_empty(drafting))

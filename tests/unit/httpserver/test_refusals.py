@@ -1,0 +1,110 @@
+"""Refusals are counted by reason, whichever API refuses and whether httpserver or the router does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moeserve.messages.refusal import Refusal
+from moeserve.messages.schema import GenerateRequest, RequestError
+from tests.support.http_harness import NAME, HttpServer, http_server
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+LONG = "word " * 5000  # more than the context
+# Of each API: a path, a body that it serves, and fields that make the prompt too long.
+APIS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "openai": (
+        "/v1/chat/completions",
+        {"messages": MESSAGES},
+        {"messages": [{"role": "user", "content": LONG}]},
+    ),
+    "completions": ("/v1/completions", {"prompt": "Hi"}, {"prompt": LONG}),
+    "responses": ("/v1/responses", {"input": "Hi"}, {"input": LONG}),
+    "anthropic": (
+        "/v1/messages",
+        {"model": NAME, "messages": MESSAGES, "max_tokens": 4},
+        {"messages": [{"role": "user", "content": LONG}]},
+    ),
+    "ollama": (
+        "/api/chat",
+        {"model": NAME, "messages": MESSAGES},
+        {"messages": [{"role": "user", "content": LONG}]},
+    ),
+    "llama_server": ("/completion", {"prompt": "Hi"}, {"prompt": LONG}),
+    "lightllm": ("/generate", {"inputs": "Hi"}, {"inputs": LONG}),
+}
+
+
+def counted(server: HttpServer) -> dict[str, float]:
+    """By reason, without those that there were none of."""
+    prefix = "moeserve:request_refusals_total"
+    return {
+        name.partition('reason="')[2].partition('"')[0]: value
+        for name, value in server.metrics().items()
+        if name.startswith(prefix) and value
+    }
+
+
+def grown(server: HttpServer, before: dict[str, float]) -> dict[str, float]:
+    now = counted(server)
+    return {
+        reason: now[reason] - before.get(reason, 0) for reason in now if now[reason] != before.get(reason, 0)
+    }
+
+
+def test_every_reason_is_there_from_the_start(server: HttpServer) -> None:
+    names = server.metrics()
+    for reason in Refusal:
+        assert f'moeserve:request_refusals_total{{model_name="{NAME}",reason="{reason}"}}' in names
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_httpserver_says_why_in_every_api(server: HttpServer, api: str, stream: bool) -> None:
+    path, body, too_long = APIS[api]
+    before = counted(server)
+    assert server.post(path, body | too_long | {"stream": stream}).status_code == 400
+    assert grown(server, before) == {"too_long": 1}
+    before = counted(server)
+    assert server.post(path, {"stream": stream}).status_code == 400, "without a prompt"
+    assert grown(server, before) == {"invalid": 1}
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_router_says_why_in_every_api(server: HttpServer, api: str, stream: bool) -> None:
+    path, body, _ = APIS[api]
+
+    def full(server: HttpServer, request: GenerateRequest) -> None:
+        server.send(RequestError(request.id, 503, "busy", retry_after=3, refusal=Refusal.QUEUE_FULL))
+
+    server.answer = full
+    before = counted(server)
+    refused = server.post(path, body | {"stream": stream})
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "3"
+    assert grown(server, before) == {"queue_full": 1}
+
+
+def test_a_failure_is_no_refusal(server: HttpServer) -> None:
+    server.answer = lambda server, request: server.send(RequestError(request.id, 500, "it crashed"))
+    before = counted(server)
+    assert server.post("/v1/completions", {"prompt": "Hi"}).status_code == 500
+    assert grown(server, before) == {}
+
+
+def test_what_no_route_sees_is_counted(server: HttpServer) -> None:
+    before = counted(server)
+    assert server.get("/v1/nothing").status_code == 404
+    assert grown(server, before) == {"not_found": 1}
+    before = counted(server)
+    unsupported = server.post("/v1/completions", {"prompt": "Hi"}, headers={"content-encoding": "br"})
+    assert unsupported.status_code == 415
+    assert grown(server, before) == {"unsupported": 1}
+
+
+def test_a_missing_key_is_counted() -> None:
+    with http_server(api_key=("secret",)) as server:
+        assert server.get("/v1/models").status_code == 401
+        assert counted(server) == {"auth": 1}

@@ -1,0 +1,206 @@
+"""Every text of a conversation reaches the prompt, whatever its template drops or refuses: published kinds of
+templates, in small."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
+from moeserve.httpserver.generation.chat.template_probe import Tools, shapes_of
+from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
+from moeserve.tokenizer.chat_template import ChatTemplate
+from moeserve.tokenizer.errors import TemplateTimeout
+from tests.support.family_templates import TEMPLATES
+from tests.support.gguf_bytes import gguf_bytes, model_metadata, model_tensors
+from tests.support.http_harness import HttpServer, http_server
+
+_TURN: Final = (
+    "<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c | tojson }}]{% endfor %}\n"
+)
+_FIRST_SYSTEM: Final = (
+    "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}\n{% set rest = messages[1:] %}"
+    "{% else %}{% set rest = messages %}{% endif %}"
+)
+_ALTERNATING: Final = (
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif %}"
+)
+
+
+def _turns(of: str, turn: str = _TURN) -> str:
+    return "{% for m in " + of + " %}" + turn + "{% endfor %}<assistant>"
+
+
+# What each does is done by a published template, named behind it.
+SHAPES: Final = {
+    "every message": _turns("messages"),  # Qwen3
+    "the first system message": _FIRST_SYSTEM  # gpt-oss, MiniMax-M2
+    + _turns("rest", "{% if m.role != 'system' %}" + _TURN + "{% endif %}"),
+    "the last system message": "{% set n = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}"  # R1
+    "{% set n.s = m.content %}{% endif %}{% endfor %}{{ n.s }}"
+    + _turns("messages", "{% if m.role != 'system' %}" + _TURN + "{% endif %}"),
+    "a system message first or none": _turns(  # Qwen3.5, which wants a user's, too
+        "messages",
+        "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}{% endif %}"
+        "{% if not messages | selectattr('role', 'eq', 'user') | list %}{{ raise_exception('no user') }}{% endif %}"
+        + _TURN,
+    ),
+    "no system message": _turns(  # Gemma 2
+        "messages", "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + _ALTERNATING + _TURN
+    ),
+    "alternating roles": _FIRST_SYSTEM + _turns("rest", _ALTERNATING + _TURN),  # Mistral-Nemo
+}  # fmt: skip
+
+
+def shaped(template: str) -> tuple[Shapes, list[str]]:
+    return shapes_of(lambda messages, tools, shape: rendered(template, messages, tools, shape))
+
+
+def rendered(template: str, messages: Conversation, tools: Tools, shape: TemplateShape) -> str:
+    formats = ChatFormats(shapes=Shapes(shape, shape))
+    fitted, tools = formats.for_template(messages, tools, template)
+    return ChatTemplate(template, {}).render(copy.deepcopy(fitted), tools=tools)
+
+
+def conversations(longest: int) -> Iterator[list[dict[str, Any]]]:
+    """Yields every order of roles with texts of their own."""
+    for length in range(1, longest + 1):
+        for roles in itertools.product(("system", "user", "assistant"), repeat=length):
+            yield [{"role": role, "content": f"text-{at}-end"} for at, role in enumerate(roles)]
+
+
+@pytest.mark.parametrize("template", SHAPES.values(), ids=SHAPES)
+def test_every_text_is_in_the_prompt_in_its_order(template: str) -> None:
+    shapes, _ = shaped(template)
+    for messages in conversations(4):
+        before = copy.deepcopy(messages)
+        text = rendered(template, messages, None, shapes.plain)
+        places = [text.find(message["content"]) for message in messages]
+        assert -1 not in places, (messages, text)
+        hoists_system = "namespace" in template
+        assert hoists_system or places == sorted(places), (messages, text)
+        assert messages == before
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_families_templates_lose_nothing(name: str) -> None:
+    shapes, _ = shaped(TEMPLATES[name])
+    for messages in conversations(3):
+        text = rendered(TEMPLATES[name], messages, None, shapes.plain)
+        assert all(message["content"] in text for message in messages), (messages, text)
+
+
+def test_a_template_that_shows_all_is_left_alone() -> None:
+    assert shaped(SHAPES["every message"]) == (Shapes(), [])
+
+
+def test_what_is_done_is_said() -> None:
+    shapes, found = shaped(SHAPES["the first system message"])
+    assert shapes.plain == TemplateShape(joins_systems=True, moves_late_systems=True)
+    assert found == [
+        "a second system message (is joined to the first)",
+        "a system message behind others (is shown as a user's)",
+    ]
+    assert shaped(_turns("messages", "{{ raise_exception('no') }}")) == (Shapes(), [])
+    silent = _turns("messages", "{% if m.role != 'tool' %}" + _TURN + "{% endif %}")
+    assert "calls (are shown as text)" in shaped(silent)[1]
+    deaf = "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}" + _turns(
+        "messages"
+    )
+    assert "messages of users in a row (left out or refused)" in shaped(deaf)[1]
+
+
+def test_a_template_without_end_is_not_asked_again() -> None:
+    asked = []
+
+    def render(messages: Conversation, tools: Tools, shape: TemplateShape) -> str:
+        asked.append(messages)
+        raise TemplateTimeout("the chat template did not finish within 2 s and was stopped")
+
+    shapes, found = shapes_of(render)
+    assert shapes == Shapes()
+    assert len(asked) == len(found) == 1
+
+
+CALL: Final = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": "in-the-call"}}}
+OTHER: Final = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": {"a": "in-the-other"}}}
+ASKS: Final = {"role": "assistant", "content": "beside-it", "tool_calls": [CALL, OTHER]}
+RESULTS: Final = [
+    {"role": "tool", "content": "of-the-other", "tool_call_id": "c2"},
+    {"role": "tool", "content": "of-the-call", "tool_call_id": "c1"},
+]
+USER: Final = {"role": "user", "content": "question"}
+_NO_TEXT_BESIDE: Final = _turns(  # llama.cpp's R1
+    "messages",
+    "<{{ m.role }}>{% if m.content %}{{ m.content }}{% else %}{{ m.tool_calls | tojson }}{% endif %}\n",
+)
+_ONE_CALL: Final = _turns(  # Llama 3
+    "messages",
+    "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+    "{% if m.tool_calls %}{{ m.tool_calls[0] | tojson }}{% else %}{{ m.content }}{% endif %}\n",
+)
+_NO_CALLS: Final = _turns("messages", "{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}\n{% endif %}")
+_NO_LONE_RESULT: Final = _turns(  # gpt-oss, MiniMax-M2
+    "messages",
+    "{% if m.role == 'tool' and (loop.first or messages[loop.index0 - 1].role not in ('tool', 'assistant')) %}"
+    "{{ raise_exception('no call') }}{% endif %}" + _TURN,
+)
+_FIRST_AND_TOOLS: Final = _FIRST_SYSTEM + _turns(
+    "rest", "{% if m.role != 'system' %}" + _TURN + "{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "messages"),
+    [
+        (_NO_TEXT_BESIDE, [USER, ASKS, *RESULTS]),
+        (_ONE_CALL, [USER, ASKS, *RESULTS]),
+        (_NO_CALLS, [USER, ASKS, *RESULTS]),
+        (_NO_LONE_RESULT, [USER, *RESULTS]),
+        (_NO_LONE_RESULT, [USER, ASKS, RESULTS[0], {"role": "system", "content": "between"}, RESULTS[1]]),
+        (_FIRST_AND_TOOLS, [USER, ASKS, {"role": "system", "content": "between"}, *RESULTS]),
+    ],
+)
+def test_calls_their_results_and_the_text_beside_them(template: str, messages: Conversation) -> None:
+    shapes, _ = shaped(template)
+    text = rendered(template, messages, None, shapes.plain)
+    contents = [one["content"] for one in messages]
+    calls = [c["function"]["arguments"]["a"] for one in messages for c in one.get("tool_calls", [])]
+    assert all(mark in text for mark in contents + calls), text
+
+
+def test_a_result_follows_its_call_where_each_has_a_message() -> None:
+    shapes, _ = shaped(_ONE_CALL)
+    text = rendered(_ONE_CALL, [USER, ASKS, *RESULTS], None, shapes.plain)
+    marks = ["beside-it", "in-the-call", "of-the-call", "in-the-other", "of-the-other"]
+    assert [text.index(mark) for mark in marks] == sorted(text.index(mark) for mark in marks)
+
+
+@pytest.fixture(scope="module")
+def first_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    model = tmp_path_factory.mktemp("first") / "model.gguf"
+    metadata = model_metadata(tokenizer__chat_template=SHAPES["the first system message"])
+    model.write_bytes(gguf_bytes(metadata, model_tensors()))
+    with http_server(model=str(model), context=2048) as running:
+        yield running
+
+
+@pytest.mark.parametrize("second", ["system", "developer"])
+def test_a_second_system_message_reaches_the_prompt(first_only: HttpServer, second: str) -> None:
+    system, further = {"role": "system", "content": "ALPHA"}, {"role": second, "content": "BETA"}
+    for messages in ([system, further, USER], [system, USER, further], [further, USER, system]):
+        prompt = first_only.post("/apply-template", {"messages": messages}).json()["prompt"]
+        assert "ALPHA" in prompt
+        assert "BETA" in prompt
+
+
+def test_instructions_and_a_developer_message_both_count(first_only: HttpServer) -> None:
+    def tokens(*items: Any) -> int:
+        body = {"instructions": "ALPHA", "input": [*items, USER]}
+        return int(first_only.post("/v1/responses/input_tokens", body).json()["input_tokens"])
+
+    assert tokens({"role": "developer", "content": "BETA BETA BETA"}) > tokens()

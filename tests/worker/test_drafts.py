@@ -1,0 +1,272 @@
+"""The router's scheduler and a CPU worker that drafts: texts and logprobs are those without drafts, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+
+from moeserve.messages.load import LoadReport
+from moeserve.messages.sampling import SamplingParams
+from moeserve.messages.schema import GenerateRequest, TokensItem
+from moeserve.router.core.limits import Limits
+from moeserve.router.core.memory.snapshot_points import BorderSpacing
+from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner, load_cpu_model
+from moeserve.worker.runner import Runner
+from moeserve.worker.sequences import Int32s
+from tests.gpu.driver import small_config
+from tests.support.router_world import World, request
+
+MOST = 4
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
+ANSWER = 40
+
+
+class Answer(NamedTuple):
+    tokens: list[int]
+    logprobs: list[object]
+    finish_reason: str | None
+
+
+class Told(World):
+    """Keeps logprobs, too."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.logprobs: dict[int, list[object]] = {}
+        super().__init__(limits)
+
+    def _item(self, item: TokensItem) -> None:
+        self.logprobs.setdefault(item.id, []).extend(item.logprobs or [])
+        super()._item(item)
+
+
+class Foreseen:
+    """A drafter that knows the answers, and makes mistakes."""
+
+    def __init__(self, tokens: Int32s, answers: list[list[int]], right: float) -> None:
+        """answers: prompt and answer of each."""
+        self._tokens = tokens
+        self._answers = answers
+        self._right = right
+        self._rng = random.Random(7)
+
+    def bind(self, slot: int) -> None:
+        pass
+
+    def draft(self, slot: int, length: int, most: int) -> Int32s:
+        so_far = self._tokens[slot, :length].tolist()
+        text = next((text for text in self._answers if text[:length] == so_far), so_far)
+        draft = text[length : length + self._rng.randint(0, most)]
+        wrong = [token if self._rng.random() < self._right else 5 for token in draft]
+        return np.array(wrong, np.int32)
+
+
+def load(path: Path, **options: object) -> CpuModel:
+    return load_cpu_model(
+        small_config(path, device="cpu", threads=2, max_num_seqs=16, **options), lambda *_: None
+    )
+
+
+def serve(
+    runner: Runner,
+    requests: list[GenerateRequest],
+    max_drafts: int,
+    during: Callable[[Told, int], None] = lambda *_: None,
+    **limits: object,
+) -> tuple[dict[int, Answer], LoadReport]:
+    """`during` is called after each step, with its number."""
+    ready = runner.ready()
+    usual = {
+        "num_kv_slots": ready.num_kv_slots,
+        "max_num_seqs": ready.max_num_seqs,
+        "max_model_len": ready.max_model_len,
+        "max_num_batched_tokens": 256,
+        "max_num_queued_reqs": 100,
+        "num_state_slots": ready.num_state_slots,
+        "num_window_slots": ready.num_window_slots,
+        "window": ready.window,
+        "border_spacing": BorderSpacing(tail=4, least=16, first=64),
+        "max_drafts": max_drafts,
+    }
+    world = Told(Limits(**(usual | limits)))  # type: ignore[arg-type]
+    world.worker = runner  # type: ignore[assignment]
+    for message in requests:
+        world.add(message)
+    for number in range(2000):
+        while world.plan() is not None:
+            pass
+        if not world.in_flight:
+            break
+        world.result()
+        world.check()
+        during(world, number)
+    world.check_all_free()
+    answers = {}
+    for id, seen in world.seen.items():
+        assert isinstance(seen.final, TokensItem), seen.final
+        answers[id] = Answer(seen.tokens, world.logprobs[id], seen.final.finish_reason)
+    return answers, world.scheduler.load_report()
+
+
+def asked(
+    count: int, vocab: int, *, temperature: float = 0.0, length: int = 48, **sampling: Any
+) -> list[GenerateRequest]:
+    """Prompts that repeat themselves; each other one shares a beginning with the one before."""
+    rng = random.Random(3)
+    messages = []
+    for id in range(count):
+        phrase = [rng.randrange(3, vocab) for _ in range(12)]
+        prompt = (phrase * 8)[: length - 4] + [rng.randrange(3, vocab) for _ in range(4)]
+        message = request(id, prompt, ANSWER)
+        params = SamplingParams(
+            **({"max_tokens": ANSWER, "temperature": temperature, "seed": id, "logprobs": 2} | sampling)
+        )
+        messages.append(msgspec.structs.replace(message, sampling=params))
+    return messages
+
+
+def whole_texts(requests: list[GenerateRequest], answers: dict[int, Answer]) -> list[list[int]]:
+    return [np.frombuffer(one.token_ids, np.int32).tolist() + answers[one.id].tokens for one in requests]
+
+
+def foresee(runner: Runner, texts: list[list[int]], right: float) -> None:
+    rows = runner._drafts
+    assert rows is not None
+    rows._drafter = Foreseen(rows._sequences.tokens, texts, right)
+
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+# One that attends, one with recurrent state, and one with a pool of its own for windowed layers.
+MODELS = {
+    "qwen3moe": FIXTURES / "tiny-qwen3moe-q4_k_m.gguf",
+    "qwen3next": FIXTURES / "tiny-qwen3next-q4_k_m.gguf",
+    "gptoss": Path("families/tiny-gptoss-mxfp4.gguf"),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> CpuModel:
+    path = MODELS[request.param]
+    if not path.is_absolute():
+        path = request.getfixturevalue("wide_fixtures") / path
+    return load(path, speculative_config=NGRAM)
+
+
+@pytest.fixture(scope="module")
+def runner(model: CpuModel) -> Runner:
+    return build_cpu_runner(model)
+
+
+@pytest.fixture(scope="module")
+def plain(model: CpuModel) -> Runner:
+    """Without drafts."""
+    config = dataclasses.replace(model.config, speculative_config=None)
+    return build_cpu_runner(dataclasses.replace(model, config=config))
+
+
+@pytest.mark.parametrize("streams", [1, 16])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+def test_same_bits(runner: Runner, plain: Runner, streams: int, temperature: float) -> None:
+    requests = asked(streams, runner.ready().vocab_size, temperature=temperature)
+    expected, before = serve(plain, requests, 0)
+    foresee(runner, whole_texts(requests, expected), 0.8)
+    found, report = serve(runner, requests, MOST)
+    assert found == expected
+    assert report.accepted_draft_tokens > ANSWER * streams / 3
+    assert report.draft_tokens > report.accepted_draft_tokens
+    assert report.steps < before.steps
+
+
+def test_there_are_windows_and_states(model: CpuModel, runner: Runner) -> None:
+    """What the other tests are about, as far as the models have it."""
+    ready = runner.ready()
+    assert (ready.num_state_slots > 0) == ("qwen3next" in model.config.model)
+    assert (ready.num_window_slots > 0) == ("gptoss" in model.config.model)
+
+
+PARAMETERS = {
+    "penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
+    "bias": {"logit_bias": {5: 3.0, 11: -100.0}},
+    "filters": {"top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    "bad sequences": {"bad_sequences": ((7, 5), (9, 11, 5))},
+}
+
+
+@pytest.mark.parametrize("sampling", PARAMETERS.values(), ids=PARAMETERS)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_parameters(runner: Runner, plain: Runner, sampling: dict[str, Any], temperature: float) -> None:
+    requests = asked(4, runner.ready().vocab_size, temperature=temperature, **sampling)
+    expected, _ = serve(plain, requests, 0)
+    foresee(runner, whole_texts(requests, expected), 0.8)
+    found, report = serve(runner, requests, MOST)
+    assert found == expected
+    assert report.accepted_draft_tokens > ANSWER
+
+
+def test_preempted_and_cached(runner: Runner, plain: Runner) -> None:
+    """A pool so small that answers are preempted, and prompts that find what others have left."""
+    requests = asked(8, runner.ready().vocab_size, temperature=0.7)
+    expected, _ = serve(plain, requests, 0)
+    foresee(runner, whole_texts(requests, expected), 0.8)
+    found, report = serve(runner, requests, MOST, num_kv_slots=260)
+    assert found == expected
+    assert report.preemptions > 0
+    assert report.accepted_draft_tokens > ANSWER
+
+
+def test_lost_worker(runner: Runner, plain: Runner, model: CpuModel) -> None:
+    """It is lost with drafts in flight; the next one goes on from the tokens that were delivered."""
+    requests = asked(4, runner.ready().vocab_size, temperature=0.7)
+    expected, _ = serve(plain, requests, 0)
+    texts = whole_texts(requests, expected)
+    foresee(runner, texts, 0.8)
+
+    def lose(world: Told, number: int) -> None:
+        if number in (4, 9):
+            world.plan()
+            world.lose_worker()
+            world.lost = False
+            world.scheduler.worker_ready("signal 9", crashed_by_itself=False)
+            world._read()
+
+    found, report = serve(runner, requests, MOST, lose)
+    assert found == expected
+    assert report.engine_losses == 2
+
+
+def test_stop_token(runner: Runner, plain: Runner) -> None:
+    """A run ends with the first token that may end the request, and what follows it is never told."""
+    requests = asked(4, runner.ready().vocab_size)
+    free, _ = serve(plain, requests, 0)
+    stopped = [
+        msgspec.structs.replace(
+            one,
+            sampling=msgspec.structs.replace(
+                one.sampling, stop_token_ids=(free[one.id].tokens[17],), min_tokens=9
+            ),
+        )
+        for one in requests
+    ]
+    expected, _ = serve(plain, stopped, 0)
+    foresee(runner, whole_texts(requests, free), 1.0)
+    found, _ = serve(runner, stopped, MOST)
+    assert found == expected
+    assert any(answer.finish_reason == "stop" for answer in found.values())
+
+
+def test_look_up(model: CpuModel, plain: Runner) -> None:
+    """The n-gram drafter itself, on texts that repeat themselves."""
+    runner = build_cpu_runner(model)
+    few = dict.fromkeys((5, 7, 9), 100.0)  # so that two of them in a row have been there before
+    requests = asked(4, runner.ready().vocab_size, length=96, temperature=1.0, logit_bias=few)
+    expected, before = serve(plain, requests, 0)
+    found, report = serve(runner, requests, MOST)
+    assert found == expected
+    assert report.draft_tokens > report.accepted_draft_tokens > ANSWER
+    assert report.steps < before.steps
