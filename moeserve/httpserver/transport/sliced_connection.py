@@ -207,12 +207,12 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.app = app
         self.cycle.transport = _Output(self)  # type: ignore[assignment]
-        self.cycle.send = self._ending(self.cycle)  # type: ignore[method-assign]
+        self.cycle.send = self._ending(self.cycle)  # type: ignore[assignment, method-assign]
         self.cycle.keep_alive = self._keeps_alive
 
     def _ending(self, cycle: RequestResponseCycle) -> SendMessage:
         """Returns the cycle's `send`, which tells the client if the answer is the connection's last."""
-        plain: SendMessage = cycle.send  # type: ignore[assignment]
+        plain: SendMessage = cycle.send
 
         async def send(message: ASGISendEvent) -> None:
             if message["type"] == "http.response.start":

@@ -209,7 +209,7 @@ class Turns:
     ) -> None:
         """Runs `app`; what it takes is charged to `connection`."""
         _of_task.set((self, connection))
-        await _Metered(self, connection, app(scope, receive, send).__await__())  # type: ignore[attr-defined]
+        await _Metered(self, connection, app(scope, receive, send).__await__())
 
     # ------------------------------------------------------------ turns
 
@@ -285,7 +285,7 @@ class _Metered:
         self._turns, self._connection, self._steps = turns, connection, steps
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return self  # type: ignore[return-value]
+        return self
 
     def __iter__(self) -> _Metered:
         return self

@@ -101,15 +101,15 @@ def test_json_of_a_prompt_and_an_answer() -> None:
         text: Any = Text()
         return CompletionLogprobsWriter(text, 3, False, TextOffsets(text, skips_special=False))
 
-    answer = [TokenLogprob(7, -0.25, 1, [7, 8], [-0.25, float("-inf")])]
+    answer = [TokenLogprob(7, -0.25, 1, (7, 8), (-0.25, float("-inf")))]
     writer, other = written(), written()
     expected = other.first_prompt_token(PROMPT[0])
     for part in (other.write(SCORES), other.write(answer)):
         for name, entries in part.items():
             expected[name] += entries  # type: ignore[literal-required]
     echoed = EchoedLogprobs(writer, PROMPT[0], SCORES)
-    assert orjson.loads(orjson.dumps(echoed.followed_by(writer.write(answer)))) == expected
-    alone = orjson.loads(orjson.dumps(echoed.followed_by(writer.write([]))))
+    assert orjson.loads(orjson.dumps(echoed.followed_by(writer, answer))) == expected
+    alone = orjson.loads(orjson.dumps(echoed.followed_by(writer, [])))
     assert alone["tokens"] == expected["tokens"][:-1]
 
 

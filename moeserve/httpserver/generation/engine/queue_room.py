@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import GenerateRequest
 
 RETRY_AFTER_S = 1  # until the router has said how long its queue takes
@@ -24,6 +25,11 @@ class QueueRoom:
         self._open: Counter[str] = Counter()
         self._retry_after = RETRY_AFTER_S
 
+    @property
+    def is_empty(self) -> bool:
+        """No answers are under way."""
+        return not self._open
+
     def joined(self, request: GenerateRequest) -> None:
         self._open[request.key_name] += _counts(request)
 
@@ -37,20 +43,20 @@ class QueueRoom:
         self._retry_after = retry_after
 
     def check(self, key_name: str, wanted: int, running: int) -> None:
-        """Raises ApiError 503 where the queue has no room for `wanted` more generations of a key. `running`: those of
-        all keys that do not wait."""
+        """Raises ApiError 503 where the queue has no room for `wanted` more generations of a key. `running`: at most so
+        many of all keys do not wait."""
         waiting = self._open.total() - running
-        of_key = self._open[key_name] - running  # at least: the others may be the ones that run
+        of_key = self._open[key_name] - running
         if waiting + wanted > self._most:
-            self._refuse(f"{waiting} requests are waiting already")
+            self._refuse(f"{waiting} requests are waiting already", Refusal.QUEUE_FULL)
         share = max(self._most // (len(self._open.keys() | {key_name}) + 1), 1) if key_name else self._most
         if of_key + wanted > share:
-            self._refuse(f"{of_key} requests of this API key are waiting already")
+            self._refuse(f"{of_key} requests of this API key are waiting already", Refusal.QUOTA)
 
-    def _refuse(self, cause: str) -> None:
+    def _refuse(self, cause: str, refusal: Refusal) -> None:
         wait = self._retry_after
         message = f"the server is busy: {cause}; try again in {wait} s"
-        raise ApiError(503, message, code="overloaded", retry_after=wait)
+        raise ApiError(503, message, code="overloaded", retry_after=wait, refusal=refusal)
 
 
 def _counts(request: GenerateRequest) -> int:
