@@ -66,6 +66,7 @@ class Server:
         *flags: str,
         ready_timeout: float | None = None,
         checkout: Path = REPOSITORY,
+        cwd: Path | None = None,
     ) -> None:
         self._log_file = tempfile.NamedTemporaryFile("w+", suffix=".log", prefix="moeserve-")  # noqa: SIM115
         self.process = subprocess.Popen(
@@ -74,6 +75,7 @@ class Server:
             stdout=self._log_file,
             stderr=subprocess.STDOUT,
             env=clean_environment() | imports_from(checkout),
+            cwd=cwd,
         )
         self.base_url = ""
         if ready_timeout is None:

@@ -27,6 +27,7 @@ from moeserve.cli.command_line import (
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.launcher.exit_codes import EXIT_USAGE
+from moeserve.processes.runtime_paths import has_working_directory
 from moeserve.remote.options import check_server
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if not has_working_directory():
+        print("moeserve: error: the working directory has been deleted; start from another", file=sys.stderr)
+        return EXIT_USAGE
     name = "serve"
     if arguments and not arguments[0].startswith("-"):
         name = arguments.pop(0)

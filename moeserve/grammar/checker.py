@@ -9,7 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from moeserve.processes.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
+from moeserve.processes.sandbox.parent import (
+    Sandbox,
+    SandboxDied,
+    SandboxLost,
+    SandboxTimeout,
+    SandboxUnavailable,
+)
 
 from .check_budget import CheckBudget
 from .check_protocol import MAX_GRAMMAR_BYTES, MAX_REQUEST_BYTES, Accepted, Refused, decode_reply, encode
@@ -41,6 +47,7 @@ class GrammarChecker:
         self._budget = CheckBudget(serves_others)
         self._sandbox = Sandbox(
             "moeserve.grammar.check_process",
+            "grammars",
             timeout=timeout,
             max_reply_bytes=MAX_GRAMMAR_BYTES,
             arguments=[str(model)],
@@ -49,14 +56,15 @@ class GrammarChecker:
         self._passed_bytes = 0
 
     async def check(self, spec: GrammarSpec, tenant: str = "") -> str:
-        """Returns the spec's grammar, which compiles. Raises GrammarError, whose text is for the client."""
+        """Returns the spec's grammar, which compiles. Raises GrammarError, whose text is for the client, and
+        SandboxUnavailable where the grammar is not to blame."""
         return (await self._answer(spec, tenant)).grammar
 
     async def check_or(
         self, spec: GrammarSpec, instead: GrammarSpec | None, tenant: str = ""
     ) -> tuple[str, str | None]:
         """As `check`, with `instead` if the spec is refused. Returns the grammar, and why the first one was refused if
-        it is the second's. Raises GrammarError: the first one's, if both are refused."""
+        it is the second's. Raises as `check`: the first one's GrammarError, if both are refused."""
         if instead is None:
             return await self.check(spec, tenant), None
         key = b"or else " + self._frame(spec)
@@ -101,6 +109,8 @@ class GrammarChecker:
         except (SandboxDied, ValueError) as error:
             self._sandbox.stop()
             raise GrammarError("is too complex: compiling it takes too much memory") from error
+        except SandboxLost as error:
+            raise SandboxUnavailable(f"the process for grammars {error}") from error
         match reply:
             case Refused(message=message):
                 raise GrammarError(message)
@@ -108,20 +118,12 @@ class GrammarChecker:
                 return grammar
 
     def _reply(self, frame: bytes) -> bytes:
-        """Raises SandboxTimeout, SandboxDied, GrammarError."""
+        """Raises SandboxTimeout, SandboxLost, SandboxUnavailable."""
         if self._sandbox.is_running:
-            with suppress(SandboxDied):
+            with suppress(SandboxLost):
                 return self._sandbox.ask(frame, "compile")
-        self._start()
+        self._sandbox.start()  # it opens the model's file once more
         return self._sandbox.ask(frame, "compile")
-
-    def _start(self) -> None:
-        """It opens the model's file once more."""
-        try:
-            self._sandbox.start()
-        except (SandboxTimeout, SandboxDied) as error:
-            cause = "cannot be checked: the process for it did not start; is the model's file still there as it was?"
-            raise GrammarError(cause) from error
 
     def _remember(self, frame: bytes, passed: _Passed) -> None:
         if frame in self._passed:

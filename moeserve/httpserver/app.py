@@ -30,6 +30,7 @@ from moeserve.httpserver.transport.refuse import note_refusal, request_id_of
 from moeserve.httpserver.transport.sse import JsonResponse
 from moeserve.httpserver.transport.unknown_fields import UnknownFields
 from moeserve.messages.refusal import Refusal
+from moeserve.processes.sandbox.parent import SandboxUnavailable
 
 # The only place that lists the APIs. /openapi.json has them in this order.
 APIS: Final[tuple[Api, ...]] = (
@@ -127,6 +128,7 @@ def _answer_errors(app: Application) -> None:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(MemoryError, _no_memory)
+    app.add_exception_handler(SandboxUnavailable, _unavailable)
     app.add_exception_handler(Exception, _bug)
 
 
@@ -182,6 +184,11 @@ async def _no_memory(request: Request, error: Exception) -> Response:
     """Answers what --max-process-memory leaves no room for."""
     message = "the server has no memory for this request: make it smaller, or try again later"
     return _respond(request, ApiError(503, message, code="out_of_memory", refusal=Refusal.MEMORY))
+
+
+async def _unavailable(request: Request, error: Exception) -> Response:
+    """Answers what needs a process that cannot be had at the moment."""
+    return _respond(request, ApiError(503, f"{error}; try again later", code="unavailable"))
 
 
 async def _bug(request: Request, error: Exception) -> Response:

@@ -23,7 +23,7 @@ from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.engine.queue_room import QueueRoom
 from moeserve.httpserver.generation.engine.silences import Silences
-from moeserve.httpserver.generation.request.sampling_defaults import sampling_defaults
+from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults, sampling_defaults
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.probe_server import ProbeServer
@@ -233,7 +233,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def load_text(config: ServerConfig) -> tuple[ModelText, dict[str, float]]:
+def load_text(config: ServerConfig) -> tuple[ModelText, SamplingDefaults]:
     """Returns the tokenizer with its chat template, and the sampling defaults. Raises ModelError, TemplateError,
     ConfigError."""
     gguf = open_metadata(Path(config.model))

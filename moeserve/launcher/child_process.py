@@ -20,8 +20,9 @@ from typing import Final
 import psutil
 
 from moeserve.config import ENV_PREFIX, LAUNCHER_PID_ENV
+from moeserve.processes.begin import EXIT_NOT_IMPORTED
 from moeserve.processes.lifecycle import python_environment
-from moeserve.processes.runtime_paths import RuntimePaths
+from moeserve.processes.runtime_paths import RuntimePaths, has_working_directory
 from moeserve.processes.silence import is_stopped
 
 END_S: Final = 10.0  # for a killed process to end: the kernel frees gigabytes of its memory first
@@ -102,6 +103,8 @@ class ServerProcess(ABC):
         if self.given_up is not None:
             return f"{self.given_up}{', because it was stopped' if self.was_stopped else ''}; killed"
         code = self.returncode
+        if code == EXIT_NOT_IMPORTED:
+            return f"exit code {code}: a module could not be imported, as the lines above say"
         if code is None or code >= 0:
             return f"exit code {code}"
         return f"signal {-code}, {signal.strsignal(-code)}{_HINTS.get(-code, '')}"
@@ -164,12 +167,13 @@ class Child(ServerProcess):
         stdin: socket.socket | None = None
         if has_line:
             line, stdin = socket.socketpair()
-        # -P: a file in the current directory must not stand in for a module. A process group of its own:
-        # the terminal's Ctrl-C reaches only the launcher, even while the child is still importing.
+        # A process group of its own: the terminal's Ctrl-C reaches only the launcher, even while the child is still
+        # importing.
         popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
+            [sys.executable, "-P", "-m", "moeserve.processes.begin", module],
             env=environment,
             stdin=subprocess.DEVNULL if stdin is None else stdin.fileno(),
+            cwd=None if has_working_directory() else "/",  # all paths of the configuration are absolute
             process_group=0,
             pass_fds=descriptors,
         )

@@ -17,6 +17,7 @@ from moeserve.launcher.crash_count import CrashCount
 from moeserve.launcher.process_table import DETOKENIZER, HTTPSERVER, ROUTER, WORKER, ProcessTable
 from moeserve.launcher.signs_of_life import SignsOfLife
 from moeserve.messages.schema import HttpserverLost, ProcessLost, ProcessReady, WorkerExited
+from moeserve.processes.begin import EXIT_NOT_IMPORTED
 from moeserve.processes.lifecycle import EXIT_USER_ERROR
 from moeserve.processes.runtime_paths import RuntimePaths
 
@@ -115,7 +116,8 @@ class Replacement:
     def _may_try_again(self, process: ServerProcess) -> bool:
         """Counts a death, and logs it. False when it is one too many, or another would not start either."""
         self._log_death(process)
-        could_not_start = process.returncode == EXIT_USER_ERROR and process.name not in self._ready
+        stays = process.returncode in (EXIT_USER_ERROR, EXIT_NOT_IMPORTED)
+        could_not_start = stays and process.name not in self._ready
         too_often = self.crashes.add(process.name, was_ready=process.name in self._ready)
         if could_not_start:
             log.error("the %s cannot be started again: the server ends", process.name)

@@ -113,12 +113,16 @@ class Process:
 
 
 def python_environment() -> dict[str, str]:
-    """Of a child that runs the same moeserve as we do."""
+    """That of a child that runs the same moeserve as we do. Start it with -P: nothing of the working directory is on
+    its path, for which an empty entry of PYTHONPATH stands, too."""
     environment = dict(os.environ)
     ours = Path(moeserve.__file__).resolve().parents[1]
+    entries = [entry for entry in environment.pop("PYTHONPATH", "").split(os.pathsep) if entry]
     if ours.name not in ("site-packages", "dist-packages"):
         # A checkout. (Site-packages it finds by itself, and PYTHONPATH would put them before the standard library.)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ours), os.environ.get("PYTHONPATH")]))
+        entries.insert(0, str(ours))
+    if entries:
+        environment["PYTHONPATH"] = os.pathsep.join(entries)
     return environment
 
 

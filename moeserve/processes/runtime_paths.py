@@ -9,6 +9,16 @@ from pathlib import Path
 from moeserve.config import ADAPTERS_FILE, ADAPTERS_FILE_ENV, ENV_PREFIX
 
 
+def has_working_directory() -> bool:
+    """It may have been deleted since this process began. Then no relative path means anything, and some libraries
+    cannot be loaded."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimePaths:
     """Where a server's processes meet: Unix sockets in one private (0700) directory."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.source import ModelSource
-from moeserve.processes.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
+from moeserve.processes.sandbox.parent import (
+    Sandbox,
+    SandboxDied,
+    SandboxLost,
+    SandboxTimeout,
+    SandboxUnavailable,
+)
 
 from .errors import TemplateError, TemplateMissing, TemplateTimeout
 from .render_protocol import (
@@ -21,16 +27,14 @@ from .render_protocol import (
 )
 from .vocabulary import Vocabulary
 
+T = TypeVar("T")
+
 _TEMPLATE = "tokenizer.chat_template"
 MAX_TEMPLATE_BYTES = 1 << 20
 TIMEOUT_S = 2.0  # of CPU time, for each render
 # Variables of a template that come from elsewhere than chat_template_kwargs.
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 _DIED = "the chat template's process ended unexpectedly; the template may need too much memory"
-
-
-class _ProcessLost(TemplateError):
-    """The process ended while it was asked."""
 
 
 class ChatRenderer:
@@ -50,19 +54,20 @@ class ChatRenderer:
         """Starts the process and compiles the template; without one (`source` None) every render says so.
 
         `variables` are bos_token and the like; `timeout` is in seconds of CPU time, for compiling and
-        for each render. Raises TemplateError (a syntax error, with its line) or TemplateTimeout.
+        for each render. Raises TemplateError (a syntax error, with its line), TemplateTimeout or SandboxUnavailable.
         """
         self._source = source
         self._variables = dict(variables)
         self._max_output_chars = max_output_chars
         self._sandbox = Sandbox(
             "moeserve.tokenizer.render_process",
+            "chat templates",
             timeout=timeout,
             max_reply_bytes=4 * max_output_chars + 64,  # UTF-8, and the struct around it
         )
         if source is not None:
             try:
-                self._sandbox.run_sync(self._start)
+                self._sandbox.run_sync(lambda: self._twice(self._start))
             except BaseException:  # not swallowed: only the thread is given back first
                 self._sandbox.close()
                 raise
@@ -107,7 +112,8 @@ class ChatRenderer:
         kwargs: Mapping[str, Any] | None = None,
         tenant: str = "",
     ) -> str:
-        """The prompt text for `messages` (OpenAI's form). Raises TemplateError and its subclasses.
+        """The prompt text for `messages` (OpenAI's form). Raises TemplateError and its subclasses, and
+        SandboxUnavailable where the template is not to blame.
 
         `kwargs` is the request's chat_template_kwargs. Tenants take turns.
         """
@@ -148,13 +154,9 @@ class ChatRenderer:
     # ---- all below runs on the sandbox's thread
 
     def _start(self) -> None:
+        """Raises SandboxLost, SandboxUnavailable, TemplateError."""
         assert self._source is not None
-        try:
-            self._sandbox.start()
-        except SandboxTimeout as error:
-            raise TemplateTimeout(f"the chat template {error}") from error
-        except SandboxDied as error:
-            raise TemplateError(_DIED) from error
+        self._sandbox.start()
         try:
             self._request(_encode(Compile(self._source, self._variables, self._max_output_chars)), "compile")
         except TemplateError:
@@ -162,25 +164,36 @@ class ChatRenderer:
             raise
 
     def _exchange(self, frame: bytes) -> str:
+        return self._twice(lambda: self._render(frame))
+
+    def _twice(self, work: Callable[[], T]) -> T:
         """A process that was lost may have been killed for another's sake, so a second one is asked."""
         try:
-            return self._render(frame)
-        except _ProcessLost:
-            return self._render(frame)
+            return work()
+        except SandboxLost:
+            pass
+        try:
+            return work()
+        except SandboxDied as error:
+            raise TemplateError(_DIED) from error
+        except SandboxLost as error:
+            raise SandboxUnavailable(f"the process for chat templates {error}") from error
 
     def _render(self, frame: bytes) -> str:
+        """As `_start`."""
         if not self._sandbox.is_running:
             self._start()
         return self._request(frame, "finish")
 
     def _request(self, frame: bytes, stage: str) -> str:
+        """As `_start`."""
         try:
             reply = decode_reply(self._sandbox.ask(frame, stage))
         except SandboxTimeout as error:
             raise TemplateTimeout(f"the chat template {error}") from error
-        except (SandboxDied, ValueError) as error:  # msgspec's errors are ValueErrors
+        except ValueError as error:  # msgspec's
             self._sandbox.stop()
-            raise _ProcessLost(_DIED) from error
+            raise SandboxDied from error
         if isinstance(reply, Failed):
             raise TemplateError(reply.message)
         return reply.text

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -33,6 +34,64 @@ def own_server(tiny_model: Path) -> Iterator[Server]:
 def test_processes_name_themselves(server: Server) -> None:
     titles = {title_of(process) for process in server.processes()}
     assert {f"moeserve: {name}" for name in PROCESSES} <= titles
+
+
+FOREIGN = (
+    "types",
+    "random",
+    "json",
+    "socket",
+    "numpy",
+    "torch",
+    "zmq",
+    "jinja2",
+    "msgspec",
+    "tokenizers",
+    "errors",
+)
+
+
+def test_files_of_the_working_directory_are_not_run(tiny_model: Path, tmp_path: Path) -> None:
+    """As in a user's own project, whose files have the names of modules that some process imports."""
+    for name in FOREIGN:
+        (tmp_path / f"{name}.py").write_text(
+            "open('ran', 'a').write(__name__)\nraise SystemExit('a foreign file')\n"
+        )
+    server = Server(tiny_model, cwd=tmp_path)
+    try:
+        body = {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 2}
+        body["response_format"] = {"type": "json_object"}  # the process for grammars starts with the first
+        server.post("/v1/chat/completions", body)
+        assert not (tmp_path / "ran").exists()
+        assert server.stop() == 0, server.log
+    finally:
+        server.kill()
+
+
+@pytest.mark.cpu_engine("the process with the weights loads the model again")
+def test_a_server_outlives_its_working_directory(tiny_model: Path, tmp_path: Path) -> None:
+    """Processes that are started again find none, without which PyTorch cannot be loaded."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    server = Server(tiny_model, cwd=folder)
+    try:
+        before = from_cache(server, prompt=TEXT)
+        folder.rmdir()
+        for name in ("weights", "httpserver"):
+            lost = server.named(name)
+            lost.kill()
+            assert within(60, partial(is_replaced, server, lost)), server.log
+        assert completion(server, prompt=TEXT) == before
+        assert server.stop() == 0, server.log
+    finally:
+        server.kill()
+
+
+def is_replaced(server: Server, lost: psutil.Process) -> bool:
+    """It has gone, and the server is well."""
+    with suppress(httpx.TransportError):
+        return not lost.is_running() and httpx.get(server.base_url + "/health", timeout=5).status_code == 200
+    return False
 
 
 def has_several_gpus() -> bool:

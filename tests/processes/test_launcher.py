@@ -88,6 +88,16 @@ def test_bug_while_starting_shows_its_traceback(start: Callable[..., Run]) -> No
     assert "Traceback" in run.log
 
 
+def test_a_child_that_cannot_be_imported_says_why_and_where(start: Callable[..., Run]) -> None:
+    run = start("httpserver:bad import")
+    assert run.end() == 1
+    cause = "ModuleNotFoundError: No module named 'there_is_no_such_module'"
+    assert re.search(rf"httpserver could not be imported: {cause} \(.+/httpserver\.py, line \d+\)", run.log)
+    assert (
+        "died while starting: exit code 4: a module could not be imported, as the lines above say" in run.log
+    )
+
+
 def test_child_killed_while_starting_is_noticed(start: Callable[..., Run]) -> None:
     run = start("worker:killed while starting")
     assert run.end() == 1

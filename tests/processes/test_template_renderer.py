@@ -10,12 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
 
 from benchmarks.server import REPOSITORY
+from moeserve.processes.sandbox.parent import SandboxUnavailable
 from moeserve.tokenizer import ChatRenderer, TemplateError, TemplateTimeout
 from tests.support.rendering import render_now
 
@@ -55,9 +58,7 @@ def _children(name: str = "moeserve: template") -> list[psutil.Process]:
 def test_an_endless_render_is_killed_in_time(make: Make, hostile: str) -> None:
     renderer = make(hostile, timeout=0.5)
     (first,) = _children()
-    with pytest.raises(
-        TemplateTimeout, match=r"did not finish within (0\.5|5) s"
-    ):  # of CPU time, or by the clock
+    with pytest.raises(TemplateTimeout, match=r"did not finish within 0\.5 s"):
         render_now(renderer, GO)
     assert not first.is_running()
     assert render_now(renderer, FINE) == "ok"  # by a new process
@@ -65,30 +66,77 @@ def test_an_endless_render_is_killed_in_time(make: Make, hostile: str) -> None:
     assert second.pid != first.pid
 
 
-def test_a_render_that_gets_no_cpu_time_is_not_endless(make: Make) -> None:
-    """On a busy machine: the limit is one of CPU time."""
-    renderer = make("x", timeout=1)
+def test_a_stopped_process_is_replaced_at_once(make: Make) -> None:
+    """It was waited for, for 20 s, and then the harmless render was the client's fault."""
+    renderer = make("x")
     (child,) = _children()
     child.suspend()
-    resume = threading.Timer(2, child.resume)
-    resume.start()
+    began = time.monotonic()
     assert render_now(renderer, FINE) == "ok"
-    resume.join()
-    assert _children() == [child]
-
-
-def test_a_render_that_never_gets_any_is_given_up(make: Make) -> None:
-    renderer = make("x", timeout=0.3)
-    (child,) = _children()
-    child.suspend()
-    with pytest.raises(TemplateTimeout, match=r"did not finish within 3 s"):
-        render_now(renderer, FINE)
+    assert time.monotonic() - began < 10
     assert not child.is_running()
+    (other,) = _children()
+    other.suspend()
+    long = "fine" + " " * (4 << 20)  # more than the line holds
+    assert render_now(renderer, [{"role": "user", "content": long}]) == "ok"
+
+
+def test_a_process_that_is_stopped_again_and_again_is_nobodys_fault(make: Make) -> None:
+    renderer = make(LOOP, timeout=60)
+    done = threading.Event()
+
+    def stop_all() -> None:
+        while not done.wait(0.05):
+            for child in _children():
+                with suppress(psutil.NoSuchProcess):
+                    child.suspend()
+
+    stopping = threading.Thread(target=stop_all)
+    stopping.start()
+    try:
+        with pytest.raises(SandboxUnavailable, match="the process for chat templates was stopped"):
+            render_now(renderer, GO)
+    finally:
+        done.set()
+        stopping.join()
+    assert render_now(renderer, FINE) == "ok"
+
+
+def test_files_of_the_working_directory_are_not_run(tmp_path: Path) -> None:
+    """They are found first, where Python has this folder on its path."""
+    (tmp_path / "types.py").write_text("open('ran', 'w').close()\nraise SystemExit('a foreign file ran')\n")
+    script = (
+        "from moeserve.tokenizer import ChatRenderer\n"
+        "from tests.support.rendering import render_now\n"
+        "renderer = ChatRenderer('ok', {})\n"
+        "print(render_now(renderer, []))\n"
+        "renderer.close()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-P", "-c", script]
+    run = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+    assert (run.stdout, run.returncode) == ("ok\n", 0), run.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_process_that_cannot_import_says_so(tmp_path: Path) -> None:
+    """As where a file of a library's name is on PYTHONPATH. It was the template's fault, which took too much memory."""
+    (tmp_path / "setproctitle.py").write_text("import there_is_no_such_module\n")
+    with (
+        patch.dict(os.environ, PYTHONPATH=f"{tmp_path}:{REPOSITORY}"),
+        pytest.raises(
+            SandboxUnavailable, match=r"chat templates ended at once \(exit code 1\): its own lines"
+        ),
+    ):
+        ChatRenderer("x", {})
+    assert _children() == []
 
 
 def test_an_endless_compilation_is_found_at_the_start() -> None:
     """Jinja folds constants while it compiles."""
-    with pytest.raises(TemplateTimeout, match=r"did not compile within (0\.5|5) s"):
+    with pytest.raises(TemplateTimeout, match=r"did not compile within 0\.5 s"):
         ChatRenderer("{{ 7 ** (10 ** 9) }}", {}, timeout=0.5)
     assert _children() == []
 

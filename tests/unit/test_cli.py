@@ -36,6 +36,19 @@ def test_defaults_are_the_configs() -> None:
     assert parse() == ServerConfig()
 
 
+@pytest.mark.parametrize("arguments", [[], ["model.gguf"], ["plan", "--model", "model.gguf"]])
+def test_a_deleted_working_directory_is_named(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended in a traceback, or in a library's word that it cannot be loaded."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert cli.main(arguments) == 2
+    assert "the working directory has been deleted; start from another" in capsys.readouterr().err
+
+
 def test_a_key_and_its_certificate_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cert.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     for flag, file, missing in (

@@ -27,8 +27,10 @@ from moeserve.cli.workload.report import TableRow
 from moeserve.cli.workload.trace import Workload
 from moeserve.config import env_name
 from moeserve.errors import ConfigError
+from moeserve.processes.lifecycle import python_environment
 
 FLAG: Final = "--against-engine"
+MOESERVE: Final = (sys.executable, "-P", "-m", "moeserve")
 LONGEST_DECODE: Final = 128  # steps that are timed; a longer answer's are taken to be like them
 STOP_S: Final = 60.0
 
@@ -76,8 +78,8 @@ def measure_engine(flags: Sequence[str], workload: Workload, concurrency: int | 
     streams = min(concurrency or len(turns), len(turns), most)
     shared = [part for name in SHARED if asked[name] for part in (flag_name(name), asked[name])]
     lengths = ["--prompt", str(prompt), "--gen", str(min(gen, LONGEST_DECODE)), "--batch", str(streams)]
-    command = [sys.executable, "-m", "moeserve", "bench", "engine", *shared, *lengths, "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    command = [*MOESERVE, "bench", "engine", *shared, *lengths, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=python_environment(), check=False)
     if done.returncode != 0:
         raise ConfigError(f"{FLAG}: {shlex.join(command[1:])} ended with exit code {done.returncode}")
     rates = {figure["phase"]: figure["tok_s"] for figure in map(json.loads, done.stdout.splitlines())}
@@ -90,9 +92,10 @@ def server_of(flags: Sequence[str]) -> Iterator[str]:
     ConfigError where it ends before it is ready."""
     port = _free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "moeserve", *flags, "--port", str(port)],
+        [*MOESERVE, *flags, "--port", str(port)],
         stdout=sys.stderr,
-        env={env_name("log_level"): "warning"} | os.environ,  # a line for each request would hide the bar
+        env={env_name("log_level"): "warning"}
+        | python_environment(),  # a line for each request would hide the bar
     )
     url = f"http://127.0.0.1:{port}"
     try:

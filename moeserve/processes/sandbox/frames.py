@@ -1,45 +1,46 @@
-"""The frames between a Sandbox and its process: a little-endian u32 length and that many bytes."""
+"""The frames of a line between two processes: a little-endian u32 length and that many bytes."""
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
-import time
+from collections.abc import Callable
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 20
 
-
-def send_frame(channel: socket.socket, body: bytes, deadline: float | None = None) -> None:
-    """TimeoutError after `deadline` (time.monotonic)."""
-    _allow(channel, deadline)
-    channel.sendall(_LENGTH.pack(len(body)) + body)
+# Waits until the line can be read (select.POLLIN) or written to (POLLOUT); raises what ends the wait.
+Wait = Callable[[int], None]
 
 
-def receive_frame(channel: socket.socket, max_bytes: int, deadline: float | None = None) -> bytes:
-    """EOFError when the other side is gone, TimeoutError after `deadline`, ValueError for a larger frame."""
-    size = _LENGTH.unpack(_receive_exactly(channel, _LENGTH.size, deadline))[0]
+def send_frame(line: socket.socket, body: bytes, wait: Wait | None = None) -> None:
+    """ConnectionError when the other side is gone; what `wait` raises."""
+    frame = _LENGTH.pack(len(body)) + body
+    if wait is None:
+        line.sendall(frame)
+        return
+    unsent = memoryview(frame)
+    while unsent:
+        wait(select.POLLOUT)
+        unsent = unsent[line.send(unsent, socket.MSG_DONTWAIT) :]
+
+
+def receive_frame(line: socket.socket, max_bytes: int, wait: Wait | None = None) -> bytes:
+    """EOFError when the other side is gone, ValueError for a larger frame; what `wait` raises."""
+    size = _LENGTH.unpack(_receive_exactly(line, _LENGTH.size, wait))[0]
     if size > max_bytes:
         raise ValueError(f"a frame of {size} bytes; {max_bytes} at most are accepted")
-    return _receive_exactly(channel, size, deadline)
+    return _receive_exactly(line, size, wait)
 
 
-def _receive_exactly(channel: socket.socket, size: int, deadline: float | None) -> bytes:
+def _receive_exactly(line: socket.socket, size: int, wait: Wait | None) -> bytes:
     received = bytearray()
     while len(received) < size:
-        _allow(channel, deadline)
-        chunk = channel.recv(min(size - len(received), _CHUNK))
+        if wait is not None:
+            wait(select.POLLIN)
+        chunk = line.recv(min(size - len(received), _CHUNK))
         if not chunk:
             raise EOFError
         received += chunk
     return bytes(received)
-
-
-def _allow(channel: socket.socket, deadline: float | None) -> None:
-    if deadline is None:
-        channel.settimeout(None)
-        return
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    channel.settimeout(left)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -14,15 +14,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from moeserve.errors import UserError
+
 from .frames import receive_frame, send_frame
 from .line import FairLine
+from .patience import Patience, Starved, Stopped, UsedUp, cpu_time
 
 T = TypeVar("T")
 
-_SHORTEST_WAIT = 0.01  # seconds, as exact as the kernel counts CPU time
+log = logging.getLogger(__name__)
 
 # By the clock a question may take so many times its limit of CPU time: a busy machine may make it so much slower.
 PATIENCE = 10
+LAST_LINES_S = 2.0  # for a process that has closed its line to say why, and end
 START_SECONDS = 60.0  # until the process runs, before it has met its work: a cold disk, a busy machine
 # The process gets no more of the environment than Python needs to start: it might hold the API key.
 _PASSED_ENVIRONMENT = (
@@ -38,8 +42,8 @@ _PASSED_ENVIRONMENT = (
 
 
 class SandboxTimeout(Exception):
-    """The process did not answer in time and was killed. `stage` is "start", or what `ask` was given; `seconds` are
-    those of CPU time that it had, or of wall-clock time where the machine did not give it as many."""
+    """The process computed for too long and was killed. `stage` is what `ask` was given; `seconds` are those of CPU
+    time that it had."""
 
     def __init__(self, stage: str, seconds: float) -> None:
         super().__init__(f"did not {stage} within {seconds:g} s and was stopped")
@@ -47,14 +51,26 @@ class SandboxTimeout(Exception):
         self.seconds = seconds
 
 
-class SandboxDied(Exception):
+class SandboxLost(Exception):
+    """There is no process any more; another one may be asked the same."""
+
+
+class SandboxDied(SandboxLost):
     """The process ended unexpectedly: it ran out of memory, most likely."""
+
+
+class SandboxStopped(SandboxLost):
+    """Somebody had stopped the process, and it was killed."""
+
+
+class SandboxUnavailable(UserError):
+    """No process can do the work at the moment, which is no fault of the work."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Child:
     process: subprocess.Popen[bytes]
-    channel: socket.socket
+    line: socket.socket
 
 
 class Sandbox:
@@ -66,11 +82,13 @@ class Sandbox:
     """
 
     def __init__(
-        self, module: str, *, timeout: float, max_reply_bytes: int, arguments: Sequence[str] = ()
+        self, module: str, work: str, *, timeout: float, max_reply_bytes: int, arguments: Sequence[str] = ()
     ) -> None:
-        """`timeout` is seconds of CPU time for each question, which may take PATIENCE times as long by the clock.
-        Starts nothing yet."""
-        self._command = [sys.executable, "-m", module, *arguments]
+        """`work` says in messages what the process is for. `timeout` is seconds of CPU time for each question, which
+        may take PATIENCE times as long by the clock. Starts nothing yet."""
+        # -P: a file in the current directory must not stand in for a module.
+        self._command = [sys.executable, "-P", "-m", module, *arguments]
+        self._name = f"the process for {work}"
         self._timeout = timeout
         self._max_reply_bytes = max_reply_bytes
         self._child: _Child | None = None
@@ -100,7 +118,7 @@ class Sandbox:
         return self._child is not None
 
     def start(self) -> None:
-        """Starts the process and waits for its first frame. SandboxTimeout, SandboxDied."""
+        """Starts the process and waits for its first frame. SandboxUnavailable."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -109,79 +127,65 @@ class Sandbox:
                 stdout=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in _PASSED_ENVIRONMENT if name in os.environ},
             )
-        self._child = _Child(process, ours)
-        self._receive("start", START_SECONDS, START_SECONDS)
+        child = self._child = _Child(process, ours)
+        try:
+            self._receive("start", Patience(process, ours, START_SECONDS, START_SECONDS))
+        except (SandboxTimeout, SandboxLost) as error:
+            how = str(error) or f"ended at once (exit code {child.process.returncode}): its own lines say why"
+            raise self._unavailable(how) from error
 
     def ask(self, frame: bytes, stage: str) -> bytes:
-        """The answer to one frame; `stage` names the work for SandboxTimeout. SandboxDied."""
+        """The answer to one frame; `stage` names the work for SandboxTimeout. SandboxLost, SandboxUnavailable."""
         assert self._child is not None, "start comes first"
-        child, began, before = self._child, time.monotonic(), _cpu_time(self._child)
+        process, began = self._child.process, time.monotonic()
+        before = cpu_time(process)
         try:
             return self._ask(frame, stage)
         finally:
             if self.is_running:
-                self.cpu_seconds += _cpu_time(child) - before
+                self.cpu_seconds += cpu_time(process) - before
             else:  # the kernel's count is gone with it
                 self.cpu_seconds += min(time.monotonic() - began, self._timeout)
 
     def _ask(self, frame: bytes, stage: str) -> bytes:
         assert self._child is not None
-        wall_seconds = PATIENCE * self._timeout
-        try:
-            send_frame(self._child.channel, frame, time.monotonic() + wall_seconds)
-        except TimeoutError as error:
-            self.stop()
-            raise SandboxTimeout(stage, wall_seconds) from error
-        except ConnectionError as error:
-            self.stop()
-            raise SandboxDied from error
-        return self._receive(stage, self._timeout, wall_seconds)
+        process, line = self._child.process, self._child.line
+        patience = Patience(process, line, self._timeout, PATIENCE * self._timeout)
+        return self._receive(stage, patience, frame)
 
-    def stop(self) -> None:
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Ends the process, unless it ends by itself within `grace_s` seconds."""
         child, self._child = self._child, None
-        if child is not None:
-            child.channel.close()
+        if child is None:
+            return
+        child.line.close()
+        try:
+            child.process.wait(grace_s)
+        except subprocess.TimeoutExpired:
             child.process.kill()
             child.process.wait()
 
-    def _receive(self, stage: str, cpu_seconds: float, wall_seconds: float) -> bytes:
+    def _receive(self, stage: str, patience: Patience, frame: bytes | None = None) -> bytes:
+        """The next frame, which `frame` asks for. The process is gone where it raises anything."""
         assert self._child is not None
-        deadline = time.monotonic() + wall_seconds
         try:
-            if not _answers(self._child, cpu_seconds, deadline):
-                self.stop()
-                raise SandboxTimeout(stage, cpu_seconds)
-            return receive_frame(self._child.channel, self._max_reply_bytes, deadline)
-        except TimeoutError as error:
+            if frame is not None:
+                send_frame(self._child.line, frame, patience.wait)
+            return receive_frame(self._child.line, self._max_reply_bytes, patience.wait)
+        except UsedUp as error:
             self.stop()
-            raise SandboxTimeout(stage, wall_seconds) from error
+            raise SandboxTimeout(stage, patience.cpu_seconds) from error
+        except Stopped as error:
+            self.stop()
+            log.warning("%s was stopped, and has been killed", self._name)
+            raise SandboxStopped("was stopped") from error
+        except Starved as error:
+            self.stop()
+            raise self._unavailable("got no processor time for its work") from error
         except (EOFError, ConnectionError, ValueError) as error:
-            self.stop()
+            self.stop(LAST_LINES_S)
             raise SandboxDied from error
 
-
-def _answers(child: _Child, cpu_seconds: float, deadline: float) -> bool:
-    """Waits until the process answers or ends; False once it has computed for `cpu_seconds`. TimeoutError after
-    `deadline` (time.monotonic)."""
-    answer = select.poll()
-    answer.register(child.channel, select.POLLIN)
-    limit = _cpu_time(child) + cpu_seconds
-    left = cpu_seconds
-    while not answer.poll(1000 * max(min(left, deadline - time.monotonic()), _SHORTEST_WAIT)):
-        left = limit - _cpu_time(child)
-        if left <= 0:
-            return False
-        if time.monotonic() >= deadline:
-            raise TimeoutError
-    return True
-
-
-def _cpu_time(child: _Child) -> float:
-    """Seconds that the process has computed, in all of its threads (proc(5), /proc/PID/stat); 0 where it has ended and
-    was waited for, as its channel says next."""
-    try:
-        with open(f"/proc/{child.process.pid}/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def _unavailable(self, how: str) -> SandboxUnavailable:
+        log.error("%s %s", self._name, how)
+        return SandboxUnavailable(f"{self._name} {how}")

@@ -25,9 +25,6 @@ _ALLOWED: Final[dict[str, tuple[int, int]]] = {
     "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "exit_group": (231, 94), "ppoll": (271, 73),
     "getrandom": (318, 278), "membarrier": (324, 283), "rseq": (334, 293),
 }  # fmt: skip
-_IOCTL: Final = (16, 29)
-# A socket's time-out; other requests could type into the terminal that stderr may be.
-_FIONBIO: Final = 0x5421
 _MACHINES: Final = {
     "x86_64": (0, 0xC000003E, 317),
     "aarch64": (1, 0xC00000B7, 277),
@@ -39,7 +36,7 @@ _SECCOMP_FILTER_FLAG_TSYNC: Final = 1  # all threads
 _REFUSED: Final = 0x00050000 | errno.EPERM  # SECCOMP_RET_ERRNO
 _PASSED: Final = 0x7FFF0000  # SECCOMP_RET_ALLOW
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # classic BPF: 32-bit load, jump, return
-_AT_NUMBER, _AT_ARCH, _AT_SECOND_ARGUMENT = 0, 4, 24  # in struct seccomp_data
+_AT_NUMBER, _AT_ARCH = 0, 4  # in struct seccomp_data
 
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
@@ -71,6 +68,4 @@ def _program(column: int, arch: int) -> list[_Instruction]:
     for numbers in _ALLOWED.values():
         if numbers[column] >= 0:
             program += [(_JUMP_IF_EQUAL, 0, 1, numbers[column]), passed]
-    program += [(_JUMP_IF_EQUAL, 0, 2, _IOCTL[column]), (_LOAD, 0, 0, _AT_SECOND_ARGUMENT)]
-    program += [(_JUMP_IF_EQUAL, 1, 0, _FIONBIO), refused, passed]
-    return program
+    return [*program, refused]

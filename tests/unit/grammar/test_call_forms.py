@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -30,11 +29,11 @@ from moeserve.grammar.spec import (
     TextWithToolCalls,
     ToolCalls,
 )
-from moeserve.grammar.translate import to_grammar
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats, formats_of
 from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from tests.support import grammar_texts
 from tests.support.family_templates import HARMONY, TEMPLATES
 from tests.support.family_vocabulary import write_family_model
 from tests.unit.chatformat.test_chatformat import Answer
@@ -65,19 +64,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def matches(tokenizer: TextTokenizer, engine: GrammarEngine, spec: GrammarSpec, text: str) -> bool:
-    """Whether the whole text may come, every token of it being allowed by the mask before it."""
-    matcher = engine.matcher(to_grammar(spec))
-    mask = np.zeros(engine.words, np.int32)
-    for token_id in [*tokenizer.encode(text), None]:
-        mask.fill(0)
-        matcher.fill(mask)
-        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-        if token_id is None:
-            return any(bits[end] for end in engine.eos_ids)
-        if not bits[token_id]:
-            return False
-        matcher.accept(token_id)
-    raise AssertionError
+    return grammar_texts.matches(engine, tokenizer, spec, text, parse_special=True)
 
 
 def test_the_flags_names_of_formats(world: World) -> None:

@@ -25,3 +25,11 @@ def test_a_child_runs_the_same_moeserve() -> None:
     """And finds nothing else in its folder: the package's own modules are not at the top."""
     first, *_ = python_environment()["PYTHONPATH"].split(os.pathsep)
     assert first == str(REPOSITORY)
+
+
+@pytest.mark.parametrize("given", [":/one", "/one:", "/one::", ":"])
+def test_an_empty_entry_of_a_path_is_dropped(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands for the working directory: PYTHONPATH=$PYTHONPATH:/one has one where there was none before."""
+    monkeypatch.setenv("PYTHONPATH", given)
+    entries = python_environment()["PYTHONPATH"].split(os.pathsep)
+    assert entries == [str(REPOSITORY), *(["/one"] if "one" in given else [])]
