@@ -24,7 +24,7 @@ from moeserve.httpserver.openai.completion_logprobs import (
 )
 from moeserve.httpserver.openai.completions import ChoiceWriter, CompletionHandler, Echo
 from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
-from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
+from moeserve.messages.schema import GenerateBatch, GenerateRequest, TextItem, TextOut, Usage
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -122,11 +122,12 @@ class Engine(EngineClient):
         self.to_router = self  # type: ignore[assignment]
 
     async def send(self, message: object) -> None:
-        assert isinstance(message, GenerateRequest)
+        assert isinstance(message, GenerateBatch)
         usage = Usage(len(PROMPT), 0, 0, 0.0, 0.0, 0.0)
-        scores = SCORES if message.sampling.prompt_logprobs is not None else None
-        self._dispatch(TextOut([item(message.id, prompt_logprobs=scores)]))
-        self._dispatch(TextOut([item(message.id, finish_reason="length", usage=usage)]))
+        for request in message.unpacked():
+            scores = SCORES if request.sampling.prompt_logprobs is not None else None
+            self._dispatch(TextOut([item(request.id, prompt_logprobs=scores)]))
+            self._dispatch(TextOut([item(request.id, finish_reason="length", usage=usage)]))
 
 
 def test_whole_answers_are_written_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
