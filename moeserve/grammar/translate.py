@@ -28,6 +28,7 @@ from .spec import (
 from .tagged_calls import tagged_tools, with_whole_calls
 
 _ANYTHING: Final = "/(?s:.*)/"
+_NUMBER: Final = "/:[0-9]{1,4}/"  # of a call
 
 
 def to_grammar(spec: GrammarSpec) -> str:
@@ -128,8 +129,13 @@ def _tools(tools: Sequence[GrammarTool], form: CallForm) -> str:
     lines = ["call: " + " | ".join(f"tool_{i}" for i in range(len(tools)))]
     arguments, rules = _argument_rules(tools)
     for i, tool in enumerate(tools):
-        head = pieces([*form.before_name, tool.name, *form.before_arguments])
+        if form.numbered:
+            head = f"{pieces([*form.before_name, tool.name])} NUMBER {pieces(form.before_arguments)}"
+        else:
+            head = pieces([*form.before_name, tool.name, *form.before_arguments])
         lines.append(f"tool_{i}: {head} {arguments[i]} {pieces(form.behind)}")
+    if form.numbered:
+        lines.append(f"NUMBER: {_NUMBER}")
     return "\n".join([*lines, *rules]) + "\n"
 
 

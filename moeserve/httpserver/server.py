@@ -239,6 +239,11 @@ def load_text(config: ServerConfig) -> tuple[ModelText, SamplingDefaults]:
     gguf = open_metadata(Path(config.model))
     defaults = sampling_defaults(config, gguf.metadata)
     tokenizer = TextTokenizer.from_gguf(gguf)
+    if tokenizer.missing_bytes:
+        lacking = " ".join(f"{byte:#04x}" for byte in sorted(tokenizer.missing_bytes))
+        log.info(
+            "the vocabulary has no token for these bytes; characters with them are replaced: %s", lacking
+        )
     template = _template_of(config)
     try:
         renderer = ChatRenderer.from_gguf(gguf, tokenizer.vocabulary, template=template)
@@ -247,7 +252,7 @@ def load_text(config: ServerConfig) -> tuple[ModelText, SamplingDefaults]:
             raise
         raise ConfigError(f"--chat-template: {config.chat_template}: {error}") from error
     try:
-        formats = formats_of(config, tokenizer, renderer.source).probed(renderer)
+        formats = formats_of(config, tokenizer, *renderer.sources).probed(renderer)
         log.info("chat format: tool calls %s, reasoning %s", *formats.names())
         parses = config.control_tokens_in_text == "parse"
         return ModelText.of(tokenizer, renderer, formats, parses_user_text=parses), defaults

@@ -139,7 +139,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.placement.heat",
     },
     **HTTPSERVER,
-    "moeserve.tokenizer": {*MODEL_FILES, "moeserve.errors", "moeserve.processes.sandbox"},
+    "moeserve.tokenizer": {
+        *MODEL_FILES,
+        "moeserve.errors",
+        "moeserve.processes.sandbox",
+        "moeserve.chatformat",  # whose tags are tokens
+    },
     "moeserve.grammar": {
         "moeserve.tokenizer",
         "moeserve.models.open",

@@ -111,9 +111,10 @@ class _Enforced:
                     ]
                 case (("anyOf" | "oneOf"), list()):
                     around = beside(keyword) | tag(place)
-                    options = [self._schema(one, around) for one in parts[keyword]]
                     if keyword == "oneOf":
-                        self._check_one_of(parts[keyword], around)
+                        options = self._one_of(parts[keyword], around)
+                    else:
+                        options = [self._schema(one, around) for one in parts[keyword]]
                     if keyword == "oneOf" and "anyOf" in place.schema:
                         further.append({"anyOf": options})
                     else:
@@ -124,21 +125,49 @@ class _Enforced:
                     if not union(named.values()).is_closed:
                         made["additionalProperties"] = False
                 case "$ref", _:
-                    made["$ref"] = self._reference(value, place, beside("$ref"))
+                    made |= self._reference(value, place, beside("$ref"))
                 case _:
                     self._add(keyword, made, place, beside(""))
         if further:
             made["allOf"] = [*made.get("allOf", []), *further]
         return self._with_tag(made, place, others)
 
-    def _check_one_of(self, alternatives: list[Place], others: Named) -> None:
-        """Raises GrammarError where a value may match two alternatives, which no grammar can forbid."""
+    def _one_of(self, alternatives: list[Place], others: Named) -> list[Any]:
+        """Returns alternatives for `anyOf`. Raises GrammarError where a value may match two of them, which no grammar
+        can forbid."""
+        names = self._single_names(alternatives)
+        if names is not None:
+            return [
+                {
+                    "type": "object",
+                    "properties": {one: False for one in names if one != name},
+                    "required": [name],
+                }
+                for name in names
+            ]
         overlap = None if self._is_lenient else self._disjoint.overlap(alternatives, others)
         if overlap is not None:
             raise GrammarError(
                 f"oneOf: a value may match alternatives {overlap[0]} and {overlap[1]} at once; use anyOf, or give each "
                 "a required property whose const differs"
             )
+        return [self._schema(one, others) for one in alternatives]
+
+    def _single_names(self, alternatives: list[Place]) -> list[str] | None:
+        """Returns the properties of which exactly one must be there, where alternatives say no more than that."""
+        found: list[str] = []
+        for place in alternatives:
+            keywords = self._schemas.keywords(place) if isinstance(place.schema, dict) else {}
+            match keywords:
+                case {"required": [str(name)]} if (
+                    keywords.keys() <= {"required", "type"} and name not in found
+                ):
+                    found.append(name)
+                case _:
+                    return None
+            if keywords.get("type", "object") != "object":
+                return None
+        return found if len(found) > 1 else None
 
     def _with_tag(self, made: dict[str, Any], place: Place, others: Named) -> dict[str, Any]:
         """Requires the property that tells the schema from other alternatives."""
@@ -194,15 +223,17 @@ class _Enforced:
                 return [inner(one, str(i), beside=_OF_ITEMS) for i, one in enumerate(value)]
         return value
 
-    def _reference(self, reference: Any, place: Place, others: Named) -> str:
+    def _reference(self, reference: Any, place: Place, others: Named) -> dict[str, Any]:
         target = self._document.follow(reference, place.base)
+        if target is None and self._is_lenient:
+            return {}
         if target is None:
             raise GrammarError(f"$ref {reference!r} points to nothing in the schema")
         key = (target.steps, others)
         if key not in self._names:
             self._names[key] = self._new_name(target.steps[-1] if target.steps else "root")
             self._waiting.append((self._names[key], target, others))
-        return f"#/$defs/{self._names[key]}"
+        return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def _defined(self, wish: str, key: str, schema: Any) -> str:
         """Returns a reference to a schema that stands in many places: llguidance compiles it once."""

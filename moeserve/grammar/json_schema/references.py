@@ -62,6 +62,10 @@ class Document:
         return found
 
 
+def pointer(steps: tuple[str, ...]) -> str:
+    return "#" + "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in steps)
+
+
 def _behind(resource: Place, pointer: str) -> Place | None:
     steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
     try:

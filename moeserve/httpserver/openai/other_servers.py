@@ -26,7 +26,7 @@ IDLE: Final = frozenset(
             "session_id",
         ),
         *("spaces_between_special_tokens", "sse_ping_interval", "stream_interval", "truncation_side"),
-        *("timings_per_token", "custom_labels", "routed_dp_rank", "data_parallel_rank"),
+        *("repeat_last_n", "timings_per_token", "custom_labels", "routed_dp_rank", "data_parallel_rank"),
     }
 )
 SHARED: Final[Mapping[str, Elsewhere]] = {
@@ -65,7 +65,6 @@ SHARED: Final[Mapping[str, Elsewhere]] = {
     "reasoning_budget_start_tag": _UNUSED,
     "reasoning_budget_tokens": Elsewhere((-1,), "thinking_token_budget"),
     "reasoning_in_content": _OFF,
-    "repeat_last_n": Elsewhere((-1,), "repetition_penalty, which regards all tokens"),
     "repeat_penalty": Elsewhere((1,), "repetition_penalty"),
     "repetition_detection": _UNUSED,
     "response_fields": _UNUSED,

@@ -89,6 +89,8 @@ B: Schema = {"type": "object", "properties": {"b": INTEGER}, "required": ["b"]}
         ({"type": "object", "properties": {"a": INTEGER, "b": INTEGER},
           "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
          ['{"a": 1}', '{"b": 1}', '{"a": 1, "b": 1}'], ["{}", '{"a": 1, "c": 1}']),
+        ({"properties": {"a": INTEGER, "b": INTEGER}, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+         ['{"a": 1}', '{"b": 1}'], ["{}", '{"a": 1, "b": 1}', '{"a": 1, "c": 1}']),
         ({"allOf": [A, {"additionalProperties": True}]}, ['{"a": 1, "c": 2}'], ["{}"]),
         ({"allOf": [A, {"patternProperties": {"^x": INTEGER}}]}, ['{"a": 1, "x": 2}'], ['{"a": 1, "c": 2}']),
         ({"allOf": [{"properties": {"o": A}}, {"properties": {"o": B}}]},
@@ -151,6 +153,8 @@ class Person(BaseModel):
 
 
 def clients_schemas() -> dict[str, Schema]:
+    from openai.lib._pydantic import to_strict_json_schema
+
     pydantic = Person.model_json_schema()
     # llm's `--schema "name, age int"`
     concise = {

@@ -149,3 +149,32 @@ def test_beams_do_not_sample(server: HttpServer) -> None:
         assert next(iter(field)) in refused.json()["error"]["message"]
     fine = {"prompt": "Hi", "use_beam_search": True, "top_n_sigma": -1, "xtc_threshold": 0.3}
     assert server.post("/v1/completions", fine).status_code == 200
+
+
+def test_what_llama_servers_own_page_sends(server: HttpServer) -> None:
+    """Every field that its settings have, as they stand at its defaults, but for those that change an answer here."""
+    body = CHAT | {
+        "reasoning_format": "auto",
+        "temperature": 0.8,
+        "dynatemp_range": 0,
+        "dynatemp_exponent": 1,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "xtc_probability": 0,
+        "xtc_threshold": 0.1,
+        "typ_p": 1,
+        "repeat_last_n": 64,
+        "repeat_penalty": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "dry_multiplier": 0,
+        "dry_base": 1.75,
+        "dry_allowed_length": 2,
+        "dry_penalty_last_n": -1,
+        "samplers": "edskypmxt",
+        "timings_per_token": True,
+        "cache_prompt": True,
+    }
+    assert server.post("/v1/chat/completions", body).status_code == 200
+    assert server.requests[-1].sampling.samplers == LAST
