@@ -109,7 +109,7 @@ def test_a_lost_router_gets_what_a_client_has_and_the_client_nothing_twice() -> 
     async def scene(engine: EngineClient, router: Router) -> None:
         asked = request(engine, prompt_logprobs=0)
         async with engine.start([asked]) as stream:
-            scored = [TokenLogprob(2, -1.0, 1, [], [])]
+            scored = [TokenLogprob(2, -1.0, 1, (), ())]
             await tell(
                 router,
                 TextOut([TextItem(asked.id, "", [], prompt_logprobs=scored)]),
