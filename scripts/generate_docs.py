@@ -3,6 +3,7 @@
     docs/reference/flags.md   from ServerConfig's fields
     docs/reference/api/       from the OpenAPI document, one page an API
     docs/reference/operators/ from the catalogue of torch.ops.moeserve, one page an operator
+    docs/reference/sampling-parameters.md  from their declaration
     docs/reference/benchmark-programs.md  from the docstrings of benchmarks/
     docs/reference/metrics.md  from what /metrics has
     deploy/grafana/dashboards/moeserve.json  its last row, from the declarations of LoadReport
@@ -25,6 +26,7 @@ sys.path.insert(0, str(REPOSITORY))
 from api_reference import API_PAGES, SHARED, ApiReference  # noqa: E402  (beside this file)
 from metrics_reference import dashboard, metrics_page  # noqa: E402
 from operator_reference import operator_pages  # noqa: E402
+from sampling_reference import sampling_page  # noqa: E402
 
 from moeserve.cli.command_line import flag_name, value_name  # noqa: E402
 from moeserve.config import GROUPS, ServerConfig, env_name  # noqa: E402
@@ -106,6 +108,8 @@ def benchmarks_page() -> Iterator[str]:
 def pages() -> Iterator[tuple[str, Iterable[str]]]:
     yield "docs/reference/flags.md", flags_page()
     yield "docs/reference/benchmark-programs.md", benchmarks_page()
+    heading = ("# Sampling parameters", "", MADE, "")
+    yield "docs/reference/sampling-parameters.md", (*heading, *sampling_page())
     yield "docs/reference/metrics.md", metrics_page(MADE)
     yield DASHBOARD, dashboard(REPOSITORY / DASHBOARD)
     yield from api_pages()

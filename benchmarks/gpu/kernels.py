@@ -4,7 +4,9 @@ hold all."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.routing.op import route
 from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, sample
 from moeserve.quantization.table import F32
+from moeserve.sampling.order import order_code
+from moeserve.sampling.parameters import SamplerSettings
 
 BATCHES = (1, 8, 64, 512, 2048, 8192)
 LAUNCHES = 12
@@ -189,22 +193,31 @@ def sampling(n: int) -> None:
     count = torch.tensor([n], dtype=torch.int32, device="cuda")
     slots = torch.arange(n, dtype=torch.int32, device="cuda")
     workspace, tokens = SamplingWorkspace(n, vocab, "cuda"), torch.empty(n, dtype=torch.int32, device="cuda")
-    filters: dict[str, dict[str, float]] = {
+    filters: dict[str, dict[str, Any]] = {
         "greedy": {"temperature": 0.0},
         "temperature": {},
         "top_k=50": {"top_k": 50},
         "top_k=20 top_p=0.95": {"top_k": 20, "top_p": 0.95, "temperature": 0.6},
         "top_p=0.9": {"top_p": 0.9},
         "min_p=0.05": {"min_p": 0.05},
+        "xtc": {"xtc_probability": 1.0, "xtc_threshold": 0.05},
+        "typical_p=0.9": {"typical_p": 0.9},
+        "top_n_sigma=1": {"top_n_sigma": 1.0},
+        "dry": {"dry_multiplier": 0.8},
     }
+    text = np.random.default_rng(0).integers(0, 1000, 4096).astype(np.int32)
     for name, values in filters.items():
         state = DeviceSamplerState(n, vocab, "cuda", 0)
         for slot in range(n):
-            state.bind(slot, seed=slot, **values)  # type: ignore[arg-type]
+            code = order_code(SamplerSettings(**values))
+            state.bind(slot, seed=slot, order=code, prompt=text, max_tokens=1 << 14, **values)
+        has_chains = bool(state.chains.any())
+        edited = workspace.edited if has_chains else None
         time = seconds(
             lambda i: sample(
                 logits, slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids, state.history,  # noqa: B023
-                None, None, workspace.block_max, workspace.block_sum, workspace.values, workspace.ids, tokens,
+                None, edited, workspace.block_max, workspace.block_sum, workspace.values, workspace.ids, tokens,  # noqa: B023
+                has_chains=has_chains,  # noqa: B023
             ),
             4,
         )  # fmt: skip

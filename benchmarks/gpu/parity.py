@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -282,11 +283,16 @@ def check_sampling() -> Result:
     from moeserve.kernels.sampling import reference
     from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, logprobs, sample
     from moeserve.kernels.sampling.reference import Params
+    from moeserve.sampling.order import order_code
+    from moeserve.sampling.parameters import PARAMETERS, SamplerSettings, settings_of
 
     vocab = SHAPE.vocab
     filters = [
         Params(temperature=0.0), Params(), Params(top_k=50), Params(top_p=0.9), Params(min_p=0.05),
         Params(top_k=20, top_p=0.95, temperature=0.6), Params(top_p=0.99, temperature=2.0), Params(top_k=3000),
+        Params(top_n_sigma=1.0), Params(typical_p=0.7), Params(xtc_probability=1.0, xtc_threshold=0.01),
+        Params(temperature=1.5, top_k=3000, top_p=0.9, order=("top_k", "top_p", "temperature")),
+        Params(top_k=8, dry_multiplier=2.0, dry_allowed_length=1, prompt=(3, 5, 9) * 700 + (3, 5)),
     ]  # fmt: skip
     params = [p for p in filters for _ in range(4)]
     n, rng = len(params), np.random.default_rng(0)
@@ -294,21 +300,20 @@ def check_sampling() -> Result:
     state, workspace = DeviceSamplerState(n, vocab, "cuda"), SamplingWorkspace(n, vocab, "cuda")
     seeds = rng.integers(0, 2**64, n, dtype=np.uint64)
     for i, p in enumerate(params):
+        settings = SamplerSettings(**{name: getattr(p, name) for name in PARAMETERS})
         state.bind(
-            i, temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p, seed=int(seeds[i])
-        )
+            i, **settings_of(settings), seed=int(seeds[i]), order=order_code(settings, p.order), max_tokens=9,
+            prompt=np.array(p.prompt, np.int32),
+        )  # fmt: skip
     tokens = torch.full((n,), -7, dtype=torch.int32, device="cuda")
     slots = torch.arange(n, dtype=torch.int32, device="cuda")
     sample(
         logits, slots, counter(n), state.params, state.bias_ids, state.bias_values, state.stop_ids, state.history, None,
-        None, workspace.block_max, workspace.block_sum, workspace.values, workspace.ids, tokens,
+        workspace.edited, workspace.block_max, workspace.block_sum, workspace.values, workspace.ids, tokens,
+        has_chains=True,
     )  # fmt: skip
     rows = logits.cpu()
-    fields = ("temperature", "top_k", "top_p", "min_p")
-    expected = [
-        reference.sample(rows[i], Params(**{f: getattr(p, f) for f in fields}, seed=int(seeds[i])))
-        for i, p in enumerate(params)
-    ]
+    expected = [reference.sample(rows[i], replace(p, seed=int(seeds[i]))) for i, p in enumerate(params)]
     wrong = [i for i in range(n) if tokens[i].item() != expected[i]]
     results: Result = [(f"sample: {len(wrong)} of {n} tokens differ {wrong}", float(len(wrong)), 1.0)]
     lp, ranks = torch.zeros(n, device="cuda"), torch.zeros(n, dtype=torch.int32, device="cuda")

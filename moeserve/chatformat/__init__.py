@@ -10,6 +10,7 @@
     separated.py      name and JSON between tags: deepseek.py, kimi.py
     tagged.py         names and plain-text values in tags: qwen3_coder.py, glm.py, minimax.py
     value_end.py      where such a value ends
+    either_body.py    those, or JSON in their place
     json_reader.py  JSON as models write it
     guided.py       the form of calls that a grammar enforces
     formats.py      the table of formats, and which of them a chat template asks for

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, Literal
 
 from . import deepseek, gemma, glm, harmony, hermes, kimi, minimax, qwen3_coder
+from .either_body import EitherBody
 from .guided import GuidedCalls, hermes_between
 from .separated import SeparatedBody, SeparatedSyntax
 from .tagged import TaggedBody
@@ -54,7 +55,9 @@ def _tagged(name: str, mark: str, tags: CallTags, syntax: TaggedSyntax, own_call
     call_end = syntax.close if tags.following else tags.close
 
     def body(schemas: Schemas, is_guided: bool) -> NewBody:
-        return partial(TaggedBody, schemas=schemas, syntax=syntax, tags=tags, is_guided=is_guided)
+        tagged = partial(TaggedBody, schemas=schemas, syntax=syntax, tags=tags, is_guided=is_guided)
+        in_json = partial(hermes.HermesBody, tags=tags)
+        return tagged if is_guided else partial(EitherBody, tagged=tagged, in_json=in_json)
 
     guided = hermes_between(tags)
     return ToolFormat(name, (mark,), tags, call_end, body, guided, hermes.HermesBody, own_calls=own_calls)
@@ -109,7 +112,9 @@ _ALL: Final = (  # a template that has the marks of several is of the first one'
         (gemma.TAGS.open,),
         gemma.TAGS,
         gemma.TAGS.close,
-        _untyped(gemma.GemmaBody),
+        _untyped(
+            partial(EitherBody, tagged=gemma.GemmaBody, in_json=partial(hermes.HermesBody, tags=gemma.TAGS))
+        ),
         gemma.GUIDED,
         guided_body=hermes.HermesBody,
         inner_words=(gemma.QUOTE,),

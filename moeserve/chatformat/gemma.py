@@ -3,7 +3,7 @@ as they are:
 
 <|tool_call>call:name{key:<|"|>text<|"|>,other:{list:[1,true,null]}}<tool_call|>
 
-Models also write JSON's and Python's strings, words without quotes, `key=value`, and calls in the form of Hermes.
+Models also write JSON's and Python's strings, words without quotes, and `key=value`.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ class GuidedCalls:
     separator: str  # between one call and the next
     is_block: bool
     tags: GuidedTags | None = None  # None: the arguments are JSON
+    numbered: bool = False  # a colon and a number stand behind the name
 
 
 def hermes_between(tags: CallTags) -> GuidedCalls:

@@ -106,6 +106,16 @@ class JsonReader:
         self._open.clear()
         return self.shown + closing
 
+    def cut_off(self) -> str | None:
+        """The text was cut off here: returns the JSON that closes a string and all brackets. None within a word or a
+        key, and where a value would come."""
+        self.shown = ""
+        if not self._is_key and self._expect in (_Expect.STRING, _Expect.ESCAPE, _Expect.HEX):
+            self._show('"')
+            self._expect = _Expect.COMMA_OR_END
+        shown = self.shown
+        return shown + self.end() if self.can_end else None
+
     def push(self, char: str) -> Status:
         self.shown = ""
         return self._push(char)

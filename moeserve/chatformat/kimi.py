@@ -32,6 +32,10 @@ TAGS: Final = CallTags(
 )
 
 
+def call_id(name: str, number: int) -> str:
+    return f"{TOOLS}{name}:{number}"
+
+
 def name_of(text: str) -> str:
     """Returns the tool's name; "" where there is none."""
     return _NUMBER.sub("", text.strip()).removeprefix(TOOLS)
@@ -41,7 +45,8 @@ SYNTAX: Final = SeparatedSyntax(CALL_OPEN, SEPARATOR, CALL_CLOSE, (TAGS.close, _
 GUIDED: Final = GuidedCalls(
     open=TAGS.open,
     before_name=CALL_OPEN + TOOLS,
-    before_arguments=f":0{SEPARATOR}",
+    before_arguments=SEPARATOR,
+    numbered=True,
     behind=CALL_CLOSE,
     close=TAGS.close,
     separator="",

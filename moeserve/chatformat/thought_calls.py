@@ -45,9 +45,10 @@ class ThoughtCalls:
     def push(self, text: str) -> list[Event]:
         """`text` is of the thought, or behind a call that has ended it."""
         events: list[Event] = []
-        for char in text:
-            self._raw.append(char)
-            for event in self._parser.push(char):
+        is_plain = "<" not in text and self._parser.in_text and not self._has_call
+        for piece in [text] if is_plain else text:
+            self._raw += piece
+            for event in self._parser.push(piece):
                 self._take(event, events)
         return events
 

@@ -31,9 +31,15 @@ class CallTags:
 class CallBody(Protocol):
     """Reads one call."""
 
-    announced: bool  # a CallStart has been given
-    # After DONE or BROKEN: the end of the text, not part of the call, that is something else's beginning.
-    unread: str
+    @property
+    def announced(self) -> bool:
+        """Whether a CallStart has been given."""
+        ...
+
+    @property
+    def unread(self) -> str:
+        """After DONE or BROKEN: the end of the text, not part of the call, that is something else's beginning."""
+        ...
 
     @property
     def raw(self) -> str:

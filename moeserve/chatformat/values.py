@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from .json_reader import as_json
 from .json_text import escaped, to_json
 
 _WORDS: Final[Mapping[str, Any]] = {"True": True, "False": False, "None": None}
@@ -92,9 +93,22 @@ def _typed(text: str, types: frozenset[str]) -> str:
     """Returns the JSON of the value that the text stands for, among the types; as a string where it stands for none."""
     word = text.strip()
     try:
-        value = _WORDS[word] if word in _WORDS else json.loads(word)
+        value = _WORDS[word] if word in _WORDS else _loaded(word)
+        if "integer" in types and "number" not in types and isinstance(value, float) and value.is_integer():
+            value = int(value)  # 5.0
         if types & set(_JSON_TYPES.get(type(value), ())):
             return to_json(value)
     except (ValueError, RecursionError):  # no JSON, NaN, or beyond what Python takes
         pass
     return to_json(text)
+
+
+def _loaded(text: str) -> Any:
+    """Returns the value of JSON, or of a list or dict as Python writes it. Raises ValueError."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        written = as_json(text)
+        if written is None:
+            raise
+        return json.loads(written)

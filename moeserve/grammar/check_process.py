@@ -21,6 +21,7 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from .check_protocol import MAX_REQUEST_BYTES, Accepted, Refused, Reply, decode_spec, encode
 from .engine import CHECK_STACK_BYTES, GrammarEngine, threads_with_stack
 from .errors import GrammarError
+from .faults import explained
 from .spec import ANY_OBJECT, GrammarSpec
 from .translate import to_grammar
 
@@ -50,12 +51,12 @@ def _serve(channel: socket.socket) -> None:
 
 def check(engine: GrammarEngine, spec: GrammarSpec) -> Reply:
     """Compiles the spec's grammar and computes its first mask."""
-    started = time.thread_time()
     try:
         grammar = to_grammar(spec)
+        started = time.thread_time()  # of what the worker does again
         engine.matcher(grammar).fill(np.zeros(engine.words, np.int32))
     except GrammarError as error:
-        return Refused(str(error))
+        return Refused(explained(engine, spec, error))
     taken = time.thread_time() - started
     if taken > MAX_CPU_S:
         return Refused(f"is too complex: compiling it takes {taken:.2f} s, more than {MAX_CPU_S:g} s")

@@ -64,7 +64,7 @@ class GrammarChecker:
         self, spec: GrammarSpec, instead: GrammarSpec | None, tenant: str = ""
     ) -> tuple[str, str | None]:
         """As `check`, with `instead` if the spec is refused. Returns the grammar, and why the first one was refused if
-        it is the second's. Raises as `check`: the first one's GrammarError, if both are refused."""
+        it is the second's. Raises as `check`: the second one's GrammarError, if both are refused."""
         if instead is None:
             return await self.check(spec, tenant), None
         key = b"or else " + self._frame(spec)
@@ -73,10 +73,7 @@ class GrammarChecker:
             try:
                 passed = await self._answer(spec, tenant)
             except GrammarError as error:
-                try:
-                    passed = _Passed((await self._answer(instead, tenant)).grammar, _reason(error))
-                except GrammarError:
-                    raise error from None
+                passed = _Passed((await self._answer(instead, tenant)).grammar, str(error))
             self._remember(key, passed)
         return passed.grammar, passed.lost
 
@@ -133,8 +130,3 @@ class GrammarChecker:
         while self._passed_bytes > CACHE_BYTES:
             old, dropped = self._passed.popitem(last=False)
             self._passed_bytes -= len(old) + len(dropped.grammar)
-
-
-def _reason(error: GrammarError) -> str:
-    """Returns the first line of the error, without its place in our own text."""
-    return str(error).partition("\n")[0].partition("failed to compile JSON schema: ")[2] or str(error)[:200]

@@ -1,7 +1,7 @@
 """Schemas of tools without what llguidance cannot hold an answer to.
 
-Tools come from programs that validate the arguments themselves, and their schemas are ordinary JSON Schema:
-`uniqueItems`, formats that nobody registered, patterns with look-ahead. A call whose arguments keep the rest of the
+Tools come from programs that validate the arguments themselves, and their schemas have what no grammar can enforce:
+`uniqueItems`, patterns with look-ahead, types that JSON does not have. A call whose arguments keep the rest of the
 schema is worth more to such a program than an error. Tools that ask for strict arguments keep the error.
 """
 
@@ -18,6 +18,7 @@ from .spec import Channels, GrammarSpec, GrammarTool, TaggedArgument, WithCalls
 
 # Look-around and back references, which Rust's `regex` crate does not have.
 _UNSUPPORTED: Final = re.compile(r"\(\?(<?[=!]|P=)|\\[1-9]|\\k[<{]")
+_TYPES: Final = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
 def relaxed(spec: GrammarSpec, strict: Set[str]) -> GrammarSpec | None:
@@ -53,26 +54,30 @@ def _lenient_text(schema: str) -> str:
 
 
 def _lenient(schema: Any) -> Any:
-    """Tells llguidance to pass over keywords and formats that it does not know, and takes out the patterns."""
+    """Tells llguidance to pass over keywords that it does not know, and takes out patterns and types."""
     if not isinstance(schema, dict):
         return schema
     own = schema.get("x-guidance")
-    return _without_patterns(schema) | {
+    return _without_unsupported(schema) | {
         "x-guidance": (own if isinstance(own, dict) else {}) | {"lenient": True}
     }
 
 
-def _without_patterns(schema: Any) -> Any:
+def _without_unsupported(schema: Any) -> Any:
     """Walks through everything that may be a schema; a property that is called `pattern` has no text as its value."""
     if isinstance(schema, list):
-        return [_without_patterns(one) for one in schema]
+        return [_without_unsupported(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
     kept: dict[str, Any] = {}
     for name, value in schema.items():
         if name == "pattern" and isinstance(value, str) and _UNSUPPORTED.search(value):
             continue
+        if name == "type" and isinstance(value, str) and value not in _TYPES:
+            continue
         if name == "patternProperties" and isinstance(value, dict):
             value = {key: one for key, one in value.items() if not _UNSUPPORTED.search(key)}
-        kept[name] = value if name in ("enum", "const", "default", "examples") else _without_patterns(value)
+        kept[name] = (
+            value if name in ("enum", "const", "default", "examples") else _without_unsupported(value)
+        )
     return kept

@@ -80,6 +80,7 @@ class CallForm(msgspec.Struct, frozen=True, array_like=True):
     separator: list[Piece]  # between one call and the next
     is_block: bool
     tags: ArgumentTags | None = None  # None: the arguments are JSON
+    numbered: bool = False  # a colon and a number stand behind the name
 
 
 HERMES: Final = CallForm(

@@ -6,14 +6,14 @@ as chatformat.value_end reads it. So a rule for a text takes the tag behind it, 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
-from .lark_text import bounded_schema, literal, pieces
+from .json_schema.enforced import MAX_BOUNDED, enforced
+from .lark_text import literal, pieces
 from .spec import ArgumentTags, CallForm, GrammarTool, Piece, TaggedArgument
 
 _ANY_KEY: Final = r"/[\w.:-]{1,64}/"
@@ -29,11 +29,14 @@ def with_whole_calls(form: CallForm) -> CallForm:
 
 def tagged_tools(tools: Sequence[GrammarTool], form: CallForm, tags: ArgumentTags) -> str:
     """Returns the rules for one call, one a tool. `form` is `with_whole_calls`."""
-    return _TaggedRules(form, tags).of_tools(tools)
+    return _TaggedRules(tools, form, tags).rules()
 
 
 class _TaggedRules:
-    def __init__(self, form: CallForm, tags: ArgumentTags) -> None:
+    def __init__(self, tools: Sequence[GrammarTool], form: CallForm, tags: ArgumentTags) -> None:
+        self._tools = tools
+        schemas = {one.schema for tool in tools for one in tool.arguments or () if one.schema is not None}
+        self._bounds_integers = len(schemas) <= MAX_BOUNDED
         self._form = form
         self._tags = tags
         self._values: dict[str, str] = {}  # names of the rules of values, by what they are
@@ -44,9 +47,9 @@ class _TaggedRules:
             form.behind if self._close is None else [str(first).removeprefix(self._close), *form.behind[1:]]
         )
 
-    def of_tools(self, tools: Sequence[GrammarTool]) -> str:
-        lines = ["call: " + " | ".join(f"tool_{i}" for i in range(len(tools)))]
-        for i, tool in enumerate(tools):
+    def rules(self) -> str:
+        lines = ["call: " + " | ".join(f"tool_{i}" for i in range(len(self._tools)))]
+        for i, tool in enumerate(self._tools):
             head = self._text([*self._form.before_name, tool.name, *self._form.before_arguments])
             arguments = tool.arguments
             first = "any_rest" if arguments is None else f"rest_{i}_0"
@@ -94,7 +97,8 @@ class _TaggedRules:
             ways += [f"{self._lazy(argument, self._close)} ended"] * can_end
             return f"({' | '.join(ways)})"
         if argument.schema is not None:
-            value = self._rule(f": %json {json.dumps(bounded_schema(argument.schema))}")
+            schema = enforced(argument.schema, bounds_integers=self._bounds_integers)
+            value = self._rule(f": %json {schema}")
         else:
             value = self._rule(": " + " | ".join(map(literal, argument.words or [])))
         return f"{value} {self._text([tags.before_close + tags.value_close + tags.behind])} {rest}"

@@ -10,7 +10,8 @@ from typing import Final
 import llguidance
 
 from .errors import GrammarError
-from .lark_text import bounded_schema, literal, pieces
+from .json_schema.enforced import MAX_BOUNDED, enforced
+from .lark_text import literal, pieces
 from .spec import (
     CallForm,
     Channels,
@@ -27,6 +28,7 @@ from .spec import (
 from .tagged_calls import tagged_tools, with_whole_calls
 
 _ANYTHING: Final = "/(?s:.*)/"
+_NUMBER: Final = "/:[0-9]{1,4}/"  # of a call
 
 
 def to_grammar(spec: GrammarSpec) -> str:
@@ -34,7 +36,7 @@ def to_grammar(spec: GrammarSpec) -> str:
     none; most mistakes are found when the grammar is compiled."""
     match spec:
         case JsonSchema(schema=schema):
-            return json.dumps({"grammars": [{"json_schema": bounded_schema(schema)}]})
+            return f'{{"grammars": [{{"json_schema": {enforced(schema)}}}]}}'
         case Regex(pattern=pattern):
             return llguidance.LLMatcher.grammar_from_regex(pattern)
         case Ebnf(text=text):
@@ -48,7 +50,7 @@ def to_grammar(spec: GrammarSpec) -> str:
             rules = _block(form, parallel) + _among_text(form) + _tools(tools, form)
             return f"{start}TEXT: {_ANYTHING}\n{rules}"
         case JsonOrToolCalls(schema=schema, tools=tools, parallel=parallel, form=form):
-            answer = f"answer: %json {json.dumps(bounded_schema(schema))}\n"
+            answer = f"answer: %json {enforced(schema)}\n"
             return f"start: answer | calls\n{answer}{_calls(form, parallel)}{_tools(tools, form)}"
         case Channels():
             return _channels(spec)
@@ -101,10 +103,11 @@ def _channels(spec: Channels) -> str:
     ]
     if spec.tools:
         lines.append("call: " + " | ".join(f"tool_{i}" for i in range(len(spec.tools))))
+    arguments, rules = _argument_rules(spec.tools)
     for i, tool in enumerate(spec.tools):
         recipient = literal(f"commentary to=functions.{tool.name}")
-        lines.append(f"tool_{i}: {channel} {recipient} {json_follows} {message} arguments_{i}")
-        lines.append(f"arguments_{i}: %json {json.dumps(bounded_schema(tool.schema))}")
+        lines.append(f"tool_{i}: {channel} {recipient} {json_follows} {message} {arguments[i]}")
+    lines += rules
     grammars = [{"lark_grammar": "\n".join(lines)}]
     if spec.answer is not None:
         text = to_grammar(spec.answer)
@@ -124,8 +127,22 @@ def _tools(tools: Sequence[GrammarTool], form: CallForm) -> str:
     if form.tags is not None:
         return tagged_tools(tools, with_whole_calls(form), form.tags)
     lines = ["call: " + " | ".join(f"tool_{i}" for i in range(len(tools)))]
+    arguments, rules = _argument_rules(tools)
     for i, tool in enumerate(tools):
-        head = pieces([*form.before_name, tool.name, *form.before_arguments])
-        lines.append(f"tool_{i}: {head} arguments_{i} {pieces(form.behind)}")
-        lines.append(f"arguments_{i}: %json {json.dumps(bounded_schema(tool.schema))}")
-    return "\n".join(lines) + "\n"
+        if form.numbered:
+            head = f"{pieces([*form.before_name, tool.name])} NUMBER {pieces(form.before_arguments)}"
+        else:
+            head = pieces([*form.before_name, tool.name, *form.before_arguments])
+        lines.append(f"tool_{i}: {head} {arguments[i]} {pieces(form.behind)}")
+    if form.numbered:
+        lines.append(f"NUMBER: {_NUMBER}")
+    return "\n".join([*lines, *rules]) + "\n"
+
+
+def _argument_rules(tools: Sequence[GrammarTool]) -> tuple[list[str], list[str]]:
+    """Returns the name of each tool's rule for JSON arguments, and the rules: one for all tools with equal schemas."""
+    names: dict[str, str] = {}
+    arguments = [names.setdefault(tool.schema, f"arguments_{len(names)}") for tool in tools]
+    is_few = len(names) <= MAX_BOUNDED
+    rules = [f"{name}: %json {enforced(schema, bounds_integers=is_few)}" for schema, name in names.items()]
+    return arguments, rules

@@ -59,7 +59,11 @@ class Application(FastAPI):
         for api in self.apis.apis:
             for router in api.routers:
                 self.include_router(router)
-                self.paths |= {route.path for route in router.routes if isinstance(route, Route)}
+                routes = [route for route in router.routes if isinstance(route, Route)]
+                self.paths |= {route.path for route in routes}
+                # The framework's own search takes longer than all else that a probe costs.
+                probes = [route for route in routes if route.path in api.probe_paths]
+                self.router.routes[:0] = [Route(probe.path, probe.endpoint) for probe in probes]
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import uvicorn
@@ -11,9 +12,11 @@ import uvicorn
 from moeserve.httpserver.app import build_probe_app
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
+from moeserve.httpserver.transport.idle_connections import IdleConnections
+from moeserve.httpserver.transport.turns import Turns
 from moeserve.processes.listeners import BACKLOG
 
-MAX_CONNECTIONS: Final = 64
+MAX_CONNECTIONS: Final = 128
 LAST_BYTES_S: Final = 1  # for answers that are being written at the end
 
 
@@ -21,9 +24,11 @@ class ProbeServer(uvicorn.Server):
     """Answers as long as the API's server does, through its drain, and until `should_exit`."""
 
     def __init__(self, service: Service) -> None:
+        turns = Turns(is_busy=lambda: service.engine.has_requests)
+        idle = IdleConnections(MAX_CONNECTIONS)
         config = uvicorn.Config(
             build_probe_app(service),
-            http=BoundedHttpProtocol,
+            http=partial(BoundedHttpProtocol, idle=idle, turns=turns),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,

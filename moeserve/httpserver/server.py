@@ -22,7 +22,7 @@ from moeserve.httpserver.generation.chat.chat_formats import formats_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.engine.silences import Silences
-from moeserve.httpserver.generation.request.sampling_defaults import sampling_defaults
+from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults, sampling_defaults
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.probe_server import ProbeServer
@@ -30,6 +30,7 @@ from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.hosts import is_loopback
 from moeserve.httpserver.transport.idle_connections import IdleConnections
+from moeserve.httpserver.transport.turns import RawHeaders, Turns
 from moeserve.messages.adapters import ServedAdapter
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
@@ -230,12 +231,17 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def load_text(config: ServerConfig) -> tuple[ModelText, dict[str, float]]:
+def load_text(config: ServerConfig) -> tuple[ModelText, SamplingDefaults]:
     """Returns the tokenizer with its chat template, and the sampling defaults. Raises ModelError, TemplateError,
     ConfigError."""
     gguf = open_metadata(Path(config.model))
     defaults = sampling_defaults(config, gguf.metadata)
     tokenizer = TextTokenizer.from_gguf(gguf)
+    if tokenizer.missing_bytes:
+        lacking = " ".join(f"{byte:#04x}" for byte in sorted(tokenizer.missing_bytes))
+        log.info(
+            "the vocabulary has no token for these bytes; characters with them are replaced: %s", lacking
+        )
     template = _template_of(config)
     try:
         renderer = ChatRenderer.from_gguf(gguf, tokenizer.vocabulary, template=template)
@@ -244,7 +250,7 @@ def load_text(config: ServerConfig) -> tuple[ModelText, dict[str, float]]:
             raise
         raise ConfigError(f"--chat-template: {config.chat_template}: {error}") from error
     try:
-        formats = formats_of(config, tokenizer, renderer.source).probed(renderer)
+        formats = formats_of(config, tokenizer, *renderer.sources).probed(renderer)
         log.info("chat format: tool calls %s, reasoning %s", *formats.names())
         parses = config.control_tokens_in_text == "parse"
         return ModelText.of(tokenizer, renderer, formats, parses_user_text=parses), defaults
@@ -266,9 +272,18 @@ def _uvicorn_config(service: Service, apis: ApiTable) -> uvicorn.Config:
     config = service.config
     most_requests = config.max_num_queued_reqs + config.max_num_seqs
     idle = IdleConnections(config.max_idle_connections_per_address or most_requests + SPARE_CONNECTIONS // 2)
+    app = build_app(service, apis.apis)
+
+    keys = service.keys
+    assert keys is not None, "`build_app` has read them"
+
+    def is_known(headers: RawHeaders) -> bool:
+        return keys.key_in(headers) is not None
+
+    turns = Turns(is_busy=lambda: service.engine.has_requests, is_known=is_known, is_open=not keys)
     made = uvicorn.Config(
-        build_app(service, apis.apis),
-        http=partial(BoundedHttpProtocol, idle=idle),  # type: ignore[arg-type]
+        app,
+        http=partial(BoundedHttpProtocol, idle=idle, turns=turns),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

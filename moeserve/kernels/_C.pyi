@@ -276,13 +276,6 @@ class SamplerState:
         self,
         slot: int,
         *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
         seed: int = 0,
         min_tokens: int = 0,
         logprobs: int = -1,
@@ -291,7 +284,12 @@ class SamplerState:
         stop_ids: npt.NDArray[np.int32] | None = None,
         prompt: npt.NDArray[np.int32] | None = None,
         output: npt.NDArray[np.int32] | None = None,
+        order: int = 0,
+        dry_breakers: npt.NDArray[np.int32] | None = None,
+        **settings: float,
     ) -> None: ...
+    @staticmethod
+    def settings() -> dict[str, tuple[str, float]]: ...
     def sample(
         self,
         logits: torch.Tensor,
@@ -306,7 +304,8 @@ class SamplerState:
         self, logits: torch.Tensor, slot: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]: ...
 
-def uniform_at(seed: int, position: int) -> float: ...
+def uniform_at(seed: int, position: int, stream: int = 0) -> float: ...
+def runs_by_lag(text: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]: ...
 
 class ExpertCachePolicy:
     def __init__(

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from moeserve.sampling.parameters import SamplerSettings
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -23,23 +25,18 @@ class Thinking(msgspec.Struct, frozen=True, array_like=True):
     )
 
 
-class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How to sample tokens. httpserver validates the ranges; the worker relies on them.
+class SamplingParams(SamplerSettings, frozen=True, omit_defaults=True):
+    """How to sample tokens: the samplers' settings, and what bounds and constrains the answer.
 
-    Processing order: logit_bias, penalties, min_tokens mask, grammar mask, temperature, top_k, min_p, top_p, draw.
-    Logprobs are of the raw logits, before any of these, as in vLLM's default.
+    Processing order: logit_bias, penalties, DRY, min_tokens mask, grammar mask, the samplers, draw. Logprobs are of the
+    raw logits, before any of these, as in vLLM's default.
     """
 
     max_tokens: int  # >= 0; where the client gives none, max_model_len - prompt length
     min_tokens: int = 0  # stop_token_ids are masked until the answer has this many tokens
-    temperature: float = 1.0  # 0: greedy
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = {}
+    samplers: tuple[str, ...] = ()  # their order; empty: DEFAULT_ORDER
+    dry_breakers: bytes = b""  # int32: token sequences over which no repetition goes on, each closed by -1
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     seed: int = 0  # always set: httpserver draws one where the client gives none
     logprobs: int | None = None  # None: none; N: of the sampled token and of the N most likely, N <= 20
     prompt_logprobs: int | None = None  # the same for prompt tokens 1.. (the first has none)

@@ -21,6 +21,7 @@ import jinja2.utils
 from .errors import TemplateError
 
 MAX_MESSAGE_CHARS = 2000  # of an error's text
+_LIST_METHODS = frozenset({"append", "extend", "insert", "pop"})
 
 
 class ChatTemplate:
@@ -110,8 +111,17 @@ def _refuse_underscore(name: object) -> None:
         )
 
 
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Lets templates collect in lists, as llama.cpp's own do. All that they can reach was made for the one render."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) is list and attr in _LIST_METHODS:
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson

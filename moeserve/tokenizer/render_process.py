@@ -28,7 +28,7 @@ def main() -> None:
     _import_the_rest()
     child.confine(MEMORY_BYTES)
     send_frame(channel, encode(Rendered("")))  # ready
-    template: ChatTemplate | None = None
+    template = with_tools = None
     max_chars = 0
     while True:
         try:
@@ -38,13 +38,13 @@ def main() -> None:
         reply: Reply
         try:
             if isinstance(request, Compile):
-                template, max_chars = (
-                    ChatTemplate(request.source, request.variables),
-                    request.max_output_chars,
-                )
+                template = with_tools = ChatTemplate(request.source, request.variables)
+                if request.tool_source is not None:
+                    with_tools = ChatTemplate(request.tool_source, request.variables)
+                max_chars = request.max_output_chars
                 reply = Rendered("")
             else:
-                reply = Rendered(_render(template, request, max_chars))
+                reply = Rendered(_render(with_tools if request.tools else template, request, max_chars))
         except TemplateError as error:
             reply = Failed(str(error))
         send_frame(channel, encode(reply))

@@ -15,6 +15,7 @@ class Compile(msgspec.Struct, frozen=True, tag=True):
     source: str
     variables: dict[str, str]
     max_output_chars: int
+    tool_source: str | None = None  # for conversations with tools; None: `source`
 
 
 class Render(msgspec.Struct, frozen=True, tag=True):

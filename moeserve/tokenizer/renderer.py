@@ -30,6 +30,7 @@ from .vocabulary import Vocabulary
 T = TypeVar("T")
 
 _TEMPLATE = "tokenizer.chat_template"
+_TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"  # Hugging Face's name: for conversations with tools
 MAX_TEMPLATE_BYTES = 1 << 20
 TIMEOUT_S = 2.0  # of CPU time, for each render
 # Variables of a template that come from elsewhere than chat_template_kwargs.
@@ -48,15 +49,18 @@ class ChatRenderer:
         source: str | None,
         variables: Mapping[str, str],
         *,
+        tool_source: str | None = None,
         timeout: float = TIMEOUT_S,
         max_output_chars: int = 1 << 24,
     ) -> None:
         """Starts the process and compiles the template; without one (`source` None) every render says so.
 
-        `variables` are bos_token and the like; `timeout` is in seconds of CPU time, for compiling and
-        for each render. Raises TemplateError (a syntax error, with its line), TemplateTimeout or SandboxUnavailable.
+        `tool_source` is the template of conversations with tools, if that is another. `variables` are bos_token and
+        the like; `timeout` is in seconds of CPU time, for compiling and for each render. Raises TemplateError (a syntax
+        error, with its line), TemplateTimeout or SandboxUnavailable.
         """
         self._source = source
+        self._tool_source = tool_source
         self._variables = dict(variables)
         self._max_output_chars = max_output_chars
         self._sandbox = Sandbox(
@@ -81,20 +85,18 @@ class ChatRenderer:
         timeout: float = TIMEOUT_S,
         template: str | None = None,
     ) -> ChatRenderer:
-        """The renderer of `template`, or else of the file's own one (tokenizer.chat_template).
+        """The renderer of `template`, or else of the file's own: tokenizer.chat_template, and with tools the one after
+        which tool_use is written.
 
         A file without one is served all the same; no default is assumed for it, since a wrong format would
         only show as poor answers. Raises ModelError, also for a template that cannot be compiled in time.
         """
-        source = template
-        if source is None and _TEMPLATE in gguf.metadata:
-            source = gguf.metadata.require_str(_TEMPLATE)
-        if source is not None and len(source) > MAX_TEMPLATE_BYTES:
-            raise gguf.metadata.error(
-                _TEMPLATE, f"has {len(source)} characters; {MAX_TEMPLATE_BYTES} at most are supported"
-            )
+        source, tool_source = template, None
+        if template is None:
+            source, tool_source = (_template(gguf, key) for key in (_TEMPLATE, _TOOL_TEMPLATE))
+            source = tool_source if source is None else source
         try:
-            return cls(source, _special_tokens(gguf, vocabulary), timeout=timeout)
+            return cls(source, _special_tokens(gguf, vocabulary), tool_source=tool_source, timeout=timeout)
         except TemplateError as error:
             raise ModelError(gguf.path, str(error)) from error
 
@@ -102,6 +104,15 @@ class ChatRenderer:
     def source(self) -> str | None:
         """The template, where there is one."""
         return self._source
+
+    def source_for(self, tools: Sequence[Mapping[str, Any]] | None) -> str | None:
+        """The template of a conversation with these tools."""
+        return self._tool_source if tools and self._tool_source is not None else self._source
+
+    @property
+    def sources(self) -> list[str]:
+        """All of them, first the one for tools."""
+        return [source for source in (self._tool_source, self._source) if source is not None]
 
     async def render(
         self,
@@ -158,7 +169,8 @@ class ChatRenderer:
         assert self._source is not None
         self._sandbox.start()
         try:
-            self._request(_encode(Compile(self._source, self._variables, self._max_output_chars)), "compile")
+            compiled = Compile(self._source, self._variables, self._max_output_chars, self._tool_source)
+            self._request(_encode(compiled), "compile")
         except TemplateError:
             self._sandbox.stop()
             raise
@@ -197,6 +209,17 @@ class ChatRenderer:
         if isinstance(reply, Failed):
             raise TemplateError(reply.message)
         return reply.text
+
+
+def _template(gguf: ModelSource, key: str) -> str | None:
+    if key not in gguf.metadata:
+        return None
+    source = gguf.metadata.require_str(key)
+    if len(source) > MAX_TEMPLATE_BYTES:
+        raise gguf.metadata.error(
+            key, f"has {len(source)} characters; {MAX_TEMPLATE_BYTES} at most are supported"
+        )
+    return source
 
 
 def _encode(request: RenderRequest) -> bytes:

@@ -16,12 +16,10 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.models.sources.splits import QWEN2, SPLITS, Split
 
 from .vocabulary import (
-    BYTE_PIECES,
     MAX_VOCAB,
     SPACE,
     SPACED_MODEL,
     Vocabulary,
-    byte_alphabet,
     is_spaced,
     read_pieces,
 )
@@ -35,15 +33,23 @@ _IGNORE_MERGES = "tokenizer.ignore_merges"
 
 # Tokens that are matched whole. The tokenizers library takes 57 s to be told of 100,000, minutes for a million.
 MAX_WHOLE = 1 << 12
+_UTF8_BYTES = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 
 class TextTokenizer:
     """encode and decode. Safe to call from several threads; the tokenizers never change once built."""
 
-    def __init__(self, vocabulary: Vocabulary, with_special: Tokenizer, without_special: Tokenizer) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, with_special: Tokenizer, without_special: Tokenizer, *, spaced: bool
+    ) -> None:
+        """`spaced`: a token's text is the text itself, but for spaces."""
         self.vocabulary = vocabulary
+        self._spaced = spaced
         self._with_special = with_special
         self._without_special = without_special
+        # Bytes that no token spells, and the character that is read in place of those that have one.
+        self.missing_bytes = _UTF8_BYTES - {piece[0] for piece in vocabulary.token_bytes if len(piece) == 1}
+        self._replacement = next((one for one in "\ufffd?" if not self.missing_bytes & {*one.encode()}), "")
 
     @classmethod
     def from_gguf(cls, gguf: ModelSource) -> TextTokenizer:
@@ -65,10 +71,10 @@ class TextTokenizer:
         kinds = (user_defined + special, user_defined)
         if split is None:
             with_special, without = (_spaced_tokenizer(model, added) for added in kinds)
-            return cls(vocabulary, with_special, without)
+            return cls(vocabulary, with_special, without, spaced=True)
         nfc = gguf.metadata.require_str(_NORMALIZER, default="NFC" if split.nfc else "none") == "NFC"
         with_special, without = (_tokenizer(model, added, split, nfc=nfc) for added in kinds)
-        return cls(vocabulary, with_special, without)
+        return cls(vocabulary, with_special, without, spaced=False)
 
     def encode(self, text: str, parse_special: bool = True) -> list[int]:
         """Token ids of `text`. Control tokens written out in it are themselves only with `parse_special`.
@@ -77,12 +83,12 @@ class TextTokenizer:
         is brought into Unicode's form NFC first where the model's tokenizer does. ValueError for lone surrogates, which
         no UTF-8 can hold.
         """
-        return self._choose(parse_special).encode(_valid(text), add_special_tokens=False).ids
+        return self._choose(parse_special).encode(self._spelled(text), add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str], parse_special: bool = True) -> list[list[int]]:
         """As `encode`, for each text; on several cores."""
         batch = self._choose(parse_special).encode_batch_fast(
-            [_valid(t) for t in texts], add_special_tokens=False
+            [self._spelled(text) for text in texts], add_special_tokens=False
         )
         return [encoding.ids for encoding in batch]
 
@@ -101,6 +107,16 @@ class TextTokenizer:
         special = self.vocabulary.special
         kept = (self.token_bytes(i) for i in ids if not (skip_special and i in special))
         return b"".join(kept).decode("utf-8", errors="replace")
+
+    def _spelled(self, text: str) -> str:
+        """The text as far as tokens can spell it: a byte without a token would vanish from it."""
+        text = _valid(text)
+        if not self.missing_bytes:
+            return text
+        lost = [char for char in set(text) if self.missing_bytes & {*char.encode()}]
+        if self._spaced:
+            lost = [char for char in lost if self._without_special.token_to_id(char) is None]
+        return text.translate({ord(char): self._replacement for char in lost}) if lost else text
 
     def _choose(self, parse_special: bool) -> Tokenizer:
         return self._with_special if parse_special else self._without_special
@@ -134,12 +150,6 @@ def _piece_ids(gguf: ModelSource, pieces: list[str]) -> dict[str, int]:
         repeated = next(piece for token_id, piece in enumerate(pieces) if ids[piece] != token_id)
         raise gguf.metadata.error(
             "tokenizer.ggml.tokens", f"holds {repeated!r} twice; convert the model again"
-        )
-    alphabet = list(BYTE_PIECES) if is_spaced(gguf) else byte_alphabet()
-    missing = [byte for byte, piece in enumerate(alphabet) if piece not in ids]
-    if missing:  # such a byte would vanish from every text
-        raise gguf.metadata.error(
-            "tokenizer.ggml.tokens", f"has no token for the single byte {missing[0]:#04x}"
         )
     return ids
 

@@ -16,35 +16,22 @@ import numpy as np
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.source import ModelSource
 
+from .known_tokens import BYTE, CONTROL, TEXT_ENDS, UNUSED, USER_DEFINED, known_kinds, turn_ends
+
 MAX_VOCAB = 1 << 22
 MAX_TOKEN_BYTES = 1 << 16  # of one token; the longest in use have hundreds
 
 SPACED_MODEL = "gemma4"  # `tokenizer.ggml.model`
 SPACE = "\u2581"  # in place of a space
 BYTE_PIECES = {f"<0x{byte:02X}>": byte for byte in range(256)}
-_TOOL_RESPONSE = "<|tool_response>"
 
 _TOKENS = "tokenizer.ggml.tokens"
 _BATCH = 8192  # tokens decoded at a time
 
-# tokenizer.ggml.token_type
-CONTROL, USER_DEFINED, UNUSED, BYTE = 3, 4, 5, 6
-
-# Ends of a turn or text that not all files name in their metadata; they count if control tokens. Qwen's and GLM's; of
-# gpt-oss, where an answer ends and where it calls a tool; of GLM, where the user or a tool would speak; of Gemma 4,
-# where a turn ends and where a tool's result would come.
-_ENDS = (
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<|return|>",
-    "<|call|>",
-    "<|user|>",
-    "<|observation|>",
-    "<turn|>",
-    "<|tool_response>",
-)
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-_GENERATION_ENDS = "tokenizer.generation_end_ids"  # not a GGUF's: a Hugging Face folder may name any number
+# Not a GGUF's: a Hugging Face folder may name any number. Those of its generation_config.json are all ends of a text.
+_GENERATION_ENDS = "tokenizer.generation_end_ids"
+_CONFIG_ENDS = "tokenizer.config_end_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +55,8 @@ class Vocabulary:
         """Raises ModelError."""
         metadata = gguf.metadata
         size = vocab_size(gguf)
-        kinds = metadata.require_ints("tokenizer.ggml.token_type", size)
+        kinds = _corrected(gguf, metadata.require_ints("tokenizer.ggml.token_type", size))
         spaced = is_spaced(gguf)
-        if spaced:
-            kinds = _with_controls(gguf, kinds)
         is_literal = np.isin(kinds, (CONTROL, USER_DEFINED, UNUSED))
         token_bytes: list[bytes] = []
         for pieces in read_pieces(gguf):
@@ -157,16 +142,11 @@ def is_spaced(gguf: ModelSource) -> bool:
     return gguf.metadata.require_str("tokenizer.ggml.model") == SPACED_MODEL
 
 
-def _with_controls(
-    gguf: ModelSource, kinds: np.ndarray[Any, np.dtype[Any]]
-) -> np.ndarray[Any, np.dtype[Any]]:
-    """Files call the token that begins a tool's result a user-defined one. It ends an answer."""
+def _corrected(gguf: ModelSource, kinds: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """The kinds of tokens (int [size]), of which those that are known by their text have their own."""
     kinds = kinds.copy()
-    first = 0
-    for pieces in read_pieces(gguf):
-        if _TOOL_RESPONSE in pieces:
-            kinds[first + pieces.index(_TOOL_RESPONSE)] = CONTROL
-        first += len(pieces)
+    for token_id, kind in known_kinds(gguf.metadata.require_strings(_TOKENS), kinds.tolist()).items():
+        kinds[token_id] = kind
     return kinds
 
 
@@ -208,12 +188,19 @@ def _token_id(gguf: ModelSource, key: str, size: int) -> int | None:
 
 
 def _eos_ids(gguf: ModelSource, token_bytes: list[bytes], special: frozenset[int]) -> tuple[int, ...]:
+    """The tokens that end an answer: those that the file names, and those that are known by their text. Where a
+    generation_config.json names some, no other one ends a text; a turn's ends do."""
     size = len(token_bytes)
-    named = [_token_id(gguf, key, size) for key in _END_KEYS]
+    controls = {token_bytes[token_id].decode("utf-8"): token_id for token_id in special}
+    known = [*turn_ends(controls)]
     if _GENERATION_ENDS in gguf.metadata:
-        named += gguf.metadata.require_ids(_GENERATION_ENDS, size)
-    by_text = {token_bytes[token_id].decode("utf-8"): token_id for token_id in special}
-    found = [token_id for token_id in (*named, *map(by_text.get, _ENDS)) if token_id is not None]
+        named: list[int | None] = [*gguf.metadata.require_ids(_GENERATION_ENDS, size)]
+    else:
+        named = [_token_id(gguf, key, size) for key in _END_KEYS]
+        if _CONFIG_ENDS in gguf.metadata:
+            named += gguf.metadata.require_ids(_CONFIG_ENDS, size)
+        known += [piece for piece in TEXT_ENDS if piece in controls]
+    found = [token_id for token_id in (*named, *map(controls.get, known)) if token_id is not None]
     if not found:
         raise ModelError(gguf.path, "no end-of-sequence token is named (tokenizer.ggml.eos_token_id)")
     return tuple(dict.fromkeys(found))

@@ -81,6 +81,48 @@ def test_schemas_with_white_space_and_greedy_models_validate_too(server: Server)
             validate(answer(server, guided_json=schema, temperature=temperature), schema)
 
 
+PERSON = {
+    "title": "Person",
+    "type": "object",
+    "properties": {
+        "age": {"type": "integer", "title": "Age"},
+        "kind": {"enum": ["new", "old"]},
+        "pets": {"type": "array", "items": {"$ref": "#/$defs/Pet"}, "maxItems": 2},
+        "is_real": {"anyOf": [{"type": "boolean"}, {"type": "null"}], "default": None},
+    },
+    "required": ["age", "kind", "pets"],
+    "$defs": {"Pet": {"type": "object", "properties": {"legs": {"type": "integer"}}, "required": ["legs"]}},
+}
+MOST_TOKENS = 1200  # numbers of 18 digits, and 20 blanks at each end of a line
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
+def test_an_answer_ends_whatever_the_model_prefers(server: Server, temperature: float) -> None:
+    """The schema as pydantic writes it, without additionalProperties, in each API: this model prefers nothing."""
+    format = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": PERSON}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": PERSON}}]
+    free = {"messages": [{"role": "user", "content": "Who?"}], "temperature": temperature}
+    chat = free | {"chat_template_kwargs": {"enable_thinking": False}, "seed": 1}
+    call = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    for wish in ({"response_format": format}, call):
+        (choice,) = server.post("/v1/chat/completions", chat | wish | {"max_tokens": MOST_TOKENS})["choices"]
+        assert choice["finish_reason"] in ("stop", "tool_calls")
+        calls = choice["message"].get("tool_calls")
+        validate(calls[0]["function"]["arguments"] if calls else choice["message"]["content"], PERSON)
+    name = httpx.get(server.base_url + "/v1/models").json()["data"][0]["id"]
+    options = {"temperature": temperature, "num_predict": MOST_TOKENS, "seed": 1}
+    ollama = {"model": name, "stream": False, "think": False, "format": PERSON, "options": options}
+    body = server.post("/api/chat", ollama | {"messages": free["messages"]})
+    assert body["done_reason"] == "stop"
+    validate(body["message"]["content"], PERSON)
+    body = server.post(
+        "/completion",
+        {"prompt": "Who?", "json_schema": PERSON, "n_predict": MOST_TOKENS, "temperature": temperature},
+    )
+    assert body["stop_type"] == "eos"
+    validate(body["content"], PERSON)
+
+
 def test_json_objects_regexes_choices_and_grammars(server: Server) -> None:
     assert re.fullmatch(r"\d{2}-[x-z]+!", answer(server, guided_regex=r"\d{2}-[x-z]{1,9}!"))
     options = ["yes", "no, thanks", "perhaps\nlater"]
@@ -144,8 +186,8 @@ def test_a_grammar_outlives_a_pause() -> None:
     schema = {
         "type": "array",
         "items": {"enum": ["alpha", "beta", "gamma"]},
-        "minItems": 25,
-        "maxItems": 25,
+        "minItems": 60,
+        "maxItems": 60,
         "x-guidance": {"whitespace_flexible": False},
     }
     small_pool = ("--max-total-tokens", "600", "--max-model-len", "500", "--max-num-seqs", "8")

@@ -175,6 +175,7 @@ def _add_key(rng: random.Random, metadata: dict[str, Any], *_: Any) -> None:
         "tokenizer.ggml.add_bos_token": (True, False, 1),
         "tokenizer.normalizer": ("NFC", "none", ""),
         "tokenizer.generation_end_ids": ([0, 1], [-1], [1 << 30], [5] * 100_000),
+        "tokenizer.config_end_ids": ([0, 1], [-1], [1 << 30]),
     }
     for _change in range(rng.choice((1, 2, 4))):
         key = rng.choice(sorted(options))

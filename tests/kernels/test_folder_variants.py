@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import GatedDeltaNetShape
+from moeserve.models.interface import AttentionShape, GatedDeltaNetShape
 from moeserve.models.open import open_folder
 from moeserve.models.registry import read_checked_shape
 from tests.kernels.operations import ISAS, stream_of
@@ -115,7 +115,9 @@ def test_how_much_of_a_head_rotates_is_said_once(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     write_family(folder, "minimax_m2")  # half of 64 dimensions
     edit_config(folder, rotary_dim=32)
-    assert read_checked_shape(open_folder(folder)).layers[0].attention.rotated == 32
+    attention = read_checked_shape(open_folder(folder)).layers[0].attention
+    assert isinstance(attention, AttentionShape)
+    assert attention.rotated == 32
     edit_config(folder, rotary_dim=16)
     with pytest.raises(ModelError, match=r"'rotary_dim' is 16 and 'partial_rotary_factor' 0\.5 of 64"):
         open_folder(folder)

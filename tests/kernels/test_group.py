@@ -18,7 +18,7 @@ from moeserve.config import ServerConfig
 from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.models.open import open_dummy_model
 from moeserve.worker.engines.gpu.engine import GpuEngine
-from moeserve.worker.engines.gpu.steps import micro_batches
+from moeserve.worker.engines.gpu.steps import step_path
 from moeserve.worker.group.leader import LeaderGroup
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.loading.gpu.load import load_gpu_runner
@@ -70,7 +70,7 @@ def two_ranks(config: ServerConfig, request: pytest.FixtureRequest) -> Iterator[
     divided = replace(config, parallel=parallel, num_gpu_experts=num_gpu_experts, threads=2)
     group = LeaderGroup(divided, [], 2, command)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(micro_batches, "LEAST_ROWS", LEAST_ROWS)
+        patch.setattr(step_path, "LEAST_PART_ROWS", LEAST_ROWS)
         if within_norms:
             patch.setattr(RankGroup, "connect", connect)
         runner = lead(divided, open_dummy_model(Path(config.model)), lambda *_: None, group, Start())

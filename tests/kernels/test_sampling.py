@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,60 +13,10 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.sampling import reference
 from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE, SamplerState, uniform_at
 from moeserve.kernels.sampling.reference import Params
+from tests.support.sampling_cases import TINY, bind, mask_of_ids, random_logits, sample_one, survivors_of
 
 QWEN_VOCAB = 151_936
 INF = float("inf")
-TINY = 2.0**-100  # of the largest probability; float32 weights end at 2^-126, the reference's do not
-
-
-def bind(state: SamplerState, slot: int, p: Params, **more: Any) -> None:
-    fields = {f.name: getattr(p, f.name) for f in dataclasses.fields(p) if f.name != "allowed"}
-    for name in ("bias_ids", "stop_ids", "prompt", "output"):
-        fields[name] = np.array(fields[name], np.int32)
-    fields["bias_values"] = np.array(fields["bias_values"], np.float32)
-    state.bind(slot, **fields, **more)
-
-
-def sample_one(logits: torch.Tensor, p: Params, **more: Any) -> int:
-    state = SamplerState(1, len(logits))
-    bind(state, 0, p, **more)
-    slots = np.zeros(1, np.int32)
-    if p.allowed is None:
-        return int(state.sample(logits[None], slots)[0][0])
-    return int(state.sample(logits[None], slots, mask_of_ids(p.allowed, len(logits))[None], slots)[0][0])
-
-
-def mask_of_ids(ids: Sequence[int], vocab: int) -> np.ndarray:
-    """int32 [words], the bit of each id set; words for ids up to the highest one at least."""
-    bits = np.zeros((max([*ids, 0]) // 32 + 1) * 32, np.uint8)
-    bits[list(ids)] = 1
-    return np.packbits(bits, bitorder="little").view(np.int32)
-
-
-def survivors_of(state: SamplerState, logits: torch.Tensor, p: Params) -> tuple[list[int], np.ndarray]:
-    bind(state, 0, p)
-    ids, weights = state.survivors(logits[None], 0)
-    possible = weights > TINY
-    total = weights.sum(dtype=np.float64)
-    return ids[possible].tolist(), weights[possible].astype(np.float64) / total
-
-
-def random_logits(rng: np.random.Generator, vocab: int) -> torch.Tensor:
-    """Rows of every kind: smooth, full of ties, all equal, partly masked, huge."""
-    kind = rng.integers(6)
-    x = rng.normal(0, rng.choice([0.01, 1, 5]), vocab)
-    if kind == 1:
-        x = np.round(x * 2) / 2
-    elif kind == 2:
-        x = np.full(vocab, rng.choice([-3.0, 0.0, 7.5]))
-    elif kind == 3:
-        x[rng.random(vocab) < 0.5] = -INF
-        x[rng.integers(vocab)] = 0.0
-    elif kind == 4:
-        x *= rng.choice([1e3, 1e30])
-    elif kind == 5:
-        x[rng.integers(vocab)] += 20
-    return torch.from_numpy(x.astype(np.float32))
 
 
 def random_filters(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
@@ -306,7 +255,7 @@ def test_no_logprobs_for_who_did_not_ask_nor_for_broken_rows() -> None:
 
 def every_isa() -> list[str]:
     usable = []
-    for isa in ("plain", "avx2", "avx512"):
+    for isa in ("plain", "avx2", "avx512_vnni"):
         try:
             SamplerState(1, 1, isa=isa)
         except ValueError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +10,14 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.sampling import reference
+from moeserve.kernels.sampling.columns import column
 from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE
 from moeserve.kernels.sampling.op import MAX_STOP, DeviceSamplerState, SamplingWorkspace, logprobs, sample
 from moeserve.kernels.sampling.reference import Params
+from tests.support.sampling_cases import arguments_of
 
 VOCAB = 2500
+NUM_OUTPUT = column("num_output").value
 
 
 def logits_of(rows: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
@@ -32,20 +35,16 @@ def sample_rows(
     n = len(params)
     state = DeviceSamplerState(n + 1, VOCAB, DEVICE)
     for i, p in enumerate(params):
-        arguments = asdict(p)
-        del arguments["allowed"]  # a grammar's mask comes as a bitmask
-        for k, v in arguments.items():
-            if isinstance(v, tuple | list):
-                arguments[k] = np.asarray(v, np.float32 if k == "bias_values" else np.int32)
-        state.bind(i + 1, **arguments)
+        state.bind(i + 1, **arguments_of(p))
     room = SamplingWorkspace(n, VOCAB, DEVICE)
     tokens = torch.full((n,), -7, dtype=torch.int32, device=DEVICE)
-    edits = bool(state.edits.any()) or bitmask is not None
+    has_chains = bool(state.chains.any())
+    edits = has_chains or bool(state.edits.any()) or bitmask is not None
     sample(
         logits.flip(0).to(DEVICE), ints(list(range(n, 0, -1))), counter(n if live is None else live), state.params,
         state.bias_ids, state.bias_values, state.stop_ids, state.history,
         None if bitmask is None else bitmask.flip(0).to(DEVICE), room.edited if edits else None, room.block_max,
-        room.block_sum, room.values, room.ids, tokens,
+        room.block_sum, room.values, room.ids, tokens, has_chains=has_chains,
     )  # fmt: skip
     return tokens.flip(0).tolist(), state
 
@@ -71,7 +70,7 @@ def test_tokens_are_the_references(p: Params) -> None:
     params = [replace(p, seed=2**63 + 17 * i, output=(1,) * (i % 3)) for i in range(rows)]
     got, state = sample_rows(logits, params)
     assert got == [reference.sample(logits[i], params[i]) for i in range(rows)]
-    assert state.params[1:, 14].tolist() == [len(q.output) + 1 for q in params]
+    assert state.params[1:, NUM_OUTPUT].tolist() == [len(q.output) + 1 for q in params]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def test_rows_that_cannot_be_sampled() -> None:
     params = [Params(seed=4), Params(temperature=0.0), Params(top_k=3), Params(top_p=0.9), Params()]
     got, state = sample_rows(logits, params)
     assert got == [-1, -1, -1, reference.sample(logits[3], params[3]), reference.sample(logits[4], params[4])]
-    assert state.params[1:4, 14].tolist() == [0, 0, 0]
+    assert state.params[1:4, NUM_OUTPUT].tolist() == [0, 0, 0]
 
 
 def test_masks_that_leave_nothing_are_told_from_logits_that_are_not_finite() -> None:
@@ -150,7 +149,7 @@ def test_masks_that_leave_nothing_are_told_from_logits_that_are_not_finite() -> 
     bitmask[3] = -1
     got, state = sample_rows(logits, params, bitmask=bitmask)
     assert got == [NONE_ALLOWED, NOT_FINITE, NOT_FINITE, reference.sample(logits[3], params[3])]
-    assert state.params[1:, 14].tolist() == [0, 0, 0, 1]
+    assert state.params[1:, NUM_OUTPUT].tolist() == [0, 0, 0, 1]
     assert (state.history == 0).all()
 
 
@@ -177,7 +176,7 @@ def test_logprobs_of_what_is_no_token() -> None:
 def test_rows_beyond_the_count_are_left() -> None:
     got, state = sample_rows(logits_of(3), [Params(), Params(), Params()], live=2)
     assert got[0] == -7  # rows are in falling order of slots
-    assert state.params[1:, 14].tolist() == [0, 1, 1]
+    assert state.params[1:, NUM_OUTPUT].tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("top_n", [0, 3, 20])

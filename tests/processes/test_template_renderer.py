@@ -155,7 +155,8 @@ def test_an_endless_compilation_is_found_at_the_start() -> None:
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ (messages | attr('__class__')).__base__ }}", "SecurityError"),
         ("{{ cycler.__init__.__globals__.os.system('true') }}", "SecurityError"),
-        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ messages.clear() }}", "SecurityError"),
+        ("{{ messages[0].update({'role': 'x'}) }}", "SecurityError"),
         ("{% set n = namespace() %}{% set n.__class__ = 1 %}", "may not begin with an underscore"),
         ("{{ '\\ud800' }}", "surrogates not allowed"),
         ("{{ nothing.at.all }}", "'nothing' is undefined"),
@@ -167,6 +168,13 @@ def test_a_hostile_render_fails_with_its_cause(make: Make, hostile: str, cause: 
         render_now(renderer, GO)
     assert cause in str(caught.value)
     assert not isinstance(caught.value, TemplateTimeout)
+    assert render_now(renderer, FINE) == "ok"
+
+
+def test_a_list_that_grows_while_it_is_walked_is_stopped(make: Make) -> None:
+    renderer = make("{% for m in messages %}{% set _ = messages.append(m) %}{% endfor %}")
+    with pytest.raises(TemplateError, match=r"did not finish|needs more memory"):
+        render_now(renderer, GO)
     assert render_now(renderer, FINE) == "ok"
 
 

@@ -13,6 +13,7 @@ FRAME = {
     "moeserve.errors",
     "moeserve.messages",
     "moeserve.processes",
+    "moeserve.sampling",
 }
 
 # One package an architecture; `models.registry` alone may name them.
@@ -97,6 +98,7 @@ HTTPSERVER: dict[str, set[str]] = {
             "moeserve.config",
             "moeserve.errors",
             "moeserve.messages",
+            "moeserve.sampling",
             "moeserve.chatformat",
             "moeserve.grammar.spec",
             "moeserve",
@@ -115,12 +117,13 @@ HTTPSERVER: dict[str, set[str]] = {
 
 # What each package may import of ours, besides itself. What is not listed here may import anything of ours.
 ALLOWED: dict[str, set[str]] = {
-    "moeserve.messages": set(),
+    "moeserve.messages": {"moeserve.sampling"},
+    "moeserve.sampling": set(),
     "moeserve.errors": set(),
     "moeserve.config": set(),
     "moeserve.processes": {"moeserve", "moeserve.config", "moeserve.errors", "moeserve.messages"},
     "moeserve.quantization": set(),
-    "moeserve.router.core": {"moeserve.messages"},
+    "moeserve.router.core": {"moeserve.messages", "moeserve.sampling"},
     "moeserve.router": FRAME | {"moeserve.models.adapters.modules"},
     "moeserve.detokenizer": FRAME
     | {"moeserve.tokenizer", "moeserve.models.open", "moeserve.models.registry"},
@@ -136,7 +139,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.placement.heat",
     },
     **HTTPSERVER,
-    "moeserve.tokenizer": {*MODEL_FILES, "moeserve.errors", "moeserve.processes.sandbox"},
+    "moeserve.tokenizer": {
+        *MODEL_FILES,
+        "moeserve.errors",
+        "moeserve.processes.sandbox",
+        "moeserve.chatformat",  # whose tags are tokens
+    },
     "moeserve.grammar": {
         "moeserve.tokenizer",
         "moeserve.models.open",
@@ -226,7 +234,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.errors",
         "moeserve.config.units",
     },
-    "moeserve.kernels": {"moeserve.errors", "moeserve.quantization"},
+    "moeserve.kernels": {"moeserve.errors", "moeserve.quantization", "moeserve.sampling"},
     "moeserve.remote": FRAME
     | {
         "moeserve.models.adapters.modules",

@@ -11,7 +11,14 @@ from moeserve.httpserver import server
 from moeserve.httpserver.generation import request_builder
 from moeserve.httpserver.generation.engine import engine_client
 from moeserve.httpserver.responses import store
-from moeserve.httpserver.transport import connection, middleware, request_model, sse
+from moeserve.httpserver.transport import (
+    connection,
+    middleware,
+    request_model,
+    sliced_connection,
+    sse,
+    turns,
+)
 from moeserve.processes.sandbox.parent import PATIENCE
 from moeserve.remote import frames, gate
 from moeserve.tokenizer import render_process, renderer
@@ -31,7 +38,8 @@ def row(beginning: str) -> str:
     [
         (
             "request line and headers",
-            f"{connection.MAX_HEAD_BYTES // KIB} KiB, {connection.HEAD_TIMEOUT_S:g} s ",
+            f"{connection.MAX_HEAD_BYTES // KIB} KiB, {connection.HEAD_TIMEOUT_S:g} s; {connection.MAX_FIELDS} header "
+            f"lines; {connection.MAX_TARGET_BYTES // KIB} KiB of path and query ",
         ),
         (
             "body |",
@@ -40,7 +48,16 @@ def row(beginning: str) -> str:
             f"{connection.BODY_TIMEOUT_S:g} s, and {connection.BODY_INTERVAL_BYTES // KIB} KiB in each "
             f"{connection.BODY_INTERVAL_S:g} s ",
         ),
-        ("trailers and chunk extensions", f"{connection.MAX_HEAD_BYTES // KIB} KiB "),
+        (
+            "chunk heads, extensions and trailers",
+            f"{connection.MAX_HEAD_BYTES // KIB} KiB between two pieces, "
+            f"{connection.MAX_FRAMING_BYTES // MIB} MiB in all; {connection.MAX_FIELDS} trailers ",
+        ),
+        (
+            "what comes behind a refusal",
+            f"{sliced_connection.LINGER_BYTES // MIB} MiB, {sliced_connection.LINGER_S:g} s ",
+        ),
+        ("the event loop's time for requests without a key", f"{turns.SHARE:.0%}, "),
         ("bodies of all requests", f"{middleware.MAX_BODIES_BYTES // MIB} MiB;"),
         ("connections |", f"+ {server.SPARE_CONNECTIONS} "),
         ("a connection that is kept alive", f"{server.KEEP_ALIVE_S} s "),

@@ -135,7 +135,12 @@ def test_merges_as_texts_and_templates_in_their_older_places(folder: Path) -> No
     edit(
         folder / "tokenizer_config.json",
         lambda settings: settings.update(
-            chat_template=[{"name": "rag", "template": "x"}, {"name": "default", "template": template}],
+            chat_template=[
+                {"name": "rag", "template": "x"},
+                {"name": ["y"], "template": "y"},
+                {"name": "default", "template": template},
+                {"name": "tool_use", "template": "z"},
+            ],
             eos_token={"content": "<|im_end|>"},
         ),
     )
@@ -152,6 +157,23 @@ def test_merges_as_texts_and_templates_in_their_older_places(folder: Path) -> No
     assert tokenizer.encode("The quick brown fox") == before
     assert tokenizer.vocabulary.eos_ids == (4089, 4087)
     assert source.metadata.require_str("tokenizer.chat_template") == template
+    assert source.metadata.require_str("tokenizer.chat_template.tool_use") == "z"
+
+
+def test_a_template_for_tools_beside_the_other(folder: Path) -> None:
+    others = folder / "additional_chat_templates"
+    others.mkdir()
+    (others / "tool_use.jinja").write_text("z")
+    metadata = open_model(folder).metadata
+    assert metadata.require_str("tokenizer.chat_template") == (folder / "chat_template.jinja").read_text()
+    assert metadata.require_str("tokenizer.chat_template.tool_use") == "z"
+
+
+def test_generation_config_names_the_only_end_of_a_text(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": 4089}')
+    assert TextTokenizer.from_gguf(open_model(folder)).vocabulary.eos_ids == (4089,)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [4087]}')
+    assert TextTokenizer.from_gguf(open_model(folder)).vocabulary.eos_ids == (4087, 4089)
 
 
 # ---------------------------------------------------------------- what is refused

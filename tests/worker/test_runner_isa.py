@@ -10,7 +10,6 @@ import pytest
 from moeserve.cli import main as cli
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.worker.loading.cpu.load import SAMPLER_ISA
 from moeserve.worker.loading.load import load_runner
 
 
@@ -31,8 +30,3 @@ def test_an_instruction_set_that_is_missing_is_named_before_the_model_is_opened(
     missing = dataclasses.replace(config(Path("no such file"), "auto"), isa="avx1024")
     with pytest.raises(ConfigError, match=r"--isa or MOESERVE_ISA: .* no 'avx1024' kernels"):
         load_runner(missing, lambda *_: None)
-
-
-def test_every_choice_is_known_to_the_sampler() -> None:
-    (choices,) = (f.metadata["choices"] for f in dataclasses.fields(ServerConfig) if f.name == "isa")
-    assert set(SAMPLER_ISA) == set(choices)

@@ -26,6 +26,7 @@ from moeserve.httpserver.generation.chat.chat_tools import (
     without_hosted,
 )
 from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_MESSAGES, ModelName, StopString
+from moeserve.httpserver.generation.request.sampling_fields import AnthropicSampling
 from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.generation.request.thinking import BUDGETS, ThinkingOptions
 from moeserve.httpserver.generation.request.tool_use import Tool, ToolUse
@@ -234,7 +235,6 @@ class CountTokensRequest(RequestModel):
             continue_final_message=self.is_begun,
             add_generation_prompt=not self.is_begun,
             prompt_param="messages",
-            chosen=self.model_fields_set,
             tools=self.tool_use(),
             thinking=self.thinking_options(),
             show_reasoning=self.thinking is None or self.thinking.display != "omitted",
@@ -242,7 +242,7 @@ class CountTokensRequest(RequestModel):
         )
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, AnthropicSampling):
     empty: ClassVar = CountTokensRequest.empty | {"stop_sequences", "metadata", "service_tier"}
 
     max_tokens: Annotated[
@@ -250,9 +250,6 @@ class MessagesRequest(CountTokensRequest):
     ]
     stop_sequences: Annotated[list[StopString], Field(max_length=16, default_factory=list)]
     stream: bool = False
-    temperature: Annotated[float, Field(ge=0, le=1, description="0 is greedy.")] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=INT32_MAX, description="0 switches it off.")] = 0
 
     metadata: Annotated[FreeDict | None, NO_EFFECT] = None
     service_tier: Annotated[Literal["auto", "standard_only"] | None, NO_EFFECT] = None
@@ -270,7 +267,6 @@ class MessagesRequest(CountTokensRequest):
         # A bound: Anthropic's clients ask for more than the context has.
         spec.default_max_tokens = self.max_tokens
         spec.stop = tuple(self.stop_sequences)
-        spec.temperature = self.temperature
-        spec.top_p = self.top_p
-        spec.top_k = self.top_k
+        spec.sampler = self.sampler_settings()
+        spec.chosen = self.chosen_settings()
         return spec

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moeserve.httpserver.generation import token_choice
+from msgspec.structs import replace
+
+from moeserve.httpserver.generation import dry_breakers, token_choice
 from moeserve.httpserver.generation.chat import conversation
 from moeserve.httpserver.generation.chat.answers import AnswerReader
 from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults
 from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.generation.request.structured_output import compile_grammar
 from moeserve.httpserver.generation.service import Service
@@ -33,15 +35,15 @@ class PreparedRequest:
         return None if is_tag and end.stop_reason not in self.stop_token_ids else end.stop_reason
 
 
-def _set_defaults(spec: GenerationSpec, defaults: Mapping[str, float]) -> None:
+def _set_defaults(spec: GenerationSpec, defaults: SamplingDefaults) -> None:
     """Sets the server's own defaults where the client has chosen nothing."""
     if spec.chosen is None:
         return
-    for name, value in defaults.items():
-        if name == "default_max_tokens" and spec.default_max_tokens is not None:
-            continue  # the API's, or the client's own
-        if name not in spec.chosen:
-            setattr(spec, name, value)
+    spec.sampler = replace(
+        spec.sampler, **{name: value for name, value in defaults.settings.items() if name not in spec.chosen}
+    )
+    if spec.default_max_tokens is None:  # else the API's, or the client's own
+        spec.default_max_tokens = defaults.max_tokens
 
 
 async def prepare(service: Service, spec: GenerationSpec) -> PreparedRequest:
@@ -49,6 +51,7 @@ async def prepare(service: Service, spec: GenerationSpec) -> PreparedRequest:
     text, limit = service.ready(spec.model)
     _set_defaults(spec, service.sampling_defaults)
     token_choice.resolve(spec, text)
+    await dry_breakers.resolve(spec, text.tokenizer)
     end = None
     if spec.messages is None:
         prompts = await _encode(text, limit, spec)

@@ -13,6 +13,7 @@ from moeserve.config import ServerConfig
 from moeserve.grammar.checker import GrammarChecker
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults
 from moeserve.httpserver.generation.request_builder import RequestBuilder
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.api_table import ApiState
@@ -29,7 +30,7 @@ class Service:
     metrics: Metrics
     api_states: Mapping[str, ApiState]  # by Api.name; each API reads its own only
     aliases: Set[str] = frozenset()  # further names of the model
-    sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # fields of GenerationSpec
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     keys: ApiKeys | None = None  # written by `build_app`
     text: ModelText | None = None  # written by `server.py` once it is built; /health answers before
     created: int = field(default_factory=lambda: int(time.time()))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from msgspec.structs import replace
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
@@ -20,22 +21,17 @@ from moeserve.httpserver.generation.request.fields import (
     one_or_many,
 )
 from moeserve.httpserver.generation.request.grammar_fields import Grammar, Pattern, Schema
+from moeserve.httpserver.generation.request.sampling_fields import LightLLMSampling
 from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.transport.request_model import RequestModel, unsupported
 
 StopTokens = Annotated[list[TokenId], Field(min_length=1, max_length=1)]
 
 
-class GenerateParameters(RequestModel):
+class GenerateParameters(LightLLMSampling):
     empty: ClassVar = frozenset({"stop_sequences", "regular_constraint", "guided_grammar"})
 
     do_sample: Annotated[bool, Field(description="False is greedy, whatever the temperature.")] = False
-    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX, description="-1 switches it off.")] = -1
-    presence_penalty: Annotated[float, Field(ge=0, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=0, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Field(ge=1, le=100)] = 1.0
     max_new_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = 16
     min_new_tokens: Annotated[int, Field(ge=1, le=INT32_MAX, description="Counts the end token too.")] = 1
     ignore_eos: bool = False
@@ -62,14 +58,19 @@ class GenerateParameters(RequestModel):
     guided_json: Schema | None = None
     allowed_token_ids: Annotated[Any, unsupported("allowed_token_ids", [])] = None
 
+    @field_validator("top_k", check_fields=False)
+    @classmethod
+    def _top_k_is_off_or_some(cls, value: int) -> int:
+        if value == 0:
+            raise PydanticCustomError("top_k", "top_k must be -1 (off) or at least 1, got 0")
+        return value
+
     @model_validator(mode="after")
     def _fields_agree(self) -> GenerateParameters:
         if self.best_of is not None and self.best_of != self.n:
             raise PydanticCustomError("best_of", "best_of other than n is not supported")
         if self.min_new_tokens > self.max_new_tokens:
             raise PydanticCustomError("min_new_tokens", "min_new_tokens must be at most max_new_tokens")
-        if self.top_k == 0:
-            raise PydanticCustomError("top_k", "top_k must be -1 (off) or at least 1, got 0")
         if len(self.grammar_constraints()) > 1:
             names = "regular_constraint, guided_grammar and guided_json"
             raise PydanticCustomError("guided_json", "only one of {names}", {"names": names})
@@ -98,6 +99,7 @@ class GenerateRequestBody(RequestModel):
         LightLLM counts the end token in min_new_tokens; GenerationSpec.min_tokens counts the tokens before it."""
         parameters = self.parameters
         stops = parameters.stop_sequences
+        settings = parameters.sampler_settings()
         return GenerationSpec(
             arrival=arrival,
             prompts=[self.inputs],
@@ -107,12 +109,7 @@ class GenerateRequestBody(RequestModel):
             max_tokens_param="parameters.max_new_tokens",
             grammar=next(iter(parameters.grammar_constraints()), None),
             min_tokens=parameters.min_new_tokens - 1,
-            temperature=parameters.temperature if parameters.do_sample else 0.0,
-            top_k=max(parameters.top_k, 0),
-            top_p=parameters.top_p,
-            presence_penalty=parameters.presence_penalty,
-            frequency_penalty=parameters.frequency_penalty,
-            repetition_penalty=parameters.repetition_penalty,
+            sampler=settings if parameters.do_sample else replace(settings, temperature=0.0),
             seed=parameters.seed,
             logprobs=0,
             stop=tuple(stop for stop in stops if isinstance(stop, str)),

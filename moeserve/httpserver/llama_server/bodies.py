@@ -14,13 +14,16 @@ from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
+    MAX_TOP_LOGPROBS,
     ManyStopStrings,
     ModelName,
     TokenId,
 )
 from moeserve.httpserver.generation.request.grammar_fields import Grammar, Schema
+from moeserve.httpserver.generation.request.sampler_fields import SAMPLER_LISTS, SamplerFields
+from moeserve.httpserver.generation.request.sampling_fields import LlamaServerSampling
 from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
-from moeserve.httpserver.transport.request_model import NO_EFFECT, SAMPLERS, Elsewhere, RequestModel
+from moeserve.httpserver.transport.request_model import NO_EFFECT, Elsewhere
 
 _OFF: Final = Elsewhere((False,))
 
@@ -29,17 +32,19 @@ def _no_grammar(value: Any) -> Any:
     return None if value == "" else value
 
 
-class CompletionBody(RequestModel):
+class CompletionBody(LlamaServerSampling, SamplerFields):
+    empty: ClassVar = SAMPLER_LISTS | {"stop", "logit_bias"}
     # What concerns the cache and the slots, and the details of samplers that are off.
     idle: ClassVar = frozenset(
         {
             *("cache_prompt", "id_slot", "n_cache_reuse", "n_keep", "n_discard", "sse_ping_interval"),
-            *("dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),
-            *("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "xtc_threshold", "penalize_nl"),
+            *("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "penalize_nl", "penalty_prompt"),
+            *("adaptive_decay", "backend_sampling", "slot_id", "reasoning_format", "chat_format"),
+            *("speculative.n_max", "speculative.n_min", "speculative.p_min"),
         }
     )
     elsewhere: ClassVar = {
-        "dry_multiplier": Elsewhere((0,)),
+        "adaptive_target": Elsewhere((-1,)),
         "dynatemp_range": Elsewhere((0,)),
         "image_data": Elsewhere(),
         "lora": Elsewhere(),
@@ -47,15 +52,10 @@ class CompletionBody(RequestModel):
         "mirostat": Elsewhere((0,)),
         "n_cmpl": Elsewhere((1,)),
         "n_indent": Elsewhere((0,)),
-        "n_probs": Elsewhere((0,), "/v1/completions with logprobs"),
         "post_sampling_probs": _OFF,
         "response_fields": Elsewhere(),
-        "samplers": SAMPLERS,
         "t_max_predict_ms": Elsewhere((0, -1)),
-        "timings_per_token": _OFF,
-        "top_n_sigma": Elsewhere((-1, 0)),
-        "typical_p": Elsewhere((1,)),
-        "xtc_probability": Elsewhere((0,)),
+        "tfs_z": Elsewhere((1,)),
     }
 
     model: ModelName | None = None
@@ -73,14 +73,7 @@ class CompletionBody(RequestModel):
     stream: bool = False
     stop: Annotated[ManyStopStrings, Field(default_factory=list)]
 
-    temperature: Annotated[float, Field(ge=0, le=2, description="0 is greedy.")] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX, description="0 and -1 switch it off.")] = 0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repeat_penalty: Annotated[float, Field(ge=0.01, le=100, description="It regards all tokens.")] = 1.0
     repeat_last_n: Annotated[Any, NO_EFFECT] = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[
         int, Field(ge=-INT64_MAX - 1, le=INT64_MAX, description="-1: another one each time.")
     ] = -1
@@ -89,6 +82,15 @@ class CompletionBody(RequestModel):
     grammar: Annotated[Grammar | None, BeforeValidator(_no_grammar)] = None
     json_schema: Schema | None = None
 
+    n_probs: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=MAX_TOP_LOGPROBS,
+            description="`completion_probabilities` has each token's log-probability and so many most likely.",
+        ),
+    ] = 0
+    timings_per_token: Annotated[bool, Field(description="Each chunk of a stream has `timings`.")] = False
     return_tokens: Annotated[bool, Field(description="`tokens` has the ids of the answer.")] = False
     return_progress: Annotated[
         bool, Field(description="Chunks with `prompt_progress` while the prompt is read.")
@@ -102,9 +104,6 @@ class CompletionBody(RequestModel):
 
     def generation_spec(self, arrival: float) -> GenerationSpec:
         """Returns what the request asks the engine for."""
-        chosen = {
-            "repetition_penalty" if name == "repeat_penalty" else name for name in self.model_fields_set
-        }
         return GenerationSpec(
             arrival=arrival,
             model=self.model,
@@ -113,18 +112,15 @@ class CompletionBody(RequestModel):
             max_tokens_param="n_predict",
             ends_with_context=True,
             grammar=self._grammar_constraint(),
-            temperature=self.temperature,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repeat_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
+            sampler=self.sampler_settings(),
+            samplers=self.samplers,
+            dry_sequence_breakers=tuple(self.dry_sequence_breakers),
+            logprobs=self.n_probs or None,
             seed=None if self.seed == -1 else self.seed,
             stop=tuple(self.stop),
             ignore_eos=self.ignore_eos,
             progress=self.return_progress and self.stream,
-            chosen=chosen,
+            chosen=self.chosen_settings(),
         )
 
     def _grammar_constraint(self) -> GrammarConstraint | None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.logprobs import finite
 from moeserve.httpserver.generation.usage import PromptProgress
+from moeserve.messages.sampling import TokenLogprob
+from moeserve.sampling.parameters import PARAMETERS, TYPES, SamplerSettings, settings_of
 
 
 class LlamaTimings(TypedDict):
@@ -23,23 +28,60 @@ class LlamaTimings(TypedDict):
     predicted_per_second: float | None
 
 
-class GenerationSettings(TypedDict):
-    """The parameters that an answer was made with, its seed included."""
-
-    seed: NotRequired[int]
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    n_predict: int
-    stop: NotRequired[list[str]]
+def sampler_object(settings: SamplerSettings) -> dict[str, float]:
+    """The settings under llama-server's names."""
+    values = settings_of(settings).items()
+    return {PARAMETERS[name].name_in("llama_server", name): value for name, value in values}
 
 
-class CompletionChunk(TypedDict):
-    """A piece of a streamed answer."""
+if TYPE_CHECKING:
+    GenerationSettings = dict[str, Any]
+else:
+    GenerationSettings = TypedDict(
+        "GenerationSettings",
+        {
+            "seed": NotRequired[int],
+            **{of.name_in("llama_server", name): TYPES[name] for name, of in PARAMETERS.items()},
+            "n_predict": int,
+            "stop": NotRequired[list[str]],
+        },
+    )
+    GenerationSettings.__doc__ = "The parameters that an answer was made with, its seed included."
+
+
+class TokenProbability(TypedDict):
+    """A token's log-probability, in the model's own distribution."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class CompletionProbability(TokenProbability):
+    top_logprobs: list[TokenProbability]
+
+
+def probabilities(text: ModelText, tokens: Sequence[TokenLogprob], top: int) -> list[CompletionProbability]:
+    """One object a token, with its `top` most likely."""
+
+    def entry(token_id: int, logprob: float) -> TokenProbability:
+        return {
+            "id": token_id,
+            "token": text.token_text(token_id),
+            "bytes": list(text.token_bytes(token_id)),
+            "logprob": finite(logprob),
+        }
+
+    def ranked(token: TokenLogprob) -> list[TokenProbability]:
+        pairs = zip(token.top_ids[:top], token.top_logprobs, strict=False)
+        return [entry(token_id, logprob) for token_id, logprob in pairs]
+
+    return [{**entry(token.token_id, token.logprob), "top_logprobs": ranked(token)} for token in tokens]
+
+
+class CompletionPiece(TypedDict):
+    """What chunks and whole answers have."""
 
     index: int
     content: str
@@ -48,10 +90,17 @@ class CompletionChunk(TypedDict):
     id_slot: int
     tokens_predicted: int
     tokens_evaluated: int
+    completion_probabilities: NotRequired[list[CompletionProbability]]  # with n_probs
+
+
+class CompletionChunk(CompletionPiece):
+    """A piece of a streamed answer."""
+
     prompt_progress: NotRequired[PromptProgress]
+    timings: NotRequired[LlamaTimings]  # with timings_per_token
 
 
-class LlamaCompletion(CompletionChunk):
+class LlamaCompletion(CompletionPiece):
     """A whole answer, and the last chunk of a stream, whose `content` is what the chunks before lack."""
 
     model: str

@@ -6,28 +6,33 @@ Source: llama-server's README and `server-task.cpp`, of 2026.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
 
 from moeserve import __version__
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
-from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.generation.service import Service, service_of
-from moeserve.httpserver.generation.usage import Timings, prompt_progress
+from moeserve.httpserver.generation.usage import Timings, UsageTally, prompt_progress
 from moeserve.httpserver.llama_server.bodies import CompletionBody
 from moeserve.httpserver.llama_server.objects import (
     CompletionChunk,
+    CompletionPiece,
     GenerationSettings,
     LlamaCompletion,
     LlamaTimings,
     Props,
+    probabilities,
+    sampler_object,
 )
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import EventStream, JsonResponse, answer
 from moeserve.messages.schema import TextItem
+from moeserve.sampling.parameters import DEFAULTS
 
 router = APIRouter(tags=["llama-server"])
 
@@ -53,11 +58,14 @@ async def props(request: Request) -> Response:
     service = service_of(request)
     text, limit = service.ready(None)
     vocabulary = text.tokenizer.vocabulary
-    defaults = GenerationSpec(arrival=0.0)
-    for name, value in service.sampling_defaults.items():
-        setattr(defaults, name, value)
+    defaults = service.sampling_defaults
+    settings = replace(DEFAULTS, **defaults.settings)
+    n_predict = -1 if defaults.max_tokens is None else defaults.max_tokens
     found: Props = {
-        "default_generation_settings": {"n_ctx": limit, "params": _default_settings(defaults)},
+        "default_generation_settings": {
+            "n_ctx": limit,
+            "params": {**sampler_object(settings), "n_predict": n_predict},
+        },
         "total_slots": service.config.max_num_seqs,
         "model_alias": service.model_name,
         "model_path": service.model_name,  # the file's own path is nobody's concern
@@ -81,27 +89,35 @@ class CompletionHandler:
         (items,) = await self.service.engine.complete(prepared.requests, "text_completion")
         prepared.tally.take(0, items[-1])
         ids = [token for item in items for token in item.token_ids] if self.body.return_tokens else []
-        return self._end(prepared, items[-1], "".join(item.text for item in items), ids)
+        answer = self._end(prepared, items[-1], "".join(item.text for item in items), ids)
+        self._add_probabilities(answer, prepared, items)
+        return answer
 
-    async def chunks(self) -> AsyncGenerator[CompletionChunk, None]:
+    async def chunks(self) -> AsyncGenerator[CompletionChunk | LlamaCompletion, None]:
         prepared = await self._prepare()
-        tally = prepared.tally
+        tally, first = prepared.tally, None
         async with self.service.engine.start(prepared.requests, "text_completion") as stream:
             async for _, item in stream:
                 tally.take(0, item)
                 if item.finish_reason is not None:
-                    yield self._end(prepared, item, item.text, item.token_ids)
+                    end = self._end(prepared, item, item.text, item.token_ids)
+                    self._add_probabilities(end, prepared, [item])
+                    yield end
                 elif item.text or item.token_ids or item.progress is not None:
-                    chunk = self._chunk(prepared, item.text, item.token_ids)
+                    chunk = cast(CompletionChunk, self._piece(prepared, item.text, item.token_ids))
                     if item.progress is not None:
                         chunk["prompt_progress"] = prompt_progress(item.progress)
+                    if self.body.timings_per_token:
+                        first = first or time.monotonic()
+                        chunk["timings"] = self._timings_so_far(tally, first)
+                    self._add_probabilities(chunk, prepared, [item])
                     yield chunk
 
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
         return await prepare(self.service, self.body.generation_spec(self.arrival))
 
-    def _chunk(self, prepared: PreparedRequest, text: str, ids: list[int]) -> CompletionChunk:
+    def _piece(self, prepared: PreparedRequest, text: str, ids: list[int]) -> CompletionPiece:
         usage = prepared.tally.usage()
         return {
             "index": 0,
@@ -113,10 +129,28 @@ class CompletionHandler:
             "tokens_evaluated": usage["prompt_tokens"],
         }
 
+    def _timings_so_far(self, tally: UsageTally, first: float) -> LlamaTimings:
+        """As this process sees them: the prompt's time includes the queue. The end has the engine's own."""
+        usage, decoded = tally.usage(), time.monotonic() - first
+        return _llama_timings(
+            cached=0,
+            read=usage["prompt_tokens"],
+            prefill_ms=round((first - self.arrival) * 1e3, 3),
+            written=usage["completion_tokens"],
+            decode_ms=round(decoded * 1e3, 3),
+        )
+
+    def _add_probabilities(
+        self, piece: CompletionPiece, prepared: PreparedRequest, items: Sequence[TextItem]
+    ) -> None:
+        if self.body.n_probs:
+            tokens = [token for item in items for token in item.logprobs or ()]
+            piece["completion_probabilities"] = probabilities(prepared.text, tokens, self.body.n_probs)
+
     def _end(self, prepared: PreparedRequest, end: TextItem, text: str, ids: list[int]) -> LlamaCompletion:
         word = end.stop_reason if isinstance(end.stop_reason, str) else ""
         return {
-            **self._chunk(prepared, text, ids),
+            **self._piece(prepared, text, ids),
             "stop": True,
             "model": self.service.answering(self.body.model),
             "prompt": self.body.prompt,
@@ -132,42 +166,37 @@ class CompletionHandler:
         sampling = prepared.requests[0].sampling
         return {
             "seed": sampling.seed,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "repeat_penalty": sampling.repetition_penalty,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
+            **sampler_object(sampling),
             "n_predict": self.body.n_predict,
             "stop": self.body.stop,
         }
 
 
-def _default_settings(spec: GenerationSpec) -> GenerationSettings:
+def _timings(timings: Timings) -> LlamaTimings:
     return {
-        "temperature": spec.temperature,
-        "top_k": spec.top_k,
-        "top_p": spec.top_p,
-        "min_p": spec.min_p,
-        "repeat_penalty": spec.repetition_penalty,
-        "presence_penalty": spec.presence_penalty,
-        "frequency_penalty": spec.frequency_penalty,
-        "n_predict": -1 if spec.default_max_tokens is None else spec.default_max_tokens,
+        **_llama_timings(
+            cached=timings["cached_tokens"],
+            read=timings["prompt_tokens"] - timings["cached_tokens"],
+            prefill_ms=timings["prefill_ms"],
+            written=timings["completion_tokens"],
+            decode_ms=timings["decode_ms"],
+        ),
+        "prompt_per_second": timings["prefill_tokens_per_second"],
+        "predicted_per_second": timings["decode_tokens_per_second"],
     }
 
 
-def _timings(timings: Timings) -> LlamaTimings:
-    read = timings["prompt_tokens"] - timings["cached_tokens"]
-    written = timings["completion_tokens"]
+def _llama_timings(
+    *, cached: int, read: int, prefill_ms: float, written: int, decode_ms: float
+) -> LlamaTimings:
     return {
-        "cache_n": timings["cached_tokens"],
+        "cache_n": cached,
         "prompt_n": read,
-        "prompt_ms": timings["prefill_ms"],
-        "prompt_per_token_ms": timings["prefill_ms"] / read if read else None,
-        "prompt_per_second": timings["prefill_tokens_per_second"],
+        "prompt_ms": prefill_ms,
+        "prompt_per_token_ms": prefill_ms / read if read else None,
+        "prompt_per_second": read / prefill_ms * 1e3 if prefill_ms else None,
         "predicted_n": written,
-        "predicted_ms": timings["decode_ms"],
-        "predicted_per_token_ms": timings["decode_ms"] / written if written else None,
-        "predicted_per_second": timings["decode_tokens_per_second"],
+        "predicted_ms": decode_ms,
+        "predicted_per_token_ms": decode_ms / written if written else None,
+        "predicted_per_second": written / decode_ms * 1e3 if decode_ms else None,
     }

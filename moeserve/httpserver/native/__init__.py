@@ -10,16 +10,17 @@ from moeserve.httpserver.native.bodies import (
 )
 from moeserve.httpserver.transport.api_table import Api
 
-# Of load balancers and scrapers, which have no key.
-_PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+_PROBES = frozenset({"/health", "/health/live", "/health/ready"})
+_OPEN = _PROBES | {"/metrics"}  # load balancers and scrapers have no key
 
 API = Api(
     name="native",
     routers=(tokenize.router, adapters.router, experts.router, probes.router, status.router),
     bodies=(TokenizeRequest, DetokenizeRequest, LoadAdapterRequest, UnloadAdapterRequest),
-    open_paths=_PROBES,
-    quiet_paths=_PROBES | {"/v1/experts"},  # our own pages poll it
+    open_paths=_OPEN,
+    quiet_paths=_OPEN | {"/v1/experts"},  # our own pages poll it
+    probe_paths=_PROBES,
 )
 
 # What is answered at --health-port.
-PROBES = Api(name="probes", routers=(probes.router,), quiet_paths=_PROBES)
+PROBES = Api(name="probes", routers=(probes.router,), quiet_paths=_OPEN, probe_paths=_PROBES)

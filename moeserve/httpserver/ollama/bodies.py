@@ -20,6 +20,7 @@ from moeserve.httpserver.generation.request.fields import (
     ManyStopStrings,
     ModelName,
 )
+from moeserve.httpserver.generation.request.sampling_fields import OllamaSampling
 from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions, thinking_options
 from moeserve.httpserver.transport.request_model import (
@@ -35,7 +36,7 @@ from moeserve.httpserver.transport.request_model import (
 _LATEST: Final = ":latest"  # the tag that Ollama's clients add to a name without one
 
 
-class Options(RequestModel):
+class Options(OllamaSampling):
     """The sampling parameters. What concerns the loading of a model has no effect."""
 
     idle: ClassVar = frozenset(
@@ -59,13 +60,6 @@ class Options(RequestModel):
             description="Default, -1, -2 and more than fits: the rest of the context.",
         ),
     ] = None
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int | None, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] = None
     stop: Annotated[ManyStopStrings, Field(default_factory=list)]
 
@@ -127,9 +121,6 @@ class _Body(RequestModel):
 
     def spec(self, arrival: float) -> GenerationSpec:
         options = self.options
-        names = {
-            "repetition_penalty" if name == "repeat_penalty" else name for name in options.model_fields_set
-        }
         predict = options.num_predict
         return GenerationSpec(
             arrival=arrival,
@@ -139,16 +130,10 @@ class _Body(RequestModel):
             ends_with_context=True,
             thinking=self.thinking(),
             grammar=self.grammar_constraint(),
-            temperature=options.temperature,
-            top_k=max(options.top_k, 0),
-            top_p=options.top_p,
-            min_p=options.min_p,
-            repetition_penalty=options.repeat_penalty,
-            presence_penalty=options.presence_penalty,
-            frequency_penalty=options.frequency_penalty,
+            sampler=options.sampler_settings(),
             seed=options.seed,
             stop=tuple(options.stop),
-            chosen=names,
+            chosen=options.chosen_settings(),
         )
 
     def thinking(self) -> ThinkingOptions:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
+from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.ollama.bodies import ShowBody, served_name
 from moeserve.httpserver.ollama.objects import Details, Model, Models, OllamaVersion, Shown
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import JsonResponse
+from moeserve.sampling.parameters import PARAMETERS
 
 router = APIRouter(tags=["Ollama"])
 
 # Clients compare it with the version of Ollama that has what they need: tools, thinking, schemas as formats.
 OLLAMA_VERSION: Final = "0.12.0"
-_PARAMETERS: Final = {"default_max_tokens": "num_predict"}  # that have another name there
 
 
 @router.get("/api/tags", responses={200: {"model": Models}})
@@ -51,7 +53,7 @@ async def show(request: Request) -> Response:
     shown: Shown = {
         "modelfile": f"FROM {service.model_name}\n",
         "parameters": "\n".join(
-            f"{_PARAMETERS.get(name, name)} {value:g}" for name, value in service.sampling_defaults.items()
+            f"{name} {value:g}" for name, value in _parameters(service.sampling_defaults)
         ),
         "template": text.renderer.source or "",
         "details": _details(service),
@@ -71,6 +73,13 @@ async def get_version(request: Request) -> Response:
     """A version of Ollama with the same abilities."""
     found: OllamaVersion = {"version": OLLAMA_VERSION}
     return JsonResponse(found)
+
+
+def _parameters(defaults: SamplingDefaults) -> Iterator[tuple[str, float]]:
+    for name, value in defaults.settings.items():
+        yield PARAMETERS[name].name_in("ollama", name), value
+    if defaults.max_tokens is not None:
+        yield "num_predict", defaults.max_tokens
 
 
 def _models(service: Service) -> Models:

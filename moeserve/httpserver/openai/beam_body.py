@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from moeserve.httpserver.transport.request_model import RequestModel, asks_nothing
 from moeserve.messages.beams import MAX_CANDIDATES, BeamParams
+from moeserve.sampling.parameters import DEFAULTS, PARAMETERS
 
 MAX_LENGTH_PENALTY: Final = 8.0
 
@@ -18,13 +19,14 @@ _NOT_SAMPLED = "beam search does not sample: leave it out"
 _RAW_SCORES = "beams are scored by the model's own log-probabilities: leave it out"
 _NOT_WITH_BEAMS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "stream": ((False,), _KNOWN_AT_THE_END),
-    "temperature": ((0, 1), _NOT_SAMPLED),
-    "top_p": ((1,), _NOT_SAMPLED),
-    "top_k": ((0, -1), _NOT_SAMPLED),
-    "min_p": ((0,), _NOT_SAMPLED),
-    "presence_penalty": ((0,), _RAW_SCORES),
-    "frequency_penalty": ((0,), _RAW_SCORES),
-    "repetition_penalty": ((1,), _RAW_SCORES),
+    **{
+        name: (
+            (getattr(DEFAULTS, name), *of.idle),
+            _RAW_SCORES if of.sampler in ("penalties", "dry") else _NOT_SAMPLED,
+        )
+        for name, of in PARAMETERS.items()
+        if not of.detail_of
+    },
     "logit_bias": (({},), _RAW_SCORES),
     "bad_words": (([],), _RAW_SCORES),
     "allowed_token_ids": (([],), _RAW_SCORES),

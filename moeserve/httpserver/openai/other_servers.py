@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from moeserve.httpserver.transport.request_model import SAMPLERS, Elsewhere
+from moeserve.httpserver.transport.request_model import Elsewhere
 
 _UNUSED: Final = Elsewhere()  # unless it is empty
 _OFF: Final = Elsewhere((False,))
@@ -16,8 +16,7 @@ _OFF: Final = Elsewhere((False,))
 # They would not change the answer here: hints for a cache or a scheduler, labels, and the details of what is off.
 IDLE: Final = frozenset(
     {
-        *("adaptive_decay", "backend_sampling", "cache_prompt", "dry_allowed_length", "dry_base"),
-        *("dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "id_slot"),
+        *("adaptive_decay", "backend_sampling", "cache_prompt", "dynatemp_exponent", "id_slot"),
         *(
             "mirostat_eta",
             "mirostat_tau",
@@ -27,7 +26,7 @@ IDLE: Final = frozenset(
             "session_id",
         ),
         *("spaces_between_special_tokens", "sse_ping_interval", "stream_interval", "truncation_side"),
-        *("xtc_threshold", "custom_labels", "routed_dp_rank", "data_parallel_rank"),
+        *("repeat_last_n", "timings_per_token", "custom_labels", "routed_dp_rank", "data_parallel_rank"),
     }
 )
 SHARED: Final[Mapping[str, Elsewhere]] = {
@@ -39,7 +38,6 @@ SHARED: Final[Mapping[str, Elsewhere]] = {
     "custom_logit_processor": _UNUSED,
     "custom_params": _UNUSED,
     "disagg_prefill_dp_rank": _UNUSED,
-    "dry_multiplier": Elsewhere((0,)),
     "dynatemp_range": Elsewhere((0,)),
     "ec_transfer_params": _UNUSED,
     "extra_key": Elsewhere((), "cache_salt"),
@@ -67,7 +65,6 @@ SHARED: Final[Mapping[str, Elsewhere]] = {
     "reasoning_budget_start_tag": _UNUSED,
     "reasoning_budget_tokens": Elsewhere((-1,), "thinking_token_budget"),
     "reasoning_in_content": _OFF,
-    "repeat_last_n": Elsewhere((-1,), "repetition_penalty, which regards all tokens"),
     "repeat_penalty": Elsewhere((1,), "repetition_penalty"),
     "repetition_detection": _UNUSED,
     "response_fields": _UNUSED,
@@ -79,16 +76,11 @@ SHARED: Final[Mapping[str, Elsewhere]] = {
     "return_tokens": _OFF,
     "routed_experts_prompt_start": _UNUSED,
     "routed_experts_start_len": _UNUSED,
-    "samplers": SAMPLERS,
     "session_params": _UNUSED,
     "stop_regex": Elsewhere((), "stop"),
     "t_max_predict_ms": Elsewhere((0, -1)),
-    "timings_per_token": _OFF,
-    "top_n_sigma": Elsewhere((-1, 0)),
-    "typical_p": Elsewhere((1,)),
     "vllm_xargs": _UNUSED,
     "watermarking": _OFF,
-    "xtc_probability": Elsewhere((0,)),
 }
 CHAT: Final[Mapping[str, Elsewhere]] = {
     **SHARED,

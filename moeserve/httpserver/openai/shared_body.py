@@ -19,6 +19,8 @@ from moeserve.httpserver.generation.request.fields import (
     TokenId,
     TokenKey,
 )
+from moeserve.httpserver.generation.request.sampler_fields import SAMPLER_LISTS, SamplerFields
+from moeserve.httpserver.generation.request.sampling_fields import OpenAISampling
 from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.openai.beam_body import BeamFields
 from moeserve.httpserver.openai.grammar_body import StructuredFields
@@ -37,26 +39,23 @@ class StreamOptions(RequestModel):
         return self
 
 
-class OpenAIRequest(StructuredFields, BeamFields):
+class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields):
     """Defaults are vLLM's. Names that are not OpenAI's are vLLM's."""
 
-    empty: ClassVar = StructuredFields.empty | {
-        *("stream_options", "logit_bias", "stop", "stop_token_ids", "bad_words", "allowed_token_ids"),
-        *("cache_salt", "user", "metadata"),
-    }
+    empty: ClassVar = (
+        StructuredFields.empty
+        | SAMPLER_LISTS
+        | {
+            *("stream_options", "logit_bias", "stop", "stop_token_ids", "bad_words", "allowed_token_ids"),
+            *("cache_salt", "user", "metadata"),
+        }
+    )
 
     model: ModelName | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
 
-    temperature: Annotated[float, Field(ge=0, le=2, description="0 is greedy.")] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX, description="0 and -1 switch it off.")] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=1024, default_factory=dict)]
     seed: Annotated[
         int | None, Field(ge=-INT64_MAX - 1, le=INT64_MAX, description="Choice i of n uses seed + i.")
@@ -129,20 +128,16 @@ class OpenAIRequest(StructuredFields, BeamFields):
             beams=self.beam_params(self.n),
             grammar=self.grammar_constraint(),
             min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
+            sampler=self.sampler_settings(),
+            samplers=self.samplers,
+            dry_sequence_breakers=tuple(self.dry_sequence_breakers),
             logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
             seed=self.seed,
             bad_words=tuple(self.bad_words),
             allowed_token_ids=tuple(self.allowed_token_ids),
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             prompt_logprobs=self.prompt_logprobs,
-            chosen=self.model_fields_set,
+            chosen=self.chosen_settings(),
             stop=tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids),
             include_stop=self.include_stop_str_in_output or self.no_stop_trim,

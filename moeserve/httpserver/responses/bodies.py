@@ -24,6 +24,7 @@ from moeserve.httpserver.generation.request.fields import (
     ModelName,
     StopStrings,
 )
+from moeserve.httpserver.generation.request.sampling_fields import ResponsesSampling
 from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.generation.request.thinking import Effort, ThinkingOptions, thinking_options
 from moeserve.httpserver.generation.request.tool_use import ToolUse
@@ -198,14 +199,13 @@ class InputTokensRequest(RequestModel):
             messages=messages_of(self.instructions, items, self.toolbox()),
             prompt_param="input",
             template_kwargs=self.chat_template_kwargs,
-            chosen=self.model_fields_set,
             tools=self.tool_use(),
             thinking=self.thinking(),
             grammar=self.grammar_constraint(),
         )
 
 
-class ResponsesRequest(InputTokensRequest):
+class ResponsesRequest(InputTokensRequest, ResponsesSampling):
     empty: ClassVar = InputTokensRequest.empty | {
         *("stream_options", "stop", "include", "cache_salt", "metadata", "user", "client_metadata"),
         *("prompt", "prompt_cache_options", "context_management"),
@@ -217,9 +217,6 @@ class ResponsesRequest(InputTokensRequest):
     max_output_tokens: Annotated[
         int | None, Field(ge=1, le=INT32_MAX, description="Default: the rest of the context.")
     ] = None
-    temperature: Annotated[float, Field(ge=0, le=2, description="0 is greedy.")] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX, description="0 and -1 switch it off (vLLM).")] = 0
     seed: Annotated[int | None, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] = None
     stop: Annotated[StopStrings, Field(default_factory=list)]
     top_logprobs: Annotated[
@@ -277,9 +274,8 @@ class ResponsesRequest(InputTokensRequest):
 
     def generation_spec(self, arrival: float, items: list[Item]) -> GenerationSpec:
         spec = super().generation_spec(arrival, items)
-        spec.temperature = self.temperature
-        spec.top_p = self.top_p
-        spec.top_k = max(self.top_k, 0)
+        spec.sampler = self.sampler_settings()
+        spec.chosen = self.chosen_settings()
         spec.seed = self.seed
         spec.stop = tuple(self.stop)
         spec.logprobs = self.top_logprobs if self.wants_logprobs else None

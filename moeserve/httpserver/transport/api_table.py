@@ -42,6 +42,8 @@ class Api:
     request_id_header: str | None = None  # under `prefix`: carries the request's id besides x-request-id
     open_paths: frozenset[str] = frozenset()  # need no API key
     quiet_paths: frozenset[str] = frozenset()  # polled every few seconds: logged at debug level, not traced
+    # GETs of load balancers, which are found before all other routes. Their endpoints take the request alone.
+    probe_paths: frozenset[str] = frozenset()
     open_state: Callable[[ServerConfig], ApiState] | None = None  # raises ConfigError
 
 

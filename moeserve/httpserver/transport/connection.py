@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 connection with bounds on a request's head and on the time of its body.
+"""uvicorn's HTTP/1.1 connection with bounds on a request's head, on the framing and the time of its body.
 
 uvicorn itself keeps headers and trailers of any size, and waits for ever for a head or a body that does not end.
 """
@@ -11,18 +11,21 @@ from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, Final
 
-import httptools
 import orjson
 from starlette.types import Receive, Scope, Send
 from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.idle_connections import IdleConnections
+from moeserve.httpserver.transport.sliced_connection import SlicedHttpProtocol
 from moeserve.httpserver.transport.sse import JsonResponse
 
 # Of the request line and headers; the same again for trailers and chunk extensions.
 MAX_HEAD_BYTES: Final = 64 << 10
+MAX_TARGET_BYTES: Final = 8 << 10
+MAX_FIELDS: Final = 128  # header lines, and again trailers: whatever looks for one goes through all
+MAX_FRAMING_BYTES: Final = 1 << 20  # of a body in chunks, beside the body's own
 HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 120.0  # the largest takes 2.3 Mbit/s
 BODY_INTERVAL_S: Final = 10.0  # in each of which so many bytes of a body must come
@@ -30,25 +33,24 @@ BODY_INTERVAL_BYTES: Final = 32 << 10
 SPARE_DESCRIPTORS: Final = 128  # for --health-port, children and files, whatever connects to the API
 
 
-class BoundedHttpProtocol(HttpToolsProtocol):
-    """Closes a connection whose request has too large (431) or too slow a head, too slow a body (408), more than
-    MAX_HEAD_BYTES of trailers and chunk extensions, or not one Host (400).
+class BoundedHttpProtocol(SlicedHttpProtocol):
+    """Closes a connection whose request has too large (431, 414) or too slow a head, too slow a body (408), more than
+    MAX_HEAD_BYTES of trailers and chunk extensions between two pieces of a body or MAX_FRAMING_BYTES of them in all
+    (413), not one Host (400), or another transfer coding than chunks (501).
 
-    An `Upgrade` is ignored, as HTTP allows: the request is answered as if it had none. (httptools takes what follows
-    such a head for another protocol, so that its body would be lost, or read as the next request.) An answer without a
-    length to an HTTP/1.0 request ends with the connection instead of coming in chunks."""
+    An answer without a length to an HTTP/1.0 request ends with the connection instead of coming in chunks."""
 
     def __init__(self, *args: Any, idle: IdleConnections | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._idle = idle
         self._had_request = False
         self._spare_bytes = 0  # of the head that is arriving, or since the last piece of the body
+        self._framing_bytes = 0  # of the body that is arriving
+        self._fields = 0  # of the head that is arriving, or the trailers
         self._head_timer: asyncio.TimerHandle | None = None  # set while one is awaited or arriving
         self._body_timer: asyncio.TimerHandle | None = None  # set while one is arriving
         self._body_due = 0.0  # when it must have arrived, in the loop's time
         self._body_bytes = 0  # that came in this interval
-        self._is_refused = False  # nothing that follows is read
-        self._is_known = False  # the head that is being parsed has been before
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -84,77 +86,77 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self.transport.is_closing() and self.cycle.response_complete:
             self._await_request()
 
+    def linger(self) -> None:
+        self._head_arrived()
+        self._body_arrived()
+        super().linger()
+        self._await_request()  # for room it may be closed as if it did
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._awaits_no_request()
         self._head_arrived()
         self._body_arrived()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        if self._is_refused:
-            return
-        self._spare_bytes += len(data)
-        self._unset_keepalive_if_required()
-        self._parse(data)
-        if self._is_refused or self._spare_bytes <= MAX_HEAD_BYTES:
-            return
-        if self._head_timer is not None:
-            self._refuse_head()
-        elif self._body_timer is not None:
-            self.transport.close()
+    # ------------------------------------------------------------ sizes
+
+    def blank_lines_came(self, size: int) -> None:
+        self._spare_bytes += size
+        self._bound_spare_bytes()
 
     def _parse(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            if not self._is_refused and self.parser.get_method() != b"CONNECT":
-                self._parse_without_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            if not self._is_refused:
-                self._is_refused = True
-                self.send_400_response("Invalid HTTP request received.")
+        self._spare_bytes += len(data)
+        if self._body_timer is not None:
+            self._framing_bytes += len(data)  # `on_body` takes the body's off
+        super()._parse(data)
+        if not self._is_refused:
+            self._bound_spare_bytes()
 
-    def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Lets a new parser read the head again, without its Upgrade, and then `rest`."""
-        head = [b"%s %s HTTP/1.1\r\n" % (self.parser.get_method(), self.url)]
-        head += [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] != b"upgrade"]
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self._is_known = True
-        self._parse(b"".join([*head, b"\r\n"]))
-        self._is_known = False
-        if rest and not self._is_refused:
-            self._parse(rest)
+    def _bound_spare_bytes(self) -> None:
+        if self._body_timer is None:
+            if self._spare_bytes > MAX_HEAD_BYTES:
+                self._refuse_head()
+        elif self._spare_bytes > MAX_HEAD_BYTES or self._framing_bytes > MAX_FRAMING_BYTES:
+            most = f"{MAX_HEAD_BYTES >> 10} KiB of them between two pieces, and {MAX_FRAMING_BYTES >> 20} MiB"
+            self._refuse_body(413, f"has too many chunk heads, extensions or trailers: at most {most} in all")
 
     def on_message_begin(self) -> None:
+        super().on_message_begin()
         if not self._is_known:
-            super().on_message_begin()
+            self._fields = 0
             self._await_head()
             if self._idle is not None:
                 self._idle.begin_request(self)
 
     def on_url(self, url: bytes) -> None:
-        if not self._is_known:
-            super().on_url(url)
+        super().on_url(url)
+        if len(self.url) > MAX_TARGET_BYTES and not self._is_refused:
+            message = f"the request's path and query must have at most {MAX_TARGET_BYTES} bytes"
+            self._refuse(ApiError(HTTPStatus.REQUEST_URI_TOO_LONG, message))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_known:
+        if self._is_known or self._is_refused:
+            return
+        self._fields += 1
+        if self._fields > MAX_FIELDS:
+            self._refuse_head()
+        elif self._body_timer is None:  # else it is a trailer, which nobody has asked for
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._is_known or self._is_refused:
             return
         self._head_arrived()
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
-            self._refuse_head()
-            return
-        version = self.parser.get_http_version()
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        if hosts > 1 or (hosts == 0 and version == "1.1"):
-            self._refuse(ApiError(HTTPStatus.BAD_REQUEST, f"there must be one Host header, not {hosts}"))
+        self._fields = 0
+        if (error := self._fault_of_head()) is not None:
+            self._refuse(error)
             return
         self._had_request = True
+        self.head_came()
+
+    def begin_request(self) -> None:
         self._awaits_no_request()
+        self._framing_bytes = 0
         self._body_due = self.loop.time() + BODY_TIMEOUT_S
         self._await_body()
         app, limit = self.app, self.limit_concurrency
@@ -162,10 +164,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             pass
         if self._is_full():
             self.app, self.limit_concurrency = _refuse_connection, None  # uvicorn's own answer is plain text
-        super().on_headers_complete()
+        super().begin_request()
         self.app, self.limit_concurrency = app, limit
-        if version == "1.0":
+        if self.scope["http_version"] == "1.0":
             self.cycle.send = _unchunked(self.cycle)  # type: ignore[assignment, method-assign]
+
+    def _fault_of_head(self) -> ApiError | None:
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+            return ApiError(HTTPStatus.BAD_REQUEST, f"there must be one Host header, not {hosts}")
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            message = "the only transfer-encoding that is understood is chunked; encode the body with content-encoding"
+            return ApiError(HTTPStatus.NOT_IMPLEMENTED, message)
+        return None
 
     def _is_full(self) -> bool:
         """By uvicorn's own rule."""
@@ -183,6 +195,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         self._spare_bytes = 0
+        self._framing_bytes -= len(body)
         self._body_bytes += len(body)
         super().on_body(body)
 
@@ -190,13 +203,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         is_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._is_refused or is_upgrade:
             return
-        self._body_arrived()
+        self._spare_bytes = 0
         super().on_message_complete()
+
+    def _end_of_request(self) -> None:
+        self._body_arrived()
+        super()._end_of_request()
+
+    # ------------------------------------------------------------ times
 
     def _await_head(self) -> None:
         if self._head_timer is None:
-            self._spare_bytes = 0
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._held:  # it has come, and waits for its turn
+            self._await_head()
+        else:
+            self.transport.close()
 
     def _head_arrived(self) -> None:
         if self._head_timer is not None:
@@ -217,7 +242,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """At each interval's end."""
         if self.loop.time() >= self._body_due:
             self._body_is_late(f"did not arrive within {BODY_TIMEOUT_S:g} s")
-        elif self._body_bytes < BODY_INTERVAL_BYTES and not self.flow.read_paused:
+        elif self._body_bytes < BODY_INTERVAL_BYTES and not (self.flow.read_paused or self._held):
             self._body_is_late(
                 f"came too slowly: {BODY_INTERVAL_S:g} s must bring {BODY_INTERVAL_BYTES >> 10} KiB"
             )
@@ -225,24 +250,34 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._await_body()
 
     def _body_is_late(self, how: str) -> None:
-        if self.cycle is not None and self.cycle.response_started:
-            self.transport.close()
-        else:
-            self._refuse(ApiError(HTTPStatus.REQUEST_TIMEOUT, f"the request's body {how}"))
+        self._refuse_body(HTTPStatus.REQUEST_TIMEOUT, how)
+
+    # ------------------------------------------------------------ refusals
+
+    def refuse_unreadable(self) -> None:
+        self._refuse(ApiError(HTTPStatus.BAD_REQUEST, "this is no valid HTTP/1.1 request"))
 
     def _refuse_head(self) -> None:
-        message = f"the request's headers must have at most {MAX_HEAD_BYTES} bytes together"
+        message = (
+            f"the request's headers must have at most {MAX_HEAD_BYTES} bytes together, in {MAX_FIELDS} lines"
+        )
         self._refuse(ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message))
 
+    def _refuse_body(self, status: int, why: str) -> None:
+        self._refuse(ApiError(status, f"the request's body {why}"))
+
     def _refuse(self, error: ApiError) -> None:
-        self._is_refused = True
+        """Closes the connection where the answer to the request has begun."""
+        if self._is_arriving and self._body_timer is not None and self.cycle.response_started:
+            self.transport.close()
+            return
         body = orjson.dumps(error.body())
         head = (
             f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        self.linger()
 
 
 def _unchunked(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:

@@ -35,7 +35,7 @@ class Decompress:
         if encoding not in _WINDOW_BITS:
             message = f"a body may be encoded as gzip or deflate, not as {encoding[:40]!r}"
             error = ApiError(415, message, code="content_encoding")
-            await refuse(scope, send, self._apis, error, receive)
+            await refuse(scope, send, self._apis, error)
             return
         # The length is that of the encoded bytes.
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-length"]

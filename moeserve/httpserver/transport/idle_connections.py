@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 from abc import abstractmethod
+from functools import lru_cache
 from typing import Protocol
 
 
@@ -61,6 +62,7 @@ class IdleConnections:
             self._waiting.pop(network, None)
 
 
+@lru_cache(1024)
 def network_of(address: str) -> str:
     """An IPv4 address, or the /64 network of an IPv6 address, all of which one client may have."""
     found = ipaddress.ip_address(address.partition("%")[0])

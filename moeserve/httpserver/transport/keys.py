@@ -44,6 +44,10 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self._names)
 
+    def key_in(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+        """Returns the first key of ours in a request's headers, whose names are in lower case."""
+        return next((key for key in _given(headers) if self.name_of(key) is not None), None)
+
     def name_of(self, key: bytes) -> str | None:
         """Returns None for an unknown key."""
         return self._names.get(_digest(key))
@@ -53,6 +57,16 @@ class ApiKeys:
         key, whose number changes when a key before it is removed. Raises KeyError for an unknown key."""
         digest = _digest(key)
         return f"key:{digest.hex()}" if digest in self._numbered else f"name:{self._names[digest]}"
+
+
+def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                yield key.strip()
+        elif name == b"x-api-key":  # Anthropic's clients
+            yield value
 
 
 def _digest(key: bytes) -> bytes:

@@ -89,7 +89,7 @@ class ApiKey:
         if scope["type"] != "http" or scope["path"] in self._apis.open_paths:
             await self.app(scope, receive, send)
             return
-        key = self._key(scope)
+        key = self._keys.key_in(scope["headers"])
         if key is not None:
             key_name.set(self._keys.name_of(key) or "")  # of this request's task and those that it starts
             key_owner.set(self._keys.owner_of(key))
@@ -97,15 +97,6 @@ class ApiKey:
             return
         message = "a valid API key is required: send it as Authorization: Bearer <key>, or as x-api-key"
         await refuse(scope, send, self._apis, ApiError(401, message, code="invalid_api_key"))
-
-    def _key(self, scope: Scope) -> bytes | None:
-        """The request's first key that is one of ours, if any."""
-        headers = Headers(scope=scope)
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = [key.strip()] if scheme.lower() == "bearer" else []
-        given.append(headers.get("x-api-key", ""))  # Anthropic's clients
-        keys = [one.encode("latin-1") for one in given]  # what headers are decoded from
-        return next((key for key in keys if self._keys.name_of(key) is not None), None)
 
 
 def body_limit(context: int | None) -> int:
@@ -137,7 +128,7 @@ class BodyLimit:
         most = body_limit(self._context())
         too_large = ApiError(413, f"the body must have at most {most} bytes", code="body_too_large")
         if announced.isdecimal() and int(announced) > most:
-            await refuse(scope, send, self._apis, too_large, receive)
+            await refuse(scope, send, self._apis, too_large)
             return
         received = 0
         key = key_name.get()
@@ -159,7 +150,7 @@ class BodyLimit:
         try:
             await self.app(scope, receive_bounded, send)
         except _BodyRefused as refused:
-            await refuse(scope, send, self._apis, refused.error, receive)
+            await refuse(scope, send, self._apis, refused.error)
         finally:
             self._held[key] -= received
             if not self._held[key]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 import orjson
 from fastapi import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope, Send
 
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.refusal import Refusal
 
-LINGER_S: Final = 5.0  # for a refused body to arrive, unread: closing earlier could lose our answer
 REQUEST_ID_KEY: Final = "request_id"  # in the scope's state
 _REFUSAL_KEY: Final = "refusal"
 
@@ -34,11 +32,8 @@ def refusal_of(scope: Scope) -> Refusal | None:
     return refusal
 
 
-async def refuse(
-    scope: Scope, send: Send, apis: ApiTable, error: ApiError, receive: Receive | None = None
-) -> None:
-    """Answers with `error`. With `receive`, the rest of the body is received and dropped before the connection closes:
-    unread bytes would make the kernel reset it, and the client would lose the answer."""
+async def refuse(scope: Scope, send: Send, apis: ApiTable, error: ApiError) -> None:
+    """Answers with `error`. Where the body has not come yet, the connection ends with that (`sliced_connection.py`)."""
     note_refusal(scope, error)
     body = orjson.dumps(apis.error_body(scope["path"], error, scope["state"][REQUEST_ID_KEY]))
     headers = {
@@ -48,13 +43,4 @@ async def refuse(
     }
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body, "more_body": receive is not None})
-    if receive is None:
-        return
-    try:
-        async with asyncio.timeout(LINGER_S):
-            while (message := await receive())["type"] == "http.request" and message.get("more_body"):
-                pass
-    except TimeoutError:
-        pass  # a slow sender has had its time
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -44,14 +44,12 @@ EMPTY: Final[tuple[Any, ...]] = ([], {}, "")  # forms and languages without obje
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
     """A field of another server's that would change the answer and is not had. The values in `neutral` ask for
-    nothing, and so do empty ones unless `empty_asks`; `only` names them where they are long. `instead` is what to use
-    here."""
+    nothing, and so do empty ones unless `empty_asks`. `instead` is what to use here."""
 
     neutral: tuple[Any, ...] = ()
     instead: str = ""
     details: Mapping[str, Any] | None = None  # of the error, for programs
     empty_asks: bool = False
-    only: str = ""
 
     def takes(self, value: Any) -> bool:
         return asks_nothing(value, self.neutral if self.empty_asks else (*self.neutral, *EMPTY))
@@ -59,22 +57,7 @@ class Elsewhere:
     def refusal(self, given: str) -> str:
         """Says why a value is refused; `given` is how it reads in a message."""
         use = f"; use {self.instead}" if self.instead else ""
-        taken = f" (only {self.only} is accepted)" if self.only else _only(self.neutral)
-        return f"is not supported{taken}{given}{use}"
-
-
-# llama-server's order of samplers, as its README, its present default and its web page have it.
-SAMPLERS: Final = Elsewhere(
-    (
-        ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-        ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-        ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-        "dkypmxt",
-        "edkypmxt",
-        "edskypmxt",
-    ),
-    only="llama-server's default order",
-)
+        return f"is not supported{_only(self.neutral)}{given}{use}"
 
 
 def asks_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from moeserve.kernels.launch import next_power_of_2
-from moeserve.kernels.sampling import scan
-from moeserve.kernels.sampling.filter_and_draw import filter_and_draw_kernel
+from moeserve.kernels.sampling import columns
+from moeserve.kernels.sampling.choose import filter_and_draw_kernel
+from moeserve.kernels.sampling.dry import dry_kernel
+from moeserve.kernels.sampling.dry_record import dry_record
 from moeserve.kernels.sampling.logprobs import logprobs_kernel
 from moeserve.kernels.sampling.scan import scan_kernel
+from moeserve.sampling.parameters import DEFAULTS, PARAMETERS, settings_of
 
 BLOCK = 1024  # logits
 LEAST_TEMPERATURE = 2.0**-120  # above 0: the kernels divide by it, and below 2^-126 get no number
@@ -42,7 +46,7 @@ class DeviceSamplerState:
         self, max_num_seqs: int, vocab: int, device: torch.device | str, history_rows: int | None = None
     ) -> None:
         self.vocab = vocab
-        self.params = torch.zeros(max_num_seqs, scan.WORDS.value, dtype=torch.int32, device=device)
+        self.params = torch.zeros(max_num_seqs, columns.WORDS.value, dtype=torch.int32, device=device)
         self.bias_ids = torch.zeros(max_num_seqs, MAX_BIAS, dtype=torch.int32, device=device)
         self.bias_values = torch.zeros(max_num_seqs, MAX_BIAS, device=device)
         self.stop_ids = torch.zeros(max_num_seqs, MAX_STOP, dtype=torch.int32, device=device)
@@ -50,18 +54,13 @@ class DeviceSamplerState:
             max_num_seqs if history_rows is None else history_rows, vocab, dtype=torch.int32, device=device
         )
         self.edits = np.zeros(max_num_seqs, np.bool_)  # slots whose logits are edited, a bitmask aside
+        self.chains = np.zeros(max_num_seqs, np.bool_)  # slots with an order of samplers, or DRY
+        self._records: dict[int, Tensor] = {}  # of DRY by slot
 
     def bind(
         self,
         slot: int,
         *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repetition_penalty: float = 1.0,
         seed: int = 0,
         min_tokens: int = 0,
         bias_ids: npt.NDArray[np.int32] | None = None,
@@ -69,8 +68,14 @@ class DeviceSamplerState:
         stop_ids: npt.NDArray[np.int32] | None = None,
         prompt: npt.NDArray[np.int32] | None = None,
         output: npt.NDArray[np.int32] | None = None,
+        order: int = 0,
+        dry_breakers: npt.NDArray[np.int32] | None = None,
+        max_tokens: int = 0,
+        **given: float,
     ) -> None:
-        """Overwrites whatever the slot held. ValueError for ids out of range, or more than MAX_BIAS or MAX_STOP."""
+        """Overwrites whatever the slot held. `order` is `order_code`'s; dry_breakers int32: token sequences, each
+        closed by -1; max_tokens, of the whole output, bounds what DRY keeps. `given` are settings of the sampler; the
+        others are at their defaults. ValueError for ids out of range, or more than MAX_BIAS or MAX_STOP."""
         none = np.zeros(0, np.int32)
         bias_ids, stop_ids = none if bias_ids is None else bias_ids, none if stop_ids is None else stop_ids
         prompt, output = none if prompt is None else prompt, none if output is None else output
@@ -79,24 +84,36 @@ class DeviceSamplerState:
                 raise ValueError(f"a token id is not in [0, {self.vocab})")
         if len(bias_ids) > MAX_BIAS or len(stop_ids) > MAX_STOP:
             raise ValueError(f"more than {MAX_BIAS} tokens with a bias or {MAX_STOP} stop tokens")
-        penalised = repetition_penalty != 1 or presence_penalty != 0 or frequency_penalty != 0
-        words = np.zeros(scan.WORDS.value, np.int32)
-        words[scan.TEMPERATURE.value] = _bits(
-            max(temperature, LEAST_TEMPERATURE) if np.float32(temperature) else 0.0
+        settings = replace(DEFAULTS, **given)
+        temperature = settings.temperature
+        if np.float32(temperature):
+            settings = replace(settings, temperature=max(temperature, LEAST_TEMPERATURE))
+        penalised = any(
+            getattr(settings, name) != getattr(DEFAULTS, name)
+            for name, of in PARAMETERS.items()
+            if of.sampler == "penalties"
         )
-        words[scan.TOP_K.value] = top_k
-        words[scan.TOP_P.value :][:2] = np.float64(top_p).reshape(1).view(np.int32)
-        words[scan.MIN_P.value :][:2] = np.float64(min_p).reshape(1).view(np.int32)
-        words[scan.PRESENCE.value] = _bits(presence_penalty)
-        words[scan.FREQUENCY.value] = _bits(frequency_penalty)
-        words[scan.REPETITION.value] = _bits(repetition_penalty)
-        words[scan.NUM_BIAS.value] = len(bias_ids)
-        words[scan.NUM_STOP.value] = len(stop_ids)
-        words[scan.MIN_TOKENS.value] = min(min_tokens, 2**31 - 1)
-        words[scan.SEED.value :][:2] = np.uint64(seed).reshape(1).view(np.int32)
-        words[scan.NUM_OUTPUT.value] = len(output)
-        words[scan.HISTORY_ROW.value] = slot if penalised else -1
+        self._records.pop(slot, None)
+        if settings.dry_multiplier:
+            text = np.concatenate([prompt, output])
+            room = len(prompt) + max(max_tokens, len(output)) + 1
+            breakers = none if dry_breakers is None else dry_breakers
+            record = dry_record(text, room, breakers, self.vocab)
+            self._records[slot] = torch.from_numpy(record).to(self.params.device)
+        words = columns.row(
+            **settings_of(settings),
+            num_bias=len(bias_ids),
+            num_stop=len(stop_ids),
+            min_tokens=min(min_tokens, 2**31 - 1),
+            seed=seed,
+            num_output=len(output),
+            history_row=slot if penalised else -1,
+            order=order,
+            dry=self._records[slot].data_ptr() if slot in self._records else 0,
+            dry_room=room if slot in self._records else 0,
+        )
         self.edits[slot] = penalised or len(bias_ids) > 0 or min_tokens > len(output)
+        self.chains[slot] = order != 0 or slot in self._records
         self.params[slot].copy_(torch.from_numpy(words))
         if len(bias_ids):
             self.bias_ids[slot, : len(bias_ids)].copy_(torch.from_numpy(bias_ids))
@@ -109,10 +126,6 @@ class DeviceSamplerState:
             seen = 2 * np.bincount(output, minlength=self.vocab).astype(np.int32)
             seen[prompt] |= 1
             self.history[slot].copy_(torch.from_numpy(seen))
-
-
-def _bits(value: float) -> int:
-    return int(np.float32(value).view(np.int32))
 
 
 def sample(
@@ -131,6 +144,8 @@ def sample(
     values: Tensor,
     ids: Tensor,
     tokens: Tensor,
+    *,
+    has_chains: bool = False,
 ) -> None:
     """tokens int32 [n]: one for each row of float32 logits [n, vocab], by the parameters of its slot, for i < count[0];
     -1 where the row held NaN, +inf or nothing but -inf, -2 where the masks leave none. No slot may occur twice.
@@ -138,10 +153,15 @@ def sample(
 
     params .. history: a DeviceSamplerState's; edited .. ids: a SamplingWorkspace's. Without `edited`, nothing edits the
     logits: no slot may have a bias, penalties or masked tokens, and bitmask (int32 [n, vocab / 32 rounded up], bit t of
-    word w: token 32 w + t may come) must be None.
+    word w: token 32 w + t may come) must be None. has_chains: some slot has an order of samplers or DRY; that needs
+    `edited`.
     """
     n, vocab = logits.shape
     blocks = -(-vocab // BLOCK)
+    repeats = None
+    if has_chains:
+        repeats = ids[:n].zero_()  # until the scan has read it
+        dry_kernel((n,), slots, count, params, repeats, vocab, num_warps=8)
     scan_kernel(
         (n, blocks),
         logits,
@@ -152,6 +172,7 @@ def sample(
         bias_values,
         stop_ids,
         history,
+        repeats,
         bitmask,
         edited,
         block_max,
@@ -179,6 +200,7 @@ def sample(
         BLOCK,
         blocks,
         next_power_of_2(blocks),
+        has_chains,
         num_warps=8,
     )
 
@@ -206,6 +228,7 @@ def logprobs(
         logits,
         None,
         count,
+        None,
         None,
         None,
         None,

@@ -9,12 +9,13 @@ import triton.language as tl
 
 
 @triton.jit
-def uniform_at(seed, position):
+def uniform_at(seed, position, STREAM: tl.constexpr):
     """float64 in [0, 1), a multiple of 2^-53, from uint64 scalars."""
-    c0, c1, c2, c3 = position, position * 0, position * 0, position * 0
-    k0, k1 = seed, position * 0
-    m0 = c1 + 0xD2E7470EE14C6C93
-    m1 = c1 + 0xCA5A826395121157
+    zero = position * 0
+    c0, c1, c2, c3 = position, zero + STREAM, zero, zero
+    k0, k1 = seed, zero
+    m0 = zero + 0xD2E7470EE14C6C93
+    m1 = zero + 0xCA5A826395121157
     for _ in tl.static_range(10):
         high_a, low_a = tl.umulhi(m0, c0), m0 * c0
         high_b, low_b = tl.umulhi(m1, c2), m1 * c2

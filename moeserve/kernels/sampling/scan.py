@@ -11,22 +11,19 @@ import triton
 import triton.language as tl
 
 from moeserve.kernels.launch import kernel
+from moeserve.kernels.sampling.columns import WORDS, column
 
-# Columns of a request slot's row of parameters, int32 words; `op.py` writes them.
-TEMPERATURE = tl.constexpr(0)  # float32
-TOP_K = tl.constexpr(1)
-TOP_P = tl.constexpr(2)  # float64, two words
-MIN_P = tl.constexpr(4)  # float64, two words
-PRESENCE = tl.constexpr(6)  # float32, as the next two
-FREQUENCY = tl.constexpr(7)
-REPETITION = tl.constexpr(8)
-NUM_BIAS = tl.constexpr(9)
-NUM_STOP = tl.constexpr(10)
-MIN_TOKENS = tl.constexpr(11)
-SEED = tl.constexpr(12)  # uint64, two words
-NUM_OUTPUT = tl.constexpr(14)  # the one that sampling writes
-HISTORY_ROW = tl.constexpr(15)  # -1: no penalties
-WORDS = tl.constexpr(16)
+TEMPERATURE = column("temperature")
+PRESENCE = column("presence_penalty")
+FREQUENCY = column("frequency_penalty")
+REPETITION = column("repetition_penalty")
+DRY_MULTIPLIER = column("dry_multiplier")
+DRY_BASE = column("dry_base")
+NUM_BIAS = column("num_bias")
+NUM_STOP = column("num_stop")
+MIN_TOKENS = column("min_tokens")
+NUM_OUTPUT = column("num_output")
+HISTORY_ROW = column("history_row")
 
 
 @triton.jit
@@ -50,6 +47,14 @@ def penalised(x, history, settings):
 
 
 @triton.jit
+def less_repetitive(x, repeats, settings):
+    """x after DRY. repeats: 0, or 1 + the power of the base in the penalty."""
+    base = float_at(settings, DRY_BASE).to(tl.float64)
+    penalty = float_at(settings, DRY_MULTIPLIER) * tl.exp2((repeats - 1).to(tl.float64) * tl.log2(base))
+    return x - tl.where(repeats > 0, tl.minimum(penalty, 3.4028234663852886e38).to(tl.float32), 0.0)
+
+
+@triton.jit
 def allowed_by(bitmask, row, ids, live, VOCAB: tl.constexpr):
     words = tl.load(bitmask + row * ((VOCAB + 31) // 32) + ids // 32, live, 0)
     return ((words >> (ids % 32)) & 1) != 0
@@ -57,7 +62,7 @@ def allowed_by(bitmask, row, ids, live, VOCAB: tl.constexpr):
 
 @triton.jit
 def edit_block(
-    logits, settings, bias_ids, bias_values, stop_ids, history, bitmask, edited, row, slot, first,
+    logits, settings, bias_ids, bias_values, stop_ids, history, repeats, bitmask, edited, row, slot, first,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_STOP: tl.constexpr,
 ):  # fmt: skip
     """Writes a block of the edited row; logits and edited point to rows. Gives the block as it then is."""
@@ -67,6 +72,8 @@ def edit_block(
     history_row = tl.load(settings + HISTORY_ROW).to(tl.int64)
     if history_row >= 0:
         x = penalised(x, tl.load(history + history_row * VOCAB + c, live, 0), settings)
+    if repeats is not None:
+        x = less_repetitive(x, tl.load(repeats + row * VOCAB + c, live, 0), settings)
     if bitmask is not None:
         x = tl.where(allowed_by(bitmask, row, c, live, VOCAB), x, float("-inf"))
     tl.store(edited + c, x, live)
@@ -78,6 +85,8 @@ def edit_block(
         y = tl.load(logits + ids, here, 0.0) + tl.load(bias_values + slot * MAX_BIAS + n, here, 0.0)
         if history_row >= 0:
             y = penalised(y, tl.load(history + history_row * VOCAB + ids, here, 0), settings)
+        if repeats is not None:
+            y = less_repetitive(y, tl.load(repeats + row * VOCAB + ids, here, 0), settings)
         if bitmask is not None:
             y = tl.where(allowed_by(bitmask, row, ids, here, VOCAB), y, float("-inf"))
         tl.store(edited + ids, y, here)
@@ -94,13 +103,15 @@ def edit_block(
 
 @kernel
 def scan_kernel(
-    logits, slots, count, settings, bias_ids, bias_values, stop_ids, history, bitmask, edited, block_max, block_sum,
+    logits, slots, count, settings, bias_ids, bias_values, stop_ids, history, repeats, bitmask, edited, block_max,
+    block_sum,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_STOP: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, blocks). logits float32 [n, VOCAB]; slots int32 [n], each row's parameters.
 
-    edited [n, VOCAB], where given: the logits after bias, penalties and masks. block_max float32 [n, blocks]: +inf
-    where the block holds a NaN or +inf; block_sum: of exp((x - block_max) / temperature), temperature 1 without slots.
+    repeats int32 [n, VOCAB], where given: what dry_kernel found. edited [n, VOCAB], where given: the logits after bias,
+    penalties and masks. block_max float32 [n, blocks]: +inf where the block holds a NaN or +inf; block_sum: of
+    exp((x - block_max) / temperature), temperature 1 without slots.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if row >= tl.load(count):
@@ -116,8 +127,8 @@ def scan_kernel(
         temperature = float_at(mine, TEMPERATURE)
         if edited is not None:
             x = edit_block(
-                logits + row * VOCAB, mine, bias_ids, bias_values, stop_ids, history, bitmask, edited + row * VOCAB,
-                row, slot, first, VOCAB, BLOCK, MAX_BIAS, MAX_STOP,
+                logits + row * VOCAB, mine, bias_ids, bias_values, stop_ids, history, repeats, bitmask,
+                edited + row * VOCAB, row, slot, first, VOCAB, BLOCK, MAX_BIAS, MAX_STOP,
             )  # fmt: skip
     bad = tl.max((~(raw < float("inf")) | ~(x < float("inf"))).to(tl.int32), 0)
     largest = tl.max(x, 0)

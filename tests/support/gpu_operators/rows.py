@@ -160,7 +160,10 @@ def sampling(n: int) -> None:
     s, r = DeviceSamplerState(n, vocab, "meta"), SamplingWorkspace(n, vocab, "meta")
     state = (s.params, s.bias_ids, s.bias_values, s.stop_ids, s.history)
     room = (r.block_max, r.block_sum, r.values, r.ids)
-    sample(empty(n, vocab), at, count, *state, empty(n, 157, dtype=i32), r.edited, *room, at)
+    for mask in (None, empty(n, 157, dtype=i32)):
+        for has_chains in (False, True):
+            sample(empty(n, vocab), at, count, *state, mask, r.edited, *room, at, has_chains=has_chains)
+    sample(empty(n, vocab), at, count, *state, None, None, *room, at)
     logprobs(empty(n, vocab), at, count, *room, empty(n), at, empty(n, 20, dtype=i32), empty(n, 20))
 
 

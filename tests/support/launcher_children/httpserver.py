@@ -5,6 +5,6 @@ import os
 from tests.support.launcher_children.behaviour import run
 
 if os.environ["LAUNCHER_TEST"] == "httpserver:bad import":
-    import there_is_no_such_module  # noqa: F401
+    import there_is_no_such_module  # type: ignore[import-not-found]  # noqa: F401
 
 run("httpserver")

@@ -239,6 +239,22 @@ def call_xml(**values: str) -> str:
         (call_xml(query="<tool_call>\u2028é"), Answer("", "", [("search", {"query": "<tool_call>\u2028é"})])),
         (call_xml(count="seven"), Answer("", "", [("search", {"count": "seven"})])),
         (call_xml(count="7.5"), Answer("", "", [("search", {"count": "7.5"})])),
+        (call_xml(count="7.0", ratio="7.0"), Answer("", "", [("search", {"count": 7, "ratio": 7.0})])),
+        (call_xml(count="1e3"), Answer("", "", [("search", {"count": 1000})])),
+        (
+            call_xml(tags="['a', None, True, \"it's\", 1]"),
+            Answer("", "", [("search", {"tags": ["a", None, True, "it's", 1]})]),
+        ),
+        (call_xml(tags='["a",\n]'), Answer("", "", [("search", {"tags": ["a"]})])),
+        (
+            call_xml(filters="{'a': {'b': [None, False]}}"),
+            Answer("", "", [("search", {"filters": {"a": {"b": [None, False]}}})]),
+        ),
+        (
+            call_xml(tags="[a, b]", filters="f()"),
+            Answer("", "", [("search", {"tags": "[a, b]", "filters": "f()"})]),
+        ),
+        (call_xml(query="['a', None]"), Answer("", "", [("search", {"query": "['a', None]"})])),
         (call_xml(ratio="NaN", exact="true"), Answer("", "", [("search", {"ratio": "NaN", "exact": True})])),
         (call_xml(ratio="1e999"), Answer("", "", [("search", {"ratio": "1e999"})])),
         (call_xml(note="nil"), Answer("", "", [("search", {"note": "nil"})])),

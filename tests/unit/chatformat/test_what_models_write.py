@@ -315,6 +315,16 @@ def test_unmistakable_json_is_read(name: str, written: str, arguments: dict[str,
     assert read(name, text.replace(plain, written)) == Answer("", "", [("f", arguments)])
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "gemma4"])
+def test_json_in_the_place_of_tags_is_read(name: str) -> None:
+    tags = TOOL_FORMATS[name].tags
+    body = '\n{"name": "f", "arguments": {"a": "x"}}\n'
+    f = ("f", {"a": "x"})
+    assert read(name, tags.open + body + tags.close) == Answer("", "", [f])
+    assert read(name, tags.open + body[:-2] + tags.close) == Answer("", "", [f])
+    assert read(name, (tags.open + body + tags.close) * 2).calls == [f, f]
+
+
 def test_arguments_within_a_string_are_read() -> None:
     text = '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"x\\"}"}</tool_call>'
     assert read("hermes", text) == Answer("", "", [("f", {"a": "x"})])

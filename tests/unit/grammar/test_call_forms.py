@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -27,14 +26,15 @@ from moeserve.grammar.spec import (
     JsonOrToolCalls,
     JsonSchema,
     Regex,
+    TaggedArgument,
     TextWithToolCalls,
     ToolCalls,
 )
-from moeserve.grammar.translate import to_grammar
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats, formats_of
 from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from tests.support import grammar_texts
 from tests.support.family_templates import HARMONY, TEMPLATES
 from tests.support.family_vocabulary import write_family_model
 from tests.unit.chatformat.test_chatformat import Answer
@@ -65,19 +65,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def matches(tokenizer: TextTokenizer, engine: GrammarEngine, spec: GrammarSpec, text: str) -> bool:
-    """Whether the whole text may come, every token of it being allowed by the mask before it."""
-    matcher = engine.matcher(to_grammar(spec))
-    mask = np.zeros(engine.words, np.int32)
-    for token_id in [*tokenizer.encode(text), None]:
-        mask.fill(0)
-        matcher.fill(mask)
-        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-        if token_id is None:
-            return any(bits[end] for end in engine.eos_ids)
-        if not bits[token_id]:
-            return False
-        matcher.accept(token_id)
-    raise AssertionError
+    return grammar_texts.matches(engine, tokenizer, spec, text, parse_special=True)
 
 
 def test_the_flags_names_of_formats(world: World) -> None:
@@ -93,7 +81,7 @@ def test_the_flags_names_of_formats(world: World) -> None:
     assert formats_of(apart, tokenizer, HARMONY).names() == ("none", "harmony")
     assert formats_of(ServerConfig(model=""), world("glm45")[0], HARMONY).channels is None
     with pytest.raises(ConfigError, match=r"--tool-call-parser harmony: .* no tokens <\|start\|>"):
-        formats_of(ServerConfig(model="", tool_call_parser="harmony"), world("glm45")[0], None)
+        formats_of(ServerConfig(model="", tool_call_parser="harmony"), world("glm45")[0])
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -107,8 +95,12 @@ def test_calls_in_the_models_own_form(world: World, name: str) -> None:
 
     def text(*calls: tuple[str, str]) -> str:
         bodies = [
-            guided.before_name + tool + guided.before_arguments + arguments + guided.behind
-            for tool, arguments in calls
+            guided.before_name
+            + (f"{tool}:{number}" if guided.numbered else tool)
+            + guided.before_arguments
+            + arguments
+            + guided.behind
+            for number, (tool, arguments) in enumerate(calls)
         ]
         if guided.is_block:
             return guided.open + guided.separator.join(bodies) + guided.close
@@ -245,11 +237,19 @@ TAG, END = "<minimax:tool_call>", "</minimax:tool_call>"
         {"type": "object", "properties": {"a": {}}, "required": ["b"]},
         {"type": "object", "properties": {"a": {}}, "minProperties": 1},
         {"type": "object", "properties": {"a": False}},
+        {"type": "object", "properties": {"a": {"type": "object", "properties": {"next": {"$ref": "#"}}}}},
         {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 2}]}}},
     ],
 )  # fmt: skip
 def test_schemas_that_only_json_can_be_held_to(schema: dict[str, object]) -> None:
     assert with_tagged_arguments([GrammarTool("f", json.dumps(schema))]) is None
+
+
+def test_annotations_do_not_keep_a_schema_from_tags() -> None:
+    text = {"type": "string", "format": "password", "x-order": 1, "nullable": True}
+    schema = {"type": "object", "properties": {"a": text}, "$schema": "any", "x-fastmcp": {}}
+    (tool,) = with_tagged_arguments([GrammarTool("f", json.dumps(schema))]) or []
+    assert tool.arguments == [TaggedArgument("a", False)]
 
 
 THOUGHT = "<|channel|>analysis<|message|>hm <b><|end|><|start|>assistant"

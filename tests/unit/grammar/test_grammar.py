@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from moeserve.grammar.checker import GrammarChecker
-from moeserve.grammar.engine import GrammarEngine, Matcher, panics_as_errors
+from moeserve.grammar.engine import GrammarEngine, panics_as_errors
 from moeserve.grammar.errors import GrammarError
 from moeserve.grammar.spec import (
     ANY_OBJECT,
@@ -36,6 +36,7 @@ from moeserve.processes.sandbox.parent import SandboxUnavailable
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints.slot_guides import Constraints
 from tests.conftest import TINY_MODEL
+from tests.support.grammar_texts import allowed, matches
 from tests.support.rpc_child import PanicException
 
 SUM = GrammarTool(
@@ -69,22 +70,6 @@ def checker() -> Iterator[GrammarChecker]:
     made = GrammarChecker(TINY_MODEL)
     yield made
     made.close()
-
-
-def allowed(engine: GrammarEngine, matcher: Matcher) -> set[int]:
-    mask = np.zeros(engine.words, np.int32)
-    matcher.fill(mask)
-    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
-
-
-def matches(engine: GrammarEngine, tokenizer: TextTokenizer, spec: GrammarSpec, text: str) -> bool:
-    """Whether the whole text may come, every token of it being allowed by the mask before it."""
-    matcher = engine.matcher(to_grammar(spec))
-    for token_id in tokenizer.encode(text, parse_special=False):
-        if token_id not in allowed(engine, matcher):
-            return False
-        matcher.accept(token_id)
-    return not allowed(engine, matcher).isdisjoint(engine.eos_ids)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +270,7 @@ def test_a_compilation_that_ends_but_takes_long_is_refused() -> None:
     checker = GrammarChecker(TINY_MODEL, timeout=60)  # whatever else the machine does
     try:
         with pytest.raises(GrammarError, match="too complex: compiling it takes"):
-            check(checker, JsonSchema('{"type": "integer", "multipleOf": 99991}'))
+            check(checker, JsonSchema('{"type": "integer", "multipleOf": 299993}'))
     finally:
         checker.close()
 

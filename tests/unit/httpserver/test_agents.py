@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -245,7 +245,8 @@ def test_a_forced_call_goes_before_a_format(server: HttpServer) -> None:
         {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
         {"type": "string", "pattern": "^(?=.*a).{3}$"},
         {"type": "string", "pattern": r"^(a)\1$"},
-        {"type": "string", "format": "phone-number"},
+        {"type": "any"},
+        {"$ref": "https://x.example/elsewhere"},
         {"type": "object", "patternProperties": {"^(?!x)": {}}},
     ],
     ids=lambda schema: next(reversed(schema)),
@@ -262,10 +263,31 @@ def test_a_required_call_with_what_no_grammar_holds(server: HttpServer, schema: 
     refused = server.post("/v1/chat/completions", body)
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "invalid_grammar"
+    assert refused.json()["error"]["message"].startswith('tools: tool "f" at #/properties/pattern: ')
 
 
-def test_ordinary_schemas_are_not_relaxed(server: HttpServer) -> None:
-    answer = server.post("/v1/chat/completions", CHAT | {"tool_choice": "required"})
+def test_the_error_of_a_strict_tool_among_others(server: HttpServer) -> None:
+    """Whose schema, where and what; nothing of those that are not strict and have the same, nor of the grammar."""
+    parameters = {"type": "object", "properties": {"ids": {"type": "array", "uniqueItems": True}}}
+    loose, strict = (
+        {"name": name, "parameters": parameters, "strict": name == "beta"} for name in ("alpha", "beta")
+    )
+    for choice, functions in product(("auto", "required"), ([loose, strict], [strict, loose])):
+        tools = [{"type": "function", "function": function} for function in functions]
+        answer = server.post("/v1/chat/completions", CHAT | {"tools": tools, "tool_choice": choice})
+        assert answer.status_code == 400
+        message = answer.json()["error"]["message"]
+        assert message == 'tools: tool "beta" at #/properties/ids: uniqueItems cannot be enforced'
+    flat = [{"type": "function", **function} for function in (loose, strict)]
+    assert "beta" in server.post("/v1/responses", {"input": "Hi", "tools": flat}).json()["error"]["message"]
+
+
+@pytest.mark.parametrize("schema", [{"type": "string", "format": "phone-number"}, {"uniqueItems": False}])
+def test_ordinary_schemas_are_not_relaxed(server: HttpServer, schema: Any) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}}
+    tools = [{"type": "function", "function": function}]
+    answer = server.post("/v1/chat/completions", CHAT | {"tools": tools, "tool_choice": "required"})
+    assert answer.status_code == 200
     assert "x-moeserve-relaxed-schemas" not in answer.headers
 
 

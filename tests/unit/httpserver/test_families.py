@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import pytest
 from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions, template_effort
-from tests.support.family_templates import DEEPSEEK_V31
+from moeserve.tokenizer.chat_template import ChatTemplate
+from tests.support.family_templates import DEEPSEEK_V31, KIMI, TEMPLATES
 from tests.support.family_vocabulary import write_family_model
+from tests.support.gguf_bytes import gguf_bytes, model_metadata, model_tensors
 from tests.support.http_harness import NAME, HttpServer, http_server, say
 from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, prompt_of
 
@@ -245,6 +248,48 @@ def test_a_template_that_joins_texts_gets_arguments_as_text(deepseek: HttpServer
     ]
     ask(deepseek, messages=messages, tools=TOOLS)
     assert f"<｜tool▁calls▁begin｜>{CALL}<｜tool▁calls▁end｜>" in prompt_of(deepseek)
+
+
+def test_the_template_for_tools_says_how_they_are_called(tmp_path: Path) -> None:
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    metadata = model_metadata(
+        **{"tokenizer__chat_template": plain, "tokenizer__chat_template.tool_use": TEMPLATES["hermes"]}
+    )
+    (tmp_path / "model.gguf").write_bytes(gguf_bytes(metadata, model_tensors()))
+    with http_server(model=str(tmp_path / "model.gguf"), context=2048) as server:
+        server.answer = say("<tool_call>", '{"name": "now", "arguments": {}}', "</tool_call>")
+        assert call_of(ask(server, tools=TOOLS)["choices"][0]["message"]) == ("now", {})
+        assert "# Tools" in prompt_of(server)
+        server.answer = say("Hi")
+        assert ask(server)["choices"][0]["message"]["content"] == "Hi"
+        assert "# Tools" not in prompt_of(server)
+
+
+def test_kimis_ids_name_the_tool_and_count_the_calls() -> None:
+    formats = ChatFormats(tools=TOOL_FORMATS["kimi_k2"])
+
+    def call(name: str, call_id: str | None) -> dict[str, Any]:
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": PARIS}}
+
+    def result(call_id: str | None, text: str) -> dict[str, Any]:
+        return {"role": "tool", "content": text} | ({} if call_id is None else {"tool_call_id": call_id})
+
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": "", "tool_calls": [call("weather", "a"), call("now", "b")]},
+        result("b", "Noon."),
+        result("a", "Rain."),
+        {"role": "assistant", "content": "", "tool_calls": [call("weather", None)]},
+        result(None, "Sun."),
+    ]
+    adapted, _ = formats.for_template(messages, TOOLS_FOR_TEMPLATE, KIMI)
+    prompt = ChatTemplate(KIMI, {}).render(adapted, tools=TOOLS_FOR_TEMPLATE)
+    begins = [
+        part.partition("<|tool_call_argument_begin|>")[0] for part in prompt.split("<|tool_call_begin|>")[1:]
+    ]
+    assert begins == ["functions.weather:0", "functions.now:1", "functions.weather:2"]
+    for number, text in (("now:1", "Noon."), ("weather:0", "Rain."), ("weather:2", "Sun.")):
+        assert f"## Return of functions.{number}\n{text}" in prompt
 
 
 def test_tools_that_the_template_leaves_out_are_in_the_system_message() -> None:

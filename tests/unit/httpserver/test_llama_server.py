@@ -62,6 +62,21 @@ def test_parameters_reach_the_engine(server: HttpServer) -> None:
         assert server.requests[-1].sampling.grammar
 
 
+def test_probabilities_and_timings_of_each_token(server: HttpServer) -> None:
+    whole = server.post("/completion", BODY | {"n_probs": 2}).json()
+    assert server.requests[-1].sampling.logprobs == 2
+    first = whole["completion_probabilities"][0]
+    assert len(whole["completion_probabilities"]) == 3
+    assert first["bytes"] == list(first["token"].encode())
+    assert first["logprob"] <= 0
+    assert [sorted(one) for one in first["top_logprobs"]] == [["bytes", "id", "logprob", "token"]] * 2
+    streamed = server.post("/completion", BODY | {"n_probs": 1, "timings_per_token": True, "stream": True})
+    chunks = [json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if line]
+    assert [len(chunk["completion_probabilities"]) for chunk in chunks] == [1, 1, 1, 0]
+    assert [chunk["timings"]["predicted_n"] for chunk in chunks] == [1, 2, 3, 3]
+    assert "completion_probabilities" not in server.post("/completion", BODY).json()
+
+
 def test_why_an_answer_ended(server: HttpServer) -> None:
     server.answer = say("A", reason="length")
     assert server.post("/completion", BODY).json()["stop_type"] == "limit"
@@ -75,7 +90,8 @@ def test_what_is_refused(server: HttpServer) -> None:
         ({}, "prompt"),
         (BODY | {"prompt": ["a", "b"]}, "prompt"),
         (BODY | {"n_predict": -3}, "n_predict"),
-        (BODY | {"n_probs": 5}, "n_probs"),
+        (BODY | {"n_probs": 21}, "n_probs"),
+        (BODY | {"post_sampling_probs": True}, "post_sampling_probs"),
         (BODY | {"grammar": 'root ::= "a"', "json_schema": {}}, "only one of"),
         (BODY | {"model": "other"}, "other"),
     ):

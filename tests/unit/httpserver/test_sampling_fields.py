@@ -11,7 +11,7 @@ import pytest
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.httpserver.generation.request.sampling_defaults import sampling_defaults
+from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults, sampling_defaults
 from moeserve.messages.schema import ProcessFailed
 from tests.support.http_harness import NAME, HttpServer, http_server, say, tokens_of
 from tests.support.scripted_answers import prompt_of
@@ -211,17 +211,15 @@ def test_pages_of_an_allowed_origin_may_ask(custom: HttpServer, server: HttpServ
 
 def test_defaults_that_the_model_recommends(tmp_path: Path) -> None:
     config = ServerConfig(model=str(tmp_path), generation_config="auto")
-    assert sampling_defaults(config, {}) == {}
-    assert sampling_defaults(config, {"general.sampling.temp": 0.6, "general.sampling.top_k": 20}) == {
-        "temperature": 0.6,
-        "top_k": 20,
-    }
+    assert sampling_defaults(config, {}) == SamplingDefaults()
+    in_gguf = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20}
+    assert sampling_defaults(config, in_gguf).settings == {"temperature": 0.6, "top_k": 20}
     recommended = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "eos_token_id": 5, "top_k": 20}
     (tmp_path / "generation_config.json").write_text(json.dumps(recommended))
-    assert sampling_defaults(config, {}) == {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
+    assert sampling_defaults(config, {}).settings == {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
     (tmp_path / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.7}')
-    assert sampling_defaults(config, {}) == {"temperature": 0.0}
-    assert sampling_defaults(ServerConfig(model=str(tmp_path)), {}) == {}
+    assert sampling_defaults(config, {}).settings == {"temperature": 0.0}
+    assert sampling_defaults(ServerConfig(model=str(tmp_path)), {}) == SamplingDefaults()
 
 
 @pytest.mark.parametrize(

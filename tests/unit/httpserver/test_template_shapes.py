@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
+from moeserve.httpserver.generation.chat.channels import Channels
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
+from moeserve.httpserver.generation.chat.chat_tools import FunctionCall, ToolCallMessage
 from moeserve.httpserver.generation.chat.template_probe import Tools, shapes_of
 from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
 from moeserve.tokenizer.chat_template import ChatTemplate
@@ -173,11 +177,87 @@ def test_calls_their_results_and_the_text_beside_them(template: str, messages: C
     assert all(mark in text for mark in contents + calls), text
 
 
+_CHANNELS: Final = (  # gpt-oss's templates: what stands beside a call is the thought of it
+    "{% for m in messages %}{% if m.tool_calls %}THOUGHT<call>{{ m.tool_calls[0].function.arguments | tojson }}"
+    "{% else %}<{{ 'final' if m.role == 'assistant' else m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+)
+_WITH_THOUGHT: Final = _CHANNELS.replace(  # left out once a text without a call has followed
+    "THOUGHT",
+    "{% set ns = namespace(later=false) %}{% for o in messages[loop.index:] %}"
+    "{% if o.role == 'assistant' and not o.tool_calls %}{% set ns.later = true %}{% endif %}{% endfor %}"
+    "{% if m.thinking and not ns.later %}<analysis>{{ m.thinking }}{% endif %}",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "now"),
+    [
+        (_CHANNELS.replace("THOUGHT", ""), "<final>beside-it<call>"),
+        (_WITH_THOUGHT, "<analysis>beside-it<call>"),
+    ],
+)
+def test_gpt_oss_templates_keep_the_text_beside_a_call(template: str, now: str) -> None:
+    formats = ChatFormats(channels=Channels({}, reads_calls=True, separates_thoughts=True))
+
+    def text(messages: Conversation, tools: Tools, shape: TemplateShape) -> str:
+        fitted, _ = replace(formats, shapes=Shapes(shape, shape)).for_template(messages, tools, template)
+        return ChatTemplate(template, {}).render(fitted)
+
+    shapes, _ = shapes_of(text)
+    turn = [USER, ASKS | {"tool_calls": [CALL]}, RESULTS[1]]
+    assert now in text(turn, None, shapes.plain)
+    answered = [*turn, {"role": "assistant", "content": "answer"}, USER]
+    assert "<final>beside-it<call>" in text(answered, None, shapes.plain)
+
+
 def test_a_result_follows_its_call_where_each_has_a_message() -> None:
     shapes, _ = shaped(_ONE_CALL)
     text = rendered(_ONE_CALL, [USER, ASKS, *RESULTS], None, shapes.plain)
     marks = ["beside-it", "in-the-call", "of-the-call", "in-the-other", "of-the-other"]
     assert [text.index(mark) for mark in marks] == sorted(text.index(mark) for mark in marks)
+
+
+_ITEMS: Final = _turns(  # Qwen3-Coder, GLM, MiniMax
+    "messages",
+    "<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}"
+    "{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}]{% endfor %}\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"a": "x', "[f a=x]"),
+        ('{"a": "x\\', "[f a=x]"),
+        ('{"a": ["x", {"b": "y', "[f a=['x', {'b': 'y'}]]"),
+        ('{"a": 1, "b": "x"', "[f a=1 b=x]"),
+        ('{"a": "x",', "[f a=x]"),
+        ('{"a": "two\nlines"}', "[f a=two\nlines]"),
+        ("{'a': None}", "[f a=None]"),
+        ('{"a": "x", "b', '[f arguments={"a": "x", "b]'),
+        ('{"a": tru', '[f arguments={"a": tru]'),
+        ('["x"]', "[f arguments=['x']]"),
+        ('"x"', "[f arguments=x]"),
+        ("a=1", "[f arguments=a=1]"),
+        ("null", "[f]"),
+        ("", "[f]"),
+        ("  ", "[f]"),
+        ("{" * 5000, "[f arguments=" + "{" * 5000 + "]"),
+        ("[" * 200_000, "[f arguments=" + "[" * 200_000 + "]"),
+    ],
+)
+def test_a_call_that_was_cut_off_is_shown_as_the_template_can(arguments: str, shown: str) -> None:
+    call = ToolCallMessage(id="c", function=FunctionCall(name="f", arguments=arguments)).for_template()
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, RESULTS[0]]
+    shapes, found = shaped(_ITEMS)
+    assert found == ["arguments that are no object (are shown as one)"]
+    assert shown in rendered(_ITEMS, messages, None, shapes.plain)
+    as_text = _turns("messages")
+    assert shaped(as_text) == (Shapes(), [])
+    if arguments.strip() not in ("", "null"):
+        assert json.dumps(arguments, ensure_ascii=False)[1:-1] in rendered(
+            as_text, messages, None, TemplateShape()
+        )
 
 
 @pytest.fixture(scope="module")

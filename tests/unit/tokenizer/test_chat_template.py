@@ -132,6 +132,45 @@ def test_template_features_behave_as_in_transformers(template: str) -> None:
     assert ours == _hugging_face(template, conversation)
 
 
+def test_conversations_with_tools_have_a_template_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    named = {"tokenizer__chat_template.tool_use": "with {{ (tools or []) | length }} tools"}
+    for plain, expected in (("without", "without"), (None, "with 0 tools")):
+        templates = named if plain is None else named | {"tokenizer__chat_template": plain}
+        path.write_bytes(gguf_bytes(model_metadata(**templates)))
+        gguf = open_gguf(path)
+        renderer = ChatRenderer.from_gguf(gguf, Vocabulary.from_gguf(gguf))
+        try:
+            assert render_now(renderer, [USER], tools=TOOLS) == "with 1 tools"
+            assert render_now(renderer, [USER]) == render_now(renderer, [USER], tools=[]) == expected
+        finally:
+            renderer.close()
+    chosen = ChatRenderer.from_gguf(gguf, Vocabulary.from_gguf(gguf), template="mine")
+    try:
+        assert render_now(chosen, [USER], tools=TOOLS) == "mine"
+    finally:
+        chosen.close()
+
+
+def test_templates_collect_in_lists() -> None:
+    """llama.cpp's own of Kimi do, which transformers refuses. What one render adds is not there in the next."""
+    source = (
+        "{% set seen = namespace(ids=[]) %}{% for m in messages %}{% set _ = seen.ids.append(m.role) %}{% endfor %}"
+        "{% set _ = messages.append(messages[0]) %}"
+        "{{ seen.ids.pop(0) }} {{ seen.ids | length }} {{ messages | length }}"
+    )
+    template = ChatTemplate(source, {})
+    for _ in range(2):
+        assert template.render([USER, USER]) == "user 1 3"
+    for refused in (
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ messages.clear() }}",
+        "{{ messages.sort() }}",
+    ):
+        with pytest.raises(TemplateError, match="SecurityError"):
+            ChatTemplate(refused, {}).render([USER])
+
+
 def test_raise_exception_reaches_the_client_as_it_stands() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate, got ' + messages[0].role) }}", {})
     with pytest.raises(TemplateError) as caught:

@@ -9,7 +9,7 @@ import pytest
 
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import open_gguf
-from moeserve.tokenizer import Vocabulary
+from moeserve.tokenizer import TextTokenizer, Vocabulary
 from moeserve.tokenizer.vocabulary import byte_alphabet
 from tests.support.gguf_bytes import TOKEN_TYPES, TOKENS, gguf_bytes, model_metadata
 
@@ -71,8 +71,59 @@ def test_eos_comes_from_the_metadata_and_from_qwens_control_tokens(tmp_path: Pat
     assert _vocabulary(tmp_path).eos_ids == (end, text_end)
     assert _vocabulary(tmp_path, tokenizer__ggml__eos_token_id=None).eos_ids == (end, text_end)
     assert _vocabulary(tmp_path, tokenizer__ggml__eot_token_id=think).eos_ids == (end, think, text_end)
-    plain = [1 if kind == 3 else kind for kind in TOKEN_TYPES]
-    assert _vocabulary(tmp_path, tokenizer__ggml__token_type=plain).eos_ids == (end,)
+    only_text = _vocabulary(
+        tmp_path, tokenizer__ggml__tokens=["<|end|>" if t == "<|im_end|>" else t for t in TOKENS]
+    )
+    assert only_text.eos_ids == (
+        end,
+        text_end,
+    )  # `<|end|>` ends a turn where no other token ends one of gpt-oss
+
+
+def test_where_generation_config_names_ends_no_other_token_ends_a_text(tmp_path: Path) -> None:
+    end, text_end, start = (TOKENS.index(t) for t in ("<|im_end|>", "<|endoftext|>", "<|im_start|>"))
+    assert _vocabulary(tmp_path, tokenizer__generation_end_ids=[start]).eos_ids == (start, end)
+    both = _vocabulary(tmp_path, tokenizer__generation_end_ids=[end, text_end])
+    assert both.eos_ids == (end, text_end)
+    assert _vocabulary(tmp_path, tokenizer__config_end_ids=[start]).eos_ids == (end, start, text_end)
+
+
+@pytest.mark.parametrize("kind", [1, 2, 4, 5])
+def test_tokens_are_what_their_text_says(tmp_path: Path, kind: int) -> None:
+    """Whatever the file calls them: ends and starts are control tokens, the tags of thinking and tools are text that
+    is matched whole."""
+    controls = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
+    more = ["<|eot_id|>", "<|turn>", "<｜User｜>", "</think>", "<tool_call>", "<｜tool▁sep｜>", "<br>", "Ġ<"]
+    tokens = [*TOKENS, *more]
+    kinds = [kind if token in controls else old for token, old in zip(TOKENS, TOKEN_TYPES, strict=True)]
+    vocabulary = _vocabulary(
+        tmp_path,
+        tokenizer__ggml__tokens=tokens,
+        tokenizer__ggml__token_type=[*kinds, *([kind] * 6), *([1] * 2)],
+        tokenizer__ggml__eos_token_id=tokens.index("<|endoftext|>"),
+    )
+
+    def texts(ids: frozenset[int]) -> set[str]:
+        return {vocabulary.token_bytes[token_id].decode() for token_id in ids}
+
+    assert texts(vocabulary.special) == {*controls, "<|eot_id|>", "<|turn>", "<｜User｜>"}
+    assert texts(vocabulary.user_defined) == {"<think>", "</think>", "<tool_call>", "<｜tool▁sep｜>"}
+    ends = [vocabulary.token_bytes[token_id].decode() for token_id in vocabulary.eos_ids]
+    assert ends == ["<|endoftext|>", "<|im_end|>", "<|eot_id|>"]
+    tokenizer = TextTokenizer.from_gguf(open_gguf(tmp_path / "model.gguf"))
+    for text in (*controls, *more[:6]):
+        assert len(tokenizer.encode(text)) == 1
+    assert len(tokenizer.encode("<br>")) == 4
+
+
+def test_thinking_tags_are_text_and_tool_tags_may_be_control_tokens(tmp_path: Path) -> None:
+    tokens = [*TOKENS, "</think>", "<tool_call>"]
+    kinds = [3 if token == "<think>" else old for token, old in zip(TOKENS, TOKEN_TYPES, strict=True)]
+    vocabulary = _vocabulary(
+        tmp_path, tokenizer__ggml__tokens=tokens, tokenizer__ggml__token_type=[*kinds, 3, 3]
+    )
+    assert {tokens.index("<think>"), tokens.index("</think>")} <= vocabulary.user_defined
+    assert tokens.index("<tool_call>") in vocabulary.special
 
 
 @pytest.mark.parametrize(
@@ -88,7 +139,10 @@ def test_eos_comes_from_the_metadata_and_from_qwens_control_tokens(tmp_path: Pat
         ({"tokenizer__ggml__eos_token_id": 263}, "'tokenizer.ggml.eos_token_id' is 263; 0 to 262"),
         ({"tokenizer__ggml__add_bos_token": True}, "no tokenizer.ggml.bos_token_id is given"),
         (
-            {"tokenizer__ggml__eos_token_id": None, "tokenizer__ggml__token_type": [1] * 263},
+            {
+                "tokenizer__ggml__eos_token_id": None,
+                "tokenizer__ggml__tokens": [token.replace("<|", "<?") for token in TOKENS],
+            },
             "no end-of-sequence token",
         ),
     ],

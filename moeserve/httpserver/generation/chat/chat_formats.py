@@ -78,6 +78,8 @@ class ChatFormats:
             return template_input.for_harmony(messages), tools and template_input.described(tools)
         if self.tools is not None and self.tools.takes_text_arguments:
             messages = template_input.for_deepseek(messages, template)
+        if self.tools is not None and self.tools.guided.numbered:
+            messages = template_input.for_kimi(messages)
         return messages, tools
 
     def _describes_tools(self, template: str) -> bool:
@@ -90,7 +92,7 @@ class ChatFormats:
 
         def render(messages: Conversation, tools: list[dict[str, Any]] | None, shape: TemplateShape) -> str:
             formats = replace(self, shapes=Shapes(shape, shape))
-            messages, tools = formats.for_template(messages, tools, renderer.source)
+            messages, tools = formats.for_template(messages, tools, renderer.source_for(tools))
             return renderer.render_now(messages, tools=tools)
 
         if renderer.source is None:
@@ -101,15 +103,16 @@ class ChatFormats:
         return replace(self, shapes=shapes)
 
 
-def formats_of(config: ServerConfig, tokenizer: TextTokenizer, template: str | None) -> ChatFormats:
-    """Raises ConfigError for a flag that the model's vocabulary does not allow."""
-    template = template or ""
-    channels = _channels(config, tokenizer, template)
+def formats_of(config: ServerConfig, tokenizer: TextTokenizer, *templates: str) -> ChatFormats:
+    """`templates`: the model's, first the one for tools. Raises ConfigError for a flag that the model's vocabulary does
+    not allow."""
+    channels = _channels(config, tokenizer, templates)
     if channels is not None:
         return ChatFormats(channels=channels, control_tokens=channels.tokens)
     flag = config.tool_call_parser
-    tools = tool_format(template) if flag == "auto" else TOOL_FORMATS.get(flag)
-    thinking = _thinking(config, tokenizer, template)
+    found = filter(None, map(tool_format, templates))
+    tools = next(found, None) if flag == "auto" else TOOL_FORMATS.get(flag)
+    thinking = _thinking(config, tokenizer, templates)
     if tools is None:
         return ChatFormats(thinking=thinking)
     control = _control_tokens(tokenizer, tools.words)
@@ -120,10 +123,10 @@ def formats_of(config: ServerConfig, tokenizer: TextTokenizer, template: str | N
     return ChatFormats(tools, thinking, _call_form(tools.guided, control), own, control, tool_open, call_end)
 
 
-def _channels(config: ServerConfig, tokenizer: TextTokenizer, template: str) -> Channels | None:
+def _channels(config: ServerConfig, tokenizer: TextTokenizer, templates: Sequence[str]) -> Channels | None:
     tool_flag, thought_flag = config.tool_call_parser, config.reasoning_parser
     is_named = HARMONY in (tool_flag, thought_flag)
-    if not is_named and not ("auto" in (tool_flag, thought_flag) and is_harmony(template)):
+    if not is_named and not ("auto" in (tool_flag, thought_flag) and any(map(is_harmony, templates))):
         return None
     tokens = {word: ids[0] for word in harmony.WORDS if len(ids := tokenizer.encode(word)) == 1}
     if len(tokens) < len(harmony.WORDS):
@@ -150,12 +153,16 @@ def _call_form(guided: GuidedCalls, control: Mapping[str, int]) -> CallForm:
         pieces(guided.separator),
         guided.is_block,
         None if guided.tags is None else ArgumentTags(*astuple(guided.tags)),
+        guided.numbered,
     )
 
 
-def _thinking(config: ServerConfig, tokenizer: TextTokenizer, template: str) -> ThinkingTokens | None:
+def _thinking(
+    config: ServerConfig, tokenizer: TextTokenizer, templates: Sequence[str]
+) -> ThinkingTokens | None:
     flag = config.reasoning_parser
-    tags = thought_tags(template) if flag == "auto" else THOUGHT_TAGS.get(flag)
+    found = filter(None, map(thought_tags, templates))
+    tags = next(found, None) if flag == "auto" else THOUGHT_TAGS.get(flag)
     if tags is None:
         return None
     open_id, close_id = _token(tokenizer, tags.open_token), _token(tokenizer, tags.close)

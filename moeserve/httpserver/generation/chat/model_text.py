@@ -111,7 +111,7 @@ class ModelText:
             special = self.tokenizer.vocabulary.special
             literal = LiteralText(self.token_text(token_id) for token_id in special)
             messages = await asyncio.to_thread(literal.mark, messages)
-        messages, tools = self.formats.for_template(messages, tools, self.renderer.source)
+        messages, tools = self.formats.for_template(messages, tools, self.renderer.source_for(tools))
         try:
             text = await self.renderer.render(
                 messages,

@@ -11,12 +11,10 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from moeserve.chatformat.values import ValueReader, referred, types_of
+from moeserve.grammar.json_schema.keywords import ENFORCED, FORMATS, REFUSED
 from moeserve.grammar.spec import ANY_OBJECT, GrammarTool, TaggedArgument
 
-_NOTES: Final = frozenset({"title", "description", "default", "examples", "$comment", "deprecated"})
-_OBJECT: Final = _NOTES | {
-    *("type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id")
-}
+_OBJECT: Final = frozenset({"type", "properties", "required", "additionalProperties"})
 _KEY: Final = re.compile(r"[\w.:-]{1,64}")
 _MAX_CHARS: Final = 2000  # of a bound on a text's length, which an automaton counts to
 
@@ -39,7 +37,7 @@ def tagged_arguments(schema: Mapping[str, Any]) -> list[TaggedArgument] | None:
     """Returns the arguments in the schema's order; None for what only JSON can be held to. Arguments that the schema
     does not name are left out."""
     properties, required = schema.get("properties"), schema.get("required", [])
-    if schema.keys() - _OBJECT or not isinstance(required, list):
+    if _words(schema) - _OBJECT or not isinstance(required, list):
         return None
     if properties is None and schema.get("additionalProperties") is False:
         properties = {}
@@ -54,14 +52,25 @@ def tagged_arguments(schema: Mapping[str, Any]) -> list[TaggedArgument] | None:
     return found
 
 
+def _words(schema: Mapping[str, Any]) -> set[str]:
+    """Returns the keywords that are no annotations."""
+    words = {word for word in schema if word in ENFORCED or word in REFUSED}
+    format = schema.get("format")
+    return words - {"format"} if isinstance(format, str) and format not in FORMATS else words
+
+
 def _argument(key: str, is_required: bool, one: Any, root: Mapping[str, Any]) -> TaggedArgument | None:
     if not isinstance(one, dict):
         return TaggedArgument(key, is_required) if one is True else None
     types = types_of(one, root)
     if types and "string" not in types:
         defs = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        bare = {word: value for word, value in one.items() if word not in _NOTES}  # equal ones share a rule
-        return TaggedArgument(key, is_required, schema=json.dumps(bare | defs))
+        words = _words(one)
+        bare = {word: value for word, value in one.items() if word in words}  # equal ones share a rule
+        whole = bare | defs
+        return (
+            None if _refers_elsewhere(whole) else TaggedArgument(key, is_required, schema=json.dumps(whole))
+        )
     options = _options(one, root)
     if options is not None:
         words = [option if isinstance(option, str) else json.dumps(option) for option in options]
@@ -70,7 +79,7 @@ def _argument(key: str, is_required: bool, one: Any, root: Mapping[str, Any]) ->
     if _is_any_of_types(one):
         return TaggedArgument(key, is_required)
     least, most = one.get("minLength", 0), one.get("maxLength")
-    if one.get("type") != "string" or one.keys() - _NOTES - {"type", "minLength", "maxLength"}:
+    if one.get("type") != "string" or _words(one) - {"type", "minLength", "maxLength"}:
         return None
     if any(
         isinstance(n, bool) or not isinstance(n, int | None) or (n or 0) > _MAX_CHARS for n in (least, most)
@@ -79,9 +88,21 @@ def _argument(key: str, is_required: bool, one: Any, root: Mapping[str, Any]) ->
     return TaggedArgument(key, is_required, min_chars=least, max_chars=most)
 
 
+def _refers_elsewhere(schema: Any) -> bool:
+    """Whether a reference in an argument's schema needs more of the tool's than its definitions."""
+    if isinstance(schema, list):
+        return any(map(_refers_elsewhere, schema))
+    if not isinstance(schema, dict):
+        return False
+    target = schema.get("$ref")
+    if isinstance(target, str) and not target.startswith(("#/$defs/", "#/definitions/")):
+        return True
+    return any(map(_refers_elsewhere, schema.values()))
+
+
 def _resolved(one: Any, root: Mapping[str, Any]) -> Any:
     """Follows a schema that is a reference and no more."""
-    if isinstance(one, dict) and "$ref" in one and not one.keys() - _NOTES - {"$ref"}:
+    if isinstance(one, dict) and "$ref" in one and _words(one) == {"$ref"}:
         return referred(one["$ref"], root)
     return one
 
@@ -91,7 +112,7 @@ def _options(one: Any, root: Mapping[str, Any]) -> list[Any] | None:
     one = _resolved(one, root)
     if not isinstance(one, dict):
         return None
-    words = one.keys() - _NOTES
+    words = _words(one)
     if words <= {"enum", "type"} and isinstance(one.get("enum"), list):
         return list(one["enum"])
     if words <= {"const", "type"} and "const" in one:
@@ -115,12 +136,12 @@ def _reads_back(word: str, option: Any, types: frozenset[str]) -> bool:
 
 def _is_any_of_types(one: Mapping[str, Any]) -> bool:
     """Whether every text is read as a value of the schema: it names types, a string's among them, and no more."""
-    words = one.keys() - _NOTES
+    words = _words(one)
     if not words:
         return True
     if words == {"type"}:
         return isinstance(one["type"], list) and "string" in one["type"]
     if words != {"anyOf"} or not isinstance(one["anyOf"], list):
         return False
-    plain = [isinstance(part, dict) and part.keys() - _NOTES == {"type"} for part in one["anyOf"]]
+    plain = [isinstance(part, dict) and _words(part) == {"type"} for part in one["anyOf"]]
     return all(plain) and any(part["type"] == "string" for part in one["anyOf"])

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from moeserve.chatformat import kimi
 from moeserve.chatformat.guided import GuidedCalls
 from moeserve.httpserver.generation.chat.template_shape import Conversation, one_call_each
 
@@ -32,6 +33,31 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
     text = "\n\n".join(thought for thought in thoughts if thought)
     rest = {name: value for name, value in message.items() if name != "reasoning_content"}
     return rest | {"thinking": text} if text else rest
+
+
+def for_kimi(messages: Sequence[dict[str, Any]]) -> Conversation:
+    """Kimi's ids name the tool and count the conversation's calls, and its results refer to them. A result without an
+    id is the next call's."""
+    adapted = []
+    ids: dict[Any, str] = {}  # of the last calls, by the client's
+    waiting: list[str] = []
+    count = 0
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = []
+            ids, waiting = {}, []
+            for call in message["tool_calls"]:
+                waiting.append(kimi.call_id(call["function"]["name"], count))
+                ids[call.get("id")] = waiting[-1]
+                calls.append({**call, "id": waiting[-1]})
+                count += 1
+            message = message | {"tool_calls": calls}
+        elif message["role"] == "tool" and waiting:
+            found = ids.get(message.get("tool_call_id"), waiting[0])
+            waiting = [one for one in waiting if one != found]
+            message = message | {"tool_call_id": found}
+        adapted.append(message)
+    return adapted
 
 
 def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -61,7 +87,8 @@ def with_tools(
         parameters = json.dumps(function["parameters"], ensure_ascii=False)
         lines += ["", f"### {function['name']}", f"Description: {function.get('description', '')}"]
         lines += ["", f"Parameters: {parameters}"]
-    call = f"{guided.before_name}NAME{guided.before_arguments}ARGUMENTS{guided.behind}"
+    number = ":NUMBER" if guided.numbered else ""
+    call = f"{guided.before_name}NAME{number}{guided.before_arguments}ARGUMENTS{guided.behind}"
     lines += ["", "Tool calls must have exactly this form:", f"{guided.open}{call}{guided.close}", ""]
     lines += ["NAME is the tool's name, and ARGUMENTS is JSON that follows its parameters."]
     if guided.is_block:

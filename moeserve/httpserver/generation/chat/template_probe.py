@@ -29,7 +29,7 @@ Render = Callable[[Conversation, Tools, TemplateShape], str]
 class _Repair:
     """What is done to a conversation that a template does not show whole. `places` are such conversations, a message a
     letter: S, U, A and T of a system, a user, an assistant and a tool; C and P are an assistant's with one call and
-    with two, and in small letters they have a text beside."""
+    with two, and in small letters they have a text beside; B is one with a call whose arguments are no object."""
 
     what: str  # the template does not show, for the log
     places: str
@@ -50,6 +50,7 @@ _REPAIRS: Final = (
     _Repair("system messages", "SU SUAU", "are shown as a user's", ({"systems": "dropped"},)),
     _Repair("a second system message", "SSU SSSUAU", "is joined to the first", ({"joins_systems": True},)),
     _Repair("calls", "UCTU UCTAU", "are shown as text", ({"writes_calls": True},)),
+    _Repair("arguments that are no object", "UBTU UBT", "are shown as one", ({"needs_objects": True},)),
     _Repair("several calls at once", "UPTTU", "are shown one after another", ({"splits_calls": True},)),
     _Repair(
         "text beside a call",
@@ -121,20 +122,23 @@ class _Marks:
     def conversation(self, place: str) -> Iterator[dict[str, Any]]:
         calls: list[Mapping[str, Any]] = []
         for letter in place:
-            if letter in "CcPp":
-                calls = [self._call() for _ in range(2 if letter in "Pp" else 1)]
+            if letter in "CcPpB":
+                calls = [self._call(letter == "B") for _ in range(2 if letter in "Pp" else 1)]
                 text = self._mark() if letter.islower() else ""
                 yield {"role": "assistant", "content": text, "tool_calls": [*calls]}
                 continue
             message = {"role": _ROLES[letter], "content": self._mark()}
             if letter == "T":
-                call = calls.pop(0) if calls else self._call(is_shown=False)
-                message |= {"name": call["function"]["name"], "tool_call_id": call["id"]}
+                call_id = calls.pop(0)["id"] if calls else "call_0123456789abcdef"
+                message |= {"name": _TOOL["function"]["name"], "tool_call_id": call_id}
             yield message
 
-    def _call(self, *, is_shown: bool = True) -> dict[str, Any]:
-        text = self._mark() if is_shown else ""
-        function = {"name": _TOOL["function"]["name"], "arguments": {"text": text}}
+    def _call(self, is_cut_off: bool = False) -> dict[str, Any]:
+        text = self._mark()
+        function = {
+            "name": _TOOL["function"]["name"],
+            "arguments": f'{{"text": "{text}' if is_cut_off else {"text": text},
+        }
         return {"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": function}
 
     def _mark(self) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from moeserve.httpserver.generation.chat.broken_arguments import as_object
+
 Message = Mapping[str, Any]
 Conversation = list[dict[str, Any]]
 
@@ -35,6 +37,7 @@ class TemplateShape:
     texts_before_calls: Literal["", "answered", "all"] = ""
     writes_calls: bool = False  # calls are text, and their results a user's
     moves_lone_results: bool = False  # a user says what a tool says that has not been called
+    needs_objects: bool = False  # a call's arguments that are no object become one
 
     def fitted(self, messages: Sequence[Message]) -> Conversation:
         """Returns the conversation as the template shows it whole. No message is changed in place."""
@@ -46,6 +49,7 @@ class TemplateShape:
 
     def _steps(self) -> Iterator[tuple[bool, Callable[[Conversation], Conversation]]]:
         """Yields the steps in their order: later ones also take what earlier ones have made."""
+        yield self.needs_objects, _arguments_as_objects
         yield self.writes_calls, _calls_written
         yield self.moves_lone_results, _lone_results_moved
         yield self.systems == "dropped", _systems_as_users
@@ -197,6 +201,21 @@ def _rows_joined(messages: Conversation, is_of_row: Callable[[Message], bool]) -
             message = first | message | texts
         joined.append(message)
     return joined
+
+
+def _arguments_as_objects(messages: Conversation) -> Conversation:
+    return [message | {"tool_calls": _with_objects(message["tool_calls"])} if message.get("tool_calls") else message
+            for message in messages]  # fmt: skip
+
+
+def _with_objects(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    found = []
+    for call in calls:
+        function = call["function"]
+        if isinstance(function["arguments"], str):
+            function = {**function, "arguments": as_object(function["arguments"])}
+        found.append({**call, "function": function})
+    return found
 
 
 def _calls_written(messages: Conversation) -> Conversation:

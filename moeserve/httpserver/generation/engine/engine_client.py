@@ -28,6 +28,7 @@ from moeserve.httpserver.generation.engine.silences import Silences
 from moeserve.httpserver.observability.generation_span import Operation
 from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics, Status
+from moeserve.httpserver.transport import turns
 from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.adapters import AdapterAnswer, AdaptersServed, ServedAdapter
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
@@ -167,6 +168,11 @@ class EngineClient:
                 answers[index].append(item)
         return answers
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether answers are under way."""
+        return bool(self._open)
+
     def serves_others(self, key_name: str) -> bool:
         """Whether requests of another API key are under way."""
         return any(generation.request.key_name != key_name for generation in self._open.values())
@@ -190,6 +196,7 @@ class EngineClient:
             self._open[request.id] = RunningGeneration(index, stream, request)
             stream.open.add(request.id)
         self._idle.clear()
+        turns.admit()
         try:
             await self._send(requests)
         except ChannelFull as error:

@@ -7,36 +7,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.sampling.parameters import INT32_MAX, PARAMETERS, TYPES, Range
 
-# Field of GenerationSpec: its type and its range.
-_RANGES: Final[Mapping[str, tuple[type[int] | type[float], float, float]]] = {
-    "temperature": (float, 0.0, 2.0),
-    "top_p": (float, 1e-6, 1.0),
-    "top_k": (int, 0, (1 << 31) - 1),
-    "min_p": (float, 0.0, 1.0),
-    "presence_penalty": (float, -2.0, 2.0),
-    "frequency_penalty": (float, -2.0, 2.0),
-    "repetition_penalty": (float, 0.01, 100.0),
-}
-# Of the operator alone: the longest answer where neither the request nor its API sets a bound.
-_MAX_NEW_TOKENS: Final = "max_new_tokens"
-_OVERRIDES: Final = {**_RANGES, _MAX_NEW_TOKENS: (int, 1, (1 << 31) - 1)}
-_IN_GGUF: Final = {
-    "temperature": "temp",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "penalty_repeat",
+_MAX_NEW_TOKENS: Final = "max_new_tokens"  # a setting of the operator's alone
+_KINDS: Final = {**TYPES, _MAX_NEW_TOKENS: int}
+_RANGES: Final = {
+    **{name: parameter.range for name, parameter in PARAMETERS.items()},
+    _MAX_NEW_TOKENS: Range(1, INT32_MAX),
 }
 
 
-def sampling_defaults(config: ServerConfig, metadata: Mapping[str, Any]) -> dict[str, float]:
-    """Returns fields of GenerationSpec; `metadata` is the model file's. Raises ConfigError."""
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    settings: Mapping[str, float] = field(default_factory=dict)  # of SamplerSettings
+    max_tokens: int | None = None  # the longest answer where neither the request nor its API sets a bound
+
+
+def sampling_defaults(config: ServerConfig, metadata: Mapping[str, Any]) -> SamplingDefaults:
+    """`metadata` is the model file's. Raises ConfigError."""
     found: dict[str, float] = {}
     if config.generation_config == "auto":
         recommended = _of_folder(Path(config.model)) or _of_gguf(metadata)
@@ -47,14 +41,13 @@ def sampling_defaults(config: ServerConfig, metadata: Mapping[str, Any]) -> dict
             given = json.loads(config.override_generation_config)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{flag}: is not valid JSON: {error}") from error
-        if not isinstance(given, dict) or (unknown := given.keys() - _OVERRIDES.keys()):
-            names = ", ".join(_OVERRIDES)
+        if not isinstance(given, dict) or (unknown := given.keys() - _RANGES.keys()):
+            names = ", ".join(_RANGES)
             wrong = f", not {', '.join(sorted(unknown))}" if isinstance(given, dict) else ""
             raise ConfigError(f"{flag}: must be a JSON object of {names}{wrong}")
         found |= _checked(given, flag)
-    if _MAX_NEW_TOKENS in found:
-        found["default_max_tokens"] = found.pop(_MAX_NEW_TOKENS)
-    return found
+    longest = found.pop(_MAX_NEW_TOKENS, None)
+    return SamplingDefaults(found, None if longest is None else int(longest))
 
 
 def _of_folder(model: Path) -> dict[str, Any]:
@@ -69,20 +62,21 @@ def _of_folder(model: Path) -> dict[str, Any]:
         raise ConfigError(f"--generation-config auto: {path} is no JSON object")
     if read.get("do_sample") is False:
         return {"temperature": 0.0}
-    return {name: read[name] for name in _RANGES if read.get(name) is not None}
+    return {name: read[name] for name in PARAMETERS if read.get(name) is not None}
 
 
 def _of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    keys = {name: f"general.sampling.{key}" for name, key in _IN_GGUF.items()}
+    keys = {name: f"general.sampling.{of.gguf}" for name, of in PARAMETERS.items() if of.gguf}
     return {name: metadata[key] for name, key in keys.items() if key in metadata}
 
 
 def _checked(given: Mapping[str, Any], where: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in given.items():
-        kind, low, high = _OVERRIDES[name]
+        kind, wanted = _KINDS[name], _RANGES[name]
         is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        if not (is_number and low <= value <= high):
-            raise ConfigError(f"{where}: {name} must be in the range {low:g} to {high:g}, not {value!r}")
-        found[name] = kind(value)
+        if not (is_number and value in wanted):
+            raise ConfigError(f"{where}: {name} must be in the range {wanted}, not {value!r}")
+        parameter = PARAMETERS.get(name)
+        found[name] = kind(value) if parameter is None else parameter.bounded(kind(value))
     return found

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moeserve.grammar.spec import GrammarSpec
+from moeserve.httpserver.generation.request.sampler_fields import DRY_BREAKERS
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.sampling import SamplingParams, TextOptions, Thinking
+from moeserve.sampling.order import heeded
+from moeserve.sampling.parameters import DEFAULTS, SamplerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,11 @@ class GenerationSpec:
     grammar: GrammarConstraint | None = None
 
     min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    sampler: SamplerSettings = DEFAULTS
+    # Names of sampler parameters that the request itself has set; others get the server's defaults. None: all stay.
+    chosen: Set[str] | None = None
+    samplers: tuple[str, ...] = ()  # their order; empty: DEFAULT_ORDER
+    dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS
     logit_bias: dict[int, float] = field(default_factory=dict)
     bad_words: tuple[str, ...] = ()
     bad_sequences: tuple[tuple[int, ...], ...] = ()  # of those with several tokens
@@ -79,9 +80,6 @@ class GenerationSpec:
     skip_special_tokens: bool = True
     ignore_eos: bool = False
 
-    # Names of sampling fields that the request itself has set; others get the server's defaults. None: all stay.
-    chosen: Set[str] | None = None
-
     priority: int = 0
     cache_salt: str = ""
     progress: bool = False
@@ -89,6 +87,7 @@ class GenerationSpec:
     # resolved by prepare.py
     adapter: str = ""  # GenerateRequest.adapter
     compiled_grammar: str = ""
+    dry_breakers: bytes = b""
     thinking_tokens: Thinking | None = None
     shown_tokens: tuple[int, ...] = ()  # control tokens that the chat format reads from the text
     format_stop_token_ids: tuple[int, ...] = ()  # the chat format's, after which the answer is complete
@@ -101,13 +100,9 @@ class GenerationSpec:
         return SamplingParams(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
+            **heeded(self.sampler, self.samplers),
+            samplers=self.samplers,
+            dry_breakers=self.dry_breakers,
             logit_bias=self.logit_bias,
             seed=seed,
             logprobs=self.logprobs,

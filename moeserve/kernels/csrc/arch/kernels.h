@@ -6,6 +6,7 @@
 #pragma once
 
 #include "formats/formats.h"
+#include "sampling/row_passes.h"
 
 namespace moeserve {
 
@@ -141,6 +142,8 @@ struct Kernels {
                           const int16_t* keys, const float* key_scales, const int16_t* values,
                           const float* value_scales, int dim, Softmax* state, float* acc, float* scratch,
                           Upcoming& upcoming);
+
+  RowPasses rows;  // the sampler's
 };
 
 // Merges segment b into a (online softmax over segments, in order).

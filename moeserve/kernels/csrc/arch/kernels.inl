@@ -26,6 +26,9 @@ namespace {
 #include "arch/shared/attention_q8.inl"
 #include "arch/shared/delta_net.inl"
 #include "arch/shared/lora.inl"
+namespace row_passes {
+#include "sampling/row_passes.inl"
+}
 
 constexpr Kernels make_table() {
   Kernels k{};
@@ -63,6 +66,7 @@ constexpr Kernels make_table() {
   k.gather_keys_q8 = gather_keys_q8;
   k.gather_values_q8 = gather_values_q8;
   k.attend_block_q8 = attend_block_q8;
+  k.rows = {row_passes::scan_row, row_passes::weigh_row, row_passes::count_greater};
   return k;
 }
 constexpr Kernels kKernels = make_table();

@@ -74,24 +74,27 @@ class Sampler {
   Sampler(int max_num_seqs, int vocab, Pool* pool, const std::optional<std::string>& isa)
       : rows_{pool}, state_(max_num_seqs, vocab, pool ? pool->threads() : 1, isa ? isa->c_str() : nullptr) {}
 
-  void bind(int slot, float temperature, int top_k, double top_p, double min_p, float presence_penalty,
-            float frequency_penalty, float repetition_penalty, uint64_t seed, int64_t min_tokens,
-            int logprobs, const std::optional<Ids>& bias_ids, const std::optional<Floats>& bias_values,
-            const std::optional<Ids>& stop_ids, const std::optional<Ids>& prompt,
-            const std::optional<Ids>& output) {
+  void bind(int slot, uint64_t seed, int64_t min_tokens, int logprobs, const std::optional<Ids>& bias_ids,
+            const std::optional<Floats>& bias_values, const std::optional<Ids>& stop_ids,
+            const std::optional<Ids>& prompt, const std::optional<Ids>& output, uint32_t order,
+            const std::optional<Ids>& dry_breakers, const nb::kwargs& settings) {
     if (logprobs > kMaxTopLogprobs) throw std::invalid_argument("logprobs: at most 20");
     SampleParams p;
-    p.temperature = temperature;
-    p.top_k = top_k;
-    p.top_p = top_p;
-    p.min_p = min_p;
-    p.presence_penalty = presence_penalty;
-    p.frequency_penalty = frequency_penalty;
-    p.repetition_penalty = repetition_penalty;
+    for (const auto& [name, value] : settings) set(p, nb::cast<std::string>(name), value);
+    p.order = order;
     p.num_logprobs = logprobs;
     p.seed = seed;
-    state_.bind(slot, p, min_tokens, view(bias_ids), view(bias_values), view(stop_ids), view(prompt),
-                view(output));
+    state_.bind(slot, p, min_tokens, view(bias_ids), view(bias_values), view(stop_ids), view(dry_breakers),
+                view(prompt), view(output));
+  }
+
+  // {name: (type, default)}
+  static nb::dict settings() {
+    nb::dict found;
+#define MOESERVE_DESCRIBE(type, member, unset) found[#member] = nb::make_tuple(#type, unset);
+    MOESERVE_SAMPLER_SETTINGS(MOESERVE_DESCRIBE)
+#undef MOESERVE_DESCRIBE
+    return found;
   }
 
   nb::tuple sample(const Logits& logits, const Ids& slots, const std::optional<Bits>& masks,
@@ -143,6 +146,17 @@ class Sampler {
   }
 
  private:
+  static void set(SampleParams& p, const std::string& name, nb::handle value) {
+#define MOESERVE_SET(type, member, unset) \
+  if (name == #member) {                  \
+    p.member = nb::cast<type>(value);     \
+    return;                               \
+  }
+    MOESERVE_SAMPLER_SETTINGS(MOESERVE_SET)
+#undef MOESERVE_SET
+    throw nb::type_error(("there is no sampler setting " + name).c_str());
+  }
+
   void check(const Logits& logits, size_t rows) const {
     if (logits.shape(0) != rows || logits.shape(1) != static_cast<size_t>(state_.vocab()) ||
         logits.stride(1) != 1) {
@@ -175,16 +189,19 @@ void bind_sampling(nb::module_& m) {
   nb::class_<Sampler>(m, "SamplerState", "Sampling state by request slot; see moeserve.kernels.sampling.")
       .def(nb::init<int, int, Pool*, const std::optional<std::string>&>(), "max_num_seqs"_a, "vocab"_a,
            "pool"_a = nb::none(), "isa"_a = nb::none(), nb::keep_alive<1, 4>())
-      .def("bind", &Sampler::bind, "slot"_a, nb::kw_only(), "temperature"_a = 1.0f, "top_k"_a = 0,
-           "top_p"_a = 1.0, "min_p"_a = 0.0, "presence_penalty"_a = 0.0f, "frequency_penalty"_a = 0.0f,
-           "repetition_penalty"_a = 1.0f, "seed"_a = 0, "min_tokens"_a = 0, "logprobs"_a = -1,
-           "bias_ids"_a = nb::none(), "bias_values"_a = nb::none(), "stop_ids"_a = nb::none(),
-           "prompt"_a = nb::none(), "output"_a = nb::none())
+      .def("bind", &Sampler::bind, "slot"_a, nb::kw_only(), "seed"_a = 0, "min_tokens"_a = 0,
+           "logprobs"_a = -1, "bias_ids"_a = nb::none(), "bias_values"_a = nb::none(),
+           "stop_ids"_a = nb::none(), "prompt"_a = nb::none(), "output"_a = nb::none(), "order"_a = 0,
+           "dry_breakers"_a = nb::none(), "settings"_a)
+      .def_static("settings", &Sampler::settings)
       .def("sample", &Sampler::sample, "logits"_a.noconvert(), "slots"_a, "masks"_a = nb::none(),
            "mask_of"_a = nb::none())
       .def("logprobs", &Sampler::logprobs, "logits"_a.noconvert(), "targets"_a, "top_n"_a)
       .def("survivors", &Sampler::survivors, "logits"_a.noconvert(), "slot"_a);
-  m.def("uniform_at", &uniform_at, "seed"_a, "position"_a);
+  m.def("uniform_at", &uniform_at, "seed"_a, "position"_a, "stream"_a = 0);
+  m.def(
+      "runs_by_lag", [](const Ids& text) { return to_numpy(runs_by_lag(view(text))); }, "text"_a,
+      "How many of the text's last tokens stand in it once more, by how much earlier: int32 [len(text)].");
 }
 
 }  // namespace moeserve

@@ -12,7 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "sampling.h"
+#include "sampling/dry.h"
+#include "sampling/sampling.h"
 
 namespace moeserve {
 
@@ -35,7 +36,8 @@ class SamplerState {
   // id or a number out of range, leaving the slot as it was.
   void bind(int slot, const SampleParams& params, int64_t min_tokens, std::span<const int32_t> bias_ids,
             std::span<const float> bias_values, std::span<const int32_t> stop_ids,
-            std::span<const int32_t> prompt, std::span<const int32_t> output) {
+            std::span<const int32_t> dry_breakers, std::span<const int32_t> prompt,
+            std::span<const int32_t> output) {
     check_slot(slot);
     if (!(params.temperature >= 0 && std::isfinite(params.temperature)) || params.min_p > 1 ||
         !(params.repetition_penalty > 0)) {
@@ -54,16 +56,18 @@ class SamplerState {
     if (params.repetition_penalty != 1) {
       for (const int32_t id : prompt) see(s, id, 0);
     }
-    for (const int32_t id : output) append(slot, id);
+    if (params.dry_multiplier != 0) s.repetition.start(prompt, output, dry_breakers);
+    for (const int32_t id : output) note(s, id);
+    find_repeats(s);
   }
 
   // Notes an output token. Memory grows only for requests with penalties, by the distinct tokens they have
-  // seen.
+  // seen, and with DRY.
   void append(int slot, int32_t token) {
     Slot& s = slots_[slot];
-    ++s.num_output;
-    const SampleParams& p = s.params;
-    if (p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0) see(s, token, 1);
+    note(s, token);
+    if (s.params.dry_multiplier != 0) s.repetition.append(token);
+    find_repeats(s);
   }
 
   // What sample_row needs for the slot's next token; valid until the slot is bound or appended to.
@@ -77,6 +81,9 @@ class SamplerState {
     p.seen_ids = s.seen_ids.data();
     p.seen_counts = s.seen_counts.data();
     p.num_seen = static_cast<int32_t>(s.seen_ids.size());
+    p.repeat_ids = s.repeat_ids.data();
+    p.repeat_penalties = s.repeat_penalties.data();
+    p.num_repeats = static_cast<int32_t>(s.repeat_ids.size());
     p.masked_ids = s.stop_ids.data();
     p.num_masked = s.num_output < s.min_tokens ? static_cast<int32_t>(s.stop_ids.size()) : 0;
     return p;
@@ -134,7 +141,20 @@ class SamplerState {
     std::vector<float> bias_values;
     std::vector<int32_t> seen_ids, seen_counts;    // distinct tokens; only for requests with penalties
     std::unordered_map<int32_t, int32_t> seen_at;  // token -> index into the two
+    Repetition repetition;                         // only for requests with DRY, as the next two
+    std::vector<int32_t> repeat_ids;
+    std::vector<float> repeat_penalties;
   };
+
+  static void note(Slot& s, int32_t token) {
+    ++s.num_output;
+    const SampleParams& p = s.params;
+    if (p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0) see(s, token, 1);
+  }
+
+  static void find_repeats(Slot& s) {
+    if (s.params.dry_multiplier != 0) s.repetition.penalties(s.params, s.repeat_ids, s.repeat_penalties);
+  }
 
   static void see(Slot& s, int32_t token, int count) {
     const auto [it, is_new] = s.seen_at.try_emplace(token, static_cast<int32_t>(s.seen_ids.size()));

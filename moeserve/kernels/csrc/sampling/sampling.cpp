@@ -1,151 +1,24 @@
 // See sampling.h for the rules. No pass sorts the vocabulary: one scan finds the maxima of blocks of the row,
 // a lower bound for every threshold follows from them, and only blocks that reach it are looked at again.
-#include "sampling.h"
+#include "sampling/sampling.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <stdexcept>
-#include <string_view>
-#include <utility>
 
-#include "sampling_cut.h"
+#include "arch/kernels.h"
+#include "sampling/candidates.h"
+#include "sampling/filters.h"
 
 namespace moeserve {
 
 namespace {
-constexpr int kMaxBlock = 128;             // a power of two
-constexpr int kSumBlock = 1024;            // a multiple of 16
-constexpr double kRoundDouble = 0x1.8p52;  // x + this - this rounds x to an integer
-
-namespace plain {
-constexpr int kLanes = 4;
-#include "sampling_passes.inl"
-}  // namespace plain
-#if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2")
-namespace avx2 {
-constexpr int kLanes = 8;
-#include "sampling_passes.inl"
-}  // namespace avx2
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
-namespace avx512 {
-constexpr int kLanes = 16;
-#include "sampling_passes.inl"
-}  // namespace avx512
-#pragma GCC pop_options
-#endif
-
-int blocks(int vocab) { return (vocab + kMaxBlock - 1) / kMaxBlock; }
-}  // namespace
-
-struct RowPasses {
-  const char* isa;
-  bool (*scan)(const float* x, int n, float* block_max);
-  void (*weigh)(const float* x, int n, double max, double scale, float* w, double* block_sum);
-  int (*count_greater)(const float* x, int n, float bound);
-};
-
-namespace {
 
 const RowPasses* find_passes(const char* isa) {
-  struct Option {
-    RowPasses passes;
-    bool usable;
-  };
-  static const Option options[] = {
-#if defined(__x86_64__)
-      {{"avx512", avx512::scan_row, avx512::weigh_row, avx512::count_greater},
-       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl")},
-      {{"avx2", avx2::scan_row, avx2::weigh_row, avx2::count_greater},
-       static_cast<bool>(__builtin_cpu_supports("avx2"))},
-#endif
-      {{"plain", plain::scan_row, plain::weigh_row, plain::count_greater}, true},
-  };
-  for (const Option& option : options) {
-    if (option.usable && (!isa || std::string_view(isa) == option.passes.isa)) return &option.passes;
-  }
+  if (const Kernels* kernels = select_kernels(isa)) return &kernels->rows;
   throw std::invalid_argument("this CPU lacks the instruction set asked for");
-}
-
-// ---------------------------------------------------------------- scanning a row
-
-float row_max(const Scratch& s, int vocab) {
-  return *std::max_element(s.block_max.get(), s.block_max.get() + blocks(vocab));
-}
-
-// Fills block_max and `max`; false when the row cannot be sampled: it is not finite or has nothing but -inf.
-bool scan(const float* x, int vocab, Scratch& s, float& max) {
-  if (!s.passes->scan(x, vocab, s.block_max.get())) return false;
-  max = row_max(s, vocab);
-  return max > -std::numeric_limits<float>::infinity();
-}
-
-int argmax(const float* x, int vocab, float max, const Scratch& s) {
-  const int block = static_cast<int>(std::find(s.block_max.get(), s.block_max.get() + blocks(vocab), max) -
-                                     s.block_max.get());
-  return static_cast<int>(std::find(x + block * kMaxBlock, x + vocab, max) - x);
-}
-
-// A value that at least k entries of the scanned row reach: the k-th largest block maximum.
-float reached_by(int k, int vocab, Scratch& s) {
-  const int n = blocks(vocab);
-  if (k > n) return -std::numeric_limits<float>::infinity();
-  float* rank = s.block_rank.get();
-  std::memcpy(rank, s.block_max.get(), n * sizeof(float));
-  std::nth_element(rank, rank + k - 1, rank + n, std::greater<>());
-  return rank[k - 1];
-}
-
-// Makes those entries of the scanned row candidates that are >= floor; -inf never is. Returns how many.
-int gather(const float* x, int vocab, double floor, Scratch& s) {
-  floor = std::max<double>(floor, std::numeric_limits<float>::lowest());
-  int n = 0;
-  for (int b = 0; b < blocks(vocab); ++b) {
-    if (s.block_max[b] < floor) continue;
-    const int end = std::min(vocab, (b + 1) * kMaxBlock);
-    for (int i = b * kMaxBlock; i < end; ++i) {
-      s.ids[n] = i;
-      s.values[n] = x[i];
-      n += x[i] >= floor;
-    }
-  }
-  return n;
-}
-
-// ---------------------------------------------------------------- thresholds
-
-// Drops the candidates behind the cut, keeping their order. Returns how many stay.
-int keep_head(int n, uint32_t top, Cut cut, Scratch& s) {
-  int kept = 0;
-  for (int i = 0; i < n; ++i) {
-    const float value = s.values[i];
-    const uint32_t d = top - order(value);
-    s.ids[kept] = s.ids[i];
-    s.values[kept] = value;
-    kept += d < cut.distance || (d == cut.distance && cut.ties-- > 0);
-  }
-  return kept;
-}
-
-// Leaves the k largest as candidates. The row has been scanned.
-int gather_top_k(const float* x, int vocab, int k, double floor, float max, Scratch& s) {
-  const int n = gather(x, vocab, std::max<double>(reached_by(k, vocab, s), floor), s);
-  if (n <= k) return n;
-  const uint32_t top = order(max);
-  return keep_head(n, top, find_cut(s.values.get(), n, top, [](int) { return 1.0; }, k), s);
-}
-
-double total(const Scratch& s, int n) {
-  double sum = 0;
-  for (int b = 0; b * kSumBlock < n; ++b) sum += s.block_sum[b];
-  return sum;
 }
 
 // ---------------------------------------------------------------- logprobs
@@ -187,7 +60,9 @@ void fill_chosen(const float* x, int vocab, int token, const LogSoftmax& log_sof
 
 // ---------------------------------------------------------------- bias, penalties, masks
 
-bool edits(const SampleParams& p) { return p.num_bias || p.num_seen || p.num_masked || p.allowed; }
+bool edits(const SampleParams& p) {
+  return p.num_bias || p.num_seen || p.num_repeats || p.num_masked || p.allowed;
+}
 
 // Puts -inf where the bit is not set.
 void keep_allowed(float* x, int vocab, const uint32_t* allowed, int words) {
@@ -220,6 +95,7 @@ const float* edit(const float* logits, int vocab, const SampleParams& p, Scratch
     v -= p.frequency_penalty * count;
     if (count > 0) v -= p.presence_penalty;
   }
+  for (int i = 0; i < p.num_repeats; ++i) x[p.repeat_ids[i]] -= p.repeat_penalties[i];
   for (int i = 0; i < p.num_masked; ++i) {
     float& v = x[p.masked_ids[i]];
     if (!(v < std::numeric_limits<float>::infinity())) return nullptr;
@@ -236,36 +112,6 @@ const float* edit(const float* logits, int vocab, const SampleParams& p, Scratch
 bool all_masked(const float* logits, const float* edited, int vocab, Scratch& s) {
   float max;
   return s.passes->scan(edited, vocab, s.block_max.get()) && scan(logits, vocab, s, max);
-}
-
-// ---------------------------------------------------------------- filters and draw
-
-// The row has been scanned. A candidate's weight is its probability over the largest one.
-Survivors filter(const float* x, int vocab, float max, const SampleParams& p, Scratch& s) {
-  const double scale = M_LOG2E / p.temperature;
-  float* weights = s.weights.get();
-  double* sums = s.block_sum.get();
-  const bool by_rank = p.top_k > 0 && p.top_k < vocab, by_min = p.min_p > 0, by_mass = p.top_p < 1;
-  double mass = 0;
-  if (!by_rank && !by_min) {
-    s.passes->weigh(x, vocab, max, scale, weights, sums);
-    if (!by_mass) return {nullptr, weights, vocab};
-    mass = total(s, vocab);
-  }
-  // Tokens below `floor` are out: by min_p, or because all whose probability is under (1 - top_p) / vocab
-  // together have less than 1 - top_p (a hundredth is left to rounding).
-  const double smallest = by_min ? p.min_p : by_rank ? 0 : 0.99 * (1 - p.top_p) * mass / vocab;
-  const double floor = max + p.temperature * std::log(smallest);
-  int n = by_rank ? gather_top_k(x, vocab, p.top_k, floor, max, s) : gather(x, vocab, floor, s);
-  s.passes->weigh(s.values.get(), n, max, scale, weights, sums);
-  if (by_mass) {
-    if (by_rank || by_min) mass = total(s, n);
-    const uint32_t top = order(max);
-    const auto weight = [weights](int i) { return weights[i]; };
-    n = keep_head(n, top, find_cut(s.values.get(), n, top, weight, p.top_p * mass), s);
-    s.passes->weigh(s.values.get(), n, max, scale, weights, sums);
-  }
-  return {s.ids.get(), weights, n};
 }
 
 // The first survivor at which the running sum of the weights exceeds u times the whole.
@@ -318,10 +164,10 @@ void sample_row(const float* logits, int vocab, const SampleParams& p, SampleRes
     if (x != logits && all_masked(logits, x, vocab, s)) r.token_id = kNoneAllowed;
     return;
   }
-  if (p.temperature == 0) {
+  if (p.temperature == 0 && (p.order & 15) <= kTemperature) {
     r.token_id = argmax(x, vocab, max, s);
   } else {
-    r.token_id = draw(filter(x, vocab, max, p, s), uniform_at(p.seed, p.position), s);
+    r.token_id = draw(filter(x, vocab, max, p, s), uniform_at(p.seed, p.position, kDrawStream), s);
   }
   if (wants_logprobs) fill_chosen(logits, vocab, r.token_id, raw, r.logprobs, s);
 }
@@ -343,8 +189,8 @@ Survivors filter_row(const float* logits, int vocab, const SampleParams& p, Scra
   return filter(x, vocab, max, p, s);
 }
 
-double uniform_at(uint64_t seed, uint64_t position) noexcept {
-  uint64_t c[4] = {position, 0, 0, 0};
+double uniform_at(uint64_t seed, uint64_t position, uint64_t stream) noexcept {
+  uint64_t c[4] = {position, stream, 0, 0};
   uint64_t key[2] = {seed, 0};
   for (int round = 0; round < 10; ++round) {
     const auto a = static_cast<unsigned __int128>(0xD2E7470EE14C6C93u) * c[0];

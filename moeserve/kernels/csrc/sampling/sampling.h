@@ -8,17 +8,25 @@
 //   logit_bias       added to the logits it names
 //   penalties        repetition, over prompt and output: a logit > 0 is divided by it, another multiplied;
 //                    then frequency * count and presence, subtracted for output tokens (OpenAI)
+//   DRY              subtracted from tokens that would continue a repetition (dry.h)
 //   masks            the caller names tokens that must not come (stop tokens before min_tokens), and those that
 //                    may come (a grammar's)
-//   temperature      0 is greedy: the largest logit, of equal ones the lowest id
-//   top_k            the k largest
-//   min_p            probability >= min_p * the largest probability
-//   top_p            of what is left, renormalised, the shortest head whose probabilities sum to >= top_p
+//   samplers         in the order that the request asks for, or in this one:
+//     temperature    0 is greedy: the largest logit, of equal ones the lowest id
+//     top_n_sigma    logits within so many standard deviations of the largest
+//     top_k          the k largest
+//     typical_p      of the tokens whose surprise is nearest to the entropy, the shortest head whose probabilities
+//                    sum to >= typical_p
+//     min_p          probability >= min_p * the largest probability
+//     top_p          the shortest head whose probabilities sum to >= top_p
+//     xtc            as often as xtc_probability says, tokens with probability >= xtc_threshold are left out, but
+//                    for the last of them
 //   draw             inverse CDF in id order, with the uniform number that (seed, position) names
 //
-// The filters see the tokens in one total order, by falling logit and then by rising id, and each keeps a
-// head of it: of equal logits at a threshold, those with the lowest ids. (So top_k and min_p commute, and it
-// does not matter that vLLM applies min_p first.)
+// The samplers see the tokens in one total order, by falling logit and then by rising id: of equal logits at a
+// threshold, those with the lowest ids stay. Probabilities are those of what is left, renormalised, under the
+// temperature where that has been applied. (So top_k and min_p commute, and it does not matter that vLLM applies min_p
+// first.)
 //
 // A row with a NaN or +inf, or with nothing but -inf, is not sampled: token_id kNotFinite. -inf masks a token. Nor is
 // one of which the masks leave nothing: kNoneAllowed.
@@ -30,6 +38,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "sampling/row_passes.h"
+
 namespace moeserve {
 
 constexpr int kMaxTopLogprobs = 20;
@@ -38,15 +48,42 @@ constexpr int kMaxTopLogprobs = 20;
 constexpr int32_t kNotFinite = -1;
 constexpr int32_t kNoneAllowed = -2;
 
+// The settings that moeserve/sampling/parameters.py declares: type, name and default.
+#define MOESERVE_SAMPLER_SETTINGS(X) \
+  X(float, temperature, 1.0f)        \
+  X(int32_t, top_k, 0)               \
+  X(double, top_p, 1.0)              \
+  X(double, min_p, 0.0)              \
+  X(float, presence_penalty, 0.0f)   \
+  X(float, frequency_penalty, 0.0f)  \
+  X(float, repetition_penalty, 1.0f) \
+  X(float, dry_multiplier, 0.0f)     \
+  X(float, dry_base, 1.75f)          \
+  X(int32_t, dry_allowed_length, 2)  \
+  X(int32_t, dry_penalty_last_n, -1) \
+  X(double, top_n_sigma, 0.0)        \
+  X(double, typical_p, 1.0)          \
+  X(double, xtc_probability, 0.0)    \
+  X(double, xtc_threshold, 0.1)
+
+// What an order of samplers is made of: four bits a sampler, as moeserve/sampling/order.py has them.
+enum SamplerCode : uint32_t {
+  kTemperature = 1,
+  kTopNSigma,
+  kTopK,
+  kTypicalP,
+  kMinP,
+  kTopP,
+  kXtc,
+};
+
 // Pointers are borrowed for the call; a token occurs at most once in each list; every id is in [0, vocab).
 struct SampleParams {
-  float temperature = 1.0f;
-  int32_t top_k = 0;  // 0: off
-  double top_p = 1.0;
-  double min_p = 0.0;
-  float presence_penalty = 0.0f;
-  float frequency_penalty = 0.0f;
-  float repetition_penalty = 1.0f;
+#define MOESERVE_MEMBER(type, name, value) type name = value;
+  MOESERVE_SAMPLER_SETTINGS(MOESERVE_MEMBER)
+#undef MOESERVE_MEMBER
+  uint32_t order = 0;  // the samplers that do something, the first in the lowest bits; 0: temperature, top_k,
+                       // min_p, top_p, of which some may do nothing
   int32_t num_logprobs = -1;  // -1: no logprobs; N: the chosen token's and the N largest, N <= 20
   uint64_t seed = 0;
   uint64_t position = 0;  // index of the output token that is drawn
@@ -56,6 +93,9 @@ struct SampleParams {
   const int32_t* seen_ids = nullptr;     // tokens of prompt and output
   const int32_t* seen_counts = nullptr;  // how often in the output; 0: in the prompt only
   int32_t num_seen = 0;
+  const int32_t* repeat_ids = nullptr;  // tokens that would continue a repetition
+  const float* repeat_penalties = nullptr;
+  int32_t num_repeats = 0;
   const int32_t* masked_ids = nullptr;
   int32_t num_masked = 0;
   const uint32_t* allowed = nullptr;  // a bit a token, from the lowest bit on; null: every token may come
@@ -76,11 +116,9 @@ struct SampleResult {
   LogprobResult logprobs;  // where num_logprobs >= 0 and token_id >= 0
 };
 
-struct RowPasses;
-
 // One thread's working memory, about 16 bytes per vocabulary entry of address space; pages are touched only
-// when a request needs them. `isa` is "avx512", "avx2" or "plain"; null takes the best this CPU has. All give
-// the same bits. Throws std::invalid_argument for an ISA that is unknown or that this CPU lacks.
+// when a request needs them. `isa` is a name of select_kernels; null takes the best this CPU has. All give the same
+// bits. Throws std::invalid_argument for an ISA that is unknown or that this CPU lacks.
 class Scratch {
  public:
   explicit Scratch(int vocab, const char* isa = nullptr);
@@ -109,11 +147,14 @@ void sample_row(const float* logits, int vocab, const SampleParams& p, SampleRes
 void logprob_row(const float* logits, int vocab, int target, int top_n, LogprobResult& r,
                  Scratch& scratch) noexcept;
 
-// All of sample_row but the draw; temperature > 0.
+// All of sample_row but the draw; without an order, temperature > 0.
 Survivors filter_row(const float* logits, int vocab, const SampleParams& p, Scratch& scratch) noexcept;
 
+// The random numbers of an output token.
+enum Stream : uint64_t { kDrawStream = 0, kXtcStream = 1 };
+
 // Uniform in [0, 1), a multiple of 2^-53: the top bits of the first word of Philox4x64-10 (Salmon et al.,
-// "Parallel Random Numbers: As Easy as 1, 2, 3", SC11) with key {seed, 0} and counter {position, 0, 0, 0}.
-double uniform_at(uint64_t seed, uint64_t position) noexcept;
+// "Parallel Random Numbers: As Easy as 1, 2, 3", SC11) with key {seed, 0} and counter {position, stream, 0, 0}.
+double uniform_at(uint64_t seed, uint64_t position, uint64_t stream) noexcept;
 
 }  // namespace moeserve

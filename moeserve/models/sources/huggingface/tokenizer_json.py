@@ -40,6 +40,8 @@ _BPE = {  # of `model`: the values that are supported
     "byte_fallback": (None, False),
     "ignore_merges": (None, False, True),
 }
+_DEFAULT = "default"
+_TEMPLATE_SUFFIXES = {_DEFAULT: "", "tool_use": ".tool_use"}  # of a GGUF's key, by Hugging Face's name
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 
 
@@ -85,9 +87,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], vocab_size: int) -> 
     }
     values |= _special_tokens(folder / "tokenizer_config.json", settings, tokens)
     values |= _end_tokens(folder, config, vocab_size)
-    template = _chat_template(folder, settings)
-    if template is not None:
-        values["tokenizer.chat_template"] = template
+    for name, template in _chat_templates(folder, settings).items():
+        values["tokenizer.chat_template" + _TEMPLATE_SUFFIXES[name]] = template
     return values
 
 
@@ -204,10 +205,11 @@ def _special_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) 
 
 def _end_tokens(folder: Path, config: Mapping[str, Any], size: int) -> dict[str, MetadataValue]:
     """Where generation ends: one id or several, in generation_config.json, else in config.json."""
-    path = folder / "generation_config.json"
+    path, key = folder / "generation_config.json", "tokenizer.generation_end_ids"
     given = _optional(path).get("eos_token_id")
     if given is None:
-        path, given = folder / "config.json", config.get("eos_token_id")
+        path, key = folder / "config.json", "tokenizer.config_end_ids"
+        given = config.get("eos_token_id")
     if given is None:
         return {}
     ids = given if isinstance(given, list) else [given]
@@ -215,25 +217,27 @@ def _end_tokens(folder: Path, config: Mapping[str, Any], size: int) -> dict[str,
         raise ModelError(
             path, f"eos_token_id is {given!r}; a token id below {size}, or a list of them, is expected"
         )
-    return {"tokenizer.generation_end_ids": np.array(ids, np.int64)}
+    return {key: np.array(ids, np.int64)}
 
 
-def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """In transformers' order: chat_template.jinja, chat_template.json, tokenizer_config.json; of several, "default"."""
+def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The templates that are supported, by name. In transformers' order: chat_template.jinja with those of
+    additional_chat_templates, chat_template.json, tokenizer_config.json."""
     jinja = folder / "chat_template.jinja"
     if jinja.exists():
-        return read_text(jinja)
-    template = _optional(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
-    if isinstance(template, list):
-        defaults = [
-            entry.get("template")
-            for entry in template
-            if isinstance(entry, dict) and entry.get("name") == "default"
-        ]
-        template = defaults[0] if defaults else None
-    if template is not None and not isinstance(template, str):
+        others = {name: folder / "additional_chat_templates" / f"{name}.jinja" for name in _TEMPLATE_SUFFIXES}
+        files = others | {_DEFAULT: jinja}
+        return {name: read_text(file) for name, file in files.items() if file.exists()}
+    given = _optional(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
+    if isinstance(given, list):
+        entries = [one for one in given if isinstance(one, dict) and isinstance(one.get("name"), str)]
+        named = {one["name"]: one.get("template") for one in entries}
+    else:
+        named = {} if given is None else {_DEFAULT: given}
+    found = {name: named[name] for name in _TEMPLATE_SUFFIXES if named.get(name) is not None}
+    if not all(isinstance(template, str) for template in found.values()):
         raise ModelError(folder / "tokenizer_config.json", "its chat_template is no text")
-    return template
+    return found
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from moeserve.kernels._C import Pool
 from moeserve.kernels.sampling.cpu import SamplerState
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
+from moeserve.sampling.order import order_code
+from moeserve.sampling.parameters import settings_of
 
 
 def bind_arguments(
@@ -22,13 +24,8 @@ def bind_arguments(
 ) -> dict[str, Any]:
     """A request's parameters in the words of the sampling kernels' `bind`, the CPU's and the GPU's."""
     return {
-        "temperature": params.temperature,
+        **settings_of(params),
         "top_k": min(params.top_k, vocab_size),
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "repetition_penalty": params.repetition_penalty,
         "seed": params.seed & 0xFFFF_FFFF_FFFF_FFFF,
         "min_tokens": params.min_tokens,
         "bias_ids": np.fromiter(params.logit_bias.keys(), np.int32),
@@ -36,6 +33,8 @@ def bind_arguments(
         "stop_ids": np.array(params.stop_token_ids, np.int32),
         "prompt": prompt_ids,
         "output": output_ids,
+        "order": order_code(params, params.samplers),
+        "dry_breakers": np.frombuffer(params.dry_breakers, np.int32),
     }
 
 
@@ -50,7 +49,7 @@ class CpuSampler:
         self, max_num_seqs: int, vocab_size: int, pool: Pool | None = None, isa: str | None = None
     ) -> None:
         """`pool`: the CPU pool that rows are shared out to; without it they run one after another. `isa`: "plain",
-        "avx2" or "avx512" (ValueError where the CPU lacks it); None takes the best. Neither changes a result."""
+        "avx2" or "avx512_vnni" (ValueError where the CPU lacks it); None takes the best. Neither changes a result."""
         self._state = SamplerState(max_num_seqs, vocab_size, pool, isa)
         self._vocab_size = vocab_size
 

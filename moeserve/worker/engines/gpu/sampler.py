@@ -71,7 +71,8 @@ class GpuSampler:
     def bind(self, slot: int, params: SamplingParams, prompt_ids: Int32s, output_ids: Int32s) -> None:
         """Overwrites whatever the slot held. ValueError for a token id out of range."""
         self._logprobs[slot] = params.logprobs
-        self._state.bind(slot, **bind_arguments(params, self._vocab, prompt_ids, output_ids))
+        arguments = bind_arguments(params, self._vocab, prompt_ids, output_ids)
+        self._state.bind(slot, **arguments, max_tokens=params.max_tokens)
 
     def wanted_logprobs(self, slots: Int32s) -> list[int | None]:
         """How many top tokens the request of each slot asked for, None where it asked for no logprobs."""
@@ -93,22 +94,27 @@ class GpuSampler:
         """
         state, workspace, n = self._state, self._workspace, len(logits)
         bitmask = None if masks is None else self._mask_rows(masks, n)
-        is_edited = bitmask is not None or bool(state.edits[slots].any())
+        has_chains = bool(state.chains[slots].any())
+        is_edited = has_chains or bitmask is not None or bool(state.edits[slots].any())
         tokens = self._tokens[:n]
         sample(
             logits, device_slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids,
             state.history, bitmask, workspace.edited if is_edited else None, workspace.block_max,
-            workspace.block_sum, workspace.values, workspace.ids, tokens,
+            workspace.block_sum, workspace.values, workspace.ids, tokens, has_chains=has_chains,
         )  # fmt: skip
         return tokens
 
     def launch_all_kernels(self, logits: Tensor, slots: Tensor, count: Tensor) -> None:
         """For `compile_ahead`: launches what a choice of len(logits) tokens may need, whatever the requests ask for."""
         state, w, n = self._state, self._workspace, len(logits)
-        for edited, bitmask in ((None, None), (w.edited, None), (w.edited, self._masks[:n])):
+        masks = self._masks[:n]
+        for edited, bitmask, has_chains in (
+            *((None, None, False), (w.edited, None, False), (w.edited, masks, False)),
+            *((w.edited, None, True), (w.edited, masks, True)),
+        ):
             sample(
                 logits, slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids, state.history,
-                bitmask, edited, w.block_max, w.block_sum, w.values, w.ids, self._tokens[:n],
+                bitmask, edited, w.block_max, w.block_sum, w.values, w.ids, self._tokens[:n], has_chains=has_chains,
             )  # fmt: skip
         self.score(logits, self._tokens[:n], count)
 

@@ -47,9 +47,6 @@ from moeserve.worker.recording.step_recorder import StepRecorder, open_recorder
 from moeserve.worker.runner import Runner
 from moeserve.worker.tiers.storage import PageTiersPlan, claim_directory, plan_tiers
 
-# The sampler's instruction set for each --isa. It needs no VNNI, so by itself it may choose another than the engine.
-SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512"}
-
 
 @dataclass(frozen=True, slots=True)
 class CpuModel:
@@ -164,7 +161,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         adapters=adapters,
         angles=loaded.angles,
     )
-    sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, SAMPLER_ISA[config.isa])
+    sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, stream.isa)
     engine = CpuEngine(stream, model, sampler)
     pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
     ready = ready_message(

@@ -4,6 +4,7 @@
 
 constexpr int kSumsInRegisters = 4;  // VF or VI that a kernel adds to: each takes two of the 16 registers
 constexpr int kStateRows = 1;        // rows of a DeltaNet state at once: four chains of additions
+constexpr int kRowLanes = 8;         // floats to a vector of sampling/row_passes.inl
 
 struct VF {
   __m256 lo, hi;

@@ -5,6 +5,7 @@
 
 constexpr int kSumsInRegisters = 16;  // VF or VI that a kernel adds to
 constexpr int kStateRows = 2;         // rows of a DeltaNet state at once: eight chains of additions
+constexpr int kRowLanes = 16;         // floats to a vector of sampling/row_passes.inl
 
 struct VF {  // 16 float32
   __m512 v;

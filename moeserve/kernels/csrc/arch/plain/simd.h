@@ -3,6 +3,7 @@
 
 constexpr int kSumsInRegisters = 8;  // VF or VI that a kernel adds to
 constexpr int kStateRows = 1;        // rows of a DeltaNet state at once: four chains of additions
+constexpr int kRowLanes = 4;         // floats to a vector of sampling/row_passes.inl
 
 typedef float F16x __attribute__((vector_size(64)));
 typedef int32_t I16x __attribute__((vector_size(64)));

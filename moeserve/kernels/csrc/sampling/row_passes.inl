@@ -1,10 +1,12 @@
-// The passes of the sampler that read a whole row. sampling.cpp includes this text once per instruction set,
-// each time in a namespace and under a target pragma of its own, with `kLanes` floats to a vector register.
+// The passes of row_passes.h. arch/kernels.inl includes this text, in a namespace of its own, where every ISA compiles
+// it with its flags.
 //
 // Written in the compiler's generic vectors, with additions in one fixed order and no fused multiply-add
 // (-ffp-contract=off), so that every instruction set gives the same bits.
 
+constexpr int kLanes = kRowLanes;
 constexpr int kHalf = kLanes / 2;
+constexpr double kRoundDouble = 0x1.8p52;  // x + this - this rounds x to an integer
 typedef float VF __attribute__((vector_size(4 * kLanes)));
 typedef float VFHalf __attribute__((vector_size(4 * kHalf)));
 typedef int32_t VI __attribute__((vector_size(4 * kLanes)));

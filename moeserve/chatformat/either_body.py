@@ -1,0 +1,50 @@
+"""A call in a format with tags that may hold JSON in their place: models fall back to the form of Hermes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .events import Event
+from .json_reader import Status
+from .tool_calls import CallBody
+
+
+class EitherBody:
+    """A tool_calls.CallBody: the first character that is no white space decides."""
+
+    def __init__(
+        self, index: int, tagged: Callable[[int], CallBody], in_json: Callable[[int], CallBody]
+    ) -> None:
+        self._index = index
+        self._tagged, self._in_json = tagged, in_json
+        self._body: CallBody | None = None
+        self._space = ""
+
+    @property
+    def announced(self) -> bool:
+        return self._body is not None and self._body.announced
+
+    @property
+    def unread(self) -> str:
+        return "" if self._body is None else self._body.unread
+
+    @property
+    def raw(self) -> str:
+        return self._space if self._body is None else self._body.raw
+
+    @property
+    def rest(self) -> str:
+        return self._space if self._body is None else self._body.rest
+
+    def push(self, char: str, events: list[Event]) -> Status:
+        if self._body is None:
+            if char.isspace():
+                self._space += char
+                return Status.GOING
+            self._body = (self._in_json if char == "{" else self._tagged)(self._index)
+            for space in self._space:
+                self._body.push(space, events)
+        return self._body.push(char, events)
+
+    def finish(self, events: list[Event]) -> bool:
+        return self._body is not None and self._body.finish(events)

@@ -1,0 +1,107 @@
+"""What an error of llguidance means in the words of the client's schemas: which tool, which place, what."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from .engine import GrammarEngine
+from .errors import GrammarError
+from .json_schema.enforced import enforced
+from .json_schema.keywords import subschemas
+from .json_schema.references import Document, Place, pointer
+from .spec import Channels, GrammarSpec, JsonOrToolCalls, JsonSchema, WithCalls
+
+MAX_SECONDS: Final = 0.5  # CPU time of the search
+MAX_PLACES: Final = 100  # one within the other
+
+_IN_GRAMMAR: Final = re.compile(r"^at \d+\(\d+\): |failed to compile JSON schema: ")
+_WHILE: Final = re.compile(r"\n\s*while processing .*")
+_KEYWORDS: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
+
+
+def explained(engine: GrammarEngine, spec: GrammarSpec, error: GrammarError) -> str:
+    """Returns the error of a spec that does not compile, for the client. A grammar or a pattern of the client's own
+    keeps its error as it is."""
+    schemas = list(_schemas(spec))
+    for whose, schema in schemas:
+        search = _Search(engine, schema)
+        if search.message is not None:
+            place = search.innermost()
+            at = f"at {pointer(place.steps)}" if place.steps else ""
+            where = " ".join(filter(None, (whose, at)))
+            return f"{where}: {search.message}" if where else search.message
+    return _plain(str(error)) if schemas else str(error)
+
+
+def _schemas(spec: GrammarSpec) -> Iterator[tuple[str, str]]:
+    """Yields the JSON Schemas of a spec, each with whose it is."""
+    match spec:
+        case JsonSchema(schema=schema) | JsonOrToolCalls(schema=schema):
+            yield "", schema
+        case Channels(answer=JsonSchema(schema=schema)):
+            yield "", schema
+    if isinstance(spec, WithCalls | Channels):
+        yield from ((f'tool "{tool.name}"', tool.schema) for tool in spec.tools)
+
+
+class _Search:
+    """For the innermost schema that has the same error as the whole one."""
+
+    def __init__(self, engine: GrammarEngine, schema: str) -> None:
+        self._engine = engine
+        self._schema = schema
+        self._until = time.thread_time() + MAX_SECONDS
+        self._root = Document(json.loads(schema)).root
+        self._document = Document(self._root.schema)
+        self.message = self._error(self._root)  # None: it compiles
+
+    def innermost(self) -> Place:
+        return self._innermost(self._root, {()}) or self._root
+
+    def _innermost(self, place: Place, seen: set[tuple[str, ...]]) -> Place | None:
+        """None where what has the error is a schema that has been looked into."""
+        has_it_within = False
+        for inner in self._within(place):
+            if time.thread_time() > self._until or len(seen) > MAX_PLACES:
+                return place
+            if not isinstance(inner.schema, dict) or self._error(inner) != self.message:
+                continue
+            has_it_within = True
+            if inner.steps not in seen:
+                found = self._innermost(inner, seen | {inner.steps})
+                if found is not None:
+                    return found
+        return None if has_it_within else place
+
+    def _within(self, place: Place) -> Iterator[Place]:
+        yield from (place.child(one, *steps) for steps, one in subschemas(place.schema, definitions=False))
+        if isinstance(place.schema, dict) and "$ref" in place.schema:
+            target = self._document.follow(place.schema["$ref"], place.base)
+            if target is not None:
+                yield target
+
+    def _error(self, place: Place) -> str | None:
+        try:
+            grammar = f'{{"grammars": [{{"json_schema": {enforced(self._schema, place.steps)}}}]}}'
+            self._engine.matcher(grammar).fill(np.zeros(self._engine.words, np.int32))
+        except GrammarError as error:
+            return _plain(str(error))
+        return None
+
+
+def _plain(message: str) -> str:
+    """Returns llguidance's message without its place in our own grammar."""
+    text = _WHILE.sub("", _IN_GRAMMAR.sub("", message))
+    if (keywords := _KEYWORDS.search(text)) is not None:
+        return f"{', '.join(json.loads(f'[{keywords[1]}]'))} cannot be enforced"
+    if text.startswith("regex parse error"):
+        return f"pattern: {text.rpartition('error: ')[2]}"
+    if text.startswith("circular references"):
+        return "a $ref that leads back to itself cannot be combined with keywords beside it"
+    return text.partition("\n")[0]

@@ -1,0 +1,39 @@
+"""A call's arguments that are no JSON object, as an object: clients send calls back that were cut off."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from moeserve.chatformat.json_reader import JsonReader, Status
+from moeserve.httpserver.transport.request_model import MAX_VALUES
+
+_KEY: Final = "arguments"  # of what has no keys itself
+
+
+def as_object(text: str) -> dict[str, Any]:
+    """Returns what the text says as far as it goes; the text itself, as one argument, where that is unknown."""
+    if text.count("[") + text.count("{") > MAX_VALUES:
+        return {_KEY: text}
+    try:
+        value = json.loads(_completed(text) or text)
+    except (ValueError, RecursionError):
+        return {_KEY: text} if text.strip() else {}
+    if isinstance(value, dict):
+        return value
+    return {} if value is None else {_KEY: value}
+
+
+def _completed(text: str) -> str | None:
+    """Returns an object that was cut off, or is written loosely, as JSON; None where it is none."""
+    reader = JsonReader()
+    shown = []
+    for at, char in enumerate(text, 1):
+        status = reader.push(char)
+        shown.append(reader.shown)
+        if status is Status.DONE:
+            return None if text[at:].strip() else "".join(shown)
+        if status is Status.BROKEN:
+            return None
+    rest = reader.cut_off()
+    return None if rest is None else "".join(shown) + rest

@@ -1,0 +1,84 @@
+"""A connection's bytes that have come and are not parsed yet, given out in slices.
+
+A read may bring 256 KiB, which hold thousands of requests or chunks. No slice goes beyond the end of a message, so that
+a connection's next request is parsed when the one before is answered, and none takes long to parse. Where a slice ends
+means nothing to the parser, which alone decides what the bytes say.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+END: Final = (
+    b"\r\n\r\n"  # of a head, and of a chunked body: of every message but for bodies of an announced length
+)
+HEAD_SLICE: Final = 16 << 10  # bytes
+CHUNKS_SLICE: Final = 4 << 10  # 700 of the smallest chunks, which take a millisecond
+BODY_SLICE: Final = 64 << 10
+_BLANKS: Final = b"\r\n"
+
+
+class HeldInput:
+    """The parser's callbacks say where in a message the next byte is: `begin_body`, `body_came`, `end_message`."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._given = 0  # of `_data`
+        self._tail = b""  # the last bytes of the slices before, where the end of a message may have begun
+        self._body: int | None = (
+            0  # bytes that are to come of an announced length; None: the body is in chunks
+        )
+
+    def __len__(self) -> int:
+        return len(self._data) - self._given
+
+    @property
+    def has_rest_of_body(self) -> bool:
+        """Whether the rest of a body of an announced length is here, and fits into a slice."""
+        return self._body is not None and 0 < self._body <= min(len(self), BODY_SLICE)
+
+    def add(self, data: bytes) -> None:
+        self._data = self._data[self._given :] + data if self else data
+        self._given = 0
+
+    def clear(self) -> None:
+        self._data, self._given = b"", 0
+
+    def skip_blank_lines(self) -> int:
+        """Drops line ends in front of a message, which HTTP allows, and returns how many bytes they had."""
+        rest = self._data[self._given :].lstrip(_BLANKS)
+        skipped = len(self) - len(rest)
+        self._given += skipped
+        return skipped
+
+    def next_slice(self) -> bytes:
+        """At most up to the end of the message."""
+        if self._body:
+            return self._take(min(self._body, BODY_SLICE))
+        most = CHUNKS_SLICE if self._body is None else HEAD_SLICE
+        window = self._tail + self._data[self._given : self._given + most]
+        found = window.find(END)
+        if found < 0:
+            self._tail = window[1 - len(END) :]
+            return self._take(most)
+        taken = found + len(END) - len(self._tail)
+        self._tail = b""
+        return self._take(taken)
+
+    def _take(self, size: int) -> bytes:
+        taken = self._data[self._given : self._given + size]
+        self._given += len(taken)
+        return taken
+
+    # ------------------------------------------------------------ what the parser has found
+
+    def begin_body(self, length: int | None) -> None:
+        """`length` in bytes; None for one in chunks."""
+        self._body = length
+
+    def body_came(self, size: int) -> None:
+        if self._body is not None:
+            self._body -= size
+
+    def end_message(self) -> None:
+        self._body, self._tail = 0, b""

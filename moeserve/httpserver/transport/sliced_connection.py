@@ -1,0 +1,301 @@
+"""uvicorn's HTTP/1.1 connection, reading no faster than its turns come (`turns.py`).
+
+uvicorn itself parses whatever a read brings: thousands of requests, whose client may have no key, in one go. Behind a
+refusal it reads the rest of the body, however long that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final
+
+import httptools
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from moeserve.httpserver.transport.held_input import HeldInput
+from moeserve.httpserver.transport.turns import BYTE_S, READ_S, Account, Need, Turns
+
+HELD_BYTES: Final = 64 << 10  # of requests behind the one that is answered
+LINGER_S: Final = 5.0  # in which what is under way of a body that nobody reads is dropped
+LINGER_BYTES: Final = 32 << 20  # the largest body
+
+PROBES: Final = b"/health"  # the beginning of their paths
+
+SendMessage = Callable[[ASGISendEvent], Coroutine[Any, Any, None]]
+
+
+class SlicedHttpProtocol(HttpToolsProtocol):
+    """Parses a slice of what has come in each turn, and the next request when the one before it is answered. An answer
+    to a request that has not arrived whole is the connection's last: the client is told so, and what it still sends is
+    dropped for a while. (If the connection were closed at once, the kernel would reset it, and the client could lose
+    the answer.)
+
+    An `Upgrade` is ignored, as HTTP allows: the request is answered as if it had none. (httptools takes what follows
+    such a head for another protocol, so that its body would be lost, or read as the next request.)"""
+
+    def __init__(self, *args: Any, turns: Turns | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._turns = turns or Turns()
+        self.account = Account(is_trusted=self._turns.is_open)
+        self._held = HeldInput()
+        self._is_arriving = False  # a request's first bytes have been parsed, and not yet its last
+        self._waits_to_begin = False  # its head has been parsed, and the application not been started
+        self._keeps_alive = False  # as its head says
+        self._is_known = False  # the head that is being parsed has been before
+        self._is_refused = False  # nothing that follows is parsed
+        self._is_last = False  # the server ends: the request that waits is this connection's last
+        self._lingering: asyncio.TimerHandle | None = None
+        self._dropped_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = FlowControl(self)  # type: ignore[arg-type]  # which pauses and resumes the reading
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._turns.forget(self)
+        self._held.clear()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        super().connection_lost(exc)
+
+    # ------------------------------------------------------------ reading
+
+    def data_received(self, data: bytes) -> None:
+        self._turns.charge(self, READ_S + len(data) * BYTE_S)
+        self.pause_reading()
+        if self._is_refused:
+            self._drop(len(data))
+        else:
+            self._unset_keepalive_if_required()
+            self._held.add(data)
+            self._go_on()
+
+    def pause_reading(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Called where the application has taken what had come of the body."""
+        self._go_on()
+
+    @property
+    def _may_parse(self) -> bool:
+        """Whether the next bytes are those of a request that is arriving, or may be those of the next one."""
+        is_answered = self.cycle is None or self.cycle.response_complete
+        return (self._is_arriving or is_answered) and not self._waits_to_begin and not self.flow.read_paused
+
+    def _go_on(self) -> None:
+        """Asks for a turn where there is something to do, and reads where nothing is held. While a request is answered
+        it reads in either case, to learn when its client leaves."""
+        if self._is_refused or self.transport.is_closing():
+            return
+        may_parse = self._may_parse
+        if self._waits_to_begin or (self._held and may_parse):
+            self._unset_keepalive_if_required()
+            self._turns.ask(self)
+        held_at_most = 0 if may_parse or self._waits_to_begin else HELD_BYTES
+        if len(self._held) <= held_at_most and not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    @property
+    def need(self) -> Need:
+        if self._is_refused:
+            return Need.BEGIN
+        if not self._waits_to_begin:
+            return Need.PARSE
+        return Need.PROBE if self.url.startswith(PROBES) else Need.BEGIN
+
+    def take_turn(self) -> bool:
+        """Parses a slice, or begins the request whose head has been parsed."""
+        if self.transport.is_closing():
+            return False
+        if self._is_refused:
+            self.transport.resume_reading()
+            return False
+        cycle = self.cycle
+        if self._waits_to_begin:
+            self._begin()
+        else:
+            self._parse_slice()
+        if self._is_arriving and self._may_parse and self._held.has_rest_of_body:
+            self._parse(self._held.next_slice())
+        self._go_on()
+        return self.cycle is not cycle
+
+    def _parse_slice(self) -> None:
+        if not self._is_arriving:
+            self.blank_lines_came(self._held.skip_blank_lines())
+        if self._held and not self._is_refused:
+            self._parse(self._held.next_slice())
+
+    def blank_lines_came(self, size: int) -> None:
+        """Called with how many bytes were in front of a request."""
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._is_refused and self.parser.get_method() != b"CONNECT":
+                self._parse_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            if not self._is_refused:
+                self.refuse_unreadable()
+
+    def refuse_unreadable(self) -> None:
+        """Called where what has come is no HTTP."""
+        self.send_400_response("Invalid HTTP request received.")
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Lets a new parser read the head again, without its Upgrade, and then `rest`."""
+        head = [b"%s %s HTTP/1.1\r\n" % (self.parser.get_method(), self.url)]
+        head += [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._is_known = True
+        self._parse(b"".join([*head, b"\r\n"]))
+        self._is_known = False
+        if rest and not self._is_refused:
+            self._parse(rest)
+
+    # ------------------------------------------------------------ what the parser has found
+
+    def on_message_begin(self) -> None:
+        if not self._is_known:
+            super().on_message_begin()
+            self._is_arriving = True
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_known:
+            super().on_url(url)
+
+    def head_came(self) -> None:
+        """Called when the head is there and found good. The application is started now, or in a turn of its own where
+        the request is a stranger's."""
+        if not _has_path(self.url):
+            self.refuse_unreadable()
+            return
+        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self._held.begin_body(None if is_chunked else length)
+        is_http_1_0 = self.parser.get_http_version() == "1.0"
+        self._keeps_alive = self.parser.should_keep_alive() and not is_http_1_0 and not self._is_last
+        method = self.parser.get_method()
+        if method == b"CONNECT":  # the parser takes what follows for another protocol
+            self._keeps_alive = False
+        self.account.begin_request(may_be_trusted=self._turns.is_open and method == b"POST")
+        if self._turns.is_known(self.headers):
+            self._turns.admit(self)
+        if self.account.is_strangers:
+            self._waits_to_begin = True
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._waits_to_begin = False
+        self.begin_request()
+        if not self._is_arriving:
+            self._end_of_request()
+
+    def begin_request(self) -> None:
+        """Starts the application."""
+        app = self.app
+        self.app = partial(self._turns.metered, app, self)
+        super().on_headers_complete()
+        self.app = app
+        self.cycle.transport = _Output(self)  # type: ignore[assignment]
+        self.cycle.send = self._ending(self.cycle)  # type: ignore[assignment,method-assign]
+        self.cycle.keep_alive = self._keeps_alive
+
+    def _ending(self, cycle: RequestResponseCycle) -> SendMessage:
+        """Returns the cycle's `send`, which tells the client if the answer is the connection's last."""
+        plain: SendMessage = cycle.send
+
+        async def send(message: ASGISendEvent) -> None:
+            if message["type"] == "http.response.start":
+                cycle.keep_alive &= not self._is_arriving
+            await plain(message)
+
+        return send
+
+    def on_body(self, body: bytes) -> None:
+        self._held.body_came(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._held.end_message()
+        self._is_arriving = False
+        if not self._waits_to_begin:
+            self._end_of_request()
+
+    def _end_of_request(self) -> None:
+        super().on_message_complete()
+
+    # ------------------------------------------------------------ ending
+
+    def on_response_complete(self) -> None:
+        self.account.end_request()
+        if self._lingering is None:
+            super().on_response_complete()
+            self._go_on()
+
+    def shutdown(self) -> None:
+        """The server ends. A request that waits for its turn is answered."""
+        if self._lingering is not None:
+            self.transport.close()
+        elif self._waits_to_begin or (self._held and self._may_parse):
+            self._is_last, self._keeps_alive = True, False
+        else:
+            super().shutdown()
+
+    def end_connection(self) -> None:
+        """The last answer is written."""
+        if self._is_arriving or self._held:
+            self.linger()
+        else:
+            self.transport.close()
+
+    def linger(self) -> None:
+        """Closes our direction, and drops what still comes until the client has closed its own."""
+        if self._lingering is not None or self.transport.is_closing():
+            return
+        self._is_refused = True
+        self._held.clear()
+        self._unset_keepalive_if_required()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._lingering = self.loop.call_later(LINGER_S, self.transport.close)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.transport.resume_reading()
+
+    def _drop(self, size: int) -> None:
+        self._dropped_bytes += size
+        if self._dropped_bytes > LINGER_BYTES:
+            self.transport.close()
+        else:
+            self._turns.ask(self)
+
+
+def _has_path(url: bytes) -> bool:
+    try:
+        path = httptools.parse_url(url).path
+    except httptools.HttpParserInvalidURLError:
+        return False
+    return path is not None and path.isascii()
+
+
+class _Output:
+    """What a cycle has of the transport."""
+
+    def __init__(self, connection: SlicedHttpProtocol) -> None:
+        self._connection = connection
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+
+    def close(self) -> None:
+        self._connection.end_connection()

@@ -1,0 +1,317 @@
+"""Whose bytes are parsed next, and whose request begins: connections take turns on the event loop.
+
+All connections and all answers share one thread. In a turn a slice of a connection's bytes is parsed (`held_input.py`),
+or a request begins; between turns the loop writes what answers have.
+
+A request that has no key and does not reach the engine is a stranger's: a refusal, a probe, a page. While answers are
+under way, all strangers together get a share of the thread's time. They have it in equal parts (`_FairQueue`), a third
+for each need: so heads are parsed, which may bring a key, and the server's health is told, whatever crowd asks for
+anything else. Whoever asks without end waits, and the kernel stops him when its buffers are full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextvars import ContextVar
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+SHARE: Final = 0.1  # of the thread's time, for strangers while answers are under way
+BURST_S: Final = 0.05  # of the thread's time, saved up while there are none
+MAX_DEBT_S: Final = 0.02  # that costly requests leave: a fifth of a second until the next stranger's turn
+SLICE_S: Final = 0.002  # of the thread's time until the loop has its turn; strangers have half of it
+MOST_BEGUN: Final = 8  # requests until then; one stranger's
+SLACK: Final = 64  # places of a queue whose connections have closed
+READ_S: Final = 20e-6  # a read that the loop has done, and a byte of it
+BYTE_S: Final = 0.2e-9
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
+class Need(Enum):
+    """What a connection's turn is for."""
+
+    PARSE = 0
+    PROBE = 1  # to begin a request for the server's health
+    BEGIN = 2  # to begin another, or to drop what comes behind a refusal
+
+
+class Account:
+    """What a connection has used up of the event loop's time, in seconds."""
+
+    def __init__(self, *, is_trusted: bool = False) -> None:
+        self._is_trusted = (
+            is_trusted  # its last request was no stranger's, or it has had none where all may ask
+        )
+        self._request_is_admitted = False  # the one that is being answered is no stranger's
+        self._of_request = 0.0
+        self.due = dict.fromkeys(Need, 0.0)  # its next turn, by the clock of the queue for each need
+        self.need = Need.PARSE  # that its last turn was for
+
+    @property
+    def is_strangers(self) -> bool:
+        return not (self._is_trusted or self._request_is_admitted)
+
+    def begin_request(self, *, may_be_trusted: bool = False) -> None:
+        self._of_request, self._request_is_admitted = 0.0, False
+        self._is_trusted &= may_be_trusted
+
+    def end_request(self) -> None:
+        self._is_trusted = self._request_is_admitted
+
+    def charge(self, seconds: float) -> float:
+        """Returns how much of it is a stranger's."""
+        if self._request_is_admitted:
+            return 0.0
+        self._of_request += seconds
+        self.due[self.need] += seconds
+        return seconds
+
+    def admit(self) -> float:
+        """The request that is being answered is no stranger's. Returns what it has been charged so far."""
+        if self._request_is_admitted:
+            return 0.0
+        self._request_is_admitted = True
+        self.due[self.need] -= self._of_request
+        return self._of_request
+
+
+class Waiting(Protocol):
+    """A connection that has something to do."""
+
+    account: Account
+
+    @property
+    @abstractmethod
+    def need(self) -> Need: ...
+
+    @abstractmethod
+    def take_turn(self) -> bool:
+        """Returns whether a request has begun. Asks again if there is more to do."""
+
+
+class _FairQueue:
+    """Strangers with the same need, by when their turns are due. Its clock shows when the turn was due that came last.
+    A connection's next one is due later by what it has used up, and that of one that has not asked for long is due at
+    once.
+
+    The clock also goes on by itself, at a quarter of the rate at which each of those that ask is served: else a crowd
+    of ever new connections, which have used up nothing, would keep out one that has used up a little."""
+
+    def __init__(self, need: Need) -> None:
+        self.used = 0.0  # of the thread's time, by all turns
+        self._need = need
+        self._clock = 0.0
+        self._heap: list[tuple[float, int, Waiting]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, place: int, connection: Waiting) -> None:
+        dues = connection.account.due
+        due = dues[self._need] = max(dues[self._need], self._clock)
+        heapq.heappush(self._heap, (due, place, connection))
+
+    def pop(self) -> tuple[int, Waiting]:
+        """Raises IndexError."""
+        due, place, connection = heapq.heappop(self._heap)
+        self._clock = max(self._clock, due)
+        return place, connection
+
+    def charge(self, seconds: float) -> None:
+        self.used += seconds
+        self._clock += seconds / (4 * max(1, len(self._heap)))
+
+    def drop_left(self, asking: Mapping[Waiting, int]) -> None:
+        """Drops places that count no more, where most do."""
+        if len(self._heap) > 2 * len(asking) + SLACK:
+            self._heap = [entry for entry in self._heap if asking.get(entry[2]) == entry[1]]
+            heapq.heapify(self._heap)
+
+
+class Turns:
+    """Those of one listening port."""
+
+    def __init__(
+        self,
+        *,
+        is_busy: Callable[[], bool] = lambda: True,
+        is_known: Callable[[RawHeaders], bool] = lambda headers: False,
+        is_open: bool = False,
+        share: float = SHARE,
+    ) -> None:
+        """`is_busy`: answers are under way, beside which strangers get no more than `share`. `is_known`: headers have a
+        key, so that their request begins at once. `is_open`: there are no keys, and a POST begins at once if it is a
+        connection's first, or the one before reached the engine."""
+        self.is_known = is_known
+        self.is_open = is_open
+        self._share = share
+        self._is_busy = is_busy
+        self._places = itertools.count()
+        self._asking: dict[Waiting, int] = {}  # to their places; other places of theirs count no more
+        self._admitted: deque[tuple[int, Waiting]] = deque()
+        self._strangers = {need: _FairQueue(need) for need in Need}
+        self._used = 0.0  # by the queue whose turn came last
+        self._debt = -BURST_S  # strangers' time beyond their share
+        self._paid_at = time.monotonic()
+        self._next_run: asyncio.Handle | None = None
+
+    def ask(self, connection: Waiting) -> None:
+        """`connection` gets a turn. It may have asked for it already."""
+        if connection not in self._asking:
+            self._queue(connection)
+            if self._next_run is None or not connection.account.is_strangers:
+                self._schedule()
+
+    def _queue(self, connection: Waiting) -> None:
+        """A place that it has already counts no more."""
+        place = self._asking[connection] = next(self._places)
+        if not connection.account.is_strangers:
+            self._admitted.append((place, connection))
+            return
+        queue = self._strangers[connection.need]
+        if not queue:
+            queue.used = max(queue.used, self._used)
+        queue.add(place, connection)
+
+    def forget(self, connection: Waiting) -> None:
+        """It is closed, and gets no turn any more."""
+        self._asking.pop(connection, None)
+        for queue in self._strangers.values():
+            queue.drop_left(self._asking)
+
+    def charge(self, connection: Waiting, seconds: float) -> None:
+        strangers = connection.account.charge(seconds)
+        if strangers:
+            self._debt = min(self._debt + strangers, MAX_DEBT_S)
+            self._strangers[connection.account.need].charge(strangers)
+            if connection in self._asking and connection.need is connection.account.need:
+                self._queue(connection)
+
+    def admit(self, connection: Waiting) -> None:
+        """The request that `connection` has is no stranger's."""
+        self._debt -= connection.account.admit()
+        if connection in self._asking:
+            self._queue(connection)
+        if self._asking:
+            self._schedule()
+
+    async def metered(
+        self, app: ASGIApp, connection: Waiting, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Runs `app`; what it takes is charged to `connection`."""
+        _of_task.set((self, connection))
+        await _Metered(self, connection, app(scope, receive, send).__await__())
+
+    # ------------------------------------------------------------ turns
+
+    def _schedule(self) -> None:
+        if self._next_run is not None:
+            self._next_run.cancel()
+        loop = asyncio.get_running_loop()
+        if self._admitted or not self._is_over_share:
+            self._next_run = loop.call_soon(self._run)
+        else:
+            self._next_run = loop.call_later(self._debt / self._share, self._run)
+
+    @property
+    def _is_over_share(self) -> bool:
+        return self._debt > 0 and self._is_busy()
+
+    def _run(self) -> None:
+        self._next_run = None
+        self._pay()
+        begun = 0
+        until = time.thread_time() + SLICE_S
+        while not begun and not self._is_over_share and time.thread_time() < until - SLICE_S / 2:
+            if (connection := self._next_stranger()) is None:
+                break
+            begun += self._take_turn(connection)
+        while begun < MOST_BEGUN and time.thread_time() < until:
+            if (connection := self._next_admitted()) is None:
+                break
+            begun += self._take_turn(connection)
+        if self._asking:
+            self._schedule()
+
+    def _pay(self) -> None:
+        now = time.monotonic()
+        self._debt = max(self._debt - self._share * (now - self._paid_at), -BURST_S)
+        self._paid_at = now
+
+    def _take_turn(self, connection: Waiting) -> bool:
+        connection.account.need = connection.need
+        before = time.thread_time()
+        has_begun = connection.take_turn()
+        self.charge(connection, time.thread_time() - before)
+        return has_begun
+
+    def _next_stranger(self) -> Waiting | None:
+        while queues := [queue for queue in self._strangers.values() if queue]:
+            queue = min(queues, key=lambda queue: queue.used)
+            self._used = max(self._used, queue.used)
+            place, connection = queue.pop()
+            if self._takes(place, connection):
+                return connection
+        return None
+
+    def _next_admitted(self) -> Waiting | None:
+        while self._admitted:
+            place, connection = self._admitted.popleft()
+            if self._takes(place, connection):
+                return connection
+        return None
+
+    def _takes(self, place: int, connection: Waiting) -> bool:
+        """Whether it is the connection's place. It is then asking no more."""
+        if self._asking.get(connection) != place:
+            return False
+        del self._asking[connection]
+        return True
+
+
+class _Metered:
+    """An awaitable that charges each step of another one's."""
+
+    def __init__(self, turns: Turns, connection: Waiting, steps: Generator[Any, Any, None]) -> None:
+        self._turns, self._connection, self._steps = turns, connection, steps
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self
+
+    def __iter__(self) -> _Metered:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        before = time.thread_time()
+        try:
+            return self._steps.send(value)
+        finally:
+            self._turns.charge(self._connection, time.thread_time() - before)
+
+    def throw(self, *error: Any) -> Any:
+        return self._steps.throw(*error)
+
+    def close(self) -> None:
+        self._steps.close()
+
+
+_of_task: ContextVar[tuple[Turns, Waiting] | None] = ContextVar("connection", default=None)
+
+
+def admit() -> None:
+    """The request that this task answers has reached the engine."""
+    if (found := _of_task.get()) is not None:
+        turns, connection = found
+        turns.admit(connection)

@@ -1,0 +1,91 @@
+"""The order in which the samplers run: ours, or one that a request asks for as llama-server's clients do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, get_args
+
+from moeserve.sampling.parameters import DEFAULTS, PARAMETERS, Sampler, SamplerSettings
+
+# Of vLLM, with llama.cpp's samplers where vLLM has none.
+DEFAULT_ORDER: Final[tuple[Sampler, ...]] = get_args(Sampler)
+EDITS: Final = ("penalties", "dry")  # they change logits, and come before whatever leaves tokens out
+
+# What an order is for a device: four bits a sampler, the first in the lowest, as sampling.h and chain.py have them.
+CODES: Final[Mapping[str, int]] = {name: i + 1 for i, name in enumerate(DEFAULT_ORDER[len(EDITS) :])}
+_PLAIN: Final = ("temperature", "top_k", "min_p", "top_p")
+
+_LETTERS: Final[Mapping[str, str]] = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typical_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+}
+_NAMES: Final[Mapping[str, str]] = {
+    **{name: name for name in DEFAULT_ORDER},
+    "typ_p": "typical_p",
+    "typical": "typical_p",
+    "typ-p": "typical_p",
+    "typical-p": "typical_p",
+    "typ": "typical_p",
+    "top-k": "top_k",
+    "top-p": "top_p",
+    "nucleus": "top_p",
+    "min-p": "min_p",
+    "top-n-sigma": "top_n_sigma",
+    "temp": "temperature",
+}
+
+
+# Samplers of llama-server's that are off here: their own fields are refused unless they ask for nothing.
+_OFF: Final = frozenset({"tfs_z", "adaptive_p", "a"})
+
+
+def read_order(asked: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns an order of DEFAULT_ORDER's names, from llama-server's names or letters. ValueError says what is wrong
+    with one that cannot be had. Clients name a sampler twice in two spellings, of which llama-server knows one."""
+    table, kind = (_LETTERS, "letter") if isinstance(asked, str) else (_NAMES, "sampler")
+    wanted = [one for one in asked if one not in _OFF]
+    unknown = [one for one in wanted if one not in table]
+    if unknown:
+        raise ValueError(f"there is no {kind} {unknown[0][:40]!r}; there are {', '.join(table)}")
+    if len(set(wanted)) < len(wanted):
+        raise ValueError("a sampler comes once")
+    order = tuple(dict.fromkeys(table[one] for one in wanted))
+    edits = [name for name in order if name in EDITS]
+    if tuple(edits) != order[: len(edits)] or edits == list(reversed(EDITS)):
+        raise ValueError(
+            "penalties come first and dry behind them: they change logits before tokens are left out"
+        )
+    return order
+
+
+def heeded(settings: SamplerSettings, order: Sequence[str]) -> dict[str, Any]:
+    """The settings by name, at their defaults where the order leaves their sampler out; no order has all."""
+    kept = order or DEFAULT_ORDER
+    return {
+        name: getattr(settings if of.sampler in kept else DEFAULTS, name) for name, of in PARAMETERS.items()
+    }
+
+
+def order_code(settings: SamplerSettings, order: Sequence[str] = ()) -> int:
+    """For a device, which gets `heeded` settings: the samplers that do something, packed in their order. 0 stands for
+    temperature, top_k, min_p and top_p in this order, of which some may do nothing."""
+    acting = [name for name in order or DEFAULT_ORDER if name in CODES and _acts(name, settings)]
+    if acting == [name for name in _PLAIN if _acts(name, settings)]:
+        return 0
+    return sum(CODES[name] << 4 * i for i, name in enumerate(acting))
+
+
+def _acts(sampler: str, settings: SamplerSettings) -> bool:
+    """Whether a setting of the sampler's that is no detail of another differs from its default."""
+    return any(
+        getattr(settings, name) != getattr(DEFAULTS, name)
+        for name, of in PARAMETERS.items()
+        if of.sampler == sampler and not of.detail_of
+    )

@@ -1,0 +1,280 @@
+"""The sampling parameters that are numbers: a field of SamplerSettings declares one, with all that is known of it.
+
+`docs/development/adding-a-sampling-parameter.md` says what else a new one needs: its place in the samplers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
+
+import msgspec
+
+Api = Literal["openai", "responses", "anthropic", "lightllm", "llama_server", "ollama"]
+Column = Literal["float32", "float64", "int32"]
+# In the order in which they run unless a request asks for another.
+Sampler = Literal[
+    "penalties", "dry", "temperature", "top_n_sigma", "top_k", "typical_p", "min_p", "top_p", "xtc"
+]
+
+INT32_MAX: Final = (1 << 31) - 1
+
+
+class Range(NamedTuple):
+    low: float
+    high: float
+    without_low: bool = False  # `low` itself is outside
+
+    def __contains__(self, value: object) -> bool:
+        assert isinstance(value, int | float)
+        return (self.low < value if self.without_low else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        return f"{'above ' if self.without_low else ''}{self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What is known of a parameter, beside its name, type and default, which are the field's.
+
+    A value below `least` means `least`: APIs write "off" as -1, too.
+    """
+
+    help: str  # one line, for the APIs' documents
+    range: Range  # of an API's values
+    column: Column  # the type that the device has it in
+    sampler: Sampler  # what reads it
+    apis: tuple[Api, ...]
+    names: Mapping[Api, str] = field(default_factory=dict)  # where an API's name is another
+    ranges: Mapping[Api, Range] = field(default_factory=dict)  # where an API's range is another
+    defaults: Mapping[Api, float] = field(default_factory=dict)  # where an API's default is another
+    notes: Mapping[Api, str] = field(default_factory=dict)  # where an API's help is another
+    least: float | None = None
+    idle: tuple[
+        float, ...
+    ] = ()  # values beside the default that ask nothing of a beam search, which does not sample
+    gguf: str = ""  # its key in a GGUF file is general.sampling.GGUF
+    detail_of: str = ""  # the parameter without which it changes nothing
+
+    def name_in(self, api: Api, name: str) -> str:
+        return self.names.get(api, name)
+
+    def bounded(self, value: float) -> float:
+        return value if self.least is None else max(value, type(value)(self.least))
+
+    def range_in(self, api: Api) -> Range:
+        return self.ranges.get(api, self.range)
+
+
+_ALL: Final = ("openai", "responses", "anthropic", "lightllm", "llama_server", "ollama")
+_LOCAL: Final = ("openai", "llama_server")  # of the servers of open models
+_PENALISING: Final = ("openai", "lightllm", "llama_server", "ollama")
+_NOT_0: Final = Range(0, 1, without_low=True)
+_SHARE: Final = Range(0, 1)
+_SIGNED: Final = Range(-2, 2)
+_POSITIVE: Final = Range(0, 2)
+_OFF_BELOW: Final = Range(-1, INT32_MAX)
+_ANY_HEAT: Final = Range(0, 1000)
+_REPEAT: Final[Mapping[Api, str]] = {"llama_server": "repeat_penalty", "ollama": "repeat_penalty"}
+
+
+class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a token is chosen from logits. httpserver validates the ranges; the worker relies on them."""
+
+    temperature: Annotated[
+        float,
+        Parameter(
+            "0 is greedy.",
+            Range(0, 2),
+            "float32",
+            "temperature",
+            _ALL,
+            ranges={
+                "anthropic": _SHARE,
+                "lightllm": Range(0, 2, without_low=True),
+                "llama_server": _ANY_HEAT,
+                "ollama": _ANY_HEAT,
+            },
+            idle=(0,),
+            gguf="temp",
+        ),
+    ] = 1.0
+    top_k: Annotated[
+        int,
+        Parameter(
+            "The most likely tokens, this many. 0 and -1 switch it off.",
+            _OFF_BELOW,
+            "int32",
+            "top_k",
+            _ALL,
+            ranges={"anthropic": Range(0, INT32_MAX)},
+            notes={"anthropic": "0 switches it off.", "lightllm": "-1 switches it off."},
+            defaults={"lightllm": -1},
+            least=0,
+            idle=(-1,),
+            gguf="top_k",
+        ),
+    ] = 0
+    top_p: Annotated[
+        float,
+        Parameter(
+            "The most likely tokens that have this probability together.",
+            _NOT_0,
+            "float64",
+            "top_p",
+            _ALL,
+            ranges={"llama_server": _SHARE, "ollama": _SHARE},
+            gguf="top_p",
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        Parameter(
+            "Tokens with at least this share of the most likely token's probability.",
+            _SHARE,
+            "float64",
+            "min_p",
+            ("openai", "llama_server", "ollama"),
+            gguf="min_p",
+        ),
+    ] = 0.0
+    presence_penalty: Annotated[
+        float,
+        Parameter(
+            "Subtracted from the logits of the answer's tokens so far.",
+            _SIGNED,
+            "float32",
+            "penalties",
+            _PENALISING,
+            ranges={"lightllm": _POSITIVE},
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        Parameter(
+            "The same, as many times as the answer has the token.",
+            _SIGNED,
+            "float32",
+            "penalties",
+            _PENALISING,
+            ranges={"lightllm": _POSITIVE},
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        Parameter(
+            "Divides a positive logit, and multiplies a negative one, of the tokens of prompt and answer.",
+            Range(0.01, 100),
+            "float32",
+            "penalties",
+            _PENALISING,
+            names=_REPEAT,
+            ranges={"lightllm": Range(1, 100)},
+            gguf="penalty_repeat",
+        ),
+    ] = 1.0
+    dry_multiplier: Annotated[
+        float,
+        Parameter(
+            "The penalty for a token that would continue a repetition; 0 switches DRY off.",
+            Range(0, 100),
+            "float32",
+            "dry",
+            _LOCAL,
+        ),
+    ] = 0.0
+    dry_base: Annotated[
+        float,
+        Parameter(
+            "The penalty grows by this factor with every token of the repetition.",
+            Range(1, 100),
+            "float32",
+            "dry",
+            _LOCAL,
+            detail_of="dry_multiplier",
+        ),
+    ] = 1.75
+    dry_allowed_length: Annotated[
+        int,
+        Parameter(
+            "A repetition of this many tokens has the penalty dry_multiplier, a shorter one none.",
+            Range(0, INT32_MAX),
+            "int32",
+            "dry",
+            _LOCAL,
+            detail_of="dry_multiplier",
+        ),
+    ] = 2
+    dry_penalty_last_n: Annotated[
+        int,
+        Parameter(
+            "The last tokens in which repetitions are looked for; -1: all, 0: none.",
+            _OFF_BELOW,
+            "int32",
+            "dry",
+            _LOCAL,
+            detail_of="dry_multiplier",
+        ),
+    ] = -1
+    top_n_sigma: Annotated[
+        float,
+        Parameter(
+            "Tokens whose logit is within this many standard deviations of the largest. 0 and -1 switch it off.",
+            Range(-1, 1000),
+            "float64",
+            "top_n_sigma",
+            _LOCAL,
+            least=0,
+            idle=(-1,),
+        ),
+    ] = 0.0
+    typical_p: Annotated[
+        float,
+        Parameter(
+            "Of the tokens whose surprise is nearest to the expected one, those that have this probability together.",
+            _NOT_0,
+            "float64",
+            "typical_p",
+            ("openai", "llama_server", "ollama"),
+            ranges={"llama_server": _SHARE, "ollama": _SHARE},
+        ),
+    ] = 1.0
+    xtc_probability: Annotated[
+        float,
+        Parameter(
+            "How often all tokens of xtc_threshold and more, but the least likely of them, are left out.",
+            _SHARE,
+            "float64",
+            "xtc",
+            _LOCAL,
+            gguf="xtc_probability",
+        ),
+    ] = 0.0
+    xtc_threshold: Annotated[
+        float,
+        Parameter(
+            "The probability from which on XTC leaves tokens out; above 0.5 it leaves none out.",
+            _SHARE,
+            "float64",
+            "xtc",
+            _LOCAL,
+            gguf="xtc_threshold",
+            detail_of="xtc_probability",
+        ),
+    ] = 0.1
+
+
+def _declared() -> Mapping[str, Parameter]:
+    hints = get_type_hints(SamplerSettings, include_extras=True)
+    return {name: hints[name].__metadata__[0] for name in SamplerSettings.__struct_fields__}
+
+
+PARAMETERS: Final = _declared()  # by name
+TYPES: Final[Mapping[str, type[int] | type[float]]] = get_type_hints(SamplerSettings)
+DEFAULTS: Final = SamplerSettings()
+
+
+def settings_of(settings: SamplerSettings) -> dict[str, Any]:
+    """The parameters by name; `settings` may be a message that has other fields too."""
+    return {name: getattr(settings, name) for name in PARAMETERS}

@@ -1,0 +1,38 @@
+"""80 connections without a key that do their worst: what others notice of it. `benchmarks.hostile_clients` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.hostile_clients import AT_HEALTH_PORT, ATTACKS, Address, keyed_server, measure
+from benchmarks.server import Server
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+HEALTH_CPU_S = 0.1  # of the event loop, within one request of /health
+SPEED = 0.8  # of a stream with a key
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[tuple[Server, Address, Address]]:
+    with keyed_server() as found:
+        yield found
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_health_and_a_stream_go_on(keyed: tuple[Server, Address, Address], attack: str) -> None:
+    server, api, _ = keyed
+    noticed = measure(server, attack, api)
+    assert noticed.statuses == {200}
+    assert noticed.health_cpu < HEALTH_CPU_S, noticed
+    assert noticed.speed > SPEED, noticed
+
+
+@pytest.mark.parametrize("attack", AT_HEALTH_PORT)
+def test_the_health_port_too(keyed: tuple[Server, Address, Address], attack: str) -> None:
+    server, _, health = keyed
+    noticed = measure(server, attack, health)
+    assert noticed.statuses == {200}
+    assert noticed.health_cpu < HEALTH_CPU_S, noticed
+    assert noticed.speed > SPEED, noticed

@@ -1,0 +1,187 @@
+"""Whose turn it is: strangers' share of the time, and their order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from moeserve.httpserver.transport import turns
+from moeserve.httpserver.transport.turns import SHARE, Account, Need, Turns
+
+
+def spend(seconds: float) -> None:
+    """The thread's time, not the clock's."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+class Client:
+    """A connection that asks again at once; each of its turns begins a request that takes `cost` seconds."""
+
+    def __init__(
+        self,
+        served: list[Client],
+        cost: float,
+        *,
+        name: str = "",
+        need: Need = Need.BEGIN,
+        has_key: bool = False,
+    ) -> None:
+        self.account = Account()
+        self.name = name
+        self.need = need
+        self._has_key = has_key
+        self.turns: Turns | None = None  # to ask again
+        self._served, self._cost = served, cost
+
+    def take_turn(self) -> bool:
+        self._served.append(self)
+        self.account.begin_request()
+        if self._has_key:
+            self.account.admit()
+        spend(self._cost)
+        self.account.end_request()
+        if self.turns is not None:
+            self.turns.ask(self)
+        return True
+
+
+def served_within(seconds: float, begin: Callable[[list[Client]], Any]) -> tuple[list[Client], float]:
+    """Whose turns came, and the thread's time that they took."""
+    served: list[Client] = []
+
+    async def play() -> float:
+        begin(served)
+        before = time.thread_time()
+        await asyncio.sleep(seconds)
+        return time.thread_time() - before
+
+    return served, asyncio.run(play())
+
+
+def flood(all_turns: Turns, served: list[Client], count: int, cost: float = 0.001) -> None:
+    for _ in range(count):
+        client = Client(served, cost)
+        client.turns = all_turns
+        all_turns.ask(client)
+
+
+def test_strangers_have_a_share_of_the_time_while_answers_are_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "BURST_S", 0.0)
+    for is_busy, low, high in ((True, 0.3 * SHARE, 1.5 * SHARE), (False, 2 * SHARE, 1.0)):
+
+        def begin(served: list[Client], is_busy: bool = is_busy) -> None:
+            flood(Turns(is_busy=lambda: is_busy), served, 20)
+
+        _, taken = served_within(1.0, begin)
+        assert low < taken < high
+
+
+def test_a_costly_request_keeps_no_one_out_for_long() -> None:
+    async def play() -> float:
+        served: list[Client] = []
+        mine = Turns()
+        mine.ask(Client(served, 1.0))  # a second of the time is ten seconds of the share
+        mine.ask(Client(served, 0.0))
+        while not served:
+            await asyncio.sleep(0.01)
+        begun = time.monotonic()
+        while len(served) < 2:
+            await asyncio.sleep(0.01)
+        return time.monotonic() - begun
+
+    assert 0.1 < asyncio.run(play()) < 0.5
+
+
+def test_who_has_used_up_less_comes_first_and_a_probe_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "BURST_S", 0.0)
+
+    async def play() -> list[str]:
+        served: list[Client] = []
+        mine = Turns()
+        flood(mine, served, 80)
+        while len(served) < 160:
+            await asyncio.sleep(0.01)
+        before = len(served)
+        fresh = [Client(served, 0.0, name="fresh"), Client(served, 0.0, name="probe", need=Need.PROBE)]
+        for client in fresh:
+            mine.ask(client)
+        while not all(client in served for client in fresh):
+            await asyncio.sleep(0.01)
+        return [client.name for client in served[before:]]
+
+    order = asyncio.run(asyncio.wait_for(play(), 60))
+    assert order[0] == "probe"
+    assert order.index("fresh") <= 2
+
+
+def test_a_connection_that_was_closed_gets_no_turn() -> None:
+    def begin(served: list[Client]) -> None:
+        mine = Turns()
+        for index in range(1000):
+            client = Client(served, 0.0, name="left" if index % 2 else "stays")
+            mine.ask(client)
+            mine.ask(client)  # twice is once
+            if index % 2:
+                mine.forget(client)
+
+    served, _ = served_within(1.0, begin)
+    assert [client.name for client in served] == ["stays"] * 500
+
+
+def test_whoever_has_a_key_waits_for_no_share() -> None:
+    def begin(served: list[Client]) -> None:
+        mine = Turns()
+        flood(mine, served, 20)
+        known = Client(served, 0.001, name="known", has_key=True)
+        known.turns = mine
+        mine.ask(known)
+
+    served, _ = served_within(2.0, begin)
+    of_known = sum(client.name == "known" for client in served)
+    assert of_known > 100  # requests of a millisecond, on a machine that may have much else to do
+    assert of_known > len(served) / 5
+
+
+def test_what_a_request_takes_is_charged_until_it_is_admitted() -> None:
+    async def play(*, admits: bool) -> float:
+        mine = Turns()
+        client = Client([], 0.0)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            spend(0.05)
+            await asyncio.sleep(0)
+            if admits:
+                turns.admit()
+            spend(0.05)
+
+        client.account.begin_request()
+        await mine.metered(app, client, {}, None, None)  # type: ignore[arg-type]
+        client.account.end_request()
+        assert client.account.is_strangers != admits
+        return client.account.due[client.account.need]
+
+    assert 0.09 < asyncio.run(play(admits=False)) < 0.2
+    assert asyncio.run(play(admits=True)) < 0.01
+
+
+def test_where_all_may_ask_a_post_is_trusted_until_it_is_refused() -> None:
+    account = Account(is_trusted=True)
+    seen = [account.is_strangers]
+    account.begin_request(may_be_trusted=True)
+    seen.append(account.is_strangers)
+    account.end_request()  # without having reached the engine
+    assert [*seen, account.is_strangers] == [False, False, True]
+    account.begin_request(may_be_trusted=True)
+    account.admit()
+    account.end_request()
+    assert not account.is_strangers
+    account.begin_request(may_be_trusted=False)  # a GET
+    assert account.is_strangers
