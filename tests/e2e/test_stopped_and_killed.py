@@ -1,7 +1,7 @@
 """Every process of a server is stopped (SIGSTOP) or killed, alone and two at a time: /health says what is true, the
 server recovers or ends with an exit code, no counter falls.
 
-The quick part is each process alone, and the pairs of which one waits for the other. All pairs take an hour.
+Each process alone is quick. Pairs, of which one may wait for the other, are slow: all take an hour.
 """
 
 from __future__ import annotations
@@ -181,6 +181,8 @@ def test_one(begin: Callable[[], Tried], name: str, how: str) -> None:
     try_out(begin(), (name, how))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("pair", WAITING, ids=str)
 def test_two_of_which_one_waits_for_the_other(
     begin: Callable[[], Tried], pair: tuple[tuple[str, str], ...]

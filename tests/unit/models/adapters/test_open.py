@@ -7,9 +7,11 @@ import json
 import os
 import struct
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from moeserve.models.adapters.errors import AdapterError
@@ -99,7 +101,7 @@ def test_a_configuration_of_many_megabytes_is_not_read(folder: Path) -> None:
 
 def test_the_largest_adapter_of_a_model_is_read(folder: Path) -> None:
     """With the longest names that PEFT gives."""
-    tensors = dict(GOOD)
+    tensors: dict[str, npt.NDArray[Any]] = dict(GOOD)
     for expert in range(GATE.experts):
         for layer in range(SHAPE.num_layers):
             tensors |= _experts(SHAPE, layer, expert)
@@ -110,8 +112,8 @@ def test_the_largest_adapter_of_a_model_is_read(folder: Path) -> None:
     assert open_adapter("x", path, SHAPE, folder).nbytes
 
 
-def _experts(shape: ModelShape, layer: int, expert: int) -> dict[str, object]:
-    found: dict[str, object] = {}
+def _experts(shape: ModelShape, layer: int, expert: int) -> dict[str, npt.NDArray[Any]]:
+    found: dict[str, npt.NDArray[Any]] = {}
     for name, part in (("gate", "gate"), ("up", "gate"), ("down", "down")):
         product = products_of(shape, layer)[f"ffn_{part}_exps"]
         for matrix, form in (("A", (2, product.cols)), ("B", (product.rows, 2))):
