@@ -23,6 +23,7 @@ from moeserve.messages.schema import (
     Abort,
     EngineReady,
     GenerateRequest,
+    Heartbeat,
     ProcessLost,
     Resumed,
     TextItem,
@@ -140,13 +141,15 @@ def test_a_lost_detokenizers_requests_are_ended_at_the_router_and_begun_again() 
         async with engine.start([request(engine), request(engine)]) as stream:
             first, second = router.requests
             await tell(router, text(first.id, 7), lost("detokenizer"))
-            assert engine.status == "ok"
+            assert engine.status == "restarting"
             told = router.sent[2:]
             assert [type(message) for message in told] == [Abort, GenerateRequest] * 2
             assert [message.id for message in told[::2]] == [first.id, second.id]
             assert [message.resumed.token_ids for message in told[1::2]] == [array("i", [7]).tobytes(), b""]
             for again in told[1::2]:
                 await tell(router, text(again.id, 3, finish_reason="stop", usage=USAGE))
+            await tell(router, Heartbeat("detokenizer"))
+            assert engine.status == "ok"
             assert len(await texts(stream)) == 3
 
     play(scene)
