@@ -3,8 +3,8 @@
 
 Commands, a line each on standard input, one JSON answer each: `load PATH THREADS FORM CLOCK STREAMS` (CLOCK: wall
 or cpu; STREAMS: the most at once), `prefill N`, `decode STREAMS PROMPT STEPS`. Standard output holds nothing
-else. FORM is one of `repacked` and `not-repacked` (weights on the CPU), `shared-cache` and `own-caches` (all layers on the GPU, flash
-attention, one KV cache for all streams or one each).
+else. FORM is one of `repacked` and `not-repacked` (weights on the CPU), `shared-cache` and `own-caches` (all layers on
+the GPU, flash attention, one KV cache for all streams or one each).
 """
 
 import ctypes
