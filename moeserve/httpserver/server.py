@@ -21,6 +21,7 @@ from moeserve.httpserver.app import APIS, build_app
 from moeserve.httpserver.generation.chat.chat_formats import formats_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.queue_room import QueueRoom
 from moeserve.httpserver.generation.engine.silences import Silences
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults, sampling_defaults
 from moeserve.httpserver.generation.service import Service
@@ -83,6 +84,7 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         request_timeout=config.request_timeout,
         first_id=process.first_request_id,
         heartbeat=process.heartbeat,
+        room=QueueRoom(config.max_num_queued_reqs),
         silences=Silences(process.launcher),
     )
     service = Service(
@@ -280,7 +282,7 @@ def _uvicorn_config(service: Service, apis: ApiTable) -> uvicorn.Config:
     def is_known(headers: RawHeaders) -> bool:
         return keys.key_in(headers) is not None
 
-    turns = Turns(is_busy=lambda: service.engine.has_requests, is_known=is_known, is_open=not keys)
+    turns = Turns(is_busy=lambda: not service.engine.room.is_empty, is_known=is_known, is_open=not keys)
     made = uvicorn.Config(
         app,
         http=partial(BoundedHttpProtocol, idle=idle, turns=turns),  # type: ignore[arg-type]

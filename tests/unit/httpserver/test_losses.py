@@ -22,7 +22,9 @@ from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.schema import (
     Abort,
     EngineReady,
+    GenerateBatch,
     GenerateRequest,
+    Heartbeat,
     ProcessLost,
     Resumed,
     TextItem,
@@ -53,7 +55,14 @@ class Router:
 
     @property
     def requests(self) -> list[GenerateRequest]:
-        return [message for message in self.sent if isinstance(message, GenerateRequest)]
+        found: list[GenerateRequest] = []
+        for message in self.sent:
+            match message:
+                case GenerateRequest():
+                    found.append(message)
+                case GenerateBatch():
+                    found += message.unpacked()
+        return found
 
 
 Scene = Callable[[EngineClient, Router], Awaitable[None]]
@@ -108,7 +117,7 @@ def test_a_lost_router_gets_what_a_client_has_and_the_client_nothing_twice() -> 
     async def scene(engine: EngineClient, router: Router) -> None:
         asked = request(engine, prompt_logprobs=0)
         async with engine.start([asked]) as stream:
-            scored = [TokenLogprob(2, -1.0, 1, [], [])]
+            scored = [TokenLogprob(2, -1.0, 1, (), ())]
             await tell(
                 router,
                 TextOut([TextItem(asked.id, "", [], prompt_logprobs=scored)]),
@@ -140,13 +149,16 @@ def test_a_lost_detokenizers_requests_are_ended_at_the_router_and_begun_again() 
         async with engine.start([request(engine), request(engine)]) as stream:
             first, second = router.requests
             await tell(router, text(first.id, 7), lost("detokenizer"))
-            assert engine.status == "ok"
-            told = router.sent[2:]
-            assert [type(message) for message in told] == [Abort, GenerateRequest] * 2
-            assert [message.id for message in told[::2]] == [first.id, second.id]
-            assert [message.resumed.token_ids for message in told[1::2]] == [array("i", [7]).tobytes(), b""]
-            for again in told[1::2]:
+            assert engine.health()["status"] == "restarting"
+            told = router.sent[1:]  # behind the batch
+            assert [type(message) for message in told] == [Abort, Abort, GenerateBatch]
+            assert [message.id for message in told[:2]] == [first.id, second.id]
+            resent = told[2].unpacked()
+            assert [again.resumed.token_ids for again in resent] == [array("i", [7]).tobytes(), b""]
+            for again in resent:
                 await tell(router, text(again.id, 3, finish_reason="stop", usage=USAGE))
+            await tell(router, Heartbeat("detokenizer"))
+            assert engine.health()["status"] == "ok"
             assert len(await texts(stream)) == 3
 
     play(scene)

@@ -21,8 +21,10 @@ from typing import Final, NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
+from moeserve.httpserver.generation.engine.batches import batches_of
 from moeserve.httpserver.generation.engine.expert_use import ExpertUseFeed
 from moeserve.httpserver.generation.engine.generation_stream import GenerationStream, RunningGeneration
+from moeserve.httpserver.generation.engine.queue_room import QueueRoom
 from moeserve.httpserver.generation.engine.served_adapters import ServedAdapters
 from moeserve.httpserver.generation.engine.silences import Silences
 from moeserve.httpserver.observability.generation_span import Operation
@@ -58,7 +60,6 @@ log = logging.getLogger(__name__)
 
 
 MAX_CONSTRAINT_BYTES: Final = 256 << 20  # of the grammars of all requests under way
-MAX_BATCH_BYTES: Final = 32 << 20  # of the tokens in a message, unless one request has more
 
 
 class Health(TypedDict):
@@ -90,6 +91,7 @@ class EngineClient:
     lost_detokenizer: str | None = None  # the same
     silences: Silences = field(default_factory=Silences)  # its `watch` must be running, too
     progress: LoadProgress = field(default_factory=lambda: LoadProgress("starting", 0, 0))
+    room: QueueRoom = field(default_factory=QueueRoom)  # in the router's queue
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(self.first_id)
@@ -168,11 +170,6 @@ class EngineClient:
                 answers[index].append(item)
         return answers
 
-    @property
-    def has_requests(self) -> bool:
-        """Whether answers are under way."""
-        return bool(self._open)
-
     def serves_others(self, key_name: str) -> bool:
         """Whether requests of another API key are under way."""
         return any(generation.request.key_name != key_name for generation in self._open.values())
@@ -195,6 +192,7 @@ class EngineClient:
         for index, request in enumerate(requests):
             self._open[request.id] = RunningGeneration(index, stream, request)
             stream.open.add(request.id)
+            self.room.joined(request)
         self._idle.clear()
         turns.admit()
         try:
@@ -204,7 +202,7 @@ class EngineClient:
 
     async def _send(self, requests: Sequence[GenerateRequest]) -> None:
         """Those of one stream, which have one grammar, if any. Raises ChannelFull."""
-        for batch in _batches(requests):
+        for batch in batches_of(requests):
             still_open = [request for request in batch if request.id in self._open]
             if len(still_open) > 1:
                 await self.to_router.send(GenerateBatch.of(still_open))
@@ -229,6 +227,7 @@ class EngineClient:
     def _close(self, request_id: int) -> RunningGeneration | None:
         generation = self._open.pop(request_id, None)
         if generation is not None:
+            self.room.left(generation.request)
             self._constraint_bytes -= len(generation.request.sampling.grammar)
             generation.stream.open.discard(request_id)
         if not self._open:
@@ -324,6 +323,8 @@ class EngineClient:
         generation.stream.put((generation.index, item))
 
     def _failed(self, error: RequestError) -> None:
+        if error.retry_after is not None:
+            self.room.refused(error.retry_after)
         code = "engine_error" if error.retry_after is None else "overloaded"
         failure = ApiError(
             error.status, error.message, code=code, retry_after=error.retry_after, refusal=error.refusal
@@ -382,7 +383,7 @@ class EngineClient:
 
     async def _resume(self, stream: GenerationStream, *, router_knows: bool) -> None:
         """Sends what a stream still awaits again, under other ids. Raises ChannelFull."""
-        for batch in _batches([self._open[request_id].request for request_id in sorted(stream.open)]):
+        for batch in batches_of([self._open[request_id].request for request_id in sorted(stream.open)]):
             again: list[GenerateRequest] = []
             for old in batch:
                 generation = self._open.pop(old.id, None)
@@ -395,17 +396,3 @@ class EngineClient:
                 if router_knows:
                     await self.to_router.send(Abort(old.id))
             await self._send(again)
-
-
-def _batches(requests: Sequence[GenerateRequest]) -> list[list[GenerateRequest]]:
-    """What is sent in one message: requests with a grammar as far as their tokens leave room, and others alone."""
-    batches: list[list[GenerateRequest]] = []
-    room = 0
-    for request in requests:
-        size = len(request.token_ids) + (0 if request.resumed is None else len(request.resumed.token_ids))
-        if not request.sampling.grammar or size > room:
-            batches.append([])
-            room = MAX_BATCH_BYTES
-        batches[-1].append(request)
-        room -= size
-    return batches
