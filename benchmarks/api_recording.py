@@ -35,7 +35,7 @@ HEADERS = (
 _IDS = re.compile(r"\b(resp|msg|rs|fc|item|call)_[0-9a-f]{24,}\b")
 _TIMES = re.compile(
     r'("(?:created|created_at|completed_at|queue_ms|prefill_ms|decode_ms|time_ms'
-    r'|prefill_tokens_per_second|decode_tokens_per_second)": ?)(?:-?[\d.]+(?:e-?\d+)?|null)'
+    r'|prefill_tokens_per_second|decode_tokens_per_second)": ?)(?:-?[\d.]+(?:e-?\d+)?|null|"[\dT:.-]+Z")'
 )
 _COUNTS = re.compile(r'("counts": ?)\[\[.*?\]\]', re.DOTALL)
 _SAMPLE = re.compile(r"^([a-zA-Z_:][^ ]*(?:\{.*\})?) [^ ]+$", re.MULTILINE)

@@ -94,9 +94,8 @@ class OllamaHandler:
             yield {**self._line("", "", []), "done": True, "done_reason": "load"}
             return
         prepared = await prepare(self.service, self.body.generation_spec(self.arrival))
-        operation: Any = "chat" if prepared.readers else "text_completion"
         reader = _Reader(prepared)
-        async with self.service.engine.start(prepared.requests, operation) as stream:
+        async with prepared.stream() as stream:
             async for index, item in stream:
                 prepared.tally.take(index, item)
                 text, thinking, calls = reader.read(item)

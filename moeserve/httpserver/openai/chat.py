@@ -67,7 +67,7 @@ class ChatHandler:
 
     async def whole(self) -> ChatCompletion:
         prepared = await self._prepare()
-        answers = await self.service.engine.complete(prepared.requests)
+        answers = await prepared.complete()
         choices = [self._choice(index, prepared, items) for index, items in enumerate(answers)]
         whole: ChatCompletion = {
             "id": self.id,
@@ -94,7 +94,7 @@ class ChatHandler:
         with_usage = options is not None and options.include_usage
         continuous = options is not None and options.continuous_usage_stats
         greeted = False
-        async with self.service.engine.start(prepared.requests) as stream:
+        async with prepared.stream() as stream:
             async for index, item in stream:
                 chunks = (
                     [] if greeted else [self._greeting(choice) for choice in range(len(prepared.requests))]

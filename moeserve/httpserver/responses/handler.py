@@ -64,7 +64,7 @@ class ResponsesHandler:
 
     async def whole(self) -> ResponseObject:
         prepared = await self._prepare()
-        (items,) = await self.service.engine.complete(prepared.requests)
+        (items,) = await prepared.complete()
         (reader,) = prepared.readers
         logprobs: list[ChatLogprob] = []
         events: list[Event] = []
@@ -88,7 +88,7 @@ class ResponsesHandler:
         writer = ItemWriter(self.body.toolbox(), encrypt=self.body.wants_encrypted_reasoning)
         begun = False
         try:
-            async with self.service.engine.start(prepared.requests) as stream:
+            async with prepared.stream() as stream:
                 async for _, item in stream:
                     if not begun:
                         begun = True
