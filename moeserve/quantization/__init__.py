@@ -1,13 +1,14 @@
 """Quantization types: one row of one table each (`table.py`), from which everything else follows.
 
-`quant_type.py` says what a row holds, `reference.py` what it means. Nothing here knows torch, so that readers of
-model files, placement and kernels all ask the same row. The C++ engine has its own list
-(`kernels/csrc/formats/quant_types.h`), which a test holds to this one. docs/development/adding-a-quantization-type.md
-is the how-to.
+`quant_type.py` says what a row holds, `reference.py` what it means, `other_types.py` names the types that are not read.
+Nothing here knows torch, so that readers of model files, placement and kernels all ask the same row. The C++ engine has
+its own list (`kernels/csrc/formats/quant_types.h`), which a test holds to this one.
+docs/development/adding-a-quantization-type.md is the how-to.
 """
 
+from moeserve.quantization.other_types import unsupported_type
 from moeserve.quantization.quant_type import BitField, BlockLayout, CodeTable, QuantType, Scale, StoredScales
-from moeserve.quantization.table import QUANT_TYPES, registered, supported_names, type_name
+from moeserve.quantization.table import QUANT_TYPES, registered, supported_names
 
 __all__ = [
     "QUANT_TYPES",
@@ -19,5 +20,5 @@ __all__ = [
     "StoredScales",
     "registered",
     "supported_names",
-    "type_name",
+    "unsupported_type",
 ]

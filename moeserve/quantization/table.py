@@ -39,18 +39,6 @@ def supported_names() -> str:
     return ", ".join(row.name for row in QUANT_TYPES.values())
 
 
-def type_name(number: int) -> str:
-    """ggml's name of a type number; the number itself where gguf-py does not know it."""
-    if number in QUANT_TYPES:
-        return QUANT_TYPES[number].name
-    from gguf.constants import GGMLQuantizationType  # slow to import, and only for a message
-
-    try:
-        return str(GGMLQuantizationType(number).name)
-    except ValueError:
-        return f"number {number}"
-
-
 IQ4_LEVELS = CodeTable((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 # Doubled; E8M0 is halved in turn.
 E2M1_LEVELS = CodeTable((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))

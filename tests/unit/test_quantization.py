@@ -19,6 +19,7 @@ from moeserve.quantization import (
     registered,
     supported_names,
 )
+from moeserve.quantization.other_types import OTHER_TYPES
 from moeserve.quantization.reference import dequantize
 from moeserve.quantization.table import Q4_0, Q4_K
 
@@ -57,6 +58,17 @@ def test_any_block_has_gguf_pys_values(row: QuantType) -> None:
     stored = blocks.view(np.dtype(row.float_name)) if row.name in ("F32", "F16") else blocks
     expected = quants.dequantize(stored, GGMLQuantizationType(row.number)).astype(np.float32)
     np.testing.assert_array_equal(dequantize(row, blocks), expected.reshape(-1))
+
+
+def test_every_number_that_ggml_knows_has_a_name() -> None:
+    assert not QUANT_TYPES.keys() & OTHER_TYPES.keys()
+    for kind in GGMLQuantizationType:
+        known = QUANT_TYPES.get(kind) or OTHER_TYPES[kind]
+        assert known.name == kind.name
+
+
+def test_what_to_download_instead_is_a_type_that_is_read() -> None:
+    assert {other.instead for other in OTHER_TYPES.values()} <= {row.name for row in ROWS} | {""}
 
 
 def test_a_registered_row_is_there_only_within() -> None:

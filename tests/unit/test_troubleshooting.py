@@ -8,8 +8,16 @@ from pathlib import Path
 from tests.support.startup_errors import HOLE, texts
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "startup-errors.md").read_text()
-# Composed by the launcher from a process's name and what the system says of its end.
-COMPOSED = {"worker died while starting: signal 9, Killed; out of memory?"}
+# Composed from a process's name and what the system says of its end, or printed without an exception.
+COMPOSED = {
+    "worker died while starting: signal 9, Killed; out of memory?",
+    "… died while starting: exit code 4: a module could not be imported, as the lines above say",
+    "… died while starting: the … process does not answer, because it was stopped; killed",
+    "… died while starting: the … process has done nothing for 120 s; killed",
+    "the process for … ended at once (exit code …): its own lines say why",
+    "the process for … did not start within … s and was stopped",
+    "the working directory has been deleted; start from another",
+}
 
 
 def listed() -> list[str]:

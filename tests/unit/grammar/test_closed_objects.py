@@ -200,7 +200,6 @@ def clients_schemas() -> dict[str, Schema]:
         "required": ["n", "map"],
         "additionalProperties": False,
     }
-    from openai.lib._pydantic import to_strict_json_schema  # takes a second
 
     strict = to_strict_json_schema(Person)
     return {"pydantic": pydantic, "concise": concise, "zod": zod, "zod4": zod4, "strict": strict}

@@ -152,9 +152,9 @@ def test_a_lost_detokenizers_requests_are_ended_at_the_router_and_begun_again() 
             assert [message.resumed.token_ids for message in told[1::2]] == [array("i", [7]).tobytes(), b""]
             for again in told[1::2]:
                 await tell(router, text(again.id, 3, finish_reason="stop", usage=USAGE))
-            assert len(await texts(stream)) == 3
             await tell(router, Heartbeat("detokenizer"))
             assert engine.state.status == "ok"
+            assert len(await texts(stream)) == 3
 
     play(scene)
 

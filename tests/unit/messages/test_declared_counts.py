@@ -73,7 +73,7 @@ DECLARED_IN = "moeserve/messages/load.py"
 RAISED_IN = "moeserve/router/core/scheduler.py"
 DECLARATION = """    toys: Annotated[int, Metric("counter", "toys_broken", "Toys that a client broke.")] = 0
 """
-NEEDED = ("messages", "router/core", "httpserver/observability")
+NEEDED = ("messages", "router/core", "httpserver/observability", "sampling")
 PROGRAM = """
 import sys
 from pathlib import Path

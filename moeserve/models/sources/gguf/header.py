@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moeserve.quantization import QUANT_TYPES, QuantType, supported_names, type_name
+from moeserve.quantization import QUANT_TYPES, QuantType, supported_names, unsupported_type
 
 from .errors import GGUFError
 from .metadata import MappedStrings, Metadata, MetadataValue
@@ -154,9 +154,7 @@ def _read_shape(walk: _Walk) -> tuple[int, ...]:
 def _type_and_bytes(walk: _Walk, shape: tuple[int, ...], number: int) -> tuple[QuantType, int]:
     kind = QUANT_TYPES.get(number)
     if kind is None:
-        raise walk.error(
-            f"is of type {type_name(number)}, which is not supported; supported are {supported_names()}"
-        )
+        raise walk.error(unsupported_type(number, supported_names()))
     if shape[-1] % kind.block_columns:
         raise walk.error(
             f"has rows of {shape[-1]} values; {kind.name} needs a multiple of {kind.block_columns}"

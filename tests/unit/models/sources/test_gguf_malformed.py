@@ -84,7 +84,19 @@ CASES = {
     ),
     "unsupported type": (
         _with_tensor(Tensor("t", (256,), Q.TQ1_0)),
-        "'t' is of type TQ1_0, which is not supported",
+        "'t' is of type TQ1_0 (llama.cpp's, number 34), which is not supported; download a file of TQ2_0 instead",
+    ),
+    "type of another program": (
+        _with_tensor(Tensor("t", (256,), 144)),
+        "'t' is of type IQ4_KS (ik_llama.cpp's own, number 144), which is not supported; download a file of IQ4_XS",
+    ),
+    "removed type": (
+        _with_tensor(Tensor("t", (256,), 31)),
+        "'t' is of type Q4_0_4_4 (repacked for one kind of CPU and removed from llama.cpp, number 31), which is not",
+    ),
+    "integers": (
+        _with_tensor(Tensor("t", (256,), 26)),
+        "'t' is of type I32 (llama.cpp's, number 26), which is not supported; supported are F32",
     ),
     "unknown type": (_with_tensor(Tensor("t", (256,), 4000)), "'t' is of type number 4000, which is not"),
     "half a block": (
