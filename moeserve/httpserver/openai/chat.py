@@ -114,7 +114,7 @@ class ChatHandler:
         return await prepare(self.service, self.body.generation_spec(self.arrival))
 
     def _answer(self) -> ChatAnswer:
-        return ChatAnswer(self.body.custom_tools(), is_legacy=bool(self.body.functions))
+        return ChatAnswer(self.body.custom_tools, is_legacy=bool(self.body.functions))
 
     # ---- complete answers
 

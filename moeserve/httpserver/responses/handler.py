@@ -78,14 +78,14 @@ class ResponsesHandler:
         prepared.tally.take(0, items[-1], reader.reasoning_tokens)
         is_cut = items[-1].finish_reason == "length"
         encrypt = self.body.wants_encrypted_reasoning
-        output = output_of(found, logprobs, self.body.toolbox(), encrypt=encrypt, is_cut=is_cut)
+        output = output_of(found, logprobs, self.body.toolbox, encrypt=encrypt, is_cut=is_cut)
         response = self._finished(output, prepared.tally, is_cut)
         await self._store(response)
         return response
 
     async def events(self) -> AsyncGenerator[ResponseEvent, None]:
         prepared = await self._prepare()
-        writer = ItemWriter(self.body.toolbox(), encrypt=self.body.wants_encrypted_reasoning)
+        writer = ItemWriter(self.body.toolbox, encrypt=self.body.wants_encrypted_reasoning)
         begun = False
         try:
             async with prepared.stream() as stream:
