@@ -64,6 +64,7 @@ def _set_defaults(spec: GenerationSpec, defaults: SamplingDefaults) -> None:
 async def prepare(service: Service, spec: GenerationSpec) -> PreparedRequest:
     """Resolves the spec against the model and freezes it. Raises ApiError."""
     text, limit = service.ready(spec.model)
+    service.request_builder.check_room(len(spec.prompts) if spec.messages is None else 1, spec)
     _set_defaults(spec, service.sampling_defaults)
     token_choice.resolve(spec, text)
     await dry_breakers.resolve(spec, text.tokenizer)
