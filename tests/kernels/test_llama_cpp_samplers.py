@@ -1,4 +1,4 @@
-"""The samplers beside llama.cpp's on the same logits, as `benchmarks/llama_cpp_samplers.py` has recorded them."""
+"""The samplers beside llama.cpp's on the same logits, as `tests/support/llama_cpp_samplers.py` has recorded them."""
 
 from __future__ import annotations
 
