@@ -35,6 +35,7 @@ FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 MODELS = ("qwen3moe", "qwen3next", "gemma4")
 PLACEHOLDER = 3
 ANSWER = 12
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
 
 
 class Served(NamedTuple):
@@ -253,3 +254,20 @@ def test_a_disk_tier(name: str, tmp_path: Path) -> None:
             assert (usage.disk_tokens > 200) == comes_again, usage
             assert (usage.cached_tokens > 30) == comes_again, usage
     assert len({tuple(tokens) for tokens in said.values()}) == 3
+
+
+def test_drafts_stop_in_front_of_a_span(tmp_path: Path) -> None:
+    """What followed the last tokens before was a picture, say: a draft ends there, and the answers are the same."""
+    model, files = load(FIXTURES / "tiny-qwen3moe-q4_k_m.gguf", speculative_config=NGRAM), SpanFiles(tmp_path)
+    runner = build_cpu_runner(model, files)
+    few = dict.fromkeys((5, 7), 100.0)  # so that the answer is of two tokens, which stand before the span
+    prompt = [5, 7, 5, 5, 7, 7, 5, 7, *[9] * 20, 5, 7, 5, 5, 7, 7, 5]
+    message = asked(0, prompt, logit_bias=few, temperature=1.0, max_tokens=40)
+    size = 4 * runner.ready().embedding_size
+    found = []
+    for drafts in (0, 4):
+        with_rows = spanned(message, 8, files, embeddings(runner, [11] * 20))
+        answer, report = serve(runner, [with_rows], drafts, embedding_bytes=size)
+        found.append(answer)
+    assert found[0] == found[1]
+    assert report.accepted_draft_tokens > 0
