@@ -32,7 +32,8 @@ def test_embeddings_are_linked_while_a_plan_may_name_them(
 
     def asked(id: int, handle: str) -> GenerateRequest:
         spans = [Span(1, 2, bytes(32), handle)]
-        return msgspec.structs.replace(behaving(id, SLEEP, max_tokens=100), spans=spans)
+        message: GenerateRequest = behaving(id, SLEEP, max_tokens=100)
+        return msgspec.structs.replace(message, spans=spans)
 
     with running(paths, neighbours, InProcessWorker(ScriptedRunner()), limits=limits, spans=links):
         handle = files.write(bytes(32))

@@ -106,7 +106,6 @@ def running(
     neighbours: Neighbours,
     worker: WorkerClient,
     workers: WorkerSource | None = None,
-    limits: Limits = LIMITS,
     **options: Any,
 ) -> Iterator[threading.Thread]:
     """A router in a thread; told to stop at the end, and asserted to."""
@@ -115,7 +114,13 @@ def running(
     http = PushChannel(neighbours.context, paths.http)
     worker.ready()
     manager = RouterManager(
-        Scheduler(limits), worker, inbox, detokenizer, http, workers or Workers(), **options
+        Scheduler(options.pop("limits", LIMITS)),
+        worker,
+        inbox,
+        detokenizer,
+        http,
+        workers or Workers(),
+        **options,
     )
     thread = threading.Thread(target=manager.run)
     thread.start()

@@ -218,8 +218,7 @@ class Scheduler:
         return self._in_flight.awaited
 
     def close(self, cause: str) -> None:
-        """Ends every open request with a 503, and refuses later ones with it: the server stops. A second call changes
-        nothing, so that the first cause stays."""
+        """Ends every open request with a 503, and refuses later ones with the first call's cause."""
         if self._closed is not None:
             return
         self._closed = cause
@@ -320,9 +319,8 @@ class Scheduler:
             self._batch.postpone(request)
             return
         if entry.token_id < 0:  # an error is that of the request's own grammar
-            self._fail(
-                request, *((500, NOT_FINITE) if entry.error is None else (400, entry.error)), forget=True
-            )
+            status, cause = (500, NOT_FINITE) if entry.error is None else (400, entry.error)
+            self._fail(request, status, cause, forget=True)
             return
         is_stop = entry.token_id in request.stop_ids and request.num_output >= request.sampling.min_tokens
         self._totals.generation_tokens += 1

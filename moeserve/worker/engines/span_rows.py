@@ -44,7 +44,7 @@ class SpanRows:
 
     def _read(self, span: Span) -> Rows:
         rows = np.empty((span.count, self._hidden), np.float32)
-        self._files.read(span.handle, memoryview(rows).cast("B"))
+        self._files.read(span.handle, rows.data.cast("B"))
         return rows
 
     def of_step(self, layout: StepLayout) -> list[StepSpan]:

@@ -78,7 +78,7 @@ def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
     return build_cpu_runner(load_cpu_model(config, on_progress))
 
 
-def try_cpu_model(loaded: CpuModel, spans: SpanFiles, *, is_first: bool) -> Runner:
+def try_cpu_model(loaded: CpuModel, spans: SpanFiles | None = None, *, is_first: bool) -> Runner:
     """Raises ModelError where its logits are not finite. Later workers find the panels that the first has tried, and
     answers wait for them; those of a file that is mapped may have gone since. Only the first records steps."""
     runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, recorder=None), spans)
