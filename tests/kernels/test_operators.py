@@ -23,7 +23,7 @@ from moeserve.kernels.experts.reference import experts as experts_reference
 from moeserve.kernels.norm.reference import norm as norm_reference
 from moeserve.kernels.operators import cpu, cuda, meta
 from moeserve.kernels.operators.catalogue import OPERATORS
-from moeserve.kernels.piecewise.reference import gradients
+from moeserve.kernels.operators.piecewise.reference import gradients
 from moeserve.kernels.planes import repack
 from moeserve.kernels.quantize.reference import round_trip
 from moeserve.kernels.rope.reference import rope_store as rope_reference
