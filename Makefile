@@ -27,7 +27,7 @@ BIN := $(VENV)/bin
 # Before what installs: a second make in this checkout waits, where both would write to one build folder.
 LOCKED := flock -o $(firstword $(MAKEFILE_LIST))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Every server that a test starts, and the second run of pytest, would compile the modules anew.
+# Every server that a test starts would compile the modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
 CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(folder)/*.,cpp h inl)))
@@ -39,11 +39,10 @@ BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 serve: $(VENV)/.installed
 	$(BIN)/python launch.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-# First in JOBS processes, a file of tests in one of them; what failed there but tests of kernels, which depend on nothing
-# else, then has a second try in a new process; last the few that need the machine to themselves.
+# First in JOBS processes, a file of tests in one of them; then the few that need the machine to themselves. Tests that are
+# marked `waits_for_processes` have one more attempt, which the summary prints; no other has.
 test: lint browser
-	$(BIN)/python -m pytest -m "not slow and not alone" -n $(JOBS) --dist loadfile || \
-		$(BIN)/python -m pytest -m "not slow and not alone" --last-failed --last-failed-no-failures none --second-try
+	$(BIN)/python -m pytest -m "not slow and not alone" -n $(JOBS) --dist loadfile
 	$(BIN)/python -m pytest -m "alone and not slow" $$(grep -rlF "mark.alone" tests)
 
 # A process that has none left takes tests from another, files or not: the longest files are not the first.

@@ -31,7 +31,7 @@ from moeserve.kernels.routing.reference import route as route_reference
 from moeserve.kernels.sampling.reference import Params
 from moeserve.kernels.sampling.reference import sample as sample_reference
 from moeserve.quantization import QUANT_TYPES
-from tests.kernels.test_planes import bytes_of
+from tests.kernels.plane_bytes import bytes_of
 from tests.kernels.weights import Type, Weights, activations, nmse, random_weights
 
 Call = Callable[..., Any]

@@ -17,7 +17,7 @@ from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.rope.reference import rope_store as rope_reference
 from moeserve.kernels.routing.op import route
 from moeserve.kernels.routing.reference import route as route_reference
-from tests.kernels.test_triton_rows import EPS, GUARD, check_norm, guarded, normal
+from tests.kernels.triton_rows import EPS, GUARD, check_norm, guarded, normal
 from tests.kernels.weights import nmse
 
 COLS = 96

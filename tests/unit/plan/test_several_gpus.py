@@ -9,7 +9,7 @@ import pytest
 from moeserve.config.units import GIB
 from tests.conftest import TINY_MODEL
 from tests.support.model_header import qwen3moe, write_header
-from tests.unit.plan.test_plan import fails, no_measuring, run
+from tests.support.plan_command import fails, no_measuring, run
 
 pytestmark = pytest.mark.usefixtures("no_measuring")
 __all__ = ["no_measuring"]  # a fixture

@@ -17,8 +17,8 @@ from moeserve.models.adapters.open import open_adapter
 from moeserve.models.adapters.products import products_of
 from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.sources.gguf import names as n
-from tests.unit.models.adapters.test_read_peft import GATE, GOOD, PREFIX, SHAPE, Q
-from tests.unit.models.adapters.test_read_peft import write as write_peft
+from tests.support.peft_files import GATE, GOOD, PREFIX, SHAPE, Q
+from tests.support.peft_files import write as write_peft
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 RANK = 2
