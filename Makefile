@@ -14,6 +14,7 @@
 #   make schemas                                                  200 random JSON schemas, every answer valid
 #   make soak [SOAK_FLAGS="--minutes 10"]                         10,000 faults under load, after which nothing is left over (hours)
 #   make check-commits [COMMITS=main..HEAD]                       the messages of commits
+#   make release TAG=vX.Y.Z                                       whether the tag is this commit's version; its notes and wheel in dist/
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write what is made from the code anew
 
@@ -33,7 +34,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(folder)/*.,cpp h inl)))
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl fuzz fuzz-models schemas soak lint check-commits browser format docs clean
+.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl fuzz fuzz-models schemas soak lint check-commits release browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -127,6 +128,11 @@ lint: $(VENV)/.installed-test
 
 check-commits:
 	$(PYTHON) scripts/check_commit_messages.py --range $(COMMITS)
+
+release: $(VENV)/.build-tools
+	mkdir -p dist
+	$(BIN)/python scripts/check_release.py "$(TAG)" > dist/notes.md
+	$(BIN)/pip wheel . --no-deps --no-build-isolation --wheel-dir dist
 
 browser:
 	scripts/install_browser.sh
