@@ -110,6 +110,20 @@ def test_answers_go_on_after_the_workers_crash(remote: Remote, local_answers: li
     assert "signal 9, Killed" in remote.server.log  # the gate has told the link
 
 
+def test_answers_go_on_though_the_keeper_of_the_weights_is_stopped(
+    remote: Remote, local_answers: list[Any]
+) -> None:
+    """It has to say that its worker has died: the gate waited for ever."""
+    (keeper,) = (p for p in remote.host.family() if title_of(p) == "moeserve: weights")
+    worker = remote.worker()
+    with all_at_once(remote.server, bodies()) as answers:
+        time.sleep(0.2)
+        keeper.suspend()
+        worker.kill()
+        assert results(answers) == local_answers
+    assert keeper.is_running()
+
+
 @pytest.mark.slow
 def test_answers_go_on_after_the_worker_hangs(remote: Remote, local_answers: list[Any]) -> None:
     """The router notices, the launcher replaces the link, and the worker's host the worker."""

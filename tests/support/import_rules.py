@@ -152,7 +152,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.processes.sandbox",
     },
     "moeserve.chatformat": set(),
-    "moeserve.processes.sandbox": {"moeserve.errors"},
+    "moeserve.processes.sandbox": {"moeserve.errors", "moeserve.processes.process_state"},
     "moeserve.models.sources.gguf": {
         "moeserve.errors",
         "moeserve.models.errors",
@@ -316,3 +316,10 @@ TORCH_FORBIDDEN_WITHIN = (
 )
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}
+
+# Of the memories of sequences, what the rest of the router knows: the protocol, what it is asked about, and settings.
+MEMORIES = ("moeserve.router.core.memory", "moeserve.router.core.tiers", "moeserve.router.core.kv_memory")
+MEMORY_SEEN = {
+    f"moeserve.router.core.memory.{name}" for name in ("sequence_memory", "held", "snapshot_points")
+}
+MEMORY_PARTS = {"windows", "states", "tiers"}  # attributes that nobody else reads

@@ -8,15 +8,9 @@ from typing import Any
 import pytest
 
 from moeserve.cli.main import main
-from moeserve.cli.plan import command
 from moeserve.cli.plan.rates import CpuRates
 
 RATES = CpuRates(read=50e9, dense_ops=1e12, expert_ops=1e12, op_s=1e-6, step_s=1e-4, row_s=1e-5)
-
-
-@pytest.fixture
-def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "measure_cpu", lambda *_: RATES)
 
 
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:

@@ -35,18 +35,24 @@ class RequestBuilder:
         self._max_generations = max_generations
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
 
+    def check_room(self, num_prompts: int, spec: GenerationSpec) -> None:
+        """Before any other work on a request: raises ApiError 400 where it asks for more generations than there can be,
+        and 503 where the queue has no room for them now."""
+        if (total := num_prompts * spec.n) > self._max_generations:
+            message = (
+                f"{num_prompts} prompts with {spec.n} choices each are {total}; "
+                f"at most {self._max_generations} fit"
+            )
+            raise invalid("n", message)
+        wanted = num_prompts if spec.beams is not None else total
+        self._engine.room.check(key_name.get(), wanted, self._engine.state.require_ready().max_num_seqs)
+
     def build(
         self, text: ModelText, prompts: Sequence[Sequence[int]], spec: GenerationSpec
     ) -> list[GenerateRequest]:
         """Returns the n choices of each prompt, prompt by prompt. Choice i of each has the seed `spec.seed + i`."""
-        vocab_size = min(self._engine.require_ready().vocab_size, text.vocab_size)
+        vocab_size = min(self._engine.state.require_ready().vocab_size, text.vocab_size)
         stop_token_ids = _stop_token_ids(spec, vocab_size, text.eos_ids)
-        if (total := len(prompts) * spec.n) > self._max_generations:
-            message = (
-                f"{len(prompts)} prompts with {spec.n} choices each are {total}; "
-                f"at most {self._max_generations} fit"
-            )
-            raise invalid("n", message)
         check_sizes(prompts, spec)
         if spec.beams is not None:
             check_beams(spec, spec.beams, len(stop_token_ids), vocab_size)
@@ -88,7 +94,7 @@ class RequestBuilder:
 
     def _max_tokens(self, prompt_tokens: int, spec: GenerationSpec) -> int:
         """Returns the most tokens of the answer. Raises ApiError 400 unless prompt and answer fit into the context."""
-        limit = self._engine.max_model_len
+        limit = self._engine.state.max_model_len
         assert limit is not None  # require_ready has passed
         if prompt_tokens == 0:
             raise invalid(spec.prompt_param, "is empty: there must be at least one token")

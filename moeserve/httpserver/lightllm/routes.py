@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
+from moeserve.httpserver.generation.beside_streams import beside_streams, values_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
@@ -67,7 +68,7 @@ class GenerateHandler:
     async def whole(self) -> GenerateResponse:
         prepared = await self._prepare()
         text, tally = prepared.text, prepared.tally
-        answers = await self.service.engine.complete(prepared.requests, "text_completion")
+        answers = await prepared.complete()
         for index, items in enumerate(answers):
             tally.take(index, items[-1])
         counts = [items[-1].usage.completion_tokens for items in answers if items[-1].usage is not None]
@@ -81,7 +82,7 @@ class GenerateHandler:
             "timings": tally.timings(),
         }
         if self.body.parameters.return_details:
-            tokens = [[token for item in items for token in _tokens(text, item)] for items in answers]
+            tokens = await beside_streams(values_of(answers), _all_tokens, text, answers)
             response["tokens"] = tokens[0] if one else tokens
         return response
 
@@ -91,7 +92,7 @@ class GenerateHandler:
         text, tally = prepared.text, prepared.tally
         prompt_tokens = tally.usage()["prompt_tokens"]
         count = 0
-        async with self.service.engine.start(prepared.requests, "text_completion") as stream:
+        async with prepared.stream() as stream:
             async for _, item in stream:
                 tally.take(0, item)
                 tokens = _tokens(text, item)
@@ -112,6 +113,10 @@ class GenerateHandler:
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
         return await prepare(self.service, self.body.generation_spec(self.arrival))
+
+
+def _all_tokens(text: ModelText, answers: list[list[TextItem]]) -> list[list[GenerateToken]]:
+    return [[token for item in items for token in _tokens(text, item)] for items in answers]
 
 
 def _tokens(text: ModelText, item: TextItem) -> list[GenerateToken]:
