@@ -86,7 +86,7 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     _answer_errors(app)
     # The last middleware added runs first.
     app.add_middleware(HeadAsGet)
-    app.add_middleware(BodyLimit, apis=app.apis, context=lambda: service.engine.max_model_len)
+    app.add_middleware(BodyLimit, apis=app.apis, context=lambda: service.engine.state.max_model_len)
     app.add_middleware(Decompress, apis=app.apis)
     app.add_middleware(ForeignPages, apis=app.apis, allowed=service.config.allowed_origin)
     if keys:

@@ -21,6 +21,7 @@ from moeserve.httpserver.app import APIS, build_app
 from moeserve.httpserver.generation.chat.chat_formats import formats_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.generation.engine.queue_room import QueueRoom
 from moeserve.httpserver.generation.engine.silences import Silences
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults, sampling_defaults
@@ -84,8 +85,8 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         request_timeout=config.request_timeout,
         first_id=process.first_request_id,
         heartbeat=process.heartbeat,
+        state=EngineState(silences=Silences(process.launcher)),
         room=QueueRoom(config.max_num_queued_reqs),
-        silences=Silences(process.launcher),
     )
     service = Service(
         config,
@@ -127,8 +128,8 @@ class Server(uvicorn.Server):
         loop.add_signal_handler(signal.SIGUSR1, self._leave)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         self._start_task(self.service.engine.run())
-        engine = self.service.engine
-        self._start_task(engine.silences.watch(lambda: engine.is_lost))
+        state = self.service.engine.state
+        self._start_task(state.silences.watch(lambda: state.is_lost))
         self._start_task(
             self._load(process, url_of(listeners.api[0], "https" if self.config.is_ssl else "http"))
         )
@@ -182,14 +183,15 @@ class Server(uvicorn.Server):
         """Builds the tokenizer, then reports ready. /health answers from the start, and says "loading" until the
         engine is ready too."""
         self.service.text, self.service.sampling_defaults = await asyncio.to_thread(load_text, process.config)
-        self.service.engine.text_ready = True
+        self.service.engine.state.text_ready = True
         await self.listening.wait()
         process.ready(url=url)
 
     def _stop(self) -> None:
         """Handles SIGTERM, which may come twice: from the launcher, and with a signal to the whole group."""
-        if not self.service.engine.leaving:
-            self.service.engine.leaving = True
+        state = self.service.engine.state
+        if not state.leaving:
+            state.leaving = True
             self._start_task(self._drain())
 
     def _leave(self) -> None:
@@ -206,8 +208,8 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def _until_ready(self) -> None:
-        engine = self.service.engine
-        while (engine.ready is None or not engine.text_ready) and not self.should_exit:
+        state = self.service.engine.state
+        while (state.ready is None or not state.text_ready) and not self.should_exit:
             await asyncio.sleep(READY_INTERVAL_S)
 
     def _reload_keys(self) -> None:
@@ -227,7 +229,7 @@ class Server(uvicorn.Server):
         if self.service.config.drain_delay:
             log.info("not ready any more; requests are taken for %g s", self.service.config.drain_delay)
             await asyncio.sleep(self.service.config.drain_delay)
-        self.service.engine.draining = True
+        self.service.engine.state.draining = True
         log.info("draining: no new requests")
         await self.service.engine.drain(self.service.config.shutdown_timeout)
         self.should_exit = True

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-
 from benchmarks.server import Server
+
 from moeserve.httpserver.generation.engine.silences import SILENCE_S
 from tests.e2e.clients import TEXT, completion, within
 

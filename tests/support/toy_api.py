@@ -54,7 +54,7 @@ async def ask(request: Request) -> Response:
 
 async def _answer(service: Service, body: ToyRequest) -> dict[str, Any]:
     prepared = await prepare(service, body.generation_spec())
-    (items,) = await service.engine.complete(prepared.requests, "text_completion")
+    (items,) = await prepared.complete()
     state = service.api_states["toy"]
     assert isinstance(state, AskedBefore)
     before = list(state.texts)

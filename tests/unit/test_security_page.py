@@ -9,7 +9,7 @@ import pytest
 from moeserve.grammar import check_process, checker
 from moeserve.httpserver import server
 from moeserve.httpserver.generation import request_builder
-from moeserve.httpserver.generation.engine import engine_client
+from moeserve.httpserver.generation.engine import open_generations
 from moeserve.httpserver.responses import store
 from moeserve.httpserver.transport import (
     connection,
@@ -64,7 +64,7 @@ def row(beginning: str) -> str:
         ("connections of one client address", f"by default {server.SPARE_CONNECTIONS // 2} fewer "),
         ("open requests of one API key", f"by default {server.SPARE_CONNECTIONS} fewer "),
         ("grammar, stop strings and biases", f"{request_builder.MAX_CONSTRAINT_BYTES // MIB} MiB "),
-        ("grammars of all requests", f"{engine_client.MAX_CONSTRAINT_BYTES // MIB} MiB "),
+        ("grammars of all requests", f"{open_generations.MAX_CONSTRAINT_BYTES // MIB} MiB "),
         ("`echo` with `logprobs`", f"{request_builder.MAX_PROMPT_LOGPROBS:,} "),
         (
             "an object's fields",

@@ -8,6 +8,8 @@ from array import array
 from moeserve.grammar.spec import Choice
 from moeserve.grammar.translate import to_grammar
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.engine_state import EngineState
+from moeserve.httpserver.generation.engine.generation_stream import GenerationStream
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.messages import codec
 from moeserve.messages.sampling import SamplingParams, TextOptions
@@ -80,9 +82,8 @@ def test_httpserver_sends_it_once_and_once_more_to_another_router() -> None:
     line = Line()
 
     async def ask() -> None:
-        engine = EngineClient(line, None, Metrics("m"), text_ready=True)  # type: ignore[arg-type]
-        engine.ready = runner_ready
-        async with engine.start(choices(engine)):
+        engine = EngineClient(line, None, Metrics("m"), state=EngineState(True, ready=runner_ready))  # type: ignore[arg-type]
+        async with GenerationStream(engine, choices(engine)):
             (frame,) = line.sent
             assert len(frame) < len(GRAMMAR) + SMALL
             await engine._process_lost(ProcessLost("router", "signal 9", by_itself=False))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -198,6 +198,7 @@ class CountTokensRequest(RequestModel):
         head = [{"role": "system", "content": system}] if system else []
         return head + [one for message in self.messages for one in message.for_template()]
 
+    @cached_property
     def tool_use(self) -> ToolUse:
         choice = self.tool_choice or MessageToolChoice(type="auto")
         modes: Final = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
@@ -205,6 +206,7 @@ class CountTokensRequest(RequestModel):
         tools = tuple(tool.tool() for tool in self.tools)
         return ToolUse(tools, mode, choice.name or "", not choice.disable_parallel_tool_use)
 
+    @cached_property
     def thinking_options(self) -> ThinkingOptions:
         """Anthropic's models think only on request."""
         config = self.thinking
@@ -220,6 +222,7 @@ class CountTokensRequest(RequestModel):
                 budget = None if effort is None else BUDGETS.get(effort)
                 return ThinkingOptions(True, budget, "output_config.effort", effort)
 
+    @cached_property
     def grammar_constraint(self) -> GrammarConstraint | None:
         if self.output_config is None or self.output_config.format is None:
             return None
@@ -235,10 +238,10 @@ class CountTokensRequest(RequestModel):
             continue_final_message=self.is_begun,
             add_generation_prompt=not self.is_begun,
             prompt_param="messages",
-            tools=self.tool_use(),
-            thinking=self.thinking_options(),
+            tools=self.tool_use,
+            thinking=self.thinking_options,
             show_reasoning=self.thinking is None or self.thinking.display != "omitted",
-            grammar=self.grammar_constraint(),
+            grammar=self.grammar_constraint,
         )
 
 

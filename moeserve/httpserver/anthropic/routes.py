@@ -114,7 +114,7 @@ class MessagesHandler:
 
     async def whole(self) -> Message:
         prepared = await self._prepare()
-        (items,) = await self.service.engine.complete(prepared.requests)
+        (items,) = await prepared.complete()
         (reader,) = prepared.readers
         found = Answer.of(parsed for item in items for parsed in reader.read(item))
         prepared.tally.take(0, items[-1])
@@ -134,7 +134,7 @@ class MessagesHandler:
         (reader,) = prepared.readers
         writer = BlockWriter()
         begun = False
-        async with self.service.engine.start(prepared.requests) as stream:
+        async with prepared.stream() as stream:
             async for index, item in stream:
                 if not begun:
                     begun = True

@@ -10,6 +10,8 @@ from moeserve.httpserver.generation import dry_breakers, token_choice
 from moeserve.httpserver.generation.chat import conversation
 from moeserve.httpserver.generation.chat.answers import AnswerReader
 from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.generation_stream import GenerationStream
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults
 from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.generation.request.structured_output import compile_grammar
@@ -22,12 +24,25 @@ from moeserve.messages.schema import GenerateRequest, TextItem
 class PreparedRequest:
     """One HTTP request, ready for the engine. Choices are ordered by prompt, then by number."""
 
+    engine: EngineClient
     text: ModelText
     prompt_ids: list[list[int]]
     requests: list[GenerateRequest]  # one a choice
     readers: list[AnswerReader]  # one a choice of a conversation; empty for plain prompts
     tally: UsageTally
     stop_token_ids: tuple[int, ...]  # the client's own
+
+    def stream(self) -> GenerationStream:
+        """Use it as `async with prepared.stream() as stream`."""
+        return GenerationStream(self.engine, self.requests, "chat" if self.readers else "text_completion")
+
+    async def complete(self) -> list[list[TextItem]]:
+        """Returns all items of each request. Raises ApiError."""
+        answers: list[list[TextItem]] = [[] for _ in self.requests]
+        async with self.stream() as stream:
+            async for index, item in stream:
+                answers[index].append(item)
+        return answers
 
     def stop_reason(self, end: TextItem) -> str | int | None:
         """Returns the client's stop string or token; None for the tag that ends the only call that is allowed."""
@@ -67,7 +82,7 @@ async def prepare(service: Service, spec: GenerationSpec) -> PreparedRequest:
     requests = service.request_builder.build(text, prompts, spec)
     readers = [] if end is None else [conversation.reader(spec, text.formats, end) for _ in requests]
     tally = UsageTally([len(prompt) for prompt in prompts], spec.n)
-    return PreparedRequest(text, prompts, requests, readers, tally, spec.stop_token_ids)
+    return PreparedRequest(service.engine, text, prompts, requests, readers, tally, spec.stop_token_ids)
 
 
 def _last_tokens(prompt: list[int], limit: int, spec: GenerationSpec) -> list[int]:

@@ -45,13 +45,13 @@ class RequestBuilder:
             )
             raise invalid("n", message)
         wanted = num_prompts if spec.beams is not None else total
-        self._engine.room.check(key_name.get(), wanted, self._engine.require_ready().max_num_seqs)
+        self._engine.room.check(key_name.get(), wanted, self._engine.state.require_ready().max_num_seqs)
 
     def build(
         self, text: ModelText, prompts: Sequence[Sequence[int]], spec: GenerationSpec
     ) -> list[GenerateRequest]:
         """Returns the n choices of each prompt, prompt by prompt. Choice i of each has the seed `spec.seed + i`."""
-        vocab_size = min(self._engine.require_ready().vocab_size, text.vocab_size)
+        vocab_size = min(self._engine.state.require_ready().vocab_size, text.vocab_size)
         stop_token_ids = _stop_token_ids(spec, vocab_size, text.eos_ids)
         check_sizes(prompts, spec)
         if spec.beams is not None:
@@ -94,7 +94,7 @@ class RequestBuilder:
 
     def _max_tokens(self, prompt_tokens: int, spec: GenerationSpec) -> int:
         """Returns the most tokens of the answer. Raises ApiError 400 unless prompt and answer fit into the context."""
-        limit = self._engine.max_model_len
+        limit = self._engine.state.max_model_len
         assert limit is not None  # require_ready has passed
         if prompt_tokens == 0:
             raise invalid(spec.prompt_param, "is empty: there must be at least one token")

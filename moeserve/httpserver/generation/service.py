@@ -45,8 +45,8 @@ class Service:
         not the served one, 503 unless a request could run now."""
         if model is not None and not self.has_model(model):
             raise self.unknown_model(model)
-        self.engine.require_ready()
-        limit = self.engine.max_model_len
+        self.engine.state.require_ready()
+        limit = self.engine.state.max_model_len
         assert self.text is not None  # require_ready has passed
         assert limit is not None
         return self.text, limit

@@ -5,6 +5,7 @@ Source: LightLLM's documentation and its `SamplingParams.verify`. As there, only
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 from msgspec.structs import replace
@@ -71,11 +72,12 @@ class GenerateParameters(LightLLMSampling):
             raise PydanticCustomError("best_of", "best_of other than n is not supported")
         if self.min_new_tokens > self.max_new_tokens:
             raise PydanticCustomError("min_new_tokens", "min_new_tokens must be at most max_new_tokens")
-        if len(self.grammar_constraints()) > 1:
+        if len(self.grammar_constraints) > 1:
             names = "regular_constraint, guided_grammar and guided_json"
             raise PydanticCustomError("guided_json", "only one of {names}", {"names": names})
         return self
 
+    @cached_property
     def grammar_constraints(self) -> list[GrammarConstraint]:
         found: list[GrammarConstraint] = []
         if self.regular_constraint is not None:
@@ -107,7 +109,7 @@ class GenerateRequestBody(RequestModel):
             n=parameters.n,
             max_tokens=parameters.max_new_tokens,
             max_tokens_param="parameters.max_new_tokens",
-            grammar=next(iter(parameters.grammar_constraints()), None),
+            grammar=next(iter(parameters.grammar_constraints), None),
             min_tokens=parameters.min_new_tokens - 1,
             sampler=settings if parameters.do_sample else replace(settings, temperature=0.0),
             seed=parameters.seed,

@@ -68,7 +68,7 @@ class GenerateHandler:
     async def whole(self) -> GenerateResponse:
         prepared = await self._prepare()
         text, tally = prepared.text, prepared.tally
-        answers = await self.service.engine.complete(prepared.requests, "text_completion")
+        answers = await prepared.complete()
         for index, items in enumerate(answers):
             tally.take(index, items[-1])
         counts = [items[-1].usage.completion_tokens for items in answers if items[-1].usage is not None]
@@ -92,7 +92,7 @@ class GenerateHandler:
         text, tally = prepared.text, prepared.tally
         prompt_tokens = tally.usage()["prompt_tokens"]
         count = 0
-        async with self.service.engine.start(prepared.requests, "text_completion") as stream:
+        async with prepared.stream() as stream:
             async for _, item in stream:
                 tally.take(0, item)
                 tokens = _tokens(text, item)

@@ -86,7 +86,7 @@ class CompletionHandler:
 
     async def whole(self) -> LlamaCompletion:
         prepared = await self._prepare()
-        (items,) = await self.service.engine.complete(prepared.requests, "text_completion")
+        (items,) = await prepared.complete()
         prepared.tally.take(0, items[-1])
         ids = [token for item in items for token in item.token_ids] if self.body.return_tokens else []
         answer = self._end(prepared, items[-1], "".join(item.text for item in items), ids)
@@ -96,7 +96,7 @@ class CompletionHandler:
     async def chunks(self) -> AsyncGenerator[CompletionChunk | LlamaCompletion, None]:
         prepared = await self._prepare()
         tally, first = prepared.tally, None
-        async with self.service.engine.start(prepared.requests, "text_completion") as stream:
+        async with prepared.stream() as stream:
             async for _, item in stream:
                 tally.take(0, item)
                 if item.finish_reason is not None:

@@ -61,5 +61,5 @@ def _directory(service: Service) -> str:
     if directory is None:
         message = "adapters cannot be loaded or unloaded: the server was started without --lora-dir"
         raise ApiError(403, message, code="not_allowed")
-    service.engine.require_ready()
+    service.engine.state.require_ready()
     return directory

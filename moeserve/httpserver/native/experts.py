@@ -36,7 +36,7 @@ async def heat(request: Request) -> Response:
 
 
 async def _use(service: Service) -> ExpertUse:
-    service.engine.require_ready()
+    service.engine.state.require_ready()
     return await service.engine.expert_use.latest()
 
 

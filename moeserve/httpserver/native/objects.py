@@ -1,4 +1,4 @@
-"""What our own endpoints answer, as typed dicts. (/health answers `engine_client.Health`.)"""
+"""What our own endpoints answer, as typed dicts. (/health answers `engine_state.Health`.)"""
 
 from __future__ import annotations
 

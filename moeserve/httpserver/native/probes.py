@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from moeserve.httpserver.generation.engine.engine_client import Health
+from moeserve.httpserver.generation.engine.engine_state import Health
 from moeserve.httpserver.generation.service import service_of
 from moeserve.httpserver.transport.errors import RETRY_AFTER_S
 from moeserve.httpserver.transport.sse import JsonResponse
@@ -15,7 +15,7 @@ router = APIRouter(tags=["Status"])
 @router.get("/health", responses={200: {"model": Health}, 503: {"model": Health}})
 async def health(request: Request) -> Response:
     """200 when requests can run; else 503 with how far loading is, or why the engine is restarted."""
-    body = service_of(request).engine.health()
+    body = service_of(request).engine.state.health()
     if body["status"] == "ok":
         return JsonResponse(body)
     return JsonResponse(body, status_code=503, headers={"retry-after": RETRY_AFTER_S})
@@ -32,13 +32,13 @@ async def live(request: Request) -> Response:
     """200 while this process answers, whatever the engine does: what is lost of it is replaced from within. 503 where
     the launcher, which would do that, has stood still for too long."""
     engine = service_of(request).engine
-    is_abandoned = engine.is_lost and engine.silences.launcher.is_silent
-    return JsonResponse(engine.health(), status_code=503 if is_abandoned else 200)
+    is_abandoned = engine.state.is_lost and engine.state.silences.launcher.is_silent
+    return JsonResponse(engine.state.health(), status_code=503 if is_abandoned else 200)
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Prometheus text; vLLM's names under `moeserve:`."""
     service = service_of(request)
-    text, content_type = service.metrics.render(service.engine.status)
+    text, content_type = service.metrics.render(service.engine.state.status)
     return Response(text, media_type=content_type)

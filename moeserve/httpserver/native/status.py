@@ -53,7 +53,7 @@ async def get_model(request: Request, model: str) -> Response:
 
 
 def _card(service: Service, name: str) -> ModelCard:
-    most = service.engine.max_model_len or service.config.max_model_len
+    most = service.engine.state.max_model_len or service.config.max_model_len
     return {
         "id": name,
         "object": "model",

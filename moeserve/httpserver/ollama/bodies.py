@@ -6,6 +6,7 @@ Source: Ollama's API reference and its Python client's types.
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
@@ -23,6 +24,7 @@ from moeserve.httpserver.generation.request.fields import (
 from moeserve.httpserver.generation.request.sampling_fields import OllamaSampling
 from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions, thinking_options
+from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.transport.request_model import (
     NO_EFFECT,
     Elsewhere,
@@ -128,19 +130,21 @@ class _Body(RequestModel):
             max_tokens=None if predict is None or predict < 0 else max(predict, 1),
             max_tokens_param="options.num_predict",
             ends_with_context=True,
-            thinking=self.thinking(),
-            grammar=self.grammar_constraint(),
+            thinking=self.thinking,
+            grammar=self.grammar_constraint,
             sampler=options.sampler_settings(),
             seed=options.seed,
             stop=tuple(options.stop),
             chosen=options.chosen_settings(),
         )
 
+    @cached_property
     def thinking(self) -> ThinkingOptions:
         if isinstance(self.think, bool):
             return ThinkingOptions(is_enabled=self.think, param="think")
         return thinking_options(self.think, None, {}, "think")
 
+    @cached_property
     def grammar_constraint(self) -> GrammarConstraint | None:
         if not self.format:
             return None
@@ -155,8 +159,12 @@ class ChatBody(_Body):
 
     @model_validator(mode="after")
     def _tools_make_sense(self) -> ChatBody:
-        self.generation_spec(0.0)
+        _ = self.tool_use  # which refuses what does not fit together
         return self
+
+    @cached_property
+    def tool_use(self) -> ToolUse:
+        return tool_use([definition.tool() for definition in self.tools], "auto", True)
 
     @property
     def only_loads(self) -> bool:
@@ -167,7 +175,7 @@ class ChatBody(_Body):
         spec = self.spec(arrival)
         spec.messages = [message.for_template() for message in self.messages]
         spec.prompt_param = "messages"
-        spec.tools = tool_use([definition.tool() for definition in self.tools], "auto", True)
+        spec.tools = self.tool_use
         return spec
 
 

@@ -15,7 +15,7 @@ from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallS
 from moeserve.httpserver.generation.chat.answers import new_call_id
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
-from moeserve.httpserver.ollama.bodies import ChatBody, GenerateBody
+from moeserve.httpserver.ollama.bodies import ChatBody, GenerateBody, served_name
 from moeserve.httpserver.ollama.objects import Call, ChatLine, ChatMessage, Figures, GenerateLine
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.errors import ApiError
@@ -89,14 +89,13 @@ class OllamaHandler:
 
     async def lines(self) -> AsyncGenerator[Mapping[str, Any], None]:
         """Raises ApiError."""
-        self.service.ready(self.body.generation_spec(self.arrival).model)
+        self.service.ready(served_name(self.body.model))
         if self.body.only_loads:
             yield {**self._line("", "", []), "done": True, "done_reason": "load"}
             return
         prepared = await prepare(self.service, self.body.generation_spec(self.arrival))
-        operation: Any = "chat" if prepared.readers else "text_completion"
         reader = _Reader(prepared)
-        async with self.service.engine.start(prepared.requests, operation) as stream:
+        async with prepared.stream() as stream:
             async for index, item in stream:
                 prepared.tally.take(index, item)
                 text, thinking, calls = reader.read(item)

@@ -73,7 +73,7 @@ class ChatHandler:
 
     async def whole(self) -> ChatCompletion:
         prepared = await self._prepare()
-        answers = await self.service.engine.complete(prepared.requests)
+        answers = await prepared.complete()
         choices = await beside_streams(values_of(answers), self._choices, prepared, answers)
         whole: ChatCompletion = {
             "id": self.id,
@@ -100,7 +100,7 @@ class ChatHandler:
         with_usage = options is not None and options.include_usage
         continuous = options is not None and options.continuous_usage_stats
         greeted = False
-        async with self.service.engine.start(prepared.requests) as stream:
+        async with prepared.stream() as stream:
             async for index, item in stream:
                 chunks = (
                     [] if greeted else [self._greeting(choice) for choice in range(len(prepared.requests))]
@@ -120,7 +120,7 @@ class ChatHandler:
         return await prepare(self.service, self.body.generation_spec(self.arrival))
 
     def _answer(self) -> ChatAnswer:
-        return ChatAnswer(self.body.custom_tools(), is_legacy=bool(self.body.functions))
+        return ChatAnswer(self.body.custom_tools, is_legacy=bool(self.body.functions))
 
     # ---- complete answers
 

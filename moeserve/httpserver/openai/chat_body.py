@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -121,10 +122,10 @@ class ChatCompletionRequest(OpenAIRequest):
                     "continue_final_message",
                     "needs a last message of the assistant's, with text and no calls",
                 )
-        self.tool_use()
-        self.thinking()
+        _ = self.tool_use, self.thinking  # which refuse what does not fit together
         return self
 
+    @cached_property
     def tool_use(self) -> ToolUse:
         if self.functions or isinstance(self.function_call, FunctionName):
             return self._function_use()
@@ -140,10 +141,12 @@ class ChatCompletionRequest(OpenAIRequest):
             return tool_use(tools, None, False, name=choice.name, params=params)
         return tool_use(tools, choice, False, params=params)
 
+    @cached_property
     def custom_tools(self) -> frozenset[str]:
         """The names of the tools that take free text."""
         return frozenset(tool.custom.name for tool in self.tools if isinstance(tool, CustomToolDefinition))
 
+    @cached_property
     def thinking(self) -> ThinkingOptions:
         effort, budget = self.reasoning_effort, self.thinking_token_budget
         if self.reasoning is not None:
@@ -162,8 +165,8 @@ class ChatCompletionRequest(OpenAIRequest):
         spec.template_kwargs = self.chat_template_kwargs
         spec.continue_final_message = self.continue_final_message
         spec.add_generation_prompt = self.add_generation_prompt and not self.continue_final_message
-        spec.tools = self.tool_use()
-        spec.thinking = self.thinking()
+        spec.tools = self.tool_use
+        spec.thinking = self.thinking
         spec.show_reasoning = self.include_reasoning and not (self.reasoning and self.reasoning.exclude)
         spec.separate_reasoning = self.separate_reasoning
         spec.logprobs = self.top_logprobs if self.logprobs else None

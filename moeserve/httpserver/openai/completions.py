@@ -163,9 +163,7 @@ class CompletionHandler:
     async def whole(self) -> Completion:
         prepared, writers = await self._prepare()
         tally = prepared.tally
-        answers: Sequence[Sequence[TextItem]] = await self.service.engine.complete(
-            prepared.requests, "text_completion"
-        )
+        answers: Sequence[Sequence[TextItem]] = await prepared.complete()
         for index, items in enumerate(answers):
             tally.take(index, items[-1])
         if self.body.num_candidates > self.body.n:
@@ -183,7 +181,7 @@ class CompletionHandler:
         prepared, writers = await self._prepare()
         tally = prepared.tally
         body, options = self.body, self.body.stream_options
-        async with self.service.engine.start(prepared.requests, "text_completion") as stream:
+        async with prepared.stream() as stream:
             async for index, item in stream:
                 tally.take(index, item)
                 text, logprobs = writers[index].write(item)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -118,7 +119,7 @@ class StructuredFields(RequestModel):
 
     @model_validator(mode="after")
     def _at_most_one_form(self) -> StructuredFields:
-        constraints = self._constraints()
+        constraints = self.grammar_constraints
         if len(constraints) > 1:
             names = " and ".join(constraint.param for constraint in constraints)
             raise PydanticCustomError(
@@ -126,10 +127,12 @@ class StructuredFields(RequestModel):
             )
         return self
 
+    @property
     def grammar_constraint(self) -> GrammarConstraint | None:
-        return next(iter(self._constraints()), None)
+        return next(iter(self.grammar_constraints), None)
 
-    def _constraints(self) -> list[GrammarConstraint]:
+    @cached_property
+    def grammar_constraints(self) -> list[GrammarConstraint]:
         format = self.response_format
         new = self.structured_outputs or StructuredOutputs()
         specs: dict[str, grammar.GrammarSpec | None] = {

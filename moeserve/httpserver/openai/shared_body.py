@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
@@ -25,6 +26,7 @@ from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.openai.beam_body import BeamFields
 from moeserve.httpserver.openai.grammar_body import StructuredFields
 from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel
+from moeserve.messages.beams import BeamParams
 
 
 class StreamOptions(RequestModel):
@@ -116,8 +118,12 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
             raise PydanticCustomError("truncate_prompt_tokens", "must be -1 or at least 1, got 0")
         if self.return_progress and not self.stream:
             raise PydanticCustomError("return_progress", "is only allowed with stream true")
-        self.beam_params(self.n)
+        _ = self.beams  # which refuses what does not fit together
         return self
+
+    @cached_property
+    def beams(self) -> BeamParams | None:
+        return self.beam_params(self.n)
 
     def shared_spec(self, arrival: float) -> GenerationSpec:
         """Returns a spec with the fields of this class; the subclass adds the prompt and its own."""
@@ -125,8 +131,8 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
             arrival=arrival,
             model=self.model,
             n=self.n,
-            beams=self.beam_params(self.n),
-            grammar=self.grammar_constraint(),
+            beams=self.beams,
+            grammar=self.grammar_constraint,
             min_tokens=self.min_tokens,
             sampler=self.sampler_settings(),
             samplers=self.samplers,

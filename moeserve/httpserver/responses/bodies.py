@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -165,14 +166,16 @@ class InputTokensRequest(RequestModel):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> InputTokensRequest:
-        self.tool_use()
+        _ = self.tool_use  # which refuses what does not fit together
         return self
 
+    @cached_property
     def toolbox(self) -> Toolbox:
         return Toolbox(self.tools)
 
+    @cached_property
     def tool_use(self) -> ToolUse:
-        toolbox, choice = self.toolbox(), self.tool_choice
+        toolbox, choice = self.toolbox, self.tool_choice
         match choice:
             case ToolReference():
                 (name,) = toolbox.referenced([choice])
@@ -182,9 +185,11 @@ class InputTokensRequest(RequestModel):
                 return tool_use(toolbox.tools, mode, self.parallel_tool_calls, allowed=allowed)
         return tool_use(toolbox.tools, choice, self.parallel_tool_calls)
 
+    @cached_property
     def thinking(self) -> ThinkingOptions:
         return thinking_options(self.reasoning.effort, None, self.chat_template_kwargs, "reasoning.effort")
 
+    @cached_property
     def grammar_constraint(self) -> GrammarConstraint | None:
         format = self.text.format
         if format.schema_ is not None:
@@ -196,12 +201,12 @@ class InputTokensRequest(RequestModel):
         return GenerationSpec(
             arrival=arrival,
             model=self.model,
-            messages=messages_of(self.instructions, items, self.toolbox()),
+            messages=messages_of(self.instructions, items, self.toolbox),
             prompt_param="input",
             template_kwargs=self.chat_template_kwargs,
-            tools=self.tool_use(),
-            thinking=self.thinking(),
-            grammar=self.grammar_constraint(),
+            tools=self.tool_use,
+            thinking=self.thinking,
+            grammar=self.grammar_constraint,
         )
 
 

@@ -65,7 +65,7 @@ class ResponsesHandler:
 
     async def whole(self) -> ResponseObject:
         prepared = await self._prepare()
-        (items,) = await self.service.engine.complete(prepared.requests)
+        (items,) = await prepared.complete()
         output = await beside_streams(values_of([items]), self._output, prepared, items)
         response = self._finished(output, prepared.tally, is_cut=items[-1].finish_reason == "length")
         await self._store(response)
@@ -84,14 +84,14 @@ class ResponsesHandler:
         prepared.tally.take(0, items[-1], reader.reasoning_tokens)
         is_cut = items[-1].finish_reason == "length"
         encrypt = self.body.wants_encrypted_reasoning
-        return output_of(Answer.of(events), logprobs, self.body.toolbox(), encrypt=encrypt, is_cut=is_cut)
+        return output_of(Answer.of(events), logprobs, self.body.toolbox, encrypt=encrypt, is_cut=is_cut)
 
     async def events(self) -> AsyncGenerator[ResponseEvent, None]:
         prepared = await self._prepare()
-        writer = ItemWriter(self.body.toolbox(), encrypt=self.body.wants_encrypted_reasoning)
+        writer = ItemWriter(self.body.toolbox, encrypt=self.body.wants_encrypted_reasoning)
         begun = False
         try:
-            async with self.service.engine.start(prepared.requests) as stream:
+            async with prepared.stream() as stream:
                 async for _, item in stream:
                     if not begun:
                         begun = True

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from moeserve.config import ServerConfig
 from moeserve.httpserver.app import build_app
+from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.observability.metrics import Metrics
 
 
@@ -28,7 +29,7 @@ def app(metrics: Metrics) -> FastAPI:
     service: Any = SimpleNamespace(
         config=ServerConfig(),
         metrics=metrics,
-        engine=SimpleNamespace(tracer=None, max_model_len=None),
+        engine=SimpleNamespace(tracer=None, state=EngineState()),
         model_name="a-model",
     )
     app = build_app(service)

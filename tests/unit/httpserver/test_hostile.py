@@ -19,8 +19,10 @@ from uvicorn.server import ServerState
 from moeserve.config import ServerConfig
 from moeserve.httpserver.app import APIS, build_app
 from moeserve.httpserver.generation.chat.chat_tools import arguments_for_template
-from moeserve.httpserver.generation.engine import engine_client
+from moeserve.httpserver.generation.engine import open_generations
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.engine_state import EngineState
+from moeserve.httpserver.generation.engine.generation_stream import GenerationStream
 from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.generation.request_builder import check_sizes
 from moeserve.httpserver.observability.metrics import Metrics
@@ -260,7 +262,7 @@ def test_only_names_that_are_ours_are_answered(host: str, answered: bool) -> Non
 )
 def test_where_a_hosts_name_matters(settings: dict[str, Any], status: int) -> None:
     config = ServerConfig(**settings)
-    engine: Any = types.SimpleNamespace(tracer=None, max_model_len=None, health=lambda: {"status": "ok"})
+    engine: Any = types.SimpleNamespace(tracer=None, state=EngineState(True, ready=READY))
     service: Any = types.SimpleNamespace(config=config, metrics=Metrics("m"), engine=engine, model_name="m")
     client = TestClient(build_app(service), base_url="http://evil.example")
     assert client.get("/health").status_code == status
@@ -291,7 +293,7 @@ def test_small_bodies_that_ask_for_very_much() -> None:
 
 
 def test_grammars_of_all_requests_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_client, "MAX_CONSTRAINT_BYTES", 1000)
+    monkeypatch.setattr(open_generations, "MAX_CONSTRAINT_BYTES", 1000)
     sent: list[object] = []
 
     class Router:
@@ -299,15 +301,14 @@ def test_grammars_of_all_requests_have_a_bound(monkeypatch: pytest.MonkeyPatch) 
             sent.append(message)
 
     async def ask() -> None:
-        engine = EngineClient(Router(), None, Metrics("m"), text_ready=True)  # type: ignore[arg-type]
-        engine.ready = READY
+        engine = EngineClient(Router(), None, Metrics("m"), state=EngineState(True, ready=READY))  # type: ignore[arg-type]
         sampling = SamplingParams(max_tokens=1, grammar="x" * 400)
         requests = [GenerateRequest(id, bytes(4), sampling, TextOptions(), 0.0) for id in range(4)]
-        async with engine.start(requests[:2]):
+        async with GenerationStream(engine, requests[:2]):
             with pytest.raises(ApiError, match="too much memory"):
-                async with engine.start(requests[2:3]):
+                async with GenerationStream(engine, requests[2:3]):
                     pass
-        async with engine.start(requests[3:]):  # the others have left
+        async with GenerationStream(engine, requests[3:]):  # the others have left
             pass
         await engine.flush()
 

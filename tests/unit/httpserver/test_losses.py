@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.generation.engine.generation_stream import GenerationStream
 from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics
@@ -75,10 +76,9 @@ def play(scene: Scene, *, continue_requests: bool = True) -> None:
             router,  # type: ignore[arg-type]
             router,  # type: ignore[arg-type]
             Metrics("m"),
-            text_ready=True,
             continue_requests=continue_requests,
+            state=EngineState(text_ready=True, ready=READY),
         )
-        engine.ready = READY
         reading = asyncio.create_task(engine.run())
         await scene(engine, router)
         assert not reading.done()
@@ -91,6 +91,10 @@ def play(scene: Scene, *, continue_requests: bool = True) -> None:
 def request(engine: EngineClient, **sampling: Any) -> GenerateRequest:
     params = SamplingParams(max_tokens=4, **sampling)
     return GenerateRequest(engine.next_id(), array("i", [1, 2]).tobytes(), params, TextOptions(), 0.0)
+
+
+def started(engine: EngineClient, choices: int = 1) -> GenerationStream:
+    return GenerationStream(engine, [request(engine) for _ in range(choices)])
 
 
 async def tell(router: Router, *messages: object) -> None:
@@ -116,7 +120,7 @@ async def texts(stream: GenerationStream) -> list[str]:
 def test_a_lost_router_gets_what_a_client_has_and_the_client_nothing_twice() -> None:
     async def scene(engine: EngineClient, router: Router) -> None:
         asked = request(engine, prompt_logprobs=0)
-        async with engine.start([asked]) as stream:
+        async with GenerationStream(engine, [asked]) as stream:
             scored = [TokenLogprob(2, -1.0, 1, (), ())]
             await tell(
                 router,
@@ -125,8 +129,8 @@ def test_a_lost_router_gets_what_a_client_has_and_the_client_nothing_twice() -> 
                 text(asked.id, 8),
             )
             await tell(router, lost("router"))
-            assert engine.health()["status"] == "restarting"
-            assert engine.require_ready()  # who comes now waits
+            assert engine.state.health()["status"] == "restarting"
+            assert engine.state.require_ready()  # who comes now waits
             (again,) = router.sent
             assert again.id != asked.id
             assert again.token_ids == asked.token_ids
@@ -134,7 +138,7 @@ def test_a_lost_router_gets_what_a_client_has_and_the_client_nothing_twice() -> 
             so_far = Resumed(array("i", [7, 8]).tobytes(), 1, 1, again.resumed.first_token_at)
             assert again.resumed == so_far
             await tell(router, EngineReady(READY), text(asked.id, 8), text(again.id, 9))
-            assert engine.health()["status"] == "ok"
+            assert engine.state.health()["status"] == "ok"
             await tell(router, lost("router"))
             (third,) = router.sent
             assert third.resumed.token_ids == array("i", [7, 8, 9]).tobytes()
@@ -146,10 +150,10 @@ def test_a_lost_router_gets_what_a_client_has_and_the_client_nothing_twice() -> 
 
 def test_a_lost_detokenizers_requests_are_ended_at_the_router_and_begun_again() -> None:
     async def scene(engine: EngineClient, router: Router) -> None:
-        async with engine.start([request(engine), request(engine)]) as stream:
+        async with started(engine, 2) as stream:
             first, second = router.requests
             await tell(router, text(first.id, 7), lost("detokenizer"))
-            assert engine.health()["status"] == "restarting"
+            assert engine.state.health()["status"] == "restarting"
             told = router.sent[1:]  # behind the batch
             assert [type(message) for message in told] == [Abort, Abort, GenerateBatch]
             assert [message.id for message in told[:2]] == [first.id, second.id]
@@ -158,7 +162,7 @@ def test_a_lost_detokenizers_requests_are_ended_at_the_router_and_begun_again() 
             for again in resent:
                 await tell(router, text(again.id, 3, finish_reason="stop", usage=USAGE))
             await tell(router, Heartbeat("detokenizer"))
-            assert engine.health()["status"] == "ok"
+            assert engine.state.health()["status"] == "ok"
             assert len(await texts(stream)) == 3
 
     play(scene)
@@ -166,7 +170,7 @@ def test_a_lost_detokenizers_requests_are_ended_at_the_router_and_begun_again() 
 
 def test_a_client_that_leaves_after_a_loss_is_aborted_under_the_new_id() -> None:
     async def scene(engine: EngineClient, router: Router) -> None:
-        async with engine.start([request(engine)]):
+        async with started(engine):
             await tell(router, lost("router"))
             (again,) = router.requests
         await engine.flush()
@@ -177,7 +181,10 @@ def test_a_client_that_leaves_after_a_loss_is_aborted_under_the_new_id() -> None
 
 def test_what_was_open_at_two_crashes_without_a_token_between_ends() -> None:
     async def scene(engine: EngineClient, router: Router) -> None:
-        async with engine.start([request(engine)]) as suspect, engine.start([request(engine)]) as other:
+        async with (
+            started(engine) as suspect,
+            started(engine) as other,
+        ):
             for _ in range(6):  # somebody's kills blame nobody
                 await tell(router, lost("detokenizer"))
             await tell(router, lost("router", by_itself=True))
@@ -194,7 +201,10 @@ def test_what_was_open_at_two_crashes_without_a_token_between_ends() -> None:
 
 def test_without_continuation_what_has_begun_ends_and_the_rest_is_served() -> None:
     async def scene(engine: EngineClient, router: Router) -> None:
-        async with engine.start([request(engine)]) as begun, engine.start([request(engine)]) as waiting:
+        async with (
+            started(engine) as begun,
+            started(engine) as waiting,
+        ):
             await tell(router, text(router.requests[0].id, 7), lost("detokenizer"))
             with pytest.raises(ApiError, match="the detokenizer was lost"):
                 await texts(begun)

@@ -13,6 +13,7 @@ import pytest
 from moeserve.config import ServerConfig
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.generation.engine.prompt_scores import PromptScores
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
@@ -117,8 +118,8 @@ class Engine(EngineClient):
     """Which answers at once."""
 
     def __init__(self) -> None:
-        super().__init__(None, None, Metrics("m"), text_ready=True)  # type: ignore[arg-type]
-        self.ready = WorkerReady(1 << 16, 8, 1 << 12, 1 << 12, 0, 0, "a test")
+        ready = WorkerReady(1 << 16, 8, 1 << 12, 1 << 12, 0, 0, "a test")
+        super().__init__(None, None, Metrics("m"), state=EngineState(True, ready=ready))  # type: ignore[arg-type]
         self.to_router = self  # type: ignore[assignment]
 
     async def send(self, message: object) -> None:

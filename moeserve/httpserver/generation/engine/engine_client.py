@@ -1,9 +1,9 @@
-"""EngineClient: sends requests to the router and receives their text.
+"""EngineClient: sends requests to the router and puts what comes for them where it is awaited.
 
-One HTTP request is one `GenerationStream` of one or more generations: one for each choice of each prompt. The stream's
-queue is the only buffer between the engine and the client's socket. The request itself bounds it: a generation yields
-at most max_tokens tokens in at most as many items, and what was asked of its prompt. So a client that does not read
-holds its own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
+One HTTP request is one `Delivery` for one or more generations: one for each choice of each prompt. The delivery's queue
+is the only buffer between the engine and the client's socket. The request itself bounds it: a generation yields at most
+max_tokens tokens in at most as many items, and what was asked of its prompt. So a client that does not read holds its
+own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
 
 When the router or the detokenizer is lost, every open generation is sent again with the tokens that it has, under
 another id: what the lost process had sent or not sent of the old one does not matter.
@@ -17,26 +17,22 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NotRequired
-
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from moeserve.httpserver.generation.engine.batches import batches_of
+from moeserve.httpserver.generation.engine.delivery import Delivery
+from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.generation.engine.expert_use import ExpertUseFeed
-from moeserve.httpserver.generation.engine.generation_stream import GenerationStream, RunningGeneration
+from moeserve.httpserver.generation.engine.open_generations import OpenGenerations, RunningGeneration
 from moeserve.httpserver.generation.engine.queue_room import QueueRoom
 from moeserve.httpserver.generation.engine.served_adapters import ServedAdapters
-from moeserve.httpserver.generation.engine.silences import Silences
-from moeserve.httpserver.observability.generation_span import Operation
 from moeserve.httpserver.observability.load_totals import LoadTotals
-from moeserve.httpserver.observability.metrics import Metrics, Status
+from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport import turns
 from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.adapters import AdapterAnswer, AdaptersServed, ServedAdapter
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.channels import ChannelFull
 from moeserve.messages.load import LoadReport
-from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
     Abort,
@@ -53,22 +49,10 @@ from moeserve.messages.schema import (
     TextOut,
     ToHttp,
 )
-from moeserve.messages.steps import ExpertUse, WorkerReady
+from moeserve.messages.steps import ExpertUse
 from moeserve.processes.tracing import Tracer
 
 log = logging.getLogger(__name__)
-
-
-MAX_CONSTRAINT_BYTES: Final = 256 << 20  # of the grammars of all requests under way
-
-
-class Health(TypedDict):
-    """`stage` and `fraction` while the model is loaded, `cause` while the engine is restarted or does not respond."""
-
-    status: Status
-    stage: NotRequired[str]
-    fraction: NotRequired[float]
-    cause: NotRequired[str]
 
 
 @dataclass
@@ -83,117 +67,30 @@ class EngineClient:
     request_timeout: float | None = None
     first_id: int = 1  # of the requests: an httpserver before this one had those below
     heartbeat: Callable[[], None] = lambda: None  # called when the launcher asks for one
-    ready: WorkerReady | None = None
-    text_ready: bool = False  # the tokenizer is built; written by `server.py`
-    leaving: bool = False  # not ready any more; written by `server.py`
-    draining: bool = False  # no new requests; written by `server.py`
-    lost: str | None = None  # why there is no router or worker at the moment, once there was one
-    lost_detokenizer: str | None = None  # the same
-    silences: Silences = field(default_factory=Silences)  # its `watch` must be running, too
-    progress: LoadProgress = field(default_factory=lambda: LoadProgress("starting", 0, 0))
+    state: EngineState = field(default_factory=EngineState)
     room: QueueRoom = field(default_factory=QueueRoom)  # in the router's queue
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(self.first_id)
-        self._open: dict[int, RunningGeneration] = {}
-        # Of the open generations' grammars, in each of which the worker keeps a place.
-        self._constraint_bytes = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._open = OpenGenerations(self.room)
         self._aborts: set[asyncio.Task[None]] = set()
         self._totals = LoadTotals()
         self.expert_use = ExpertUseFeed(self.to_router)
         self.adapters = ServedAdapters(self.to_router, self.next_id)
 
-    # ------------------------------------------------------------ state
-
-    @property
-    def status(self) -> Status:
-        if self.leaving or self.draining:
-            return "draining"
-        if self.ready is None or not self.text_ready:
-            return "loading"
-        if self.silences.longest is not None:
-            return "unresponsive"
-        return "ok" if self.lost is None and self.lost_detokenizer is None else "restarting"
-
-    @property
-    def is_lost(self) -> bool:
-        """There is nothing to serve with, unless the launcher replaces what is lost."""
-        return self.status not in ("ok", "draining")
-
-    def health(self) -> Health:
-        health: Health = {"status": self.status}
-        if health["status"] == "restarting":
-            health["cause"] = self.lost or self.lost_detokenizer or ""
-        if health["status"] == "unresponsive":
-            health["cause"] = f"the {self.silences.longest} says nothing"
-        if health["status"] in ("loading", "restarting"):
-            only_text = self.ready is not None and self.lost is None
-            health["stage"] = "tokenizer" if only_text else self.progress.stage
-            total = self.progress.total
-            health["fraction"] = 1.0 if only_text else (self.progress.done / total if total else 0.0)
-        return health
-
-    def require_ready(self) -> WorkerReady:
-        """Returns the engine's limits. Raises ApiError 503 unless a request can be queued. While the engine is
-        restarted, it can: it waits for the next worker."""
-        if self.status == "unresponsive":
-            raise ApiError(503, "the engine does not respond", code="unresponsive")
-        if self.draining:
-            raise shutting_down()
-        if self.ready is None or not self.text_ready:
-            health = self.health()
-            message = f"the model is loading: {health['stage']}, {health['fraction']:.0%}"
-            raise ApiError(503, message, code="loading", refusal=Refusal.LOADING)
-        return self.ready
-
-    @property
-    def max_model_len(self) -> int | None:
-        """The longest prompt plus answer that can run, in tokens: the model's limit, or the KV pool if it is
-        smaller."""
-        return None if self.ready is None else min(self.ready.max_model_len, self.ready.num_kv_slots)
-
     # ------------------------------------------------------------ requests
-
-    def start(self, requests: Sequence[GenerateRequest], operation: Operation = "chat") -> GenerationStream:
-        """Use it as `async with engine.start(requests) as stream`. The requests' ids are from `next_id`."""
-        return GenerationStream(self, requests, operation)
-
-    async def complete(
-        self, requests: Sequence[GenerateRequest], operation: Operation = "chat"
-    ) -> list[list[TextItem]]:
-        """Returns all items of each request. Raises ApiError."""
-        answers: list[list[TextItem]] = [[] for _ in requests]
-        async with self.start(requests, operation) as stream:
-            async for index, item in stream:
-                answers[index].append(item)
-        return answers
 
     def serves_others(self, key_name: str) -> bool:
         """Whether requests of another API key are under way."""
-        return any(generation.request.key_name != key_name for generation in self._open.values())
+        return any(generation.request.key_name != key_name for generation in self._open)
 
     def next_id(self) -> int:
         return next(self._ids)
 
-    async def submit(self, stream: GenerationStream, requests: Sequence[GenerateRequest]) -> None:
-        """All of a stream."""
-        self.require_ready()
-        size = sum(len(request.sampling.grammar) for request in requests)
-        if size and self._constraint_bytes + size > MAX_CONSTRAINT_BYTES:
-            raise ApiError(
-                503,
-                "the grammars of the requests under way take too much memory",
-                code="overloaded",
-                refusal=Refusal.MEMORY,
-            )
-        self._constraint_bytes += size
-        for index, request in enumerate(requests):
-            self._open[request.id] = RunningGeneration(index, stream, request)
-            stream.open.add(request.id)
-            self.room.joined(request)
-        self._idle.clear()
+    async def submit(self, requests: Sequence[GenerateRequest], delivery: Delivery) -> None:
+        """Sends the generations of one HTTP request, whose items go to `delivery` from now on. Raises ApiError 503."""
+        self.state.require_ready()
+        self._open.add(delivery, requests)
         turns.admit()
         try:
             await self._send(requests)
@@ -201,7 +98,7 @@ class EngineClient:
             raise ApiError(503, "the engine takes no requests at the moment", code="overloaded") from error
 
     async def _send(self, requests: Sequence[GenerateRequest]) -> None:
-        """Those of one stream, which have one grammar, if any. Raises ChannelFull."""
+        """Those of one HTTP request, which have one grammar, if any. Raises ChannelFull."""
         for batch in batches_of(requests):
             still_open = [request for request in batch if request.id in self._open]
             if len(still_open) > 1:
@@ -209,9 +106,9 @@ class EngineClient:
             elif still_open:
                 await self.to_router.send(still_open[0])
 
-    def abort(self, stream: GenerationStream) -> None:
-        """Aborts what still runs of a stream, without waiting: the caller may be a cancelled task."""
-        for request_id in list(stream.open):
+    def abort(self, delivery: Delivery) -> None:
+        """Aborts what still runs for it, without waiting: the caller may be a cancelled task."""
+        for request_id in self._open.ids_of(delivery):
             self._cut_short(request_id, "abort")
             self.metrics.finished("abort")
             task = asyncio.create_task(self._send_abort(request_id))
@@ -224,28 +121,18 @@ class EngineClient:
         except ChannelFull as error:
             log.error("abort of request %d: %s", request_id, error)  # the router is stuck
 
-    def _close(self, request_id: int) -> RunningGeneration | None:
-        generation = self._open.pop(request_id, None)
-        if generation is not None:
-            self.room.left(generation.request)
-            self._constraint_bytes -= len(generation.request.sampling.grammar)
-            generation.stream.open.discard(request_id)
-        if not self._open:
-            self._idle.set()
-        return generation
-
     def _cut_short(self, request_id: int, reason: FinishReason) -> RunningGeneration | None:
         """Closes a generation that will not get its last message, and records its usage so far."""
-        generation = self._close(request_id)
+        generation = self._open.close(request_id)
         if generation is not None:
-            generation.stream.record.ended(reason, generation.usage_so_far())
+            generation.delivery.record.ended(reason, generation.usage_so_far())
         return generation
 
     async def drain(self, timeout: float) -> None:
         """Waits for the running requests. Those that still run after `timeout` seconds end with a 503."""
         try:
             async with asyncio.timeout(timeout):
-                await self._idle.wait()
+                await self._open.wait_idle()
         except TimeoutError:
             log.warning("%d requests did not finish in %g s and end with an error", len(self._open), timeout)
             self._fail_all(shutting_down())
@@ -268,6 +155,7 @@ class EngineClient:
 
     def _dispatch(self, message: ToHttp) -> None:
         """All but ProcessLost."""
+        state = self.state
         match message:
             case TextOut(items=items):
                 for item in items:
@@ -276,19 +164,19 @@ class EngineClient:
                 self._failed(message)
             case LoadReport():
                 self.metrics.reported.load = self._totals.of(message)
-                self.silences.heard("router")
+                state.silences.heard("router")
             case Heartbeat():
-                self.silences.heard("detokenizer")
-                self.lost_detokenizer = None
+                state.silences.heard("detokenizer")
+                state.lost_detokenizer = None
             case ExpertUse():
                 self.expert_use.received(message)
             case LoadProgress():
-                self.progress = message
+                state.progress = message
             case EngineReady(ready=ready, adapters=adapters):
-                self.ready, self.lost = ready, None
+                state.ready, state.lost = ready, None
                 self.metrics.reported.start_seconds = ready.start_seconds
                 if self.first_id > 1:  # the detokenizer has been there for an httpserver before this one
-                    self.silences.expect("detokenizer")
+                    state.silences.expect("detokenizer")
                 self._adapters_told(adapters)
             case AdaptersServed(adapters=adapters):
                 self._adapters_told(adapters)
@@ -308,19 +196,19 @@ class EngineClient:
         if generation is None:
             return  # its client has disconnected, and the router had not read our Abort yet
         now = time.monotonic()
-        arrival = generation.request.arrival
+        arrival, delivery = generation.request.arrival, generation.delivery
         if item.token_ids:
             self.metrics.tokens(len(item.token_ids), now, arrival, generation.last_token_at)
-            generation.stream.record.token(now)
+            delivery.record.token(now)
         generation.received(item, now)
         if item.finish_reason is not None:
-            self._close(item.id)
-            generation.stream.record.ended(item.finish_reason, item.usage or generation.usage_so_far())
+            self._open.close(item.id)
+            delivery.record.ended(item.finish_reason, item.usage or generation.usage_so_far())
             self.metrics.finished(item.finish_reason, item.usage, now - arrival)
             if item.usage is None:
-                generation.stream.put(ApiError(500, f"the request ended with {item.finish_reason}"))
+                delivery.fail(ApiError(500, f"the request ended with {item.finish_reason}"))
                 return
-        generation.stream.put((generation.index, item))
+        delivery.put(generation.index, item)
 
     def _failed(self, error: RequestError) -> None:
         if error.retry_after is not None:
@@ -335,64 +223,61 @@ class EngineClient:
         generation = self._cut_short(request_id, "error")
         if generation is None:
             return  # as in _text
-        generation.stream.record.error = error.message
+        generation.delivery.record.error = error.message
         self.metrics.finished("error")
-        generation.stream.put(error)
+        generation.delivery.fail(error)
 
     def _fail_all(self, error: ApiError) -> None:
-        for request_id in list(self._open):
-            self._fail(request_id, error)
+        for generation in list(self._open):
+            self._fail(generation.request.id, error)
 
     # ------------------------------------------------------------ losses
 
     def _engine_lost(self, cause: str) -> None:
-        self.lost = cause
-        self.progress = LoadProgress("starting", 0, 0)
+        self.state.lost = cause
+        self.state.progress = LoadProgress("starting", 0, 0)
         self.expert_use.failed(ApiError(503, f"the engine is restarted: {cause}", code="restarting"))
 
     async def _process_lost(self, lost: ProcessLost) -> None:
         """Raises ChannelFull."""
         cause = f"the {lost.process} was lost: {lost.cause}"
-        self.silences.lost(lost.process)
+        self.state.silences.lost(lost.process)
         if lost.process == "router":
             self.to_router.reopen()
             self._totals.start_again()
             self._engine_lost(cause)
             self.adapters.failed(cause)
         else:
-            self.lost_detokenizer = cause
+            self.state.lost_detokenizer = cause
         for request_id in self._not_to_resume(lost):
             self._fail(request_id, ApiError(500, f"the engine crashed: {cause}", code="engine_error"))
             if lost.process != "router":
                 await self.to_router.send(Abort(request_id))
-        self._totals.lost(sum(generation.has_begun for generation in self._open.values()))
-        for stream in dict.fromkeys(generation.stream for generation in self._open.values()):
-            await self._resume(stream, router_knows=lost.process != "router")
+        self._totals.lost(sum(generation.has_begun for generation in self._open))
+        for delivery in self._open.deliveries:
+            await self._resume(delivery, router_knows=lost.process != "router")
 
     def _not_to_resume(self, lost: ProcessLost) -> list[int]:
         """Which open generations end: all that have begun, where nothing is to be continued; and those that may be what
         crashes the process, because they were open at two crashes and got no token in between."""
         ending = []
-        for request_id, generation in self._open.items():
+        for generation in self._open:
             is_suspect = lost.by_itself and generation.crashed_at == len(generation.output)
             if is_suspect or (generation.has_begun and not self.continue_requests):
-                ending.append(request_id)
+                ending.append(generation.request.id)
             elif lost.by_itself:
                 generation.crashed_at = len(generation.output)
         return ending
 
-    async def _resume(self, stream: GenerationStream, *, router_knows: bool) -> None:
-        """Sends what a stream still awaits again, under other ids. Raises ChannelFull."""
-        for batch in batches_of([self._open[request_id].request for request_id in sorted(stream.open)]):
+    async def _resume(self, delivery: Delivery, *, router_knows: bool) -> None:
+        """Sends what an HTTP request still awaits again, under other ids. Raises ChannelFull."""
+        for batch in batches_of(self._open.requests_of(delivery)):
             again: list[GenerateRequest] = []
             for old in batch:
-                generation = self._open.pop(old.id, None)
-                if generation is None:
+                request = self._open.resumed(old.id, self.next_id())
+                if request is None:
                     continue  # its client has disconnected meanwhile
-                again.append(generation.resumed(self.next_id()))
-                self._open[again[-1].id] = generation
-                stream.open.remove(old.id)
-                stream.open.add(again[-1].id)
+                again.append(request)
                 if router_knows:
                     await self.to_router.send(Abort(old.id))
             await self._send(again)

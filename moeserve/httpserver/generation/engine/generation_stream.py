@@ -1,17 +1,15 @@
-"""GenerationStream: the generations of one HTTP request, and what is known of each while it runs."""
+"""GenerationStream: the answers to one HTTP request, in the order in which they come."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from array import array
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-from moeserve.httpserver.generation.engine.prompt_scores import PromptScores
+from moeserve.httpserver.generation.engine.delivery import Delivered, Delivery
 from moeserve.httpserver.observability import generation_span
 from moeserve.httpserver.observability.generation_span import Operation
 from moeserve.httpserver.observability.metrics import Metrics
@@ -22,99 +20,53 @@ from moeserve.httpserver.observability.request_record import (
 )
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.sampling import RequestContext
-from moeserve.messages.schema import GenerateRequest, Resumed, TextItem, Usage
+from moeserve.messages.schema import GenerateRequest
 from moeserve.processes.tracing import Span, Tracer
 
 
-class Submitter(Protocol):
-    """What a stream needs of `EngineClient`."""
+class Engine(Protocol):
+    """What a stream asks of `EngineClient`, which knows no streams: it puts what comes into the delivery."""
 
     tracer: Tracer | None
     metrics: Metrics
     request_timeout: float | None  # seconds from a request's arrival until its answer must be whole
 
-    async def submit(self, stream: GenerationStream, requests: Sequence[GenerateRequest]) -> None: ...
+    async def submit(self, requests: Sequence[GenerateRequest], delivery: Delivery) -> None: ...
 
-    def abort(self, stream: GenerationStream) -> None: ...
-
-
-@dataclass(slots=True)
-class RunningGeneration:
-    """One choice of one prompt while it runs. Only `EngineClient` writes it.
-
-    It holds what another router or detokenizer needs to go on, should one be lost: the request and the answer's tokens.
-    """
-
-    index: int
-    stream: GenerationStream
-    request: GenerateRequest
-    output: array[int] = field(default_factory=lambda: array("i"))  # tokens received
-    num_scored: int = 0  # prompt positions whose logprobs were received
-    cached_tokens: int | None = None
-    first_token_at: float | None = None  # when tokens came, time.monotonic()
-    last_token_at: float | None = None
-    crashed_at: int = -1  # len(output) when a process that may have crashed of it did
-
-    @property
-    def has_begun(self) -> bool:
-        return bool(self.output) or self.num_scored > 0
-
-    def received(self, item: TextItem, now: float) -> None:
-        if item.prompt_logprobs is not None:
-            self.num_scored += len(item.prompt_logprobs)
-        if item.token_ids:
-            if self.first_token_at is None:
-                self.first_token_at, self.cached_tokens = now, item.cached_tokens
-            self.last_token_at = now
-            self.output.extend(item.token_ids)
-
-    def resumed(self, new_id: int) -> GenerateRequest:
-        """The request for the rest. Its id is new, so that nothing of the old one's can be taken for it."""
-        so_far = Resumed(self.output.tobytes(), self.num_scored, self.cached_tokens, self.first_token_at)
-        self.request = msgspec.structs.replace(self.request, id=new_id, resumed=so_far)
-        return self.request
-
-    def usage_so_far(self) -> Usage:
-        """For a generation that is cut short. Times and cached tokens come with the last message only, so they are
-        0."""
-        return Usage(len(self.request.token_ids) // 4, len(self.output), 0, 0.0, 0.0, 0.0)
+    def abort(self, delivery: Delivery) -> None: ...
 
 
 class GenerationStream:
-    """The generations of one HTTP request. Iterating it yields (index of the request, item); the last item of each
-    index has a finish_reason and usage. Leaving the `async with` aborts every generation that has not ended: the
-    client disconnected, another generation failed, or the task was cancelled."""
+    """Iterating it yields (index of the request, item); the last item of each index has a finish_reason and usage.
+    Leaving the `async with` aborts every generation that has not ended: the client disconnected, another generation
+    failed, or the task was cancelled."""
 
-    def __init__(self, engine: Submitter, requests: Sequence[GenerateRequest], operation: Operation) -> None:
+    def __init__(
+        self, engine: Engine, requests: Sequence[GenerateRequest], operation: Operation = "chat"
+    ) -> None:
         self._engine = engine
         self._requests = requests
         self._operation = operation
-        self._queue: asyncio.Queue[tuple[int, TextItem] | ApiError] = asyncio.Queue()
         self._unfinished = len(requests)
-        self._scores = PromptScores(requests)
         self._span: Span | None = None
-        self.record = record_of_request.get() or RequestRecord(time.monotonic())
-        self.record.started(requests)
-        self.open: set[int] = set()  # ids that will get a final message; written by EngineClient
-
-    def put(self, message: tuple[int, TextItem] | ApiError) -> None:
-        for one in [message] if isinstance(message, ApiError) else self._scores.given_out(*message):
-            self._queue.put_nowait(one)
+        self._record = record_of_request.get() or RequestRecord(time.monotonic())
+        self._record.started(requests)
+        self._delivery = Delivery(requests, self._record)
 
     async def __aenter__(self) -> GenerationStream:
         """Sends the requests. Raises ApiError 503."""
         self._begin_span()
         try:
-            await self._engine.submit(self, self._requests)
+            await self._engine.submit(self._requests, self._delivery)
         except BaseException:  # cancellation too; it is raised again
             await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._engine.abort(self)
+        self._engine.abort(self._delivery)
         if self._span is not None:
-            generation_span.end(self._span, self.record)
+            generation_span.end(self._span, self._record)
 
     def _begin_span(self) -> None:
         tracer, trace = self._engine.tracer, trace_of_request.get()
@@ -126,24 +78,22 @@ class GenerationStream:
         context = RequestContext(self._requests[0].context.request_id, self._span.traceparent)
         self._requests = [msgspec.structs.replace(request, context=context) for request in self._requests]
 
-    async def _next(self) -> tuple[int, TextItem] | ApiError:
+    async def _next(self) -> Delivered:
         limit = self._engine.request_timeout
         if limit is None:
-            return await self._queue.get()
+            return await self._delivery.take()
         try:
             left = self._requests[0].arrival + limit - time.monotonic()
             async with asyncio.timeout(max(left, 0.0)):
-                return await self._queue.get()
-        except TimeoutError:
+                return await self._delivery.take()
+        except TimeoutError as error:
             message = f"the answer was not whole after {limit:g} s, the server's limit"
-            return ApiError(504, message, code="request_timeout")
+            raise ApiError(504, message, code="request_timeout") from error
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, TextItem]]:
+    async def __aiter__(self) -> AsyncIterator[Delivered]:
         """Raises ApiError when one generation fails; the request then fails as a whole."""
         while self._unfinished:
-            message = await self._next()
-            if isinstance(message, ApiError):
-                raise message
-            if message[1].finish_reason is not None:
+            index, item = await self._next()
+            if item.finish_reason is not None:
                 self._unfinished -= 1
-            yield message
+            yield index, item

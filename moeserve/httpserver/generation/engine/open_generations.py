@@ -1,0 +1,147 @@
+"""OpenGenerations: what the engine still owes to this process's clients."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from moeserve.httpserver.generation.engine.delivery import Delivery
+from moeserve.httpserver.generation.engine.queue_room import QueueRoom
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.messages.refusal import Refusal
+from moeserve.messages.schema import GenerateRequest, Resumed, TextItem, Usage
+
+MAX_CONSTRAINT_BYTES: Final = 256 << 20  # of the grammars of all requests under way
+
+
+@dataclass(slots=True)
+class RunningGeneration:
+    """One choice of one prompt while it runs. It holds what another router or detokenizer needs to go on, should one be
+    lost: the request and the answer's tokens."""
+
+    index: int
+    delivery: Delivery
+    request: GenerateRequest
+    output: array[int] = field(default_factory=lambda: array("i"))  # tokens received
+    num_scored: int = 0  # prompt positions whose logprobs were received
+    cached_tokens: int | None = None
+    first_token_at: float | None = None  # when tokens came, time.monotonic()
+    last_token_at: float | None = None
+    crashed_at: int = -1  # len(output) when a process that may have crashed of it did
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.output) or self.num_scored > 0
+
+    def received(self, item: TextItem, now: float) -> None:
+        if item.prompt_logprobs is not None:
+            self.num_scored += len(item.prompt_logprobs)
+        if item.token_ids:
+            if self.first_token_at is None:
+                self.first_token_at, self.cached_tokens = now, item.cached_tokens
+            self.last_token_at = now
+            self.output.extend(item.token_ids)
+
+    def usage_so_far(self) -> Usage:
+        """For a generation that is cut short. Times and cached tokens come with the last message only, so they are
+        0."""
+        return Usage(len(self.request.token_ids) // 4, len(self.output), 0, 0.0, 0.0, 0.0)
+
+
+class OpenGenerations:
+    """The running generations by their requests' ids. Only `EngineClient` writes it."""
+
+    def __init__(self, room: QueueRoom) -> None:
+        """`room` is told what joins and what leaves."""
+        self._room = room
+        self._running: dict[int, RunningGeneration] = {}
+        self._ids: dict[Delivery, set[int]] = {}  # those that will get a final message; none is empty
+        # Of the open generations' grammars, in each of which the worker keeps a place.
+        self._constraint_bytes = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._running
+
+    def __iter__(self) -> Iterator[RunningGeneration]:
+        return iter(self._running.values())
+
+    def get(self, request_id: int) -> RunningGeneration | None:
+        return self._running.get(request_id)
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        """Those that still wait for something."""
+        return list(self._ids)
+
+    def ids_of(self, delivery: Delivery) -> list[int]:
+        """The open requests of one HTTP request, in the order in which they were sent."""
+        return sorted(self._ids.get(delivery, ()))
+
+    def requests_of(self, delivery: Delivery) -> list[GenerateRequest]:
+        return [self._running[request_id].request for request_id in self.ids_of(delivery)]
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+    def add(self, delivery: Delivery, requests: Sequence[GenerateRequest]) -> None:
+        """All requests of one HTTP request. Raises ApiError 503 where their grammars take too much memory."""
+        size = sum(len(request.sampling.grammar) for request in requests)
+        if size and self._constraint_bytes + size > MAX_CONSTRAINT_BYTES:
+            message = "the grammars of the requests under way take too much memory"
+            raise ApiError(503, message, code="overloaded", refusal=Refusal.MEMORY)
+        for index, request in enumerate(requests):
+            self._insert(RunningGeneration(index, delivery, request))
+            self._room.joined(request)
+        self._idle.clear()
+
+    def close(self, request_id: int) -> RunningGeneration | None:
+        """Takes out a generation, if it is open."""
+        generation = self._remove(request_id)
+        if generation is not None:
+            self._room.left(generation.request)
+        if not self._running:
+            self._idle.set()
+        return generation
+
+    def resumed(self, request_id: int, new_id: int) -> GenerateRequest | None:
+        """Returns the request for the rest of a generation; None if it is not open any more. Its id is new, so that
+        nothing of the old one's can be taken for it."""
+        generation = self._remove(request_id)
+        if generation is None:
+            return None
+        so_far = Resumed(
+            generation.output.tobytes(),
+            generation.num_scored,
+            generation.cached_tokens,
+            generation.first_token_at,
+        )
+        generation.request = msgspec.structs.replace(generation.request, id=new_id, resumed=so_far)
+        self._insert(generation)
+        return generation.request
+
+    def _insert(self, generation: RunningGeneration) -> None:
+        request = generation.request
+        self._running[request.id] = generation
+        self._ids.setdefault(generation.delivery, set()).add(request.id)
+        self._constraint_bytes += len(request.sampling.grammar)
+
+    def _remove(self, request_id: int) -> RunningGeneration | None:
+        generation = self._running.pop(request_id, None)
+        if generation is None:
+            return None
+        self._constraint_bytes -= len(generation.request.sampling.grammar)
+        ids = self._ids[generation.delivery]
+        ids.remove(request_id)
+        if not ids:
+            del self._ids[generation.delivery]
+        return generation
