@@ -14,7 +14,7 @@ from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Namespace
 from moeserve.router.core.memory.span_numbers import SpanNumbers
 from tests.support.kv_subscriber import Subscriber
-from tests.unit.router.test_radix_cache import SHARED, AgainstADictionary, packed
+from tests.support.radix_trees import SHARED, AgainstADictionary, packed
 
 EXTRA_KEYS = {
     SHARED: (),
