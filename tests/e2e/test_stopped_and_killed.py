@@ -106,7 +106,7 @@ class Tried:
         return psutil.Process(self.server.pid) if name == "launcher" else self.server.named(name)
 
     def is_whole(self, *missing: str) -> bool:
-        """Every process but those is there, and none is stopped; but that with the weights goes on when it is needed."""
+        """Every other process is there, and none is stopped; the one with the weights goes on when it is needed."""
         names = [name for name in NAMES if name not in missing]
         with suppress(ValueError, psutil.NoSuchProcess):  # none has a name, or one has gone
             return all(
