@@ -18,6 +18,7 @@ from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
     MAX_MESSAGES,
+    MAX_TOP_LOGPROBS,
     ManyStopStrings,
     ModelName,
 )
@@ -119,6 +120,10 @@ class _Body(RequestModel):
         bool | Literal["low", "medium", "high", "max"] | None,
         Field(description="Default: as the model does."),
     ] = None
+    logprobs: bool = False
+    top_logprobs: Annotated[
+        int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="Alternatives of each token, with logprobs.")
+    ] = 0
     keep_alive: Annotated[Any, NO_EFFECT] = None
 
     def spec(self, arrival: float) -> GenerationSpec:
@@ -134,6 +139,7 @@ class _Body(RequestModel):
             grammar=self.grammar_constraint,
             sampler=options.sampler_settings(),
             seed=options.seed,
+            logprobs=self.top_logprobs if self.logprobs else None,
             stop=tuple(options.stop),
             chosen=options.chosen_settings(),
         )
