@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s
+from tests.support.gemma_file import WINDOW, write_gemma
 from tests.support.router_world import request
 from tests.support.served_answers import Answer, load, lose_at, serve
 
@@ -181,6 +183,24 @@ def test_stop_token(runner: Runner, plain: Runner) -> None:
     found, _ = serve(runner, stopped, MOST)
     assert found == expected
     assert any(answer.finish_reason == "stop" for answer in found.values())
+
+
+@pytest.mark.parametrize("streams", [1, 16])
+def test_windows_shorter_than_two_runs(tmp_path: Path, streams: int) -> None:
+    """A Gemma whose window of five tokens is passed by the drafts of two plans: what is behind it is dropped while rows
+    that may still read it are in flight."""
+    path = write_gemma(tmp_path / "gemma.gguf", Type.F32)
+    models = (load(path, kv_window_ratio=0.2, speculative_config=which) for which in (None, NGRAM))
+    plain, runner = map(build_cpu_runner, models)
+    assert runner.ready().window == WINDOW == MOST + 1
+    requests = asked(streams, runner.ready().vocab_size, temperature=0.9)
+    expected, _ = serve(plain, requests, 0)
+    foresee(runner, whole_texts(requests, expected), 0.8)
+    found, report = serve(runner, requests, MOST, lose_at(6), num_kv_slots=96 if streams == 1 else 260)
+    assert found == expected
+    assert report.accepted_draft_tokens > ANSWER * streams / 3
+    assert report.window_slots_total > 0
+    assert (report.preemptions > 0) == (streams > 1)
 
 
 def test_look_up(model: CpuModel, plain: Runner) -> None:
