@@ -13,13 +13,15 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import GenerateRequest
+from moeserve.messages.schema import GenerateRequest, TokensItem
+from moeserve.placement.engine_memory import draft_record_bytes
+from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s
 from tests.support.gemma_file import WINDOW, write_gemma
 from tests.support.router_world import request
-from tests.support.served_answers import Answer, load, lose_at, serve
+from tests.support.served_answers import Answer, Told, load, lose_at, serve
 
 MOST = 4
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
@@ -163,6 +165,35 @@ def test_lost_worker(runner: Runner, plain: Runner, model: CpuModel) -> None:
     found, report = serve(runner, requests, MOST, lose_at(4, 9))
     assert found == expected
     assert report.engine_losses == 2
+
+
+def test_usage_counts_drafts(runner: Runner, plain: Runner) -> None:
+    """Each request's own, which together are the report's; and the worker holds no more records than are counted."""
+    requests = asked(3, runner.ready().vocab_size)
+    expected, _ = serve(plain, requests, 0)
+    foresee(runner, whole_texts(requests, expected), 0.8)
+    counts: dict[int, tuple[int, int]] = {}
+
+    def note(world: Told, _: int) -> None:
+        for id, seen in world.seen.items():
+            if isinstance(seen.final, TokensItem) and seen.final.usage is not None:
+                counts[id] = seen.final.usage.draft_tokens, seen.final.usage.accepted_draft_tokens
+
+    _, report = serve(runner, requests, MOST, note)
+    assert all(drafted > accepted > 0 for drafted, accepted in counts.values())
+    drafted, accepted = map(sum, zip(*counts.values(), strict=True))
+    assert (drafted, accepted) == (report.draft_tokens, report.accepted_draft_tokens)
+
+
+def test_records_of_drafts_are_counted(model: CpuModel, runner: Runner) -> None:
+    """As many bytes as are allocated, and no more rows than the router may draft."""
+    engine = runner.engine
+    assert isinstance(engine, CpuEngine)
+    held = engine._model._pending.values()
+    counted = draft_record_bytes(model.config, model.shape, model.step_tokens)
+    assert counted == sum(one.nbytes for one in held)
+    assert (counted > 0) == (runner.ready().num_state_slots > 0)
+    assert all(len(one) == min(16 * MOST, model.step_tokens // 2) for one in held)
 
 
 def test_stop_token(runner: Runner, plain: Runner) -> None:
