@@ -56,7 +56,7 @@ class CpuStream:
         # What the queued operations point into. Without it a temporary (a batch's ids, a norm's weight) is freed
         # while the pool still reads it.
         self._held: list[object] = []
-        # The same of what `wait` has waited for: let go while the pool computes what came after, as nobody waits then.
+        # The same of what `wait` has waited for: released while the pool computes what came after, when no call waits.
         self._released: list[object] = []
 
     @property

@@ -92,7 +92,7 @@ class StateSequences:
 
 @dataclass(frozen=True, slots=True)
 class DeltaParameters:
-    """Of one layer's gated DeltaNet, beside its products. float32."""
+    """The parameters of one layer's gated DeltaNet beside its products. float32."""
 
     conv: torch.Tensor  # [conv_kernel, channels], the weight of the oldest token first
     rate: torch.Tensor  # [value_heads]: -exp(A_log)
