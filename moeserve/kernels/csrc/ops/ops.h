@@ -315,7 +315,7 @@ struct SortRoutesOp {
 class Parts {
  public:
   float* data() { return rows_.data(); }
-  // For so many routes of experts of `hidden` outputs; waits for the pool if that takes another buffer.
+  // For the routes of experts of `hidden` outputs; waits for the pool if that takes another buffer.
   void fit(Pool& pool, int routes, int64_t hidden) {
     const size_t size = static_cast<size_t>(std::min(routes, ExpertsOp::kMostParts)) * hidden;
     if (size <= rows_.size()) return;
