@@ -112,7 +112,7 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
 
 
 def build_probe_app(service: Service) -> FastAPI:
-    """The application of --health-port, which nobody needs a key for."""
+    """The application of --health-port, which needs no key."""
     app = Application((native.PROBES,))
     app.state.service = service
     _answer_errors(app)
@@ -177,7 +177,9 @@ def _explanation(request: Request) -> str:
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)  # it left while it sent its body; nobody reads this
+    return Response(
+        status_code=CLIENT_CLOSED_REQUEST
+    )  # it left while it sent its body and does not read this
 
 
 async def _no_memory(request: Request, error: Exception) -> Response:

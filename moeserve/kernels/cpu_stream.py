@@ -45,7 +45,7 @@ AttentionPlan = _C.AttentionPlan
 
 class CpuStream:
     def __init__(self, threads: int | Sequence[ThreadPlacement], isa: str = "") -> None:
-        """`threads`: how many, unbound and on one memory node, or the placement of each.
+        """`threads`: how many, unbound and on one NUMA node, or the placement of each.
         `isa`: "plain", "avx2" or "avx512_vnni"; empty takes the best this CPU runs.
 
         Raises ValueError for an ISA that this CPU or build lacks.

@@ -38,7 +38,7 @@ class Activations:
 class ThreadPlacement:
     """Where a thread of the pool runs. A node's threads stand side by side, nodes count from 0."""
 
-    node: int = 0  # memory node
+    node: int = 0  # NUMA node
     cpus: tuple[int, ...] = ()  # what the thread is bound to; empty: not bound
 
 

@@ -128,7 +128,7 @@ class StepBench:
         return np.arange(self._num_slots - count, self._num_slots, dtype=np.int32).tobytes()
 
     def _together(self, prompts: int) -> None:
-        """Computes several new prompts, whole, in one step. Their KV overwrites the long prompt's: the time is the same."""
+        """Computes several new prompts, whole, in one step. Their KV overwrites the long prompt's."""
         rows = []
         for seq in range(1, 1 + prompts):
             slots = np.arange((seq - 1) * TOGETHER, seq * TOGETHER, dtype=np.int32).tobytes()

@@ -87,7 +87,8 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
         Field(
             ge=0,
             le=MAX_TOP_LOGPROBS,
-            description="`completion_probabilities` has each token's log-probability and so many most likely.",
+            description="`completion_probabilities` has the log-probabilities of each token and of this many most "
+            "likely ones.",
         ),
     ] = 0
     timings_per_token: Annotated[bool, Field(description="Each chunk of a stream has `timings`.")] = False

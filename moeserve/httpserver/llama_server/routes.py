@@ -68,7 +68,7 @@ async def props(request: Request) -> Response:
         },
         "total_slots": service.config.max_num_seqs,
         "model_alias": service.model_name,
-        "model_path": service.model_name,  # the file's own path is nobody's concern
+        "model_path": service.model_name,  # clients do not learn the file's path
         "chat_template": text.renderer.source or "",
         "bos_token": "" if vocabulary.bos_id is None else text.token_text(vocabulary.bos_id),
         "eos_token": text.token_text(vocabulary.eos_ids[0]) if vocabulary.eos_ids else "",

@@ -73,7 +73,12 @@ class CompletionRequest(OpenAIRequest):
     ] = None
     echo: bool = False
     logprobs: Annotated[
-        int | None, Field(ge=0, le=MAX_LOGPROBS, description="The chosen token's and so many most likely.")
+        int | None,
+        Field(
+            ge=0,
+            le=MAX_LOGPROBS,
+            description="Log-probabilities of the chosen token and of this many most likely tokens.",
+        ),
     ] = None
     return_token_ids: Annotated[
         bool,

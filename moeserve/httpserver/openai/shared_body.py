@@ -97,7 +97,12 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
     ] = None
     prompt_logprobs: Annotated[
         int | None,
-        Field(ge=0, le=20, description="Of each prompt token but the first, and so many most likely (vLLM)."),
+        Field(
+            ge=0,
+            le=20,
+            description="Log-probabilities of each prompt token but the first, and of this many most likely tokens "
+            "(vLLM).",
+        ),
     ] = None
     priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX, description="Lower is sooner.")] = 0
     cache_salt: CacheSalt = ""

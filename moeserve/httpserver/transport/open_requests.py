@@ -14,7 +14,7 @@ from moeserve.messages.refusal import Refusal
 
 
 class OpenRequests:
-    """Answers 503 to a key's request beyond so many whose answers have not ended, before its body is read. Paths that
+    """Answers 503 to a key's request when too many of its answers have not ended, before the body is read. Paths that
     need no key count for none."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable, most: int) -> None:

@@ -45,7 +45,7 @@ class GenerationSpec:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False  # the answer goes on from the last message, which is the assistant's
-    truncate_prompt_tokens: int | None = None  # keep so many, the last ones; -1: as many as fit
+    truncate_prompt_tokens: int | None = None  # how many to keep, the last ones; -1: as many as fit
     prompt_param: str = "prompt"
 
     n: int = 1  # choices for each prompt

@@ -14,7 +14,7 @@
 namespace moeserve {
 
 // A weight matrix, or one per expert: in panels of its own (anonymous memory, huge pages asked for), or as the GGUF
-// rows in the mapped file, which the caller keeps. Panels lie node by node, so that each memory node's part is
+// rows in the mapped file, which the caller keeps. Panels lie node by node, so that each NUMA node's part is
 // contiguous; a page goes to the node whose thread writes it first.
 class Matrix {
  public:

@@ -73,7 +73,7 @@ class Team {
     share(all_threads(n), f, flags(n, 0), idle);
   }
 
-  // The same for `outer` x `panels` pairs, f(o, panel), where memory node i owns the panels of its range
+  // The same for `outer` x `panels` pairs, f(o, panel), where NUMA node i owns the panels of its range
   // (Pool::first_panel): only its own threads work on them. A thread's pairs run panel by panel within an o.
   template <class F>
   void for_panels(int64_t outer, int64_t panels, F&& f) {

@@ -108,7 +108,7 @@ class CpuEngine:
 
     @property
     def description(self) -> str:
-        nodes = f" on {self._stream.nodes} memory nodes" if self._stream.nodes > 1 else ""
+        nodes = f" on {self._stream.nodes} NUMA nodes" if self._stream.nodes > 1 else ""
         return f"cpu ({self._stream.isa}, {self._stream.threads} threads{nodes})"
 
     @property
