@@ -12,7 +12,7 @@ from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.request.fields import INT64_MAX
 from moeserve.httpserver.generation.request.spec import GenerationSpec
-from moeserve.httpserver.transport.errors import ApiError, invalid
+from moeserve.httpserver.transport.errors import ApiError, Overflow, invalid
 from moeserve.httpserver.transport.keys import key_name
 from moeserve.messages.beams import MAX_CANDIDATES, BeamParams
 from moeserve.messages.refusal import Refusal
@@ -119,6 +119,7 @@ class RequestBuilder:
                 param=spec.prompt_param,
                 code="context_length_exceeded",
                 refusal=Refusal.TOO_LONG,
+                overflow=None if room > 0 else Overflow(prompt_tokens, limit),
             )
         return wanted
 
