@@ -234,7 +234,7 @@ def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
 
 
 def most_drafts(step_tokens: int, max_num_seqs: int, drafts: int) -> int:
-    """Of a step: so many a row, but the router gives no more than half of a step's tokens to drafts."""
+    """The most drafts of a step: `drafts` a row, but at most half of the step's tokens, as the router grants them."""
     return min(max_num_seqs * drafts, step_tokens // 2)
 
 
