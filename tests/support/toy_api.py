@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from moeserve.config import ServerConfig
 from moeserve.httpserver.app import APIS
 from moeserve.httpserver.generation.prepare import prepare
-from moeserve.httpserver.generation.request.spec import GenerationSpec
+from moeserve.httpserver.generation.request.asked import Asked
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.server import serve
 from moeserve.httpserver.transport.api_table import Api
@@ -30,10 +30,8 @@ class ToyRequest(RequestModel):
     ask: str
     words: int = 4
 
-    def generation_spec(self) -> GenerationSpec:
-        return GenerationSpec(
-            arrival=time.monotonic(), prompts=[self.ask], prompt_param="ask", max_tokens=self.words
-        )
+    def asked(self) -> Asked:
+        return Asked(time.monotonic(), [self.ask], prompt_param="ask", max_tokens=self.words)
 
 
 class AskedBefore:
@@ -53,7 +51,7 @@ async def ask(request: Request) -> Response:
 
 
 async def _answer(service: Service, body: ToyRequest) -> dict[str, Any]:
-    prepared = await prepare(service, body.generation_spec())
+    prepared = await prepare(service, body.asked())
     (items,) = await prepared.complete()
     state = service.api_states["toy"]
     assert isinstance(state, AskedBefore)

@@ -85,7 +85,7 @@ async def _count(service: Service, body: CountTokensRequest) -> TokenCount:
 
 
 async def _tokens(service: Service, body: CountTokensRequest) -> int:
-    return await count_prompt_tokens(service, body.generation_spec(time.monotonic()))
+    return await count_prompt_tokens(service, body.asked(time.monotonic()))
 
 
 async def _edited(service: Service, body: Body) -> tuple[Body, list[AppliedEdit]]:
@@ -159,7 +159,7 @@ class MessagesHandler:
         """Raises ApiError."""
         if self.body.context_management is not None:
             self.body, self._applied = await _edited(self.service, self.body)
-        return await prepare(self.service, self.body.generation_spec(self.arrival))
+        return await prepare(self.service, self.body.asked(self.arrival))
 
     def _edits(self) -> AppliedEdits | None:
         """What the request's context edits did; None where it has none."""

@@ -14,7 +14,7 @@ from moeserve.grammar.checker import GrammarChecker
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults
-from moeserve.httpserver.generation.request_builder import RequestBuilder
+from moeserve.httpserver.generation.resolve.request_builder import RequestBuilder
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.api_table import ApiState
 from moeserve.httpserver.transport.errors import ApiError

@@ -111,7 +111,7 @@ class GenerateHandler:
 
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
-        return await prepare(self.service, self.body.generation_spec(self.arrival))
+        return await prepare(self.service, self.body.asked(self.arrival))
 
 
 def _tokens(text: ModelText, item: TextItem) -> list[GenerateToken]:

@@ -115,7 +115,7 @@ class CompletionHandler:
 
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
-        return await prepare(self.service, self.body.generation_spec(self.arrival))
+        return await prepare(self.service, self.body.asked(self.arrival))
 
     def _piece(self, prepared: PreparedRequest, text: str, ids: list[int]) -> CompletionPiece:
         usage = prepared.tally.usage()

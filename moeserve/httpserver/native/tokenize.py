@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.generation.chat.model_text import ModelText
-from moeserve.httpserver.generation.request_builder import check_ids
+from moeserve.httpserver.generation.resolve.token_ids import check_ids
 from moeserve.httpserver.generation.service import service_of
 from moeserve.httpserver.native.bodies import (
     DetokenizeRequest,

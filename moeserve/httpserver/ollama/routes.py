@@ -93,7 +93,7 @@ class OllamaHandler:
         if self.body.only_loads:
             yield {**self._line("", "", []), "done": True, "done_reason": "load"}
             return
-        prepared = await prepare(self.service, self.body.generation_spec(self.arrival))
+        prepared = await prepare(self.service, self.body.asked(self.arrival))
         reader = _Reader(prepared)
         async with prepared.stream() as stream:
             async for index, item in stream:

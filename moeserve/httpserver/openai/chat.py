@@ -111,7 +111,7 @@ class ChatHandler:
 
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
-        return await prepare(self.service, self.body.generation_spec(self.arrival))
+        return await prepare(self.service, self.body.asked(self.arrival))
 
     def _answer(self) -> ChatAnswer:
         return ChatAnswer(self.body.custom_tools, is_legacy=bool(self.body.functions))

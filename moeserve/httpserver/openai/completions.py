@@ -202,11 +202,11 @@ class CompletionHandler:
     async def _prepare(self) -> tuple[PreparedRequest, list[ChoiceWriter]]:
         """Returns the request and a writer for each choice of the answer. Raises ApiError."""
         body = self.body
-        prepared = await prepare(self.service, body.generation_spec(self.arrival))
+        prepared = await prepare(self.service, body.asked(self.arrival))
         text = prepared.text
         echoes = [
             await self._echo(text, prompt, ids)
-            for prompt, ids in zip(body.prompts, prepared.prompt_ids, strict=True)
+            for prompt, ids in zip(body.prompts, prepared.resolved.prompts, strict=True)
         ]
         return prepared, [ChoiceWriter(text, body, echo) for echo in echoes for _ in range(body.n)]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
@@ -16,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.chat.chat_messages import TemplateKwargs
 from moeserve.httpserver.generation.chat.chat_tools import ToolMode, tool_use
+from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -26,7 +28,6 @@ from moeserve.httpserver.generation.request.fields import (
     StopStrings,
 )
 from moeserve.httpserver.generation.request.sampling_fields import ResponsesSampling
-from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.generation.request.thinking import Effort, ThinkingOptions, thinking_options
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.responses.items import Item, messages_of
@@ -196,16 +197,18 @@ class InputTokensRequest(RequestModel):
             return GrammarConstraint(grammar.JsonSchema(json.dumps(format.schema_)), "text.format.schema")
         return GrammarConstraint(grammar.ANY_OBJECT, "text.format") if format.type == "json_object" else None
 
-    def generation_spec(self, arrival: float, items: list[Item]) -> GenerationSpec:
+    def asked(self, arrival: float, items: list[Item]) -> Asked:
         """Returns what the request asks the engine for; `items` are the whole conversation's."""
-        return GenerationSpec(
+        return Asked(
             arrival=arrival,
             model=self.model,
-            messages=messages_of(self.instructions, items, self.toolbox),
+            prompt=ChatPrompt(
+                messages=messages_of(self.instructions, items, self.toolbox),
+                tools=self.tool_use,
+                thinking=self.thinking,
+                template_kwargs=self.chat_template_kwargs,
+            ),
             prompt_param="input",
-            template_kwargs=self.chat_template_kwargs,
-            tools=self.tool_use,
-            thinking=self.thinking,
             grammar=self.grammar_constraint,
         )
 
@@ -277,15 +280,16 @@ class ResponsesRequest(InputTokensRequest, ResponsesSampling):
     def wants_encrypted_reasoning(self) -> bool:
         return "reasoning.encrypted_content" in self.include
 
-    def generation_spec(self, arrival: float, items: list[Item]) -> GenerationSpec:
-        spec = super().generation_spec(arrival, items)
-        spec.sampler = self.sampler_settings()
-        spec.chosen = self.chosen_settings()
-        spec.seed = self.seed
-        spec.stop = tuple(self.stop)
-        spec.logprobs = self.top_logprobs if self.wants_logprobs else None
-        spec.truncate_prompt_tokens = self.truncate_prompt_tokens
-        spec.max_tokens = self.max_output_tokens
-        spec.max_tokens_param = "max_output_tokens"
-        spec.cache_salt = self.cache_salt
-        return spec
+    def asked(self, arrival: float, items: list[Item]) -> Asked:
+        return replace(
+            super().asked(arrival, items),
+            sampler=self.sampler_settings(),
+            chosen=self.chosen_settings(),
+            seed=self.seed,
+            stop=tuple(self.stop),
+            logprobs=self.top_logprobs if self.wants_logprobs else None,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            max_tokens=self.max_output_tokens,
+            max_tokens_param="max_output_tokens",
+            cache_salt=self.cache_salt,
+        )

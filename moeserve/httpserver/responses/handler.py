@@ -129,7 +129,7 @@ class ResponsesHandler:
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
         self._items = await conversation_of(self.store, self.body)
-        return await prepare(self.service, self.body.generation_spec(self.arrival, self._items))
+        return await prepare(self.service, self.body.asked(self.arrival, self._items))
 
     def _logprobs_of(self, prepared: PreparedRequest, item: TextItem) -> list[ChatLogprob]:
         """Returns those of the item's text. Tokens without text so far, parts of a character or of a possible stop

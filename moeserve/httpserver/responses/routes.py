@@ -119,8 +119,8 @@ def _page(request: Request) -> tuple[int, str, str | None]:
 
 async def _count(service: Service, body: InputTokensRequest) -> InputTokens:
     service.ready(body.model)  # before the store is read
-    spec = body.generation_spec(time.monotonic(), await conversation_of(_store(service), body))
-    return {"object": "response.input_tokens", "input_tokens": await count_prompt_tokens(service, spec)}
+    asked = body.asked(time.monotonic(), await conversation_of(_store(service), body))
+    return {"object": "response.input_tokens", "input_tokens": await count_prompt_tokens(service, asked)}
 
 
 def _store(service: Service) -> ResponseStore:

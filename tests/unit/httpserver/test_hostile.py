@@ -23,8 +23,9 @@ from moeserve.httpserver.generation.engine import open_generations
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.generation.engine.generation_stream import GenerationStream
-from moeserve.httpserver.generation.request.spec import GenerationSpec
-from moeserve.httpserver.generation.request_builder import check_sizes
+from moeserve.httpserver.generation.request.asked import Asked
+from moeserve.httpserver.generation.resolve.request_builder import check_sizes
+from moeserve.httpserver.generation.resolve.resolved import Resolved
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport import connection, middleware
 from moeserve.httpserver.transport.api_table import ApiTable
@@ -281,15 +282,19 @@ def test_arguments_beyond_reason_stay_text() -> None:
 
 def test_small_bodies_that_ask_for_very_much() -> None:
     """A grammar of 3.9 MB with 2,000 choices took 9.6 GB; 16 choices of echoed prompts with log-probabilities 1 GB."""
-    one = GenerationSpec(arrival=0.0, compiled_grammar="x" * 4_000_000)
-    check_sizes([[1]], one)
+
+    def check(*prompts: list[int], grammar: str = "", n: int = 1) -> None:
+        asked = Asked(0.0, prompts, n=n, prompt_logprobs=None if grammar else 20)
+        check_sizes(Resolved(asked, prompts, grammar=grammar))
+
+    large = "x" * 4_000_000
+    check([1], grammar=large)
     with pytest.raises(ApiError, match="67108864 at most"):
-        check_sizes([[1]] * 20, one)
-    scored = GenerationSpec(arrival=0.0, prompt_logprobs=20, n=16)
-    check_sizes([[1] * 2000], scored)
+        check(*[[1]] * 20, grammar=large)
+    check([1] * 2000, n=16)
     with pytest.raises(ApiError, match="1000000 at most"):
-        check_sizes([[1] * 2000] * 8, scored)
-    check_sizes([[1] * 100_000], GenerationSpec(arrival=0.0, prompt_logprobs=20))
+        check(*[[1] * 2000] * 8, n=16)
+    check([1] * 100_000)
 
 
 def test_grammars_of_all_requests_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

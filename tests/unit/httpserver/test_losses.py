@@ -145,7 +145,7 @@ def test_a_lost_detokenizers_requests_are_ended_at_the_router_and_begun_again() 
         async with started(engine, 2) as stream:
             first, second = router.requests
             await tell(router, text(first.id, 7), lost("detokenizer"))
-            assert engine.state.status == "restarting"
+            assert engine.state.health()["status"] == "restarting"
             told = router.sent[2:]
             assert [type(message) for message in told] == [Abort, GenerateRequest] * 2
             assert [message.id for message in told[::2]] == [first.id, second.id]
@@ -153,7 +153,7 @@ def test_a_lost_detokenizers_requests_are_ended_at_the_router_and_begun_again() 
             for again in told[1::2]:
                 await tell(router, text(again.id, 3, finish_reason="stop", usage=USAGE))
             await tell(router, Heartbeat("detokenizer"))
-            assert engine.state.status == "ok"
+            assert engine.state.health()["status"] == "ok"
             assert len(await texts(stream)) == 3
 
     play(scene)

@@ -83,8 +83,8 @@ def test_tools_and_reasoning_are_parsed_once(
     parsed: Any = body.model_validate(given)
     for _ in range(2):
         if body is ResponsesRequest:
-            parsed.generation_spec(0.0, parsed.input)
+            parsed.asked(0.0, parsed.input)
             assert parsed.toolbox is parsed.toolbox
         else:
-            parsed.generation_spec(0.0)
+            parsed.asked(0.0)
     assert {name: calls[name] for name in parsers} == dict.fromkeys(parsers, 1)

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Final
 
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.chat.model_text import ModelText
-from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
-from moeserve.httpserver.generation.request_builder import check_ids
+from moeserve.httpserver.generation.request.asked import Asked, GrammarConstraint
+from moeserve.httpserver.generation.resolve.token_ids import check_ids
 from moeserve.httpserver.transport.errors import invalid
 
 MAX_WORD_TOKENS: Final = 32  # of `bad_words`, which are compared at each token
 EXCLUDED: Final = -1e4  # a logit bias that no logit outweighs
 
 
-def resolve(spec: GenerationSpec, text: ModelText) -> None:
-    """Turns `bad_words` into biases and sequences, and `allowed_token_ids` into a grammar. Raises ApiError 400."""
-    if spec.bad_words:
-        sequences = _sequences_of(spec.bad_words, text)
-        excluded = {ids[0]: EXCLUDED for ids in sequences if len(ids) == 1}
-        spec.logit_bias = {**spec.logit_bias, **excluded}
-        spec.bad_sequences = tuple(sorted(ids for ids in sequences if len(ids) > 1))
-    if spec.allowed_token_ids:
-        if spec.grammar is not None:
-            raise invalid("allowed_token_ids", f"cannot be combined with {spec.grammar.param}")
-        check_ids("allowed_token_ids", spec.allowed_token_ids, text.vocab_size)
-        allowed = sorted(set(spec.allowed_token_ids) - set(text.eos_ids))
-        if not allowed:
-            raise invalid("allowed_token_ids", "must have a token that does not end the answer")
-        lark = f"start: (<[{_ranges(allowed)}]>)+"
-        spec.grammar = GrammarConstraint(grammar.Ebnf(lark), "allowed_token_ids")
+def excluded(
+    words: tuple[str, ...], text: ModelText
+) -> tuple[Mapping[int, float], tuple[tuple[int, ...], ...]]:
+    """Returns the biases that keep out those of `bad_words` that are one token, and the sequences of the others. Raises
+    ApiError 400."""
+    sequences = _sequences_of(words, text)
+    biases = {ids[0]: EXCLUDED for ids in sequences if len(ids) == 1}
+    return biases, tuple(sorted(ids for ids in sequences if len(ids) > 1))
+
+
+def asked_grammar(asked: Asked, text: ModelText) -> GrammarConstraint | None:
+    """Returns the grammar that the request names, or that of its `allowed_token_ids`. Raises ApiError 400."""
+    if not asked.allowed_token_ids:
+        return asked.grammar
+    if asked.grammar is not None:
+        raise invalid("allowed_token_ids", f"cannot be combined with {asked.grammar.param}")
+    check_ids("allowed_token_ids", asked.allowed_token_ids, text.vocab_size)
+    allowed = sorted(set(asked.allowed_token_ids) - set(text.eos_ids))
+    if not allowed:
+        raise invalid("allowed_token_ids", "must have a token that does not end the answer")
+    lark = f"start: (<[{_ranges(allowed)}]>)+"
+    return GrammarConstraint(grammar.Ebnf(lark), "allowed_token_ids")
 
 
 def _sequences_of(words: tuple[str, ...], text: ModelText) -> set[tuple[int, ...]]:
