@@ -16,8 +16,8 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.server import Server, running_server
-from benchmarks.streams import Answer, ask, client, prompt_ids
+from tests.support.server import Server, running_server
+from tests.support.streams import Answer, ask, client, prompt_ids
 
 CONVERSATIONS = 8
 QUESTION, ANSWER = 40, 40  # tokens

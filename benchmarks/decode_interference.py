@@ -13,8 +13,8 @@ import asyncio
 import time
 from pathlib import Path
 
-from benchmarks.server import Server, running_server
-from benchmarks.streams import Answer, ask, client, percentile, prompt_ids, until
+from tests.support.server import Server, running_server
+from tests.support.streams import Answer, ask, client, percentile, prompt_ids, until
 
 ALONE_S = 4.0  # for which the answer runs alone before the prompt comes
 WINDOW_S = 2.0

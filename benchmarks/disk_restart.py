@@ -1,6 +1,6 @@
 """A prompt of before a kill -9: its first token from --kv-disk beside its first token computed.
 
-    python -m benchmarks.header 12-layers.gguf --layers 12
+    python -m benchmarks.family_file 12-layers.gguf --shape qwen3-30b-a3b --layers 12
     python -m benchmarks.disk_restart --model 12-layers.gguf [--tokens 25000] [--threads 2]
 
 A server computes the prompt and answers with 16 greedy tokens. Every process of it is killed while another answer is
@@ -18,8 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.server import Server, running_server
-from benchmarks.streams import Answer, ask, client, prompt_ids
+from tests.support.server import Server, running_server
+from tests.support.streams import Answer, ask, client, prompt_ids
 
 ANSWER = 16
 PAGE_TOKENS = 32

@@ -2,6 +2,9 @@
 """Writes a GGUF of a published model's real shape with few layers and random weights, for benchmarks.
 
     python -m benchmarks.family_file OUT.gguf --shape gpt-oss-20b|qwen3.6-35b-a3b|glm-4.5-air [--layers N]
+    python -m benchmarks.family_file OUT.gguf --shape qwen3-30b-a3b [--layers N] [--weights]
+
+The second writes a header without tensors' bytes, for `--load-format dummy`, unless --weights is given.
 
 Names, metadata and types are those of llama.cpp's converter and quantiser (MXFP4 with Q8_0 for gpt-oss, Q4_K_M for the
 others, with its fallbacks for rows that are no multiple of 256). The vocabulary is cut in proportion to the layers, so
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +24,10 @@ from gguf import GGML_QUANT_SIZES, GGUFWriter
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.constants import TokenType
 from gguf.quants import quantize
+
+from tests.support.model_header import QWEN3_30B_A3B, qwen3moe, write_header, write_weights
+
+QWEN3 = "qwen3-30b-a3b"
 
 POOL_BLOCKS = 1 << 16  # random blocks of a type, of which its tensors are made
 # Of a K-quant's half floats: (byte, magnitude). Random codes then have a mean of about 0 and a deviation of about 0.02.
@@ -277,9 +285,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out")
-    parser.add_argument("--shape", choices=SHAPES, required=True)
-    parser.add_argument("--layers", type=int, help="default: a few")
+    parser.add_argument("--shape", choices=[*SHAPES, QWEN3], required=True)
+    parser.add_argument("--layers", type=int, help=f"default: a few, of {QWEN3} all 48")
+    parser.add_argument(
+        "--weights", action="store_true", help=f"{QWEN3}: with random weights, not a header alone"
+    )
     args = parser.parse_args()
+    if args.shape == QWEN3:
+        write_header(Path(args.out), qwen3moe(num_layers=args.layers or QWEN3_30B_A3B.num_layers))
+        if args.weights:
+            write_weights(Path(args.out))
+        return
     shape = SHAPES[args.shape]
     write(args.out, shape, args.layers or shape.few)
 

@@ -1,6 +1,6 @@
 """Decode steps at a long context, with float16 KV and with q8_0: what --kv-cache-dtype gives.
 
-    python -m benchmarks.header 12-layers.gguf --layers 12
+    python -m benchmarks.family_file 12-layers.gguf --shape qwen3-30b-a3b --layers 12
     python -m benchmarks.kv_dtypes --model 12-layers.gguf [--context 32000] [--batch 1] [--rounds 20]
     python -m benchmarks.kv_dtypes --model 48-layers.gguf --device cuda --batch 8
 

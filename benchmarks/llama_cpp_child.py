@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """llama.cpp as a child of compare_llama_cpp.py: under the Python that has llama-cpp-python, which need not be ours.
 
-Commands, a line each on standard input, one JSON answer each: `load PATH THREADS FORM CLOCK STREAMS` (wall or cpu; at
-most so many streams), `prefill N`, `decode STREAMS PROMPT STEPS`. Standard output holds nothing else. FORM is one of
-`repacked` and `not-repacked` (weights on the CPU), `shared-cache` and `own-caches` (all layers on the GPU, flash
-attention, one KV cache for all streams or one each).
+Commands, a line each on standard input, one JSON answer each: `load PATH THREADS FORM CLOCK STREAMS` (CLOCK: wall
+or cpu; STREAMS: the most at once), `prefill N`, `decode STREAMS PROMPT STEPS`. Standard output holds nothing
+else. FORM is one of `repacked` and `not-repacked` (weights on the CPU), `shared-cache` and `own-caches` (all layers on
+the GPU, flash attention, one KV cache for all streams or one each).
 """
 
 import ctypes
@@ -106,5 +106,4 @@ def main() -> None:
         print(json.dumps(answer), flush=True)
 
 
-if __name__ == "__main__":
-    main()
+main()  # it runs as a child and is imported by nothing

@@ -17,8 +17,8 @@ import statistics
 import time
 from pathlib import Path
 
-from benchmarks.server import Server, running_server
-from benchmarks.streams import ask, client
+from tests.support.server import Server, running_server
+from tests.support.streams import ask, client
 
 PASSAGE, TIMES, LEFT = (
     48,

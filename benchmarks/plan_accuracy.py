@@ -9,7 +9,10 @@ Beside what was predicted just before stands the worker's time of the second's s
 
 Then the engine without a server. In each round the machine is measured and the speed predicted, then the engine runs;
 on a shared machine the two see about the same minute. Ratios are predicted over measured, of rounds their median. With
---save the predictions' ingredients and what was measured are kept, for benchmarks/gpu/plan_fit.py.
+--save the predictions' ingredients and what was measured are kept, for --fit:
+
+    python -m benchmarks.plan_accuracy 30b.gguf … --skip-server --save runs.jsonl      # for some placements
+    python -m benchmarks.plan_accuracy 30b.gguf --fit runs.jsonl                        # the constants that fit
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ import numpy.typing as npt
 import psutil
 import torch
 
-from benchmarks.server import REPOSITORY, Server, running_server
+from benchmarks.plan_fit import print_fit
 from moeserve.cli.bench.engine import SHARED, EngineBench
 from moeserve.cli.command_line import flag_name, read_options, resolve
 from moeserve.cli.plan.gpu_machine import measure_gpu
@@ -53,6 +56,8 @@ from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.worker.loading.device import choose_device
 from moeserve.worker.loading.load import load_runner
+from tests.support.process_memory import memory_of
+from tests.support.server import REPOSITORY, Server, running_server
 
 PREFILLS = 3  # in a round
 # Of the server, beside --model.
@@ -221,19 +226,6 @@ def _median(work: Sequence[Callable[[], object]]) -> float:
     return statistics.median(times)
 
 
-def memory_of(server: Server) -> int:
-    """Bytes of all processes as if nothing else ran: PSS, but a library's pages count whole although other programs on
-    this machine may share them."""
-    private = 0
-    files: dict[str, int] = {}  # the most that one process has of each
-    for process in server.processes():
-        for area in process.memory_maps(grouped=True):
-            private += area.anonymous
-            if area.path.startswith("/"):
-                files[area.path] = max(files.get(area.path, 0), area.rss - area.anonymous)
-    return private + sum(files.values())
-
-
 def gpu_used() -> int:
     """Bytes of the first GPU's memory in use, by all programs, with their CUDA contexts."""
     query = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
@@ -339,9 +331,15 @@ def main() -> None:
     parser.add_argument("--skip-server", action="store_true")
     parser.add_argument("--skip-engine", action="store_true")
     parser.add_argument("--save", type=Path, metavar="FILE", help="JSON lines, appended to")
+    parser.add_argument(
+        "--fit", type=Path, metavar="FILE", help="fit the plan's constants to a --save file, measure nothing"
+    )
     for name in FLAGS:
         parser.add_argument(flag_name(name))
     args = parser.parse_args()
+    if args.fit is not None:
+        print_fit(args.fit, Path(args.model))
+        return
     flags = {"model": args.model}
     flags |= {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
     prompts, batches = ([int(one) for one in text.split(",")] for text in (args.prompt, args.batch))

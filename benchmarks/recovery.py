@@ -16,8 +16,8 @@ import random
 import time
 from pathlib import Path
 
-from benchmarks.server import Server, running_server
-from benchmarks.streams import Answer, ask, client, percentile, prompt_ids, until
+from tests.support.server import Server, running_server
+from tests.support.streams import Answer, ask, client, percentile, prompt_ids, until
 
 PROCESSES = ("worker", "router", "detokenizer")
 WARM_TOKENS = 8  # that each stream has before a kill

@@ -4,7 +4,6 @@
     docs/reference/api/       from the OpenAPI document, one page an API
     docs/reference/operators/ from the catalogue of torch.ops.moeserve, one page an operator
     docs/reference/sampling-parameters.md  from their declaration
-    docs/reference/benchmark-programs.md  from the docstrings of benchmarks/
     docs/reference/metrics.md  from what /metrics has
     deploy/grafana/dashboards/moeserve.json  its last row, from the declarations of LoadReport
 
@@ -14,7 +13,6 @@ With --check nothing is written, and the exit code is 1 when a page is not what 
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import sys
 from collections.abc import Iterable, Iterator
@@ -83,31 +81,8 @@ def api_pages() -> Iterator[tuple[str, Iterable[str]]]:
     yield f"{folder}/{SHARED}.md", shared
 
 
-def benchmarks_page() -> Iterator[str]:
-    yield from (
-        "# Benchmark programs",
-        "",
-        MADE,
-        "",
-        "The docstring in a program's file says how it is run, how it measures and what it prints.",
-        "[measure-performance.md](../how-to/measure-performance.md) says which to run when.",
-        "",
-        "| `python -m …` | |",
-        "|---|---|",
-    )
-    for path in sorted(
-        (REPOSITORY / "benchmarks").rglob("*.py"), key=lambda path: (len(path.parts), path.name)
-    ):
-        source = path.read_text()
-        if '__name__ == "__main__"' in source:
-            name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
-            about = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0]
-            yield f"| [`{name}`](../../{path.relative_to(REPOSITORY)}) | {' '.join(about.split())} |"
-
-
 def pages() -> Iterator[tuple[str, Iterable[str]]]:
     yield "docs/reference/flags.md", flags_page()
-    yield "docs/reference/benchmark-programs.md", benchmarks_page()
     heading = ("# Sampling parameters", "", MADE, "")
     yield "docs/reference/sampling-parameters.md", (*heading, *sampling_page())
     yield "docs/reference/metrics.md", metrics_page(MADE)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pytest_rerunfailures import StatusDB
 
-from benchmarks.server import REPOSITORY, Server, running_server
 from moeserve.processes.imports_without_gc import imports_without_gc
+from tests.support.server import REPOSITORY, Server, running_server
 
 # Where the servers run that tests start: the same tests are for a GPU (`make test-gpu`), which must be asked for.
 TEST_DEVICE = os.environ.setdefault("MOESERVE_TEST_DEVICE", "cpu")

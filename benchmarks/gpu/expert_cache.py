@@ -1,6 +1,6 @@
 """The expert cache on a GPU: decode with routing traces, beside the same placement without it.
 
-    python -m benchmarks.gpu.expert_cache model.gguf --slots 64 32      # a header of benchmarks.header suffices
+    python -m benchmarks.gpu.expert_cache model.gguf --slots 64 32      # a header suffices: family_file
 
 One load for each number of slots: without the cache the same runner keeps its experts where they are.
 """

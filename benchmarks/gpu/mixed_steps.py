@@ -1,15 +1,13 @@
 """What steps of a prompt's tokens beside decode rows are made of, or of decode rows alone, by CUPTI.
 
-    python -m benchmarks.gpu.mixed_steps 30b.gguf --chunks 256,512,1024 --rows 16 --context 4000
-    python -m benchmarks.gpu.mixed_steps gpt-oss.gguf --rows 1,8 --context 64 --weights
+`python -m benchmarks.gpu.step_profile --chunks` prints it.
 
 Kernels are launched as a server launches them, so that one may start while the one before it ends: a moment is counted
-for the first of those that run. What no kernel has is idle. A header of benchmarks.header suffices, unless --weights.
+for the first of those that run. What no kernel has is idle.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import defaultdict
 from typing import Any
@@ -88,26 +86,18 @@ class Mixed:
         d.run(StepPlan(d._step, [], made))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--chunks", default="", help="prompt tokens of a step; none: decode rows alone")
-    parser.add_argument("--rows", default="16", help="with --chunks: one number")
-    parser.add_argument("--context", type=int, default=4000)
-    parser.add_argument("--weights", action="store_true", help="the file has them")
-    options = parser.parse_args()
+def profile_mixed(model: str, rows: list[int], chunks: list[int], context: int, weights: bool) -> None:
+    """rows: of each step without a chunk; the first of them beside each chunk. weights: the file has them."""
     from moeserve.cli.bench import engine as bench
     from moeserve.worker.loading.load import load_runner
 
-    rows = [int(part) for part in options.rows.split(",")]
-    chunks = [int(part) for part in options.chunks.split(",") if part]
     sequences = max(rows) + 1
     arguments = [
-        "--model", options.model, "--device", "cuda", "--batch", str(sequences), "--prompt",
-        str(options.context + 12 * max([0, *chunks])), "--gen", "512", "--max-num-batched-tokens",
+        "--model", model, "--device", "cuda", "--batch", str(sequences), "--prompt",
+        str(context + 12 * max([0, *chunks])), "--gen", "512", "--max-num-batched-tokens",
         "8192" if chunks else "512",
     ]  # fmt: skip
-    if not options.weights:
+    if not weights:
         arguments += ["--load-format", "dummy"]
     began = time.monotonic()
     config = bench._config(bench.command_parser().parse_args(arguments))
@@ -116,10 +106,10 @@ def main() -> None:
     print(f"[loaded in {time.monotonic() - began:.0f} s; {runner.ready().device}]", flush=True)
     mixed = Mixed(driver, sequences)
     for seq in range(max(rows)):
-        mixed.fill(seq, options.context, options.context)
+        mixed.fill(seq, context, context)
     for count, chunk in [(n, 0) for n in rows] + [(rows[0], n) for n in chunks]:
         if chunk:
-            start = max(0, options.context - (2 * STEPS + 2) * chunk // 2)
+            start = max(0, context - (2 * STEPS + 2) * chunk // 2)
             mixed.fill(sequences - 1, start + (2 * STEPS + 3) * chunk, start)
         walls = []
         for _ in range(STEPS + 2):
@@ -128,7 +118,3 @@ def main() -> None:
             walls.append(time.perf_counter() - started)
         events = trace([lambda: mixed.step(count, chunk)] * STEPS)  # noqa: B023 - they run here
         report(f"{count} rows and {chunk} tokens", walls[2:], events)
-
-
-if __name__ == "__main__":
-    main()

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.header import qwen3moe, write_header
 from moeserve.cli.bench.engine import EngineBench
 from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.models.interface import ModelShape
 from moeserve.worker.loading.load import load_runner
+from tests.support.model_header import qwen3moe, write_header
 
 CONTEXT = 128  # tokens of a stream before it decodes
 STEPS = 32

@@ -1,9 +1,12 @@
 """The kernels of decode steps in CUDA graphs, by CUPTI: name, grid, launches of a step, microseconds each.
 
-    python -m benchmarks.gpu.step_profile 30b.gguf --rows 1,64,256      # a header of benchmarks.header suffices
+    python -m benchmarks.gpu.step_profile 30b.gguf --rows 1,64,256      # a header suffices: family_file
+    python -m benchmarks.gpu.step_profile 30b.gguf --chunks 256,512,1024 --rows 16 --context 4000
+    python -m benchmarks.gpu.step_profile gpt-oss.gguf --chunks 0 --rows 1,8 --context 64 --weights
 
 Kernels are launched one after another, without programmatic dependent launch: with it a kernel's time holds its wait
-for the one before.
+for the one before. With --chunks, of prompt tokens beside the decode rows, they are launched as a server launches them
+(`mixed_steps.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from benchmarks.gpu.mixed_steps import profile_mixed
 from benchmarks.gpu.traced import trace
 from moeserve.kernels import launch
 
@@ -49,7 +53,14 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,64,128,256")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--pdl", action="store_true", help="with programmatic dependent launch")
+    parser.add_argument("--chunks", help="prompt tokens of a step beside the rows; 0: decode rows alone")
+    parser.add_argument("--weights", action="store_true", help="with --chunks: the file has weights")
     options = parser.parse_args()
+    if options.chunks is not None:
+        beside = [int(part) for part in options.rows.split(",")]
+        chunks = [int(part) for part in options.chunks.split(",") if part != "0"]
+        profile_mixed(options.model, beside, chunks, options.context, options.weights)
+        return
     if not options.pdl:
         launch.PDL = False
     from moeserve.cli.bench import engine as bench

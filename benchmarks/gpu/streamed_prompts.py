@@ -1,6 +1,6 @@
 """A long prompt that brings experts in RAM to the GPU, beside answers under way: what each costs the other.
 
-    python -m benchmarks.gpu.streamed_prompts model.gguf --slots 64     # a header of benchmarks.header suffices
+    python -m benchmarks.gpu.streamed_prompts model.gguf --slots 64     # a header suffices: family_file
 
 The router's scheduler and the worker's runner in one process. Kept is an answer's rate from the prompt's arrival to its
 first token, as a share of its rate without it.

@@ -2,7 +2,7 @@
 
 Every case is timed as in kernels.py: in a CUDA graph, over weights that do not all fit the cache. Some come from it
 even so, and beside itself a kernel waits for nobody: what is faster here may be slower in a layer
-(docs/results/2026-11-20-gpu-kernels.md has cases), so that only `gpu_kernels.py decode` decides.
+(docs/results/gpu-kernels.md has cases), so that only `gpu_kernels.py decode` decides.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class ProbeServer(uvicorn.Server):
     """Answers as long as the API's server does, through its drain, and until `should_exit`."""
 
     def __init__(self, service: Service) -> None:
-        turns = Turns(is_busy=lambda: service.engine.has_requests)
+        turns = Turns(is_busy=lambda: not service.engine.room.is_empty)
         idle = IdleConnections(MAX_CONNECTIONS)
         config = uvicorn.Config(
             build_probe_app(service),

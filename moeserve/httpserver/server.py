@@ -22,6 +22,7 @@ from moeserve.httpserver.generation.chat.chat_formats import formats_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.engine.engine_state import EngineState
+from moeserve.httpserver.generation.engine.queue_room import QueueRoom
 from moeserve.httpserver.generation.engine.silences import Silences
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults, sampling_defaults
 from moeserve.httpserver.generation.service import Service
@@ -85,6 +86,7 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         first_id=process.first_request_id,
         heartbeat=process.heartbeat,
         state=EngineState(silences=Silences(process.launcher)),
+        room=QueueRoom(config.max_num_queued_reqs),
     )
     service = Service(
         config,
@@ -282,7 +284,7 @@ def _uvicorn_config(service: Service, apis: ApiTable) -> uvicorn.Config:
     def is_known(headers: RawHeaders) -> bool:
         return keys.key_in(headers) is not None
 
-    turns = Turns(is_busy=lambda: service.engine.has_requests, is_known=is_known, is_open=not keys)
+    turns = Turns(is_busy=lambda: not service.engine.room.is_empty, is_known=is_known, is_open=not keys)
     made = uvicorn.Config(
         app,
         http=partial(BoundedHttpProtocol, idle=idle, turns=turns),  # type: ignore[arg-type]

@@ -22,8 +22,8 @@ import psutil
 from moeserve.config import ENV_PREFIX, LAUNCHER_PID_ENV
 from moeserve.processes.begin import EXIT_NOT_IMPORTED
 from moeserve.processes.lifecycle import python_environment
+from moeserve.processes.process_state import state_of
 from moeserve.processes.runtime_paths import RuntimePaths, has_working_directory
-from moeserve.processes.silence import is_stopped
 
 END_S: Final = 10.0  # for a killed process to end: the kernel frees gigabytes of its memory first
 
@@ -83,7 +83,7 @@ class ServerProcess(ABC):
     @property
     def is_stopped(self) -> bool:
         """It stands still, because somebody has sent it a SIGSTOP."""
-        return is_stopped(self.pid)
+        return state_of(self.pid).is_stopped
 
     def go_on(self) -> None:
         """Continues it where somebody has stopped it."""

@@ -7,13 +7,15 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-import psutil
-
 from moeserve.launcher.child_process import ServerProcess
+from moeserve.processes.process_state import state_of
 
 # Without any processor time: a GPU's driver, or a file on another machine, may hold a process up for a while.
 STILL_S: Final = 120.0
@@ -68,21 +70,32 @@ class Standstill:
 
 
 def _look_at(pid: int) -> tuple[tuple[float, int], bool]:
-    """Processor seconds and switches to and from the processor of a process and its descendants, and whether one of
-    them is stopped. A process that has gone did nothing."""
+    """Processor seconds, and switches to and from the processor, of a process and its descendants; and whether one of
+    them is stopped."""
     seconds, switches, is_stopped = 0.0, 0, False
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return (0.0, 0), False
-    for process in family:
-        try:
-            with process.oneshot():
-                times, counts = process.cpu_times(), process.num_ctx_switches()
-                is_stopped |= process.status() == psutil.STATUS_STOPPED
-        except psutil.NoSuchProcess:
-            continue
-        seconds += times.user + times.system
-        switches += counts.voluntary + counts.involuntary
+    for member in _family(pid):
+        state = state_of(member)
+        seconds += state.cpu_seconds
+        is_stopped |= state.is_stopped
+        switches += _switches(member)
     return (seconds, switches), is_stopped
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and its descendants, where the kernel tells of them (proc(5), /proc/PID/task/TID/children)."""
+    yield pid
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
+                yield from _family(int(child))
+
+
+def _switches(pid: int) -> int:
+    """Those of its main thread; 0 where it has gone."""
+    total = 0
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.endswith("ctxt_switches"):
+                total += int(value)
+    return total

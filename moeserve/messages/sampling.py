@@ -58,15 +58,17 @@ class TextOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     min_tokens: int = 0  # a stop string that is complete before this many tokens is ordinary text
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """One position: the chosen token's natural-log probability and rank (1: most likely), and the most likely
-    tokens."""
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One position: the chosen token's natural-log probability and rank (1: most likely), and the most likely tokens.
+
+    An answer may have 50,000 with 20 others each. In tuples, and untracked themselves, they are nothing to the garbage
+    collector, which looked through them again and again for 0.1 s each time."""
 
     token_id: int
     logprob: float
     rank: int
-    top_ids: list[int]
-    top_logprobs: list[float]
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
 
 
 class RequestContext(msgspec.Struct, frozen=True, array_like=True):

@@ -23,22 +23,21 @@ ALIGNMENT = 256  # bytes, of every buffer in a GPU's arena
 
 # Up to so many rows products on a GPU take int8 activations (kernels/linear), and experts every route by itself
 # (kernels/experts). Steps of 16 rows are 1.05 to 1.4 times as fast without, those of 8 no faster
-# (docs/results/2026-11-26-gpu-kernels.md).
+# (docs/results/gpu-kernels.md).
 SMALL_BATCH_ROWS = 8
 # Steps of up to so many rows keep what is between two products in float32: it costs them nothing. Larger ones round it,
 # but not where weights are floats: there it would be much of the error (BF16, a whole prompt: 5.6e-5 from the truth,
-# where llama.cpp is at 3.6e-5: docs/results/2026-11-20-gpu-accuracy.md).
+# where llama.cpp is at 3.6e-5: docs/results/accuracy.md).
 FLOAT32_ROWS = 64
 # Steps of more rows unpack the quantised matrices of attention to floats, each before its product
 # (kernels/linear/large_batch); those of more than UNPACK_ROWS all matrices, some experts at a time. The room for
-# experts grows with the rows, as the other buffers do. Measured in docs/results/2026-11-24-gpu-decode.md (attention)
-# and docs/results/2026-11-22-gpu-server.md (all).
+# experts grows with the rows, as the other buffers do. Measured in docs/results/gpu-kernels.md.
 UNPACK_DENSE_ROWS = 64
 UNPACK_ROWS = 1024
 UNPACK_BYTES_OF_ROW = 32 << 10
 UNPACK_ROUTES = 192  # of each expert, on average: so many make up for unpacking its weights
 # Steps whose experts are multiplied by warpgroups, where the matrices' types allow it (kernels/experts/quads.py;
-# docs/results/2026-11-26-gpu-kernels.md).
+# docs/results/gpu-kernels.md).
 QUAD_ROWS = range(129, 2049)
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 

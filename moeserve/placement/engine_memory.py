@@ -15,10 +15,10 @@ from moeserve.models.step_buffers import (
 )
 from moeserve.placement.sizes import ModelSizes
 
-# CUDA graphs and the kernels' code. Measured: docs/results/2026-11-20-hybrid-engine.md.
+# CUDA graphs and the kernels' code. Measured: docs/results/experts-in-ram.md.
 GPU_OVERHEAD_BYTES = 640 << 20
 # Of a GPU's weights, what the allocator loses to rounding and to gaps between them: 3.1 of 134 GiB where a model of 133
-# had them full (docs/results/2026-11-26-four-gpus.md).
+# had them full (docs/results/several-gpus.md).
 ALLOCATOR_LOSS = 32  # as a divisor
 
 

@@ -2,7 +2,7 @@
 
 On the CPU a few hundred keep it busy. A GPU wants thousands: a pass over experts that are streamed to it takes much
 the same time for 500 tokens as for 4,000, and its own experts are read faster by more rows
-(docs/results/2026-11-20-hybrid-engine.md). What bounds them is the memory of the step's buffers. How long answers
+(docs/results/experts-in-ram.md). What bounds them is the memory of the step's buffers. How long answers
 under way wait for prompts is decided by router/core/policy/pace.py, which takes less than a whole step where it must.
 """
 

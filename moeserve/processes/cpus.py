@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moeserve.processes.control_groups import cpu_quota
 
-DRIVER_CORES = 8  # of so many, the thread that drives a GPU has one: docs/results/2026-11-24-expert-cache.md
+DRIVER_CORES = 8  # of so many, the thread that drives a GPU has one: docs/results/experts-in-ram.md
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -6,8 +6,9 @@ import logging
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Final
+
+from moeserve.processes.process_state import state_of
 
 DEFAULT_LIMIT_S: Final = 60.0  # a router waits as long for a worker that takes none of a long plan's bytes
 LEAST_LIMIT_S: Final = 4.0
@@ -19,14 +20,6 @@ log = logging.getLogger(__name__)
 def longest_silence(step_timeout: float | None) -> float:
     """Seconds after which a process that owes an answer counts as hung; step_timeout: that of the configuration."""
     return max(DEFAULT_LIMIT_S if step_timeout is None else step_timeout, LEAST_LIMIT_S)
-
-
-def is_stopped(pid: int) -> bool:
-    """It stands still, because somebody has sent it a SIGSTOP or SIGTSTP (proc(5), /proc/PID/stat)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 class LauncherWatch:
@@ -63,7 +56,7 @@ class LauncherWatch:
         self._looked_at = now
         if self._pid is None or not self.is_silent:  # the first for mypy
             return
-        if not self._was_continued and is_stopped(self._pid):
+        if not self._was_continued and state_of(self._pid).is_stopped:
             self._was_continued = True
             log.warning(
                 "the launcher has asked for nothing for %.0f s, because it was stopped; it is continued",

@@ -187,7 +187,7 @@ class AdapterRegistry:
         if state.key == entry.key:
             entry.is_there, entry.num_bytes = True, state.num_bytes
             return
-        cause = state.error or f"{entry.path} has changed since it was loaded"
+        cause = state.error or "its files have changed since it was loaded"
         log.error("adapter %s: what was loaded is lost: %s", entry.name, cause)
         self._failed.append((entry.key, f"the adapter {entry.name} could not be loaded again: {cause}"))
         if state.key and entry.is_served:  # whoever asks from now on gets what lies there

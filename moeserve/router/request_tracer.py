@@ -30,7 +30,7 @@ class _Open(NamedTuple):
 class RequestTracer:
     """Observes the messages that the manager receives and sends; the scheduler does not depend on it.
 
-    docs/results/2026-11-22-router-notes.md has its CPU time for a request."""
+    A request's debug lines take some 15 us of CPU time, its spans 0.5 ms."""
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer

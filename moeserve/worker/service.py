@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +35,9 @@ from moeserve.worker.plans_ahead import PlansAhead
 IDLE_S: Final = 0.25
 # Between two looks for a call while a step is computed. Other threads of the process run then.
 LOOK_S: Final = 20e-6
+# For a thread that reads an adapter, or compiles a grammar, to let the one that computes go on: that one waits so long
+# whenever it comes back from C++, many times a step. Python's own is 5 ms.
+SWITCH_S: Final = 2e-4
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +124,7 @@ def serve(
     router was told.
 
     A router knows nothing of the slots that the one before it used: each of its sequences is bound anew."""
+    sys.setswitchinterval(SWITCH_S)
     service = WorkerService(runner, outlives_routers=outlives_routers)
     _serve_client(service, _accept(path, on_listening))
     while not service.is_done:

@@ -7,9 +7,9 @@ from typing import Any
 
 from playwright.sync_api import Page, Request, expect
 
-from benchmarks.server import Server
 from tests.browser.conftest import KEY, Screenshot
 from tests.e2e.clients import TEXT, is_empty, within
+from tests.support.server import Server
 
 KEPT = """async () => {
   const { lastOpen } = await import("./web/store.js");

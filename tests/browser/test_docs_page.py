@@ -7,8 +7,8 @@ import re
 import httpx
 from playwright.sync_api import Page, expect
 
-from benchmarks.server import Server
 from tests.browser.conftest import KEY, Screenshot
+from tests.support.server import Server
 
 
 def test_every_operation_is_listed_and_can_be_tried(

@@ -13,12 +13,12 @@ import httpx
 import numpy as np
 from playwright.sync_api import Page, expect
 
-from benchmarks.server import Server
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.steps import ExpertUse
 from tests.browser.conftest import KEY, Screenshot
 from tests.e2e.clients import TEXT, completion, within
 from tests.support.http_harness import HttpServer, http_server
+from tests.support.server import Server
 
 CELL = 40  # CSS pixels: the widest, which a model with few experts gets
 LEFT, TOP = 34, 6  # of the first cell

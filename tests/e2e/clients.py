@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from benchmarks.server import Server, stream_events
+from tests.support.server import Server, stream_events
 
 In = TypeVar("In")
 Out = TypeVar("Out")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import Fixture, Report, measure, table
-from benchmarks.server import Server, running_server
 from tests.conftest import OWN_FIXTURES, TEST_DEVICE, TINY_MODEL, wide_models
 from tests.gpu.bounds import assert_near
+from tests.support.accuracy import Fixture, Report, measure, table
+from tests.support.server import Server, running_server
 
 # Below this distance of llama.cpp's from the truth its greedy text is a yardstick; above, its own rounding of
-# activations decides steps that are not close (see benchmarks/accuracy.py).
+# activations decides steps that are not close (see tests/support/accuracy.py).
 YARDSTICK_KL = 2e-4
 
 

@@ -13,11 +13,11 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from benchmarks.server import Server, running_server
 from tests.e2e.clients import streamed, within
 from tests.e2e.test_upgrade import reload
 from tests.support.hugging_face_model import read_model, write_model
 from tests.support.peft_adapters import ATTENTION, EXPERTS, ROUTER, write_adapter
+from tests.support.server import Server, running_server
 
 pytestmark = pytest.mark.cpu_engine("adapters")
 NAMES = ("tiny", "first", "second")
@@ -36,6 +36,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     modules = [f"{name}={folder / name}" for name in NAMES[1:]]
     _write_bad(folder / "fourth", folder / "bad")
     (folder / "outside").symlink_to("/")
+    shutil.copytree(folder / "fourth", folder / "leads-out")
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret"
+    (folder / "leads-out" / "adapter_model.safetensors").rename(secret)
+    (folder / "leads-out" / "adapter_model.safetensors").symlink_to(secret)
     flags = (
         "--lora-dir",
         str(folder),
@@ -127,6 +131,10 @@ def nothing_stays(server: Server) -> Iterator[None]:
         assert order(server, "unload", lora_name=name)[0] == 200
 
 
+def folder_of(server: Server) -> Path:
+    return Path(httpx.get(server.base_url + "/v1/models/first").json()["root"]).parent
+
+
 def test_an_order_that_cannot_be_is_refused_by_name(server: Server) -> None:
     refused = [
         ({"lora_name": "x", "lora_path": "bad"}, 400, "q_proj"),
@@ -134,6 +142,7 @@ def test_an_order_that_cannot_be_is_refused_by_name(server: Server) -> None:
         ({"lora_name": "x", "lora_path": "../"}, 400, "not within"),
         ({"lora_name": "x", "lora_path": "/etc/passwd"}, 400, "not within"),
         ({"lora_name": "x", "lora_path": "outside/etc"}, 400, "not within"),
+        ({"lora_name": "x", "lora_path": "leads-out"}, 400, "leads out of the folder of --lora-dir"),
         ({"lora_name": "x", "lora_path": "a\0b"}, 400, "no path"),
         ({"lora_name": "x", "lora_path": "model"}, 400, "adapter_config.json"),
         ({"lora_name": "first", "lora_path": "third"}, 400, "already been loaded"),
@@ -143,6 +152,7 @@ def test_an_order_that_cannot_be_is_refused_by_name(server: Server) -> None:
     for body, status, word in refused:
         found, text = order(server, "load", **body)
         assert (found, word in text) == (status, True), (body, found, text)
+        assert str(folder_of(server)) not in text, "where the folder lies is not a client's"
     assert order(server, "unload", lora_name="third")[0] == 404
     assert names_of(server) == set(NAMES)
 

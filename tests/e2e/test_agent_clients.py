@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 from pydantic import BaseModel, Field
 
-from benchmarks.server import Server, running_server
 from tests.conftest import TINY_MODEL
 from tests.support.official_clients import anthropic_client, openai_client
+from tests.support.server import Server, running_server
 
 if TYPE_CHECKING:
     from anthropic import Anthropic

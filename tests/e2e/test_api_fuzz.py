@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.server import running_server
+from tests.support.server import running_server
 
 CASES = 10_000
 EXAMPLES_PER_OPERATION = 400  # beside those that schemathesis derives from the document itself

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from benchmarks.server import Server, clean_environment, command, running_server
 from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST
 from tests.e2e.clients import completion
+from tests.support.server import Server, clean_environment, command, running_server
 
 NAME_LENGTH, NAME, DIMENSION_COUNT, DIMENSIONS, TYPE, OFFSET = range(6)  # the parts of gguf-py's tensor field
 VICTIM = "blk.1.ffn_down_exps.weight"

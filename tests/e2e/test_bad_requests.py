@@ -9,8 +9,8 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from benchmarks.server import Server
 from tests.e2e.clients import TEXT, from_cache, is_empty, streamed, within
+from tests.support.server import Server
 
 JSON = {"content-type": "application/json"}
 CONTEXT = 2048  # of the tiny model

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.server import Server, running_server
 from tests.conftest import OWN_FIXTURES
 from tests.e2e.clients import at_once, completion
+from tests.support.server import Server, running_server
 
 CROWD = 16
 whoever_shares_its_steps = pytest.mark.cpu_engine("a GPU's kernels depend on how many rows a step has")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.server import common_flags
 from moeserve.cli.bench.results import read_results
+from tests.support.server import common_flags
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.server import REPOSITORY, Server, clean_environment
 from moeserve.cli.bench import serve as bench_serve
 from moeserve.cli.simulate.step_time import StepLoad, read_step_time
+from tests.support.server import REPOSITORY, Server, clean_environment
 
 SMALL = "--input-len 40 --output-len 12 --range-ratio 0.5 --ignore-eos --disable-tqdm"
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.server import Server, running_server
 from moeserve.cli.command_line import demonstration_model
+from tests.support.server import Server, running_server
 
 BFCL = os.environ.get("MOESERVE_BFCL")
 TESTS = int(os.environ.get("MOESERVE_BFCL_TESTS", "6"))

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.server import REPOSITORY, Server
+from tests.support.server import REPOSITORY, Server
 
 GUIDES = ("connect-a-client.md", "get-structured-output.md", "call-tools.md", "limit-reasoning.md")
 PAGES = "".join((REPOSITORY / "docs" / "how-to" / name).read_text() for name in GUIDES)

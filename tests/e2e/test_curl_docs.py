@@ -14,8 +14,8 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from benchmarks.server import REPOSITORY, Server, running_server
 from moeserve.cli.command_line import demonstration_model
+from tests.support.server import REPOSITORY, Server, running_server
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 ADDRESS = re.compile(r"(http://)?(localhost|127\.0\.0\.1):8000")

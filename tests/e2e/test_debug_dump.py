@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.server import running_server
 from moeserve.cli.compare_dumps.reader import Dump
 from moeserve.cli.main import main
+from tests.support.server import running_server
 
 PROMPT = list(range(20, 40))
 

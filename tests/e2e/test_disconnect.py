@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.server import Server, running_server
 from tests.e2e.clients import TEXT, completion, from_cache, is_empty, running, waiting, within
+from tests.support.server import Server, running_server
 
 FREED_WITHIN_S = 1.0
 LONG_PROMPT = [100 + i % 3000 for i in range(2000)]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.server import Server, running_server
 from tests.conftest import OWN_FIXTURES, TEST_DEVICE
 from tests.e2e.clients import TEXT, within
+from tests.support.server import Server, running_server
 
 PROMPT = TEXT * 6
 PAGE_TOKENS = 32

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.server import Server, running_server
 from tests.e2e.clients import TEXT, is_empty, within
 from tests.e2e.test_survival import (
     Asked,
@@ -21,6 +20,7 @@ from tests.e2e.test_survival import (
     stream,
     text,
 )
+from tests.support.server import Server, running_server
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}'
 FEW = {str(token): 100 for token in (300, 310, 320)}

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.server import Server
 from tests.conftest import TINY_MODEL
+from tests.support.server import Server
 
 CLIENTS = os.environ.get("MOESERVE_CLIENTS")
 NAME = "tiny-qwen3moe-q4_k_m"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.server import Server
 from moeserve.placement.heat import read_heat
 from tests.conftest import TEST_DEVICE
 from tests.e2e.clients import TEXT
+from tests.support.server import Server
 
 
 def test_tokens_are_counted_by_expert(server: Server, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.hostile_clients import AT_HEALTH_PORT, ATTACKS, Address, keyed_server, measure
-from benchmarks.server import Server
+from tests.support.hostile_clients import AT_HEALTH_PORT, ATTACKS, Address, keyed_server, measure
+from tests.support.server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 HEALTH_CPU_S = 0.1  # of the event loop, within one request of /health

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.server import clean_environment
 from tests.conftest import TINY_MODEL
 from tests.support.hub_server import COMMIT, Hub, running_hub
+from tests.support.server import clean_environment
 
 REPO = "acme/tiny-GGUF"
 FETCH = """

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.accuracy import GREEDY_MARGIN, distances, log_softmax, served_distributions, served_greedy
-from benchmarks.server import running_server
+from tests.support.accuracy import GREEDY_MARGIN, distances, log_softmax, served_distributions, served_greedy
 from tests.support.hub_server import running_hub
 from tests.support.hugging_face_model import read_model, write_model
+from tests.support.server import running_server
 
 # Ours on the bf16 fixture, whose router ties flip experts now and then, is 8.9e-5 from the truth, as llama.cpp is;
 # here the medians of the texts were 1e-10 to 1e-7.

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from benchmarks.server import Server, running_server
 from tests.e2e.clients import completion, within
 from tests.support.kv_subscriber import Block, Subscriber
+from tests.support.server import Server, running_server
 
 BLOCK = 8
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.server import running_server
 from moeserve.kv.layout import KvLayout
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from tests.e2e.clients import TEXT, at_once, completion, streamed
+from tests.support.server import running_server
 
 KV_TOKENS = 16384
 OVERHEAD_BYTES = 1 << 30

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.server import Server, clean_environment, command, running_server
 from tests.e2e.clients import TEXT, streamed
+from tests.support.server import Server, clean_environment, command, running_server
 
 ALWAYS = {"time", "level", "process", "pid", "logger", "message"}
 JSON_LOG = ("--log-format", "json", "--log-level", "debug")

@@ -17,7 +17,6 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.server import Server
 from tests.e2e.clients import TEXT, at_once, completion, within
 from tests.support.promql import (
     DASHBOARD,
@@ -29,6 +28,7 @@ from tests.support.promql import (
     metrics_of,
     without_variables,
 )
+from tests.support.server import Server
 
 TARGET_LABELS = {"instance", "job"}  # Prometheus's own
 EXPRESSIONS = [*dashboard_expressions(), *alert_expressions()]

@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.server import Server, running_server
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.conftest import TINY_MODEL
 from tests.e2e.clients import TEXT, completion, from_cache, is_empty, within
 from tests.e2e.test_bad_requests import SteadyStreams
 from tests.support.hugging_face_model import write_model
+from tests.support.server import Server, running_server
 
 TOKENIZER = TextTokenizer.from_gguf(open_gguf(TINY_MODEL))
 (OPEN,) = TOKENIZER.encode("<think>")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.server import Server
 from tests.conftest import IS_BATCH_INVARIANT
 from tests.e2e.clients import TEXT, at_once, completion
 from tests.support.official_clients import openai_client
+from tests.support.server import Server
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.server import Server, running_server
 from tests.e2e.clients import TEXT, completion, streamed
+from tests.support.server import Server, running_server
 
 GREEDY = {"do_sample": False, "max_new_tokens": 16, "ignore_eos": True}
 

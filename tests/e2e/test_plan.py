@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.plan_accuracy import memory_of
-from benchmarks.server import REPOSITORY, clean_environment, running_server
+from tests.support.process_memory import memory_of
+from tests.support.server import REPOSITORY, clean_environment, running_server
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="measured for torch without CUDA's libraries")

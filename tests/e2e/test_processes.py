@@ -17,8 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.server import Server, clean_environment, command, common_flags, title_of
 from tests.e2e.clients import TEXT, completion, from_cache, streamed, within
+from tests.support.server import Server, clean_environment, command, common_flags, title_of
 
 PROCESSES = {"httpserver", "router", "detokenizer", "worker"}
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.server import Server
 from tests.e2e.clients import TEXT, streamed
+from tests.support.server import Server
 
 LONG = TEXT * 100
 BODIES: dict[str, dict[str, Any]] = {

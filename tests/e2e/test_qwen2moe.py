@@ -15,9 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from benchmarks.accuracy import Case, served_greedy
-from benchmarks.accuracy import Fixture as Golden
-from benchmarks.server import REPOSITORY, Server, clean_environment, running_server
 from moeserve.cli.compare_dumps.reader import Dump
 from moeserve.config.units import GIB
 from moeserve.models.open import open_model
@@ -26,6 +23,9 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.quantization.reference import dequantize
 from tests.conftest import OWN_FIXTURES, fixtures_dir
 from tests.e2e.clients import at_once, completion
+from tests.support.accuracy import Case, served_greedy
+from tests.support.accuracy import Fixture as Golden
+from tests.support.server import REPOSITORY, Server, clean_environment, running_server
 
 MODEL = OWN_FIXTURES / "tiny-qwen2moe-q4_k_m.gguf"
 LAYERS, EXPERTS, TOP_K = 3, 8, 3

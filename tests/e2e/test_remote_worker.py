@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.delay_proxy import DelayProxy
-from benchmarks.server import REPOSITORY, Server, clean_environment, running_server, title_of
-from benchmarks.worker_host import WorkerHost, link_flags, make_certificates, running_worker
 from tests.conftest import IS_BATCH_INVARIANT
 from tests.e2e.clients import completion, is_empty, within
 from tests.e2e.test_survival import all_at_once, bodies, has_generated, health
+from tests.support.delay_proxy import DelayProxy
+from tests.support.server import REPOSITORY, Server, clean_environment, running_server, title_of
+from tests.support.worker_host import WorkerHost, link_flags, make_certificates, running_worker
 
 pytestmark = pytest.mark.skipif(not IS_BATCH_INVARIANT, reason="compares answers bit for bit")
 
@@ -107,6 +107,20 @@ def test_answers_go_on_after_the_workers_crash(remote: Remote, local_answers: li
         remote.worker().kill()
         assert results(answers) == local_answers
     assert "signal 9, Killed" in remote.server.log  # the gate has told the link
+
+
+def test_answers_go_on_though_the_keeper_of_the_weights_is_stopped(
+    remote: Remote, local_answers: list[Any]
+) -> None:
+    """It has to say that its worker has died: the gate waited for ever."""
+    (keeper,) = (p for p in remote.host.family() if title_of(p) == "moeserve: weights")
+    worker = remote.worker()
+    with all_at_once(remote.server, bodies()) as answers:
+        time.sleep(0.2)
+        keeper.suspend()
+        worker.kill()
+        assert results(answers) == local_answers
+    assert keeper.is_running()
 
 
 @pytest.mark.slow

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.server import running_server
 from moeserve.cli.main import main
 from moeserve.cli.plan import command
 from moeserve.cli.plan.rates import CpuRates
 from moeserve.placement.expert_cache.routing_trace import read_trace
 from tests.e2e.clients import completion
+from tests.support.server import running_server
 
 RATES = CpuRates(read=50e9, dense_ops=1e12, expert_ops=1e12, op_s=1e-6, step_s=1e-4, row_s=1e-5)
 

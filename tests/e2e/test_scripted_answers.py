@@ -9,9 +9,9 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from benchmarks.server import Server, running_server, stream_events
 from tests.support.family_templates import HARMONY
 from tests.support.scripted_model import chat_template, write_scripted_model
+from tests.support.server import Server, running_server, stream_events
 
 STRING: Final = {"type": "string"}
 TOOLS: Final = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import main
+from tests.support.soak.run import main
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ import httpx
 import jsonschema
 import pytest
 
-from benchmarks.server import Server, running_server
 from tests.conftest import IS_BATCH_INVARIANT, TINY_MODEL
 from tests.e2e.clients import at_once, completion, is_empty, streamed, within
 from tests.e2e.random_schemas import SchemaMaker
+from tests.support.server import Server, running_server
 
 AT_ONCE = 8
 

@@ -17,11 +17,11 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.server import Server, running_server, stream_events, title_of
 from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST
 from moeserve.launcher.process_table import PROCESSES
 from tests.conftest import TEST_DEVICE
 from tests.e2e.clients import TEXT, completion, health_url, is_empty, streamed, within
+from tests.support.server import Server, running_server, stream_events, title_of
 
 SCHEMA = {
     "type": "object",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.server import Server, running_server
 from tests.support.official_clients import openai_client
+from tests.support.server import Server, running_server
 from training import evaluate
 from training.text import arithmetic, smalltalk
 from training.text.example import Example

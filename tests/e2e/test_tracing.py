@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.server import Server, running_server
 from tests.e2e.clients import TEXT
+from tests.support.server import Server, running_server
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from tests.e2e.otlp_collector import Collector, SeenSpan, collecting

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.server import Server, running_server
-from benchmarks.streams import client, prompt_ids
 from tests.conftest import IS_BATCH_INVARIANT
 from tests.e2e.clients import at_once, completion, is_empty, within
+from tests.support.server import Server, running_server
+from tests.support.streams import client, prompt_ids
 
 CONTEXT, POOL = 1024, 4096  # the pool holds four requests of full length
 ANSWER, TIGHT_POOL = 240, 900  # not quite four answers fit

@@ -16,8 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.server import REPOSITORY, Server, clean_environment
 from tests.e2e.clients import TEXT, completion, health_url, is_empty, streamed, within
+from tests.support.server import REPOSITORY, Server, clean_environment
 
 TOKENS = 200
 

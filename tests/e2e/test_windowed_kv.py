@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.server import Server, running_server
 from tests.conftest import family_models, fixtures_dir
 from tests.e2e.clients import at_once, completion, within
+from tests.support.server import Server, running_server
 
 pytestmark = [
     pytest.mark.slow,

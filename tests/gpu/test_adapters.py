@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.random_adapters import write_random_adapter
 from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
@@ -19,6 +18,7 @@ from moeserve.worker.runner import Runner
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import small_config
 from tests.support.adapter_steps import score_together, top_kl
+from tests.support.random_adapters import write_random_adapter
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 ATTENTION = (*QKV_PARTS, n.ATTN_OUTPUT)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.accuracy import Fixture, distances, log_softmax
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from tests.conftest import TINY_MODEL
@@ -17,6 +16,7 @@ from tests.gpu.driver import Driver
 from tests.gpu.fixture_parity import CHUNKS, tops
 from tests.gpu.test_parity import runner_of
 from tests.kernels.test_model import hugging_face_model
+from tests.support.accuracy import Fixture, distances, log_softmax
 
 if not torch.cuda.is_available():  # before each of a thousand cases is collected
     pytest.skip("needs a GPU", allow_module_level=True)

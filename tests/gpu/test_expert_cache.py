@@ -13,7 +13,6 @@ import torch
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from gguf.constants import GGMLQuantizationType as Type
 
-from benchmarks.header import qwen3moe, write_header
 from moeserve.cli.bench.engine import EngineBench
 from moeserve.cli.bench.engine_figures import CacheFigure, where_experts_are
 from moeserve.kernels import _C
@@ -29,6 +28,7 @@ from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import TOP, Driver, small_config
+from tests.support.model_header import qwen3moe, write_header
 from tests.support.random_promotions import RandomPolicy
 
 pytestmark = pytest.mark.slow  # minutes under the interpreter

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.accuracy import Fixture
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.worker.engines.gpu.engine import GpuEngine
@@ -24,6 +23,7 @@ from tests.gpu.fixture_parity import (
     load_fixture,
     model_of,
 )
+from tests.support.accuracy import Fixture
 
 if not torch.cuda.is_available():  # before each of a thousand cases is collected
     pytest.skip("needs a GPU", allow_module_level=True)

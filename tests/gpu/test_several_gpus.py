@@ -14,8 +14,6 @@ import httpx
 import pytest
 import torch
 
-from benchmarks.accuracy import Fixture
-from benchmarks.server import running_server
 from moeserve.errors import ConfigError
 from moeserve.worker.group.leader import LeaderRunner
 from moeserve.worker.loading.load import load_runner
@@ -30,6 +28,8 @@ from tests.gpu.fixture_parity import (
     load_fixture,
     model_of,
 )
+from tests.support.accuracy import Fixture
+from tests.support.server import running_server
 
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)

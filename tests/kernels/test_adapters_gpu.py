@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
-from benchmarks.header import qwen3moe, write_header
-from benchmarks.random_adapters import write_random_adapter
 from moeserve.config import ServerConfig
 from moeserve.kernels.launch import first_launches
 from moeserve.messages.sampling import TokenLogprob
@@ -24,6 +22,8 @@ from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import GREEDY, Driver, small_config
+from tests.support.model_header import qwen3moe, write_header
+from tests.support.random_adapters import write_random_adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # minutes of CPU time each
 SHAPE = qwen3moe(

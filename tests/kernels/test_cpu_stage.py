@@ -12,7 +12,6 @@ from gguf.constants import GGMLQuantizationType as Type
 from msgspec.structs import replace
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
-from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kv.cache import KvCache
@@ -32,6 +31,7 @@ from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Sequences, StepLayout
 from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
+from tests.support.model_header import qwen3moe, write_header
 
 LAYERS, EXPERTS = 3, 4
 PROMPT = [3, 1, 4]

@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
-from benchmarks.header import qwen3moe
 from moeserve.kernels.experts.reference import experts
 from moeserve.kernels.planes import dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
@@ -17,6 +16,7 @@ from moeserve.models.interface import DenseFfnShape
 from moeserve.models.loading.gpu_weights import GpuExperts
 from tests.kernels.test_triton_linear import GUARD, planes_of
 from tests.kernels.weights import Type, activations, nmse
+from tests.support.model_header import qwen3moe
 
 HIDDEN, WIDTH, LIVE = 32, 32, 3
 

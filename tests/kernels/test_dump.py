@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from benchmarks.hugging_face_dump import texts_of, write_dump
 from moeserve.cli.compare_dumps.compare import Result, TensorPlace, Tolerances, compare
 from moeserve.cli.compare_dumps.reader import Dump, DumpError
 from moeserve.cli.main import main
@@ -29,6 +28,7 @@ from moeserve.worker.recording.dump_format import of_layer, step_path
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.test_model import hugging_face_model, own_fixture
+from tests.support.hugging_face_dump import texts_of, write_dump
 
 PROMPTS = [tokens[:40] for tokens in own_fixture().tokens[:3]]
 EXACT = Tolerances(0.0, 0.0)

@@ -11,7 +11,6 @@ import torch
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from gguf.constants import GGMLQuantizationType as Type
 
-from benchmarks.header import qwen3moe, write_header
 from moeserve.cli.compare_dumps.compare import Tolerances, compare
 from moeserve.cli.compare_dumps.reader import Dump
 from moeserve.config import ServerConfig
@@ -22,6 +21,7 @@ from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
 from tests.gpu.driver import Driver, small_config
 from tests.support.hugging_face_model import write_family
+from tests.support.model_header import qwen3moe, write_header
 
 GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 

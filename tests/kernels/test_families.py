@@ -25,7 +25,7 @@ MISSED = pytest.mark.xfail(
     reason="1.01 to 1.08 times llama.cpp's median KL: the same rounding, another draw", strict=False
 )
 # The two of gpt-oss: ratios of 1.01 (0.84 to 1.12) and 1.01 (0.91 to 1.15) with vector instructions, 0.98 and 0.95
-# without. Over 2,880 positions all three are 0.97 of llama.cpp's: docs/results/2026-11-23-families.md.
+# without. Over 2,880 positions all three are 0.97 of llama.cpp's: docs/results/accuracy.md.
 MISSING = ("tiny-qwen2moe-q8_0", "tiny-gptoss-mxfp4", "tiny-gptoss-q8_0")
 FAMILIES = (
     "qwen2moe",

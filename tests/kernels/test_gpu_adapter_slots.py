@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
-from benchmarks.header import qwen3moe
-from benchmarks.random_adapters import write_random_adapter
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.messages.adapters import AdapterSource, AdaptersReport, AdaptersWanted
@@ -26,6 +24,8 @@ from moeserve.placement import LayerPlacement, Placement
 from moeserve.worker.adapters.gpu import load_gpu_adapters, scopes_to_capture
 from moeserve.worker.adapters.memory import plan_gpu_adapters, refuse_adapters
 from moeserve.worker.adapters.resident import ResidentAdapters
+from tests.support.model_header import qwen3moe
+from tests.support.random_adapters import write_random_adapter
 
 SHAPE = qwen3moe(
     hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32, num_experts=4, top_k=2, expert_width=96,

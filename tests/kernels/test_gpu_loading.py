@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
-from benchmarks.header import qwen3moe, write_header
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
@@ -22,6 +21,7 @@ from moeserve.placement.rules import Rules
 from moeserve.worker.loading.cpu.pool_start import open_stream
 from moeserve.worker.loading.gpu.moving_experts import pinned_panels
 from tests.gpu.driver import small_config
+from tests.support.model_header import qwen3moe, write_header
 
 STREAMED = "- {match: 'exps', decode: cpu, prefill: cuda}"
 IN_RAM = "- {match: 'exps', device: cpu}"

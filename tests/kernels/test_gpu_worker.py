@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
-from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kernels.launch import first_launches
@@ -27,6 +26,7 @@ from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
 from tests.support.beams import Wanted, check_scores, requests, scheduler_of, serve
+from tests.support.model_header import qwen3moe, write_header
 
 pytestmark = pytest.mark.slow  # three minutes of CPU time
 DRAWN = SamplingParams(max_tokens=1 << 20, temperature=1.0, seed=3, logprobs=2)

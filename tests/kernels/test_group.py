@@ -13,7 +13,6 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
-from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
 from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.models.open import open_dummy_model
@@ -28,6 +27,7 @@ from moeserve.worker.runner import Runner
 from tests.gpu.driver import GREEDY, Driver, small_config
 from tests.kernels.follower import LEAST_ROWS
 from tests.kernels.shared_sums import connect, connected
+from tests.support.model_header import qwen3moe, write_header
 
 pytestmark = [
     pytest.mark.slow,  # ten minutes of CPU time

@@ -1,4 +1,4 @@
-"""The samplers beside llama.cpp's on the same logits, as `benchmarks/llama_cpp_samplers.py` has recorded them."""
+"""The samplers beside llama.cpp's on the same logits, as `tests/support/llama_cpp_samplers.py` has recorded them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from moeserve.httpserver.generation.dry_breakers import closed_breakers
+
 from moeserve.kernels.sampling import reference
 from moeserve.kernels.sampling.cpu import SamplerState
 from moeserve.kernels.sampling.reference import Params

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
-from benchmarks.pool_phases import Kind, spent_by_kind
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup
 from moeserve.kernels.phase_times import PHASE_TIMES, operation_names, phase_times, time_phases
 from moeserve.kernels.stream_operands import Activations, RoutingWorkspace
 from tests.kernels.operations import ISAS, load
 from tests.kernels.weights import activations, random_weights
+from tests.support.phase_kinds import Kind, spent_by_kind
 
 BEST = ISAS[-1]
 HIDDEN, EXPERTS = 256, 128

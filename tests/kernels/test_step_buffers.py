@@ -9,13 +9,13 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
-from benchmarks.header import qwen3moe
 from moeserve.models.blocks.gpu.workspace import make_workspaces
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.models.step_buffers import Buffer, arena_bytes, gpu_arena_bytes, gpu_step_buffers, step_sizes
 from tests.support.gemma_file import write_gemma
+from tests.support.model_header import qwen3moe
 
 SHAPE = qwen3moe(hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=32, num_experts=4, top_k=2,
                  expert_width=96, vocab_size=300)  # fmt: skip

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import psutil
 
-from benchmarks.server import REPOSITORY
 from tests.support.http_harness import echo, http_server
+from tests.support.server import REPOSITORY
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.server import title_of
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST
@@ -24,6 +23,7 @@ from moeserve.launcher.process_table import PROCESSES
 from moeserve.processes.lifecycle import load_config
 from moeserve.processes.runtime_paths import RuntimePaths
 from tests.support.launcher_run import Run
+from tests.support.server import title_of
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

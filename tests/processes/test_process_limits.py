@@ -9,10 +9,10 @@ import sys
 import httpx
 import pytest
 
-from benchmarks.server import REPOSITORY, clean_environment
 from moeserve.launcher.exit_codes import EXIT_FAILED
 from tests.conftest import TINY_MODEL
 from tests.support.http_harness import CONTEXT, http_server
+from tests.support.server import REPOSITORY, clean_environment
 
 MIB = 1 << 20
 

@@ -34,7 +34,7 @@ def wait_for(child: subprocess.Popen[bytes], cpu_seconds: float, wall_seconds: f
     """For an answer that does not come."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        Patience(child, ours, cpu_seconds, wall_seconds).wait(select.POLLIN)
+        Patience(child.pid, ours, cpu_seconds, wall_seconds).wait(select.POLLIN)
 
 
 def test_who_computes_too_long_has_used_up_its_time(children: list[subprocess.Popen[bytes]]) -> None:
@@ -70,7 +70,7 @@ def test_who_is_stopped_for_a_moment_is_not_given_up(children: list[subprocess.P
         go_on.start()
         answer = threading.Timer(5 * LOOK_S, theirs.send, (b"answer",))
         answer.start()
-        Patience(idle, ours, 20, 60).wait(select.POLLIN)
+        Patience(idle.pid, ours, 20, 60).wait(select.POLLIN)
         assert ours.recv(6) == b"answer"
 
 

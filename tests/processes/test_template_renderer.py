@@ -17,10 +17,10 @@ from unittest.mock import patch
 import psutil
 import pytest
 
-from benchmarks.server import REPOSITORY
 from moeserve.processes.sandbox.parent import SandboxUnavailable
 from moeserve.tokenizer import ChatRenderer, TemplateError, TemplateTimeout
 from tests.support.rendering import render_now
+from tests.support.server import REPOSITORY
 
 GO = [{"role": "user", "content": "go"}]
 FINE = [{"role": "user", "content": "fine"}]

@@ -1,6 +1,6 @@
 """Three servers behind a gateway: prefixes are found, a rolling restart costs nothing, and a killed server costs its
 running answers and no more.
-docs/results/2026-11-24-replicas.md has the figures; `-s` prints them."""
+docs/results/survival.md has the figures; `-s` prints them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.server import Server, running_server
 from tests.e2e.clients import TEXT, running, within
 from tests.scale.gateways import GATEWAYS, free_port, gateway, healthy, wait_for
 from tests.scale.streams import lost, stream, streaming
+from tests.support.server import Server, running_server
 
 pytestmark = [
     pytest.mark.slow,

@@ -63,7 +63,7 @@ def top_tokens(tokens: list[int], count: int) -> TokenLogprob:
     ranked = sorted(zip(names, weights, strict=True), key=lambda pair: -pair[1])[:count]
     logprobs = [math.log(weight / sum(weights)) for _, weight in ranked]
     ids = [name for name, _ in ranked]
-    return TokenLogprob(ids[0], logprobs[0], 1, ids, logprobs)
+    return TokenLogprob(ids[0], logprobs[0], 1, tuple(ids), tuple(logprobs))
 
 
 class CheckingWorker:
@@ -133,7 +133,7 @@ class CheckingWorker:
                 bound.push(sampled[-1].token_id)
             if bound.new_seq.sampling.prompt_logprobs is not None and row.start < prompt:
                 tokens = bound.tokens[row.start + 1 : min(end + 1, prompt)]
-                prompt_logprobs[index] = [TokenLogprob(t, -1.0, 1, [], []) for t in tokens]
+                prompt_logprobs[index] = [TokenLogprob(t, -1.0, 1, (), ()) for t in tokens]
         pages = None
         if self.limits.page_tokens:
             pages = self.tiers.report(self.kv, self.states, may_wait=not plan.rows)

@@ -67,7 +67,8 @@ def ready_message(vocab_size: int, slots: int | None = None, context: int = CONT
 
 def logprobs_of(token_id: int, top: int) -> TokenLogprob:
     """The token itself is most likely, then the ids that follow it."""
-    return TokenLogprob(token_id, -0.5, 1, [token_id + i for i in range(top)], [-0.5 - i for i in range(top)])
+    ids, logprobs = (token_id + i for i in range(top)), (-0.5 - i for i in range(top))
+    return TokenLogprob(token_id, -0.5, 1, tuple(ids), tuple(logprobs))
 
 
 def echo(server: HttpServer, request: GenerateRequest) -> None:

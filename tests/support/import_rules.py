@@ -152,7 +152,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.processes.sandbox",
     },
     "moeserve.chatformat": set(),
-    "moeserve.processes.sandbox": {"moeserve.errors"},
+    "moeserve.processes.sandbox": {"moeserve.errors", "moeserve.processes.process_state"},
     "moeserve.models.sources.gguf": {
         "moeserve.errors",
         "moeserve.models.errors",

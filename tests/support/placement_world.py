@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.header import qwen3moe
 from moeserve.config.units import MIB
 from moeserve.models.tensors import dense_tensors
 from moeserve.placement import Gpu, ModelSizes, Placement
 from moeserve.placement.rules import Rules
 from moeserve.placement.sizes import Bytes, LayerSizes
+from tests.support.model_header import qwen3moe
 
 SHAPE = qwen3moe(num_layers=64)  # for the names of tensors
 

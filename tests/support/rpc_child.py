@@ -67,7 +67,7 @@ class ScriptedRunner(Worker):
         prompt_logprobs: dict[int, list[TokenLogprob]] = {}
         if FLOOD in kinds:
             prompt_logprobs[0] = [
-                TokenLogprob(i, -1.0, 1, list(range(20)), [-1.0] * 20) for i in range(20_000)
+                TokenLogprob(i, -1.0, 1, tuple(range(20)), (-1.0,) * 20) for i in range(20_000)
             ]
         return StepResult(plan.step, sampled, prompt_logprobs, 1.0, 0.0)
 

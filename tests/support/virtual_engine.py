@@ -120,7 +120,7 @@ class VirtualEngine:
 
 
 class StreamingEngine(VirtualEngine):
-    """Of a GPU with half of 48 x 128 experts in RAM, as docs/results/2026-11-24-expert-cache.md measured it: the pool
+    """Of a GPU with half of 48 x 128 experts in RAM, as it was measured: the pool
     reads what a step misses at 20 us an expert; a large step brings all of them over PCIe, in 190 ms whatever its
     size, and computes 21,000 tokens a second."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import re
 import runpy
 import sys
@@ -108,7 +107,7 @@ def exposed_metrics() -> set[str]:
 
 
 def test_pages_name_metrics_that_there_are() -> None:
-    """`name_*` stands for several. Results are of their day."""
+    """`name_*` stands for several."""
     named = {
         (title_of(page), name)
         for page in PAGES
@@ -162,12 +161,36 @@ def test_pages_have_one_title_and_an_end(page: Path) -> None:
         assert len(page.read_text().splitlines()) <= MAX_LINES, "make it a folder of pages"
 
 
-@pytest.mark.parametrize("page", sorted((DOCS / "results").glob("*")), ids=title_of)
-def test_results_are_dated(page: Path) -> None:
-    if page.name != "README.md":
-        date, topic = page.name[:10], page.name[10:]
-        assert datetime.date.fromisoformat(date) <= datetime.date.today()
-        assert re.fullmatch(r"(-[a-z0-9]+)+\.md", topic)
+def test_results_are_a_page_for_each_subject() -> None:
+    """At most twelve pages; each section begins with its date, its machine and its command."""
+    pages = [page for page in (DOCS / "results").iterdir() if page.name != "README.md"]
+    assert 8 <= len(pages) <= 12
+    for page in pages:
+        _, *sections = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
+        assert sections, page.name
+        for section in sections:
+            heading, _, text = section.partition("\n\n")
+            begin = re.match(r"\*([^*]|`[^`]*`)+\*\n", text)
+            assert begin is not None, f"{page.name}: {heading}"
+            assert re.search(
+                r"\b(January|February|March|April|May|June|July|August|September|October|November|December)"
+                r" \d{4}\.",
+                begin[0],
+            ), f"{page.name}: {heading}: no date"
+
+
+def test_programs_that_pages_name_are_there() -> None:
+    """`python -m …` of this repository, wherever a page or an issue's form says it."""
+    pages = [*PAGES, *OTHER_PAGES, REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / ".github").glob("*.md")]
+    named = {
+        (title_of(page), name)
+        for page in [*pages, *(REPOSITORY / "benchmarks").rglob("*.md")]
+        for name in re.findall(r"\b((?:benchmarks|training|tests)(?:\.\w+)+)\b", page.read_text())
+        if not name.endswith((".py", ".md", ".json"))
+    }
+    assert len(named) > 20
+    for page, name in sorted(named):
+        assert (REPOSITORY / name.replace(".", "/")).with_suffix(".py").is_file(), f"{page}: {name}"
 
 
 def test_code_that_pages_name_is_there() -> None:

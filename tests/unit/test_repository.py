@@ -108,6 +108,18 @@ def test_no_file_has_marks_of_a_conflict() -> None:
     assert not marked
 
 
+def test_benchmarks_are_few_and_each_is_in_the_table() -> None:
+    """At most 25 programs and 6,000 lines, with their parts."""
+    folder = REPOSITORY / "benchmarks"
+    sources = {path: path.read_text() for path in folder.rglob("*.py")}
+    assert sum(len(text.splitlines()) for text in sources.values()) <= 6000
+    programs = {
+        str(path.relative_to(folder)) for path, text in sources.items() if '__name__ == "__main__"' in text
+    }
+    assert len(programs) <= 25
+    assert programs == set(re.findall(r"\]\((\S+\.py)\)", (folder / "README.md").read_text()))
+
+
 def test_the_changelog_has_this_version() -> None:
     """The newest entry is this version's, or what comes after it."""
     headings = re.findall(r"^## \[(.+?)\](.*)$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)

@@ -12,10 +12,10 @@ import httpx
 import msgspec
 import pytest
 
-from benchmarks.soak_faults import _read_late
-from benchmarks.soak_ledger import GRACE_S, Ledger, Loss
-from benchmarks.soak_report import Summary, grown, main, report
-from benchmarks.streams import StreamError
+from tests.support.soak.faults import _read_late
+from tests.support.soak.ledger import GRACE_S, Ledger, Loss
+from tests.support.soak.report import Summary, grown, main, report
+from tests.support.streams import StreamError
 
 
 class Clock:

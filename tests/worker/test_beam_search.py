@@ -141,7 +141,8 @@ def test_groups_are_those_of_the_paper(models: Models) -> None:
         top = logprobs.topk(it.num_candidates)
         rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
         beams = [
-            [*beams[row], token] for row, token in it.advance([TokenLogprob(0, 0.0, 1, *row) for row in rows])
+            [*beams[row], token]
+            for row, token in it.advance([TokenLogprob(0, 0.0, 1, *map(tuple, row)) for row in rows])
         ]
     expected = [([one.token_id for one in a.beam.logprobs()], a.score) for a in it.answers()]
     found = answers(serve(scheduler_of(models.worker), models.worker, all_requests))

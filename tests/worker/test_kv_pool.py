@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.header import QWEN3_30B_A3B
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.capacity import KvMemoryBudget, plan_capacity
 from moeserve.kv.layout import KvLayout
+from tests.support.model_header import QWEN3_30B_A3B
 
 LAYOUT = KvLayout(QWEN3_30B_A3B)
 LAYER = LAYOUT.layer_bytes(0)

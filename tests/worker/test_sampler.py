@@ -100,14 +100,14 @@ def test_rows_of_a_batch_go_to_their_slots() -> None:
     assert tokens.tolist() == [10, 20, 30]
     first = found[0]
     assert isinstance(first, TokenLogprob)
-    assert (first.token_id, first.rank, first.top_ids) == (10, 1, [10, 11])
+    assert (first.token_id, first.rank, first.top_ids) == (10, 1, (10, 11))
     log_sum = math.log(math.exp(9) + math.exp(8) + VOCAB - 2)
     assert first.logprob == pytest.approx(9 - log_sum, abs=1e-6)
     assert first.top_logprobs == pytest.approx([9 - log_sum, 8 - log_sum], abs=1e-6)
     assert found[1] is None
     third = found[2]
     assert third is not None
-    assert third.top_ids == []
+    assert third.top_ids == ()
 
 
 def test_a_broken_row_fails_its_own_request_alone() -> None:
@@ -155,8 +155,8 @@ def test_prompt_logprobs_are_those_of_the_tokens_given() -> None:
     assert [f.token_id for f in found] == [17, 399, 4]
     for row in range(2):
         assert found[row].logprob == pytest.approx(float(expected[row, found[row].token_id]), abs=1e-6)
-        assert found[row].top_ids == logits[row].topk(3).indices.tolist()
-    assert (found[2].rank, found[2].top_ids) == (0, [])
+        assert [*found[row].top_ids] == logits[row].topk(3).indices.tolist()
+    assert (found[2].rank, found[2].top_ids) == (0, ())
     assert math.isnan(found[2].logprob)
 
 

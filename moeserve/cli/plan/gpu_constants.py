@@ -1,7 +1,7 @@
 """What a GPU's speed is made of beside its rates: the constants of `HybridSpeed`, and nothing else.
 
-`python -m benchmarks.plan_accuracy … --save runs.jsonl` measures, `python -m benchmarks.gpu.plan_fit runs.jsonl` finds
-the constants that fit, and they come here by hand.
+`python -m benchmarks.plan_accuracy … --save runs.jsonl` measures, `--fit runs.jsonl` of the same program finds the
+constants that fit, and they come here by hand.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class GpuConstants:
     """Shares are of a rate in `GpuRates` or `CpuRates`: those that the engine reaches.
 
     Fitted to Qwen3-30B-A3B's shape in Q4_K_M on an H200. PCIe's is between what two hosts of the same kind gave; the
-    hand-off's and RAM's are the pool's own times (docs/results/2026-11-26-expert-cache.md, "The pool's share").
+    hand-off's and RAM's are the pool's own times (docs/results/planner.md, "The pool's share").
     """
 
     layer_s: float = 21e-6  # a layer's kernels, one after another
@@ -24,7 +24,7 @@ class GpuConstants:
     many_read: float = 0.49  # many rows: weights, each once, on their way to the tensor cores
     ops: float = 0.202  # many rows
     # Thousands of rows, of which weights are unpacked to floats before the products: a layer's unpacking, products,
-    # attention and what is neither, from docs/results/2026-11-22-gpu-server.md.
+    # attention and what is neither, from docs/results/gpu-kernels.md.
     unpack_read: float = 0.19
     unpacked_ops: float = 0.65
     attention_ops: float = 0.5

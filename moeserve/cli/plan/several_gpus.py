@@ -31,13 +31,13 @@ from moeserve.placement.options import heat_counts
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 
-# Measured between two H200s joined by NVLink: docs/results/2026-11-23-several-gpus.md.
+# Measured between two H200s joined by NVLink: docs/results/several-gpus.md.
 SUM_S = 2.0e-6  # of a sum of few numbers
 SUM_BYTES_PER_S = 230e9
 # Of few rows' experts, when they are divided: a GPU reads its routes' at this share of its rate, where one that has all
 # routes reaches `GpuConstants.route_read`. Half of the routes are half of the programs, which leave multiprocessors
 # idle, and in each layer the GPU that has more routes is waited for. Fitted to the steps of 1 and 8 streams of two
-# shapes: docs/results/2026-11-26-two-gpus.md.
+# shapes: docs/results/planner.md.
 DIVIDED_ROUTE_READ = 0.46
 PASS_S = 12e-6  # rows from one GPU to the next: a copy, a signal, the wait for it
 PARTS = (1, 2, 4, 8)  # of a step with prompts, by layers

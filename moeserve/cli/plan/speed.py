@@ -171,7 +171,7 @@ class HybridSpeed:
         for index in indices:
             seconds += self._cached_layer_seconds(step, index, use)
         # A promotion goes on beside a step, which takes longer by what reading it from RAM takes
-        # (docs/results/2026-11-26-expert-cache.md); and one waits for the one before.
+        # (docs/results/experts-in-ram.md); and one waits for the one before.
         seconds += use.promoted_bytes / self._cpu.read
         seconds = np.maximum(seconds, use.promoted_bytes / (self._gpu.pcie * self._constants.pcie))
         return streams / float(seconds.mean())

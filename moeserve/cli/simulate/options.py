@@ -22,10 +22,11 @@ SHARED = tuple(
     not in ("kv_window_ratio", "state_snapshot_budget", "kv_cache_dtype", "kv_ram", "kv_disk", "kv_disk_gib")
 )
 
-# Seconds: docs/results/2026-11-22-router-notes.md; frontend and connect on 16 cores: 2026-11-26-gpu-server.md there.
+# Seconds, of the packaged model's server on two Zen 5 cores: medians of one request at a time, and of eight streams
+# (gap). frontend and connect on 16 cores: docs/results/planner.md.
 DEFAULT_TIMING = Timing(frontend=0.0005, reply=0.001, hop=0.0003, gap=0.00015, connect=0.0008)
-# Tokens whose KV is read and written in a second. RAM's, of 48 layers of 2 KiB a token: assumed, at 25 GB/s, and
-# docs/results/2026-11-26-gpu-server.md. The disk's, of 12 layers: 2026-11-22-disk-tier.md, 2026-11-25-tiers.md there.
+# Tokens whose KV is read and written per second. RAM: 48 layers of 2 KiB a token, assumed at 25 GB/s, and measured
+# (docs/results/planner.md). The disk: 12 layers, from the page cache and to a virtual disk of a busy machine.
 RAM_RATES = (250_000.0, 400_000.0)
 DISK_RATES = (9400.0, 14_000.0)
 RAM_STEP_TOKENS = 672  # whole pages within 64 MiB of 48 layers

@@ -91,6 +91,18 @@ def chat_logprobs(
     ]
 
 
+def encoded_chat_logprobs(
+    text: ModelText, tokens: Sequence[TokenLogprob], top: int, as_ids: bool
+) -> list[ChatLogprob]:
+    """Returns them as JSON that is encoded with a response and is good for nothing else. For a thread: they may be a
+    million entries, and are encoded a few at a time."""
+    pieces = [
+        orjson.dumps(chat_logprobs(text, tokens[first : first + TOKENS_AT_ONCE], top, as_ids))[1:-1]
+        for first in range(0, len(tokens), TOKENS_AT_ONCE)
+    ]
+    return cast("list[ChatLogprob]", orjson.Fragment(b"[" + b",".join(pieces) + b"]"))
+
+
 def finite(logprob: float) -> float:
     """Returns the log-probability as JSON can hold it."""
     return max(logprob, LOWEST)

@@ -14,6 +14,7 @@ from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, Plai
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.generation.resolve.dry_breakers import breakers_of
 from moeserve.httpserver.generation.resolve.resolved import Resolved
+from moeserve.httpserver.generation.resolve.room import check_room
 from moeserve.httpserver.generation.resolve.sampler import with_defaults
 from moeserve.httpserver.generation.resolve.structured_output import compile_grammar
 from moeserve.httpserver.generation.resolve.token_choice import asked_grammar, excluded
@@ -55,6 +56,7 @@ class PreparedRequest:
 async def prepare(service: Service, asked: Asked) -> PreparedRequest:
     """Resolves the request against the model and freezes it. Raises ApiError."""
     text, limit = service.ready(asked.model)
+    check_room(asked, service.max_generations, service.engine)
     resolved = await _resolve(service, text, limit, asked)
     requests = service.request_builder.build(text, resolved)
     reader = resolved.form.reader

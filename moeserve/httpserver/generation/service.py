@@ -36,8 +36,10 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        max_generations = self.config.max_num_queued_reqs + self.config.max_num_seqs
-        self.request_builder = RequestBuilder(self.engine, self.config.seed, max_generations)
+        self.max_generations = (
+            self.config.max_num_queued_reqs + self.config.max_num_seqs
+        )  # running and waiting
+        self.request_builder = RequestBuilder(self.engine, self.config.seed)
         self.grammars = GrammarChecker(Path(self.config.model), serves_others=self.engine.serves_others)
 
     def ready(self, model: str | None) -> tuple[ModelText, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
+from moeserve.httpserver.generation.beside_streams import beside_streams, values_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
@@ -81,7 +82,7 @@ class GenerateHandler:
             "timings": tally.timings(),
         }
         if self.body.parameters.return_details:
-            tokens = [[token for item in items for token in _tokens(text, item)] for items in answers]
+            tokens = await beside_streams(values_of(answers), _all_tokens, text, answers)
             response["tokens"] = tokens[0] if one else tokens
         return response
 
@@ -112,6 +113,10 @@ class GenerateHandler:
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
         return await prepare(self.service, self.body.asked(self.arrival))
+
+
+def _all_tokens(text: ModelText, answers: list[list[TextItem]]) -> list[list[GenerateToken]]:
+    return [[token for item in items for token in _tokens(text, item)] for items in answers]
 
 
 def _tokens(text: ModelText, item: TextItem) -> list[GenerateToken]:

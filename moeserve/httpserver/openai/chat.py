@@ -9,9 +9,15 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
+from moeserve.httpserver.generation.beside_streams import beside_streams, values_of
 from moeserve.httpserver.generation.chat.answers import Answer, AnswerReader
 from moeserve.httpserver.generation.chat.model_text import ModelText
-from moeserve.httpserver.generation.logprobs import ChatLogprob, chat_logprobs, prompt_logprobs
+from moeserve.httpserver.generation.logprobs import (
+    ChatLogprob,
+    chat_logprobs,
+    encoded_chat_logprobs,
+    prompt_logprobs,
+)
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import UsageInfo, prompt_progress
@@ -68,7 +74,7 @@ class ChatHandler:
     async def whole(self) -> ChatCompletion:
         prepared = await self._prepare()
         answers = await prepared.complete()
-        choices = [self._choice(index, prepared, items) for index, items in enumerate(answers)]
+        choices = await beside_streams(values_of(answers), self._choices, prepared, answers)
         whole: ChatCompletion = {
             "id": self.id,
             "object": "chat.completion",
@@ -118,15 +124,25 @@ class ChatHandler:
 
     # ---- complete answers
 
+    def _choices(self, prepared: PreparedRequest, answers: list[list[TextItem]]) -> list[ChatChoice]:
+        return [self._choice(index, prepared, items) for index, items in enumerate(answers)]
+
     def _choice(self, index: int, prepared: PreparedRequest, items: list[TextItem]) -> ChatChoice:
         reader, end = prepared.readers[index], items[-1]
         found = Answer.of(event for item in items for event in reader.read(item))
         prepared.tally.take(index, end, reader.reasoning_tokens)
-        entries = [entry for item in items for entry in self._logprobs_of(prepared.text, item)]
+        logprobs: ChatLogprobs | None = None
+        if self.body.logprobs:
+            tokens = [token for item in items for token in item.logprobs or ()]
+            as_ids = self.body.return_tokens_as_token_ids
+            logprobs = {
+                "content": encoded_chat_logprobs(prepared.text, tokens, self.body.top_logprobs, as_ids),
+                "refusal": None,
+            }
         choice: ChatChoice = {
             "index": index,
             "message": self._answer().message(found),
-            "logprobs": self._content(entries),
+            "logprobs": logprobs,
             "finish_reason": self._finish_reason(end, reader),
             "stop_reason": prepared.stop_reason(end),
         }

@@ -1,13 +1,13 @@
 """Log-probabilities in the form of /v1/completions.
 
-Those of an echoed prompt may be a million entries, which all choices of the prompt have: `EchoedLogprobs` writes them
-once, as JSON, on a thread beside the streams.
+Those of a whole answer, or of an echoed prompt, may be a million entries: they are written as JSON in pieces, on a
+thread beside the streams. All choices of a prompt have its entries: `EchoedLogprobs` writes them once.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import orjson
@@ -99,25 +99,43 @@ class EchoedLogprobs:
         self, writer: CompletionLogprobsWriter, first_id: int, tokens: Sequence[TokenLogprob]
     ) -> None:
         """`writer` has written nothing. first_id: the prompt's first token; `tokens` are those behind it."""
-        written = [writer.first_prompt_token(first_id)]
-        pieces = [_encoded(written[0])]
-        for first in range(0, len(tokens), TOKENS_AT_ONCE):
-            pieces.append(_encoded(writer.write(tokens[first : first + TOKENS_AT_ONCE])))
-        self._lists = [b",".join(parts) for parts in zip(*pieces, strict=True)]
-        self._names = list(written[0])
+        first = _encoded(writer.first_prompt_token(first_id))
+        self._lists = _joined([first, *_pieces(writer, tokens)])
 
-    def followed_by(self, answer: CompletionLogprobs) -> CompletionLogprobs:
+    def followed_by(
+        self, writer: CompletionLogprobsWriter, tokens: Sequence[TokenLogprob]
+    ) -> CompletionLogprobs:
         """All of a choice's, to be encoded with the response and for nothing else."""
-        lists = [
-            b'"' + name.encode() + b'":[' + b",".join(filter(None, parts)) + b"]"
-            for name, *parts in zip(self._names, self._lists, _encoded(answer), strict=True)
-        ]
-        return cast("CompletionLogprobs", orjson.Fragment(b"{" + b",".join(lists) + b"}"))
+        return _object([self._lists, *_pieces(writer, tokens)])
 
 
-def _encoded(written: CompletionLogprobs) -> list[bytes]:
-    """Each list without its brackets."""
-    return [orjson.dumps(entries)[1:-1] for entries in written.values()]
+def encoded_logprobs(writer: CompletionLogprobsWriter, tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
+    """Of one choice without its prompt, as JSON to be encoded with the response and for nothing else."""
+    return _object([*_pieces(writer, tokens)])
+
+
+# Each list of a `CompletionLogprobs` as JSON without its brackets, or a piece of it.
+_Lists = dict[str, bytes]
+
+
+def _pieces(writer: CompletionLogprobsWriter, tokens: Sequence[TokenLogprob]) -> Iterator[_Lists]:
+    """Encoding takes the interpreter for itself, so it is done in pieces."""
+    for first in range(0, len(tokens), TOKENS_AT_ONCE):
+        yield _encoded(writer.write(tokens[first : first + TOKENS_AT_ONCE]))
+
+
+def _encoded(written: CompletionLogprobs) -> _Lists:
+    return {name: orjson.dumps(entries)[1:-1] for name, entries in written.items()}
+
+
+def _joined(pieces: Sequence[_Lists]) -> _Lists:
+    names = CompletionLogprobs.__annotations__
+    return {name: b",".join(filter(None, (piece[name] for piece in pieces))) for name in names}
+
+
+def _object(pieces: Sequence[_Lists]) -> CompletionLogprobs:
+    lists = [b'"%s":[%s]' % (name.encode(), entries) for name, entries in _joined(pieces).items()]
+    return cast("CompletionLogprobs", orjson.Fragment(b"{" + b",".join(lists) + b"}"))
 
 
 def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:

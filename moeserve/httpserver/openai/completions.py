@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
+from moeserve.httpserver.generation.beside_streams import beside_streams, values_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.logprobs import prompt_logprobs
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
@@ -20,6 +21,7 @@ from moeserve.httpserver.openai.completion_logprobs import (
     CompletionLogprobsWriter,
     EchoedLogprobs,
     TextOffsets,
+    encoded_logprobs,
     joined,
 )
 from moeserve.httpserver.openai.objects import (
@@ -116,15 +118,18 @@ class ChoiceWriter:
     def whole(self, items: Sequence[TextItem]) -> tuple[str, CompletionLogprobs | None]:
         """Text and logprobs of all items."""
         prompt, writer = self._prompt, self._logprobs
-        if writer is None or prompt.writer is None:
-            parts = [self.write(item) for item in items]
-            logprobs = [part for _, part in parts if part is not None]
-            return "".join(text for text, _ in parts), joined(logprobs) if logprobs else None
+        text = "".join(item.text for item in items)
+        if self._echo is not None:
+            text = prompt.text + text
+        if writer is None:
+            return text, None
+        answer = [token for item in items for token in item.logprobs or ()]
+        if prompt.writer is None:
+            return text, encoded_logprobs(writer, answer)
         if prompt.scored is None:
             of_prompt = [token for item in items for token in item.prompt_logprobs or ()]
             prompt.scored = EchoedLogprobs(prompt.writer, prompt.ids[0], of_prompt)
-        answer = writer.write([token for item in items for token in item.logprobs or ()])
-        return prompt.text + "".join(item.text for item in items), prompt.scored.followed_by(answer)
+        return text, prompt.scored.followed_by(writer, answer)
 
     def choice(
         self, index: int, text: str, logprobs: CompletionLogprobs | None, end: TextItem, token_ids: list[int]
@@ -164,11 +169,7 @@ class CompletionHandler:
         if self.body.num_candidates > self.body.n:
             answers = best_answers(answers, self.body.num_candidates, self.body.n)
         top = self.body.prompt_logprobs
-        if (self.body.echo and self.body.logprobs is not None) or top is not None:
-            # It may be a million objects: streams go on meanwhile.
-            choices = await asyncio.to_thread(_choices, answers, writers)
-        else:
-            choices = _choices(answers, writers)
+        choices = await beside_streams(values_of(answers), _choices, answers, writers)
         if top is not None:
             for first in range(0, len(choices), self.body.n):
                 scored = await asyncio.to_thread(prompt_logprobs, prepared.text, answers[first], top)

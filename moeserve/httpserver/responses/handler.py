@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeserve.chatformat.events import Event, Text
+from moeserve.httpserver.generation.beside_streams import beside_streams, values_of
 from moeserve.httpserver.generation.chat.answers import Answer
 from moeserve.httpserver.generation.logprobs import ChatLogprob, chat_logprobs
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
@@ -65,6 +66,12 @@ class ResponsesHandler:
     async def whole(self) -> ResponseObject:
         prepared = await self._prepare()
         (items,) = await prepared.complete()
+        output = await beside_streams(values_of([items]), self._output, prepared, items)
+        response = self._finished(output, prepared.tally, is_cut=items[-1].finish_reason == "length")
+        await self._store(response)
+        return response
+
+    def _output(self, prepared: PreparedRequest, items: list[TextItem]) -> list[OutputItem]:
         (reader,) = prepared.readers
         logprobs: list[ChatLogprob] = []
         events: list[Event] = []
@@ -74,14 +81,10 @@ class ResponsesHandler:
             found_here = self._logprobs_of(prepared, item)
             if any(isinstance(event, Text) for event in read):
                 logprobs += found_here
-        found = Answer.of(events)
         prepared.tally.take(0, items[-1], reader.reasoning_tokens)
         is_cut = items[-1].finish_reason == "length"
         encrypt = self.body.wants_encrypted_reasoning
-        output = output_of(found, logprobs, self.body.toolbox, encrypt=encrypt, is_cut=is_cut)
-        response = self._finished(output, prepared.tally, is_cut)
-        await self._store(response)
-        return response
+        return output_of(Answer.of(events), logprobs, self.body.toolbox, encrypt=encrypt, is_cut=is_cut)
 
     async def events(self) -> AsyncGenerator[ResponseEvent, None]:
         prepared = await self._prepare()
@@ -101,7 +104,7 @@ class ResponsesHandler:
                     is_cut = item.finish_reason == "length"
                     for event in writer.close("incomplete" if is_cut else "completed"):
                         yield event
-                    response = self._finished(writer.output, prepared.tally, is_cut)
+                    response = self._finished(writer.output, prepared.tally, is_cut=is_cut)
                     await self._store(response)
                     yield writer.event(f"response.{response['status']}", response=response)
         except ApiError as error:
@@ -156,7 +159,7 @@ class ResponsesHandler:
             log.error("the response %s is not stored: %s", self.id, error.message)
             response["store"] = False
 
-    def _finished(self, output: list[OutputItem], tally: UsageTally, is_cut: bool) -> ResponseObject:
+    def _finished(self, output: list[OutputItem], tally: UsageTally, *, is_cut: bool) -> ResponseObject:
         response = self._response(output)
         response["status"] = "incomplete" if is_cut else "completed"
         response["completed_at"] = None if is_cut else int(time.time())

@@ -23,8 +23,10 @@ _REFUSALS: Final = {
     405: Refusal.NOT_FOUND,
     408: Refusal.TIMEOUT,
     413: Refusal.TOO_LARGE,
+    414: Refusal.TOO_LARGE,
     415: Refusal.UNSUPPORTED,
     431: Refusal.TOO_LARGE,
+    501: Refusal.UNSUPPORTED,
     503: Refusal.UNAVAILABLE,
     504: Refusal.TIMEOUT,
 }

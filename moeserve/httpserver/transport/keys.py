@@ -59,6 +59,20 @@ class ApiKeys:
         return f"key:{digest.hex()}" if digest in self._numbered else f"name:{self._names[digest]}"
 
 
+def fault_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Returns what is wrong with headers that have no key of ours."""
+    headers = list(headers)
+    if any(_given(headers)):
+        return "the one that was sent is not known here"
+    if any(name == b"x-api-key" for name, _ in headers):
+        return "the x-api-key header is empty"
+    found = next((value for name, value in headers if name == b"authorization"), None)
+    if found is None:
+        return "none was sent"
+    is_bearer = found.lower().startswith(b"bearer")
+    return f"the Authorization header {'has none' if is_bearer else 'is not of the form Bearer <key>'}"
+
+
 def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     for name, value in headers:
         if name == b"authorization":

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moeserve.httpserver.transport import response_notes
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
-from moeserve.httpserver.transport.keys import ApiKeys, key_name, key_owner
+from moeserve.httpserver.transport.keys import ApiKeys, fault_of, key_name, key_owner
 from moeserve.httpserver.transport.refuse import REQUEST_ID_KEY, refuse
 from moeserve.messages.refusal import Refusal
 from moeserve.processes import logs
@@ -95,7 +95,8 @@ class ApiKey:
             key_owner.set(self._keys.owner_of(key))
             await self.app(scope, receive, send)
             return
-        message = "a valid API key is required: send it as Authorization: Bearer <key>, or as x-api-key"
+        fault = fault_of(scope["headers"])
+        message = f"a valid API key is required, and {fault}: send it as Authorization: Bearer <key>, or as x-api-key"
         await refuse(scope, send, self._apis, ApiError(401, message, code="invalid_api_key"))
 
 

@@ -207,7 +207,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.app = app
         self.cycle.transport = _Output(self)  # type: ignore[assignment]
-        self.cycle.send = self._ending(self.cycle)  # type: ignore[assignment,method-assign]
+        self.cycle.send = self._ending(self.cycle)  # type: ignore[assignment, method-assign]
         self.cycle.keep_alive = self._keeps_alive
 
     def _ending(self, cycle: RequestResponseCycle) -> SendMessage:

@@ -16,7 +16,7 @@ from moeserve.kernels.norm.op import add_norm
 
 EPS = 1e-6
 # Of a message within a norm. With fewer it is faster by itself here, but not in a step, whose other kernels begin while
-# a sum waits: one stream took 2 to 4% longer (docs/results/2026-11-26-two-gpus.md).
+# a sum waits: one stream took 2 to 4% longer (docs/results/several-gpus.md).
 LEAST_ROWS = 8
 
 log = logging.getLogger(__name__)

@@ -41,7 +41,7 @@ class QuadMethod:
 
 
 def quad_method(tokens: int) -> QuadMethod:
-    """By the rows of the step, the padding included; measured (docs/results/2026-11-26-gpu-kernels.md). With three
+    """By the rows of the step, the padding included; measured (docs/results/gpu-kernels.md). With three
     stages two steps' operands are on their way or there: with two, as gemm.py's tiles have them, one's."""
     small, large = QuadTile(64, 4, 3), QuadTile(128, 8, 3)
     if tokens <= 256:

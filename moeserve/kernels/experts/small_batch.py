@@ -26,7 +26,7 @@ def k_blocks_at_once(k_blocks: int, tokens: int) -> int:
     Of up to SOME tokens 32, as their loads are on their way together; of more 8. Of 2 to SOME also 8 where that spares
     a quarter of the threads or more: of 2,880 columns' 23 K blocks 32 threads have nine for nothing, and three times
     eight one. Then a step of 2 or 4 rows is 1.08 times as fast; one of a single row would be slower
-    (docs/results/2026-11-26-gpu-kernels.md)."""
+    (docs/results/gpu-kernels.md)."""
     most, fewer = min(next_power_of_2(k_blocks), 32), min(next_power_of_2(k_blocks), 8)
     spares = tokens > 1 and 4 * _padded(k_blocks, fewer) <= 3 * _padded(k_blocks, most)
     return fewer if tokens > SOME or spares else most

@@ -31,7 +31,7 @@ _LARGE = FloatTile(BLOCK, 256, 64, 8, 4)  # 533 and 479 TFLOP/s of an H200 for g
 
 def dense_float_tile(tokens: int, rows: int) -> FloatTile:
     """Of a product without experts: of few tokens so small that there are 128 programs or more. Measured up to 256
-    tokens (docs/results/2026-11-24-gpu-decode.md, 2026-11-26-gpu-kernels.md)."""
+    tokens (docs/results/gpu-kernels.md)."""
     if tokens > 1024:
         return _LARGE
     if tokens > 512:

@@ -118,7 +118,7 @@ _ANY = 1 << 31
 # Tokens and rows of the (first) matrix at most, and the tile: the first line that fits. Measured (gpu_kernels.py tune
 # and gpu/dense_forms.py of benchmarks/). Few tokens at a time, so that there are programs enough: their blocks take the
 # same weights apart, which the L2 has. Of few rows, which several GPUs divide further, a program's columns are divided
-# among more warps (docs/results/2026-11-26-gpu-kernels.md). A head has programs enough. Three stages for q, k and v of
+# among more warps (docs/results/gpu-kernels.md). A head has programs enough. Three stages for q, k and v of
 # 33 tokens and more: a layer of 64 takes 240 us instead of 244.
 DENSE_TILES: tuple[tuple[int, int, GemmTile], ...] = (
     (8, 4096, GemmTile(8, 32, 4, 4, 2, sliced_k=True)),
@@ -162,7 +162,7 @@ def pairs_tile(tokens: int) -> PairsTile:
 
 def narrow_tile(tokens: int) -> GemmTile:
     """Of a float matrix of few rows, a router's: larger tiles than these leave most of a GPU without a program. 34 us
-    for 513 to 1,024 tokens and 128 rows where dense_tile's take 84 (docs/results/2026-11-25-gpu-server.md)."""
+    for 513 to 1,024 tokens and 128 rows where dense_tile's take 84 (docs/results/gpu-kernels.md)."""
     return GemmTile(32, 64, 2, 4, 2) if tokens <= 4096 else GemmTile(32, 128, 2, 8, 2)
 
 

@@ -4,7 +4,7 @@ byte permutation, a multiplication and half a conversion each.
 Four codes of a word become two pairs of 128 + code by one mask and two byte permutations (codes below 128 are the 7
 bits of 128's mantissa), one subtraction gives two codes, exactly, and one product of pairs with s, less m, two weights.
 s and m are rounded to bfloat16 before, as the weights are after: the error of a product is 1.2 to 1.9 times that of
-weights rounded once, a third of that of int8 activations (docs/results/2026-11-25-gpu-pairs.md). The interpreter knows
+weights rounded once, a third of that of int8 activations (docs/results/gpu-kernels.md). The interpreter knows
 no assembly: there, and for float16 and float32 activations, weights come by way of float32.
 """
 

@@ -18,7 +18,15 @@ from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import LOCK, DiskDirectory
 from moeserve.kv.disk.fingerprint import Fingerprint
-from moeserve.kv.disk.segment import Segment, SegmentError, read_header, segment_numbers, segment_path
+from moeserve.kv.disk.segment import (
+    IrregularFileError,
+    Segment,
+    SegmentError,
+    read_header,
+    segment_numbers,
+    segment_path,
+    size_of,
+)
 
 EXIT_DAMAGED = 1
 EXIT_USAGE = 2  # argparse's
@@ -103,10 +111,12 @@ def _segments(folder: Path) -> list[_Found]:
         try:
             fingerprint = read_header(path)
             segment = Segment(path, fingerprint, create=False)
+        except IrregularFileError as error:
+            print(f"{error}; it is left alone")
+            continue
         except SegmentError as error:
             print(error)
-        size = sum(part.stat().st_size for part in (path, path.with_suffix(".idx")) if part.exists())
-        found.append(_Found(path, fingerprint, segment, size, path.stat().st_mtime))
+        found.append(_Found(path, fingerprint, segment, size_of(path), path.lstat().st_mtime))
     return found
 
 

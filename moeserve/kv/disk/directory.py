@@ -31,11 +31,13 @@ class DiskDirectory:
 
 
 def _claim(path: Path) -> int:
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{FLAG} {path}: it is no folder; name an empty one, or a new one")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (path / LOCK).exists() and any(path.iterdir()):
         raise ConfigError(f"{FLAG} {path}: the folder holds other files; name an empty one, or a new one")
     path.chmod(0o700)
-    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -13,15 +13,19 @@ record   the page's key, the CRC-32 of the key and the page, the CRC-32 of the r
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import re
+import stat
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from moeserve.kv.disk.fingerprint import Fingerprint
 
@@ -36,6 +40,10 @@ class SegmentError(ValueError):
     """The file is no segment of ours, or its header is damaged; the message says which."""
 
 
+class IrregularFileError(SegmentError):
+    """Something else has a segment's name: a folder, a link, a FIFO. It is left alone."""
+
+
 def segment_path(folder: Path, number: int) -> Path:
     return folder / f"segment-{number:08d}.kv"
 
@@ -46,6 +54,15 @@ def segment_numbers(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match is not None)
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a segment's two files, as far as they are there."""
+    size = 0
+    for part in (path, path.with_suffix(".idx")):
+        with suppress(FileNotFoundError):
+            size += part.lstat().st_size
+    return size
+
+
 def page_checksum(key: bytes, page: bytes | bytearray | memoryview) -> int:
     """Bound to the key, so that a page that is read from the wrong place is noticed, too."""
     return zlib.crc32(page, zlib.crc32(key))
@@ -53,8 +70,8 @@ def page_checksum(key: bytes, page: bytes | bytearray | memoryview) -> int:
 
 def read_header(path: Path) -> Fingerprint:
     """Raises SegmentError, OSError."""
-    with path.open("rb") as file:
-        header = file.read(HEADER_BYTES)
+    file = _File(path, os.O_RDONLY)
+    header = os.pread(file.fileno(), HEADER_BYTES, 0)
     if len(header) < HEADER_BYTES:
         raise SegmentError(f"{path}: its header is cut off")
     magic, length, checksum = _PREFIX.unpack_from(header)
@@ -63,12 +80,22 @@ def read_header(path: Path) -> Fingerprint:
     text = header[_PREFIX.size : _PREFIX.size + length]
     if len(text) != length or zlib.crc32(text) != checksum:
         raise SegmentError(f"{path}: its header is damaged")
-    return Fingerprint(**json.loads(text))
+    try:
+        fingerprint = msgspec.json.decode(text, type=Fingerprint)
+    except msgspec.MsgspecError as error:
+        raise SegmentError(f"{path}: its header is no segment's ({error})") from error
+    if fingerprint.page_bytes < 1:
+        raise SegmentError(f"{path}: its header has pages of {fingerprint.page_bytes} bytes")
+    return fingerprint
 
 
 def _header(fingerprint: Fingerprint) -> bytes:
-    text = json.dumps(asdict(fingerprint)).encode()
+    text = msgspec.json.encode(asdict(fingerprint))
     return (_PREFIX.pack(MAGIC, len(text), zlib.crc32(text)) + text).ljust(HEADER_BYTES, b"\n")
+
+
+# What open(2) says of a link, a socket, and a folder that is to be written.
+_IRREGULAR: Final = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
 
 
 class _File:
@@ -76,7 +103,15 @@ class _File:
     is being deleted."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        self._number = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        """Follows no link, and waits for no FIFO's other end. Raises IrregularFileError, OSError."""
+        try:
+            self._number = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        except OSError as error:
+            if error.errno in _IRREGULAR:
+                raise IrregularFileError(f"{path}: it is no regular file") from error
+            raise
+        if not stat.S_ISREG(os.fstat(self._number).st_mode):
+            raise IrregularFileError(f"{path}: it is no regular file")
 
     def fileno(self) -> int:
         return self._number
@@ -90,7 +125,7 @@ class Segment:
     """One writer at a time; pages may be read by other threads meanwhile. Its files are closed with the last use."""
 
     def __init__(self, path: Path, fingerprint: Fingerprint, *, create: bool) -> None:
-        """Opens the segment to be read, or begins it. Raises OSError."""
+        """Opens the segment to be read, or begins it. Raises IrregularFileError, OSError."""
         self.path = path
         self._page_bytes = fingerprint.page_bytes
         self.checksums: dict[bytes, tuple[int, int]] = {}  # by key: the page's number and its checksum
@@ -111,14 +146,18 @@ class Segment:
     @property
     def num_bytes(self) -> int:
         """Of both files, whatever they hold."""
-        return sum(path.stat().st_size for path in (self.path, self.index_path) if path.exists())
+        return size_of(self.path)
 
     def _read_records(self) -> None:
+        pages = max(os.fstat(self._pages.fileno()).st_size - HEADER_BYTES, 0) // self._page_bytes
         try:
-            data = self.index_path.read_bytes()
+            index = _File(self.index_path, os.O_RDONLY)
         except FileNotFoundError:
             return
-        pages = max(os.fstat(self._pages.fileno()).st_size - HEADER_BYTES, 0) // self._page_bytes
+        with os.fdopen(os.dup(index.fileno()), "rb") as file:
+            data = file.read(
+                (pages + 1) * _RECORD.size
+            )  # beyond the pages there is at most one that was cut off
         whole = len(data) - len(data) % _RECORD.size
         for number, (key, checksum, own) in enumerate(_RECORD.iter_unpack(data[:whole])):
             start = number * _RECORD.size
@@ -155,6 +194,8 @@ class Segment:
 
     def damaged_pages(self) -> Iterator[bytes]:
         """The keys of pages that are not what was written, after reading them all. Raises OSError."""
+        if not self.checksums:
+            return
         page = memoryview(bytearray(self._page_bytes))
         for key in list(self.checksums):
             if not self.read(key, page):

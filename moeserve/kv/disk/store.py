@@ -11,7 +11,15 @@ from pathlib import Path
 
 from moeserve.config.units import GIB
 from moeserve.kv.disk.fingerprint import Fingerprint
-from moeserve.kv.disk.segment import Segment, SegmentError, read_header, segment_numbers, segment_path
+from moeserve.kv.disk.segment import (
+    IrregularFileError,
+    Segment,
+    SegmentError,
+    read_header,
+    segment_numbers,
+    segment_path,
+    size_of,
+)
 
 DEFAULT_GIB = 10.0  # of --kv-disk-gib
 MOST_SEGMENT_BYTES = GIB
@@ -73,9 +81,12 @@ class PageStore:
                     segment = Segment(path, fingerprint, create=False)
                 else:
                     foreign += 1
-            except SegmentError as error:
+            except IrregularFileError as error:
+                log.warning("the disk tier leaves %s", error)
+                continue
+            except (SegmentError, OSError) as error:
                 log.warning("the disk tier ignores %s", error)
-            entry = _Entry(path, _size(path), path.stat().st_mtime, segment)
+            entry = _Entry(path, size_of(path), _last_used(path), segment)
             self._entries.append(entry)
             if segment is not None:
                 damaged += segment.num_damaged
@@ -139,7 +150,7 @@ class PageStore:
         assert entry.segment is not None
         entry.segment.append(key, page)
         with self._lock:
-            entry.num_bytes = _size(entry.path)
+            entry.num_bytes = size_of(entry.path)
             entry.last_used = time.time()
             self._by_key[key] = entry
         if entry.num_bytes + len(page) > self._segment_bytes:
@@ -154,7 +165,7 @@ class PageStore:
         self._last_number += 1
         path = segment_path(self._folder, self._last_number)
         segment = Segment(path, self._fingerprints[page_bytes], create=True)
-        entry = self._open[page_bytes] = _Entry(path, _size(path), time.time(), segment)
+        entry = self._open[page_bytes] = _Entry(path, size_of(path), time.time(), segment)
         with self._lock:
             self._entries.append(entry)
         return entry
@@ -177,6 +188,9 @@ class PageStore:
         return gone
 
 
-def _size(path: Path) -> int:
-    """Of a segment's two files."""
-    return sum(part.stat().st_size for part in (path, path.with_suffix(".idx")) if part.exists())
+def _last_used(path: Path) -> float:
+    """Seconds since the epoch; 0 for one that was deleted meanwhile."""
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from moeserve.models.adapters.errors import AdapterError
+from moeserve.models.adapters.peft_config import CONFIG_FILE
 from moeserve.models.adapters.read_gguf import GgufAdapter
-from moeserve.models.adapters.read_peft import PeftAdapter
+from moeserve.models.adapters.read_peft import WEIGHTS_FILE, PeftAdapter
+from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
+from moeserve.models.sources.gguf.file import split_set
 
 
-def open_adapter(name: str, path: Path, shape: ModelShape) -> PeftAdapter | GgufAdapter:
-    """A folder of PEFT's, or a GGUF file: checked against the model's shape, not yet read. Raises AdapterError."""
-    return PeftAdapter(name, path, shape) if path.is_dir() else GgufAdapter(name, path, shape)
+def open_adapter(
+    name: str, path: Path, shape: ModelShape, folder: Path | None = None
+) -> PeftAdapter | GgufAdapter:
+    """A folder of PEFT's, or a GGUF file: checked against the model's shape, not yet read. Raises AdapterError.
+
+    folder: within which all of its files must lie, however links lead to them; absolute, and without links. None: they
+    may lie anywhere."""
+    is_folder = path.is_dir()
+    if folder is not None:
+        for file in _files_of(path, is_folder=is_folder):
+            if not Path(os.path.realpath(file)).is_relative_to(folder):
+                raise AdapterError(file, "leads out of the folder of --lora-dir")
+    return PeftAdapter(name, path, shape) if is_folder else GgufAdapter(name, path, shape)
+
+
+def _files_of(path: Path, *, is_folder: bool) -> list[Path]:
+    if is_folder:
+        return [path / CONFIG_FILE, path / WEIGHTS_FILE]
+    try:
+        return split_set(path)
+    except ModelError as error:
+        raise AdapterError(path, str(error).removeprefix(f"{path}: ")) from error

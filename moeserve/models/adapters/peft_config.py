@@ -16,6 +16,7 @@ from moeserve.models.sources.huggingface.json_files import read_json
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 1024
 MAX_PATTERNS = 4096
+MAX_BYTES = 4 << 20  # patterns for MAX_PATTERNS modules take 0.5 MB
 
 Value = TypeVar("Value", int, float)
 
@@ -80,7 +81,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
     """Raises AdapterError for a setting that we cannot honour, by its name."""
     path = folder / CONFIG_FILE
     try:
-        found = read_json(path)
+        found = read_json(path, MAX_BYTES)
     except ModelError as error:
         raise AdapterError(path, str(error).removeprefix(f"{path}: ")) from error
     kind = found.get("peft_type")

@@ -26,6 +26,12 @@ def products_of(shape: ModelShape, layer: int) -> dict[str, ProductShape]:
     return _of_attention(shape.hidden_size, of_layer) | _of_ffn(shape.hidden_size, of_layer)
 
 
+def most_tensors(shape: ModelShape) -> int:
+    """How many tensors an adapter of the model can have: A and B of each matrix."""
+    layers = (products_of(shape, layer).values() for layer in range(shape.num_layers))
+    return 2 * sum(product.experts for products in layers for product in products)
+
+
 def _of_attention(hidden: int, layer: LayerShape) -> dict[str, ProductShape]:
     mixer = layer.mixer
     if not isinstance(mixer, AttentionShape):

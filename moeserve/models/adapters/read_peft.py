@@ -18,7 +18,7 @@ from moeserve.models.adapters.floats import TYPES, to_floats
 from moeserve.models.adapters.fused_experts import FusedForm, fused_form, size_of_fused, split_fused
 from moeserve.models.adapters.peft_config import CONFIG_FILE, read_peft_config
 from moeserve.models.adapters.peft_names import BASE_LAYER, FUSED_EXPERTS, Place, parse_name, place_of
-from moeserve.models.adapters.products import ProductShape, products_of
+from moeserve.models.adapters.products import ProductShape, most_tensors, products_of
 from moeserve.models.adapters.scope import AdapterScope, scope_of
 from moeserve.models.adapters.sizes import PairSize, read_bytes
 from moeserve.models.errors import ModelError
@@ -28,6 +28,9 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.safetensors_file import StoredTensor, read_tensors, stored_numbers
 
 WEIGHTS_FILE = "adapter_model.safetensors"
+# Of a header; to read it holds up the steps that are computed meanwhile. A tensor of PEFT's takes 180 bytes.
+METADATA_BYTES = 1 << 20
+TENSOR_BYTES = 512
 
 
 @dataclass(slots=True)
@@ -96,7 +99,7 @@ class PeftAdapter:
         """Each module's A and B."""
         path = self.path / WEIGHTS_FILE
         try:
-            _, tensors = read_tensors(path)
+            _, tensors = read_tensors(path, METADATA_BYTES + TENSOR_BYTES * most_tensors(self._shape))
         except ModelError as error:
             raise AdapterError(path, str(error).removeprefix(f"{path}: ")) from error
         modules: dict[str, dict[str, StoredTensor]] = {}

@@ -16,7 +16,7 @@ from moeserve.placement.expert_cache.policy import DECAY, PAYS, CachePolicy, Mas
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace
 
 # Of a text, after which a cache has its experts, whatever it had before
-# (docs/results/2026-11-26-expert-cache.md, "A cold beginning").
+# (docs/results/planner.md, "A cold beginning").
 SETTLING_STEPS = 64
 
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from moeserve.errors import UserError
+from moeserve.processes.process_state import state_of
 
 from .frames import receive_frame, send_frame
 from .line import FairLine
-from .patience import Patience, Starved, Stopped, UsedUp, cpu_time
+from .patience import Patience, Starved, Stopped, UsedUp
 
 T = TypeVar("T")
 
@@ -129,7 +130,7 @@ class Sandbox:
             )
         child = self._child = _Child(process, ours)
         try:
-            self._receive("start", Patience(process, ours, START_SECONDS, START_SECONDS))
+            self._receive("start", Patience(process.pid, ours, START_SECONDS, START_SECONDS))
         except (SandboxTimeout, SandboxLost) as error:
             how = str(error) or f"ended at once (exit code {child.process.returncode}): its own lines say why"
             raise self._unavailable(how) from error
@@ -137,20 +138,20 @@ class Sandbox:
     def ask(self, frame: bytes, stage: str) -> bytes:
         """The answer to one frame; `stage` names the work for SandboxTimeout. SandboxLost, SandboxUnavailable."""
         assert self._child is not None, "start comes first"
-        process, began = self._child.process, time.monotonic()
-        before = cpu_time(process)
+        pid, began = self._child.process.pid, time.monotonic()
+        before = state_of(pid).cpu_seconds
         try:
             return self._ask(frame, stage)
         finally:
             if self.is_running:
-                self.cpu_seconds += cpu_time(process) - before
+                self.cpu_seconds += state_of(pid).cpu_seconds - before
             else:  # the kernel's count is gone with it
                 self.cpu_seconds += min(time.monotonic() - began, self._timeout)
 
     def _ask(self, frame: bytes, stage: str) -> bytes:
         assert self._child is not None
         process, line = self._child.process, self._child.line
-        patience = Patience(process, line, self._timeout, PATIENCE * self._timeout)
+        patience = Patience(process.pid, line, self._timeout, PATIENCE * self._timeout)
         return self._receive(stage, patience, frame)
 
     def stop(self, grace_s: float = 0.0) -> None:

@@ -62,7 +62,8 @@ def load_gpu_adapters(
     for checked in plan.checked:
         slots.check(checked)
     at_start = [_load(slots, number, checked) for number, checked in enumerate(plan.checked)]
-    return LoadedAdapters(slots, ResidentAdapters(slots, at_start, later_bytes(config)), at_start)
+    resident = ResidentAdapters(slots, at_start, later_bytes(config), config.lora_dir)
+    return LoadedAdapters(slots, resident, at_start)
 
 
 def scopes_to_capture(

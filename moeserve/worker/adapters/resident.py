@@ -8,6 +8,7 @@ the order's error and nobody else's.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -85,10 +86,17 @@ class ResidentAdapters(Generic[Matrices]):
     """One writer: the thread that executes plans. `numbers` has the number of each key, -1 for the model itself."""
 
     def __init__(
-        self, engine: AdapterSlots[Matrices], at_start: Sequence[AdapterAtStart], budget: int
+        self,
+        engine: AdapterSlots[Matrices],
+        at_start: Sequence[AdapterAtStart],
+        budget: int,
+        folder: str | None = None,
     ) -> None:
-        """at_start: what `engine` has already, in order. budget: bytes of memory for adapters that come later."""
+        """at_start: what `engine` has already, in order. budget: bytes of memory for adapters that come later. folder:
+        that of --lora-dir, which an adapter that lies there may not lead out of; what is said of one does not name
+        it."""
         self._engine = engine
+        self._folder = None if folder is None else Path(folder)
         self._sizes = {adapter.key: adapter.num_bytes for adapter in at_start}
         self._budget = budget + sum(self._sizes.values())
         self._numbers = {"": -1} | {adapter.key: number for number, adapter in enumerate(at_start)}
@@ -137,11 +145,17 @@ class ResidentAdapters(Generic[Matrices]):
         try:
             state = self._install(source, future.result())
         except (UserError, OSError, MemoryError) as error:
-            state = AdapterState(source.order, error=str(error) or "there is too little memory for it")
+            state = self._failed(source, str(error) or "there is too little memory for it")
         except Exception as error:  # a reader's bug on a file that nobody vouches for ends no answers
             log.exception("adapter %s", source.name)
-            state = AdapterState(source.order, error=f"{source.path}: {type(error).__name__}: {error}")
+            state = self._failed(source, f"{source.path}: {type(error).__name__}: {error}")
         self._outcomes[source.order] = state
+
+    def _failed(self, source: AdapterSource, error: str) -> AdapterState:
+        """Clients read this."""
+        if self._folder is not None:
+            error = error.replace(f"{self._folder}{os.sep}", "")
+        return AdapterState(source.order, error=error)
 
     def _install(self, source: AdapterSource, adapter: _ReadAdapter[Matrices]) -> AdapterState:
         if adapter.key not in self._numbers:
@@ -164,7 +178,9 @@ class ResidentAdapters(Generic[Matrices]):
 
     def _read(self, source: AdapterSource, room: int) -> _ReadAdapter[Matrices]:
         """In the helper thread. Raises UserError, OSError, MemoryError."""
-        checked = open_adapter(source.name, Path(source.path), self._engine.shape)
+        path, folder = Path(source.path), self._folder
+        is_within = folder is not None and path.is_relative_to(folder)  # else one of --lora-modules
+        checked = open_adapter(source.name, path, self._engine.shape, folder if is_within else None)
         self._engine.check(checked)
         # In RAM as it is read, and as the kernels take it.
         self._check_size(source, 2 * checked.nbytes, available_bytes())

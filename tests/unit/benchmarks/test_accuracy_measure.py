@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.accuracy import Fixture, agreed_length, distances, log_softmax, reduced_kl, top_of
 from tests.conftest import OWN_FIXTURES
+from tests.support.accuracy import Fixture, agreed_length, distances, log_softmax, reduced_kl, top_of
 
 
 @pytest.fixture(scope="module")

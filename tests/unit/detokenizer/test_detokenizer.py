@@ -77,7 +77,7 @@ def test_special_tokens_are_skipped_and_characters_join_across_them() -> None:
 
 
 def logprob(token_id: int, position: int) -> TokenLogprob:
-    return TokenLogprob(token_id, -float(position), 1, [token_id], [-float(position)])
+    return TokenLogprob(token_id, -float(position), 1, (token_id,), (-float(position),))
 
 
 def item(tokens: bytes | list[int], request: int = 1, **fields: object) -> TokensItem:

@@ -153,7 +153,7 @@ class Person(BaseModel):
 
 
 def clients_schemas() -> dict[str, Schema]:
-    from openai.lib._pydantic import to_strict_json_schema
+    from openai.lib._pydantic import to_strict_json_schema  # takes a second
 
     pydantic = Person.model_json_schema()
     # llm's `--schema "name, age int"`

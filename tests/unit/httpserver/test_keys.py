@@ -16,7 +16,7 @@ import pytest
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.observability.metrics import Metrics
-from moeserve.httpserver.transport.keys import ApiKeys
+from moeserve.httpserver.transport.keys import ApiKeys, fault_of
 from moeserve.messages.metric import HistogramCounts
 from moeserve.messages.schema import GenerateRequest, RequestError
 from tests.support.http_harness import HttpServer, echo, http_server, silence, within
@@ -164,3 +164,22 @@ def test_open_requests_of_one_key_have_a_bound() -> None:
             assert server.post("/v1/completions", body, headers=other).status_code == 200
             assert server.get("/health", headers=one).status_code == 200
         assert within(30, lambda: server.post("/v1/completions", body, headers=one).status_code == 200)
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (None, "none was sent"),
+        (("authorization", "Bearer sk-3"), "the one that was sent is not known here"),
+        (("authorization", "bearer  k "), "the one that was sent is not known here"),
+        (("x-api-key", "sk-3"), "the one that was sent is not known here"),
+        (("authorization", "Bearer "), "the Authorization header has none"),
+        (("authorization", "Bearer"), "the Authorization header has none"),
+        (("authorization", "Basic a2V5"), "the Authorization header is not of the form Bearer <key>"),
+        (("authorization", "sk-1"), "the Authorization header is not of the form Bearer <key>"),
+        (("x-api-key", ""), "the x-api-key header is empty"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_with_the_key(header: tuple[str, str] | None, says: str) -> None:
+    headers = [] if header is None else [(header[0].encode(), header[1].encode())]
+    assert fault_of(headers) == says

@@ -23,6 +23,7 @@ from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.schema import (
     Abort,
     EngineReady,
+    GenerateBatch,
     GenerateRequest,
     Heartbeat,
     ProcessLost,
@@ -55,7 +56,14 @@ class Router:
 
     @property
     def requests(self) -> list[GenerateRequest]:
-        return [message for message in self.sent if isinstance(message, GenerateRequest)]
+        found: list[GenerateRequest] = []
+        for message in self.sent:
+            match message:
+                case GenerateRequest():
+                    found.append(message)
+                case GenerateBatch():
+                    found += message.unpacked()
+        return found
 
 
 Scene = Callable[[EngineClient, Router], Awaitable[None]]
@@ -113,7 +121,7 @@ def test_a_lost_router_gets_what_a_client_has_and_the_client_nothing_twice() -> 
     async def scene(engine: EngineClient, router: Router) -> None:
         asked = request(engine, prompt_logprobs=0)
         async with GenerationStream(engine, [asked]) as stream:
-            scored = [TokenLogprob(2, -1.0, 1, [], [])]
+            scored = [TokenLogprob(2, -1.0, 1, (), ())]
             await tell(
                 router,
                 TextOut([TextItem(asked.id, "", [], prompt_logprobs=scored)]),
@@ -146,11 +154,12 @@ def test_a_lost_detokenizers_requests_are_ended_at_the_router_and_begun_again() 
             first, second = router.requests
             await tell(router, text(first.id, 7), lost("detokenizer"))
             assert engine.state.health()["status"] == "restarting"
-            told = router.sent[2:]
-            assert [type(message) for message in told] == [Abort, GenerateRequest] * 2
-            assert [message.id for message in told[::2]] == [first.id, second.id]
-            assert [message.resumed.token_ids for message in told[1::2]] == [array("i", [7]).tobytes(), b""]
-            for again in told[1::2]:
+            told = router.sent[1:]  # behind the batch
+            assert [type(message) for message in told] == [Abort, Abort, GenerateBatch]
+            assert [message.id for message in told[:2]] == [first.id, second.id]
+            resent = told[2].unpacked()
+            assert [again.resumed.token_ids for again in resent] == [array("i", [7]).tobytes(), b""]
+            for again in resent:
                 await tell(router, text(again.id, 3, finish_reason="stop", usage=USAGE))
             await tell(router, Heartbeat("detokenizer"))
             assert engine.state.health()["status"] == "ok"

@@ -217,7 +217,7 @@ def test_scoring_a_prompt_alone(server: HttpServer) -> None:
 
 def test_the_chosen_token_is_in_top_logprobs_though_unlikely(server: HttpServer) -> None:
     def unlikely(server: HttpServer, request: GenerateRequest) -> None:
-        logprob = TokenLogprob(3, float("-inf"), 900, [5, 6], [-0.1, -0.2])
+        logprob = TokenLogprob(3, float("-inf"), 900, (5, 6), (-0.1, -0.2))
         usage = Usage(1, 1, 0, 0.0, 0.0, 0.0)
         item = TextItem(request.id, "x", [3], [logprob], finish_reason="length", usage=usage)
         server.send(TextOut([item]))
@@ -277,7 +277,7 @@ def test_best_of_returns_the_candidates_with_the_highest_logprob_a_token(server:
     def scored(server: HttpServer, request: GenerateRequest) -> None:
         candidate = len(asked)
         asked.append(request)
-        found = [TokenLogprob(7, one, 1, [], []) for one in logprobs[candidate]]
+        found = [TokenLogprob(7, one, 1, (), ()) for one in logprobs[candidate]]
         usage = Usage(2, len(found), 0, 0.0, 0.0, 0.0)
         text = f"candidate {candidate}"
         server.send(

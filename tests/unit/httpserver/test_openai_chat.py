@@ -111,7 +111,7 @@ def test_chat_logprobs_with_bytes(client: OpenAI, server: HttpServer) -> None:
         expected = logprobs_of(token, 2)
         assert bytes(entry.bytes or []) == server.tokenizer.token_bytes(token)
         assert entry.token == server.tokenizer.token_text(token)
-        assert [top.logprob for top in entry.top_logprobs] == expected.top_logprobs
+        assert [top.logprob for top in entry.top_logprobs] == list(expected.top_logprobs)
     none = client.chat.completions.create(**request).choices[0].logprobs
     assert none is not None
     assert none.content is not None

@@ -25,7 +25,7 @@ from moeserve.httpserver.openai.completion_logprobs import (
 )
 from moeserve.httpserver.openai.completions import ChoiceWriter, CompletionHandler, Echo
 from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
-from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
+from moeserve.messages.schema import GenerateBatch, GenerateRequest, TextItem, TextOut, Usage
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -102,15 +102,15 @@ def test_json_of_a_prompt_and_an_answer() -> None:
         text: Any = Text()
         return CompletionLogprobsWriter(text, 3, False, TextOffsets(text, skips_special=False))
 
-    answer = [TokenLogprob(7, -0.25, 1, [7, 8], [-0.25, float("-inf")])]
+    answer = [TokenLogprob(7, -0.25, 1, (7, 8), (-0.25, float("-inf")))]
     writer, other = written(), written()
     expected = other.first_prompt_token(PROMPT[0])
     for part in (other.write(SCORES), other.write(answer)):
         for name, entries in part.items():
             expected[name] += entries  # type: ignore[literal-required]
     echoed = EchoedLogprobs(writer, PROMPT[0], SCORES)
-    assert orjson.loads(orjson.dumps(echoed.followed_by(writer.write(answer)))) == expected
-    alone = orjson.loads(orjson.dumps(echoed.followed_by(writer.write([]))))
+    assert orjson.loads(orjson.dumps(echoed.followed_by(writer, answer))) == expected
+    alone = orjson.loads(orjson.dumps(echoed.followed_by(writer, [])))
     assert alone["tokens"] == expected["tokens"][:-1]
 
 
@@ -123,11 +123,12 @@ class Engine(EngineClient):
         self.to_router = self  # type: ignore[assignment]
 
     async def send(self, message: object) -> None:
-        assert isinstance(message, GenerateRequest)
+        assert isinstance(message, GenerateBatch)
         usage = Usage(len(PROMPT), 0, 0, 0.0, 0.0, 0.0)
-        scores = SCORES if message.sampling.prompt_logprobs is not None else None
-        self._dispatch(TextOut([item(message.id, prompt_logprobs=scores)]))
-        self._dispatch(TextOut([item(message.id, finish_reason="length", usage=usage)]))
+        for request in message.unpacked():
+            scores = SCORES if request.sampling.prompt_logprobs is not None else None
+            self._dispatch(TextOut([item(request.id, prompt_logprobs=scores)]))
+            self._dispatch(TextOut([item(request.id, finish_reason="length", usage=usage)]))
 
 
 def test_whole_answers_are_written_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

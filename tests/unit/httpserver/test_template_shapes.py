@@ -132,12 +132,12 @@ def test_a_template_without_end_is_not_asked_again() -> None:
 
 CALL: Final = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": "in-the-call"}}}
 OTHER: Final = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": {"a": "in-the-other"}}}
-ASKS: Final = {"role": "assistant", "content": "beside-it", "tool_calls": [CALL, OTHER]}
-RESULTS: Final = [
+ASKS: Final[dict[str, Any]] = {"role": "assistant", "content": "beside-it", "tool_calls": [CALL, OTHER]}
+RESULTS: Final[list[dict[str, Any]]] = [
     {"role": "tool", "content": "of-the-other", "tool_call_id": "c2"},
     {"role": "tool", "content": "of-the-call", "tool_call_id": "c1"},
 ]
-USER: Final = {"role": "user", "content": "question"}
+USER: Final[dict[str, Any]] = {"role": "user", "content": "question"}
 _NO_TEXT_BESIDE: Final = _turns(  # llama.cpp's R1
     "messages",
     "<{{ m.role }}>{% if m.content %}{{ m.content }}{% else %}{{ m.tool_calls | tojson }}{% endif %}\n",

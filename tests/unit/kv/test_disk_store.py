@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
+import socket
 import stat
-from dataclasses import replace
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from moeserve.cli.main import main
 from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.disk.fingerprint import Fingerprint
-from moeserve.kv.disk.segment import HEADER_BYTES
+from moeserve.kv.disk.segment import HEADER_BYTES, MAGIC
 from moeserve.kv.disk.store import PageStore
 
 PAGE_BYTES = 512
@@ -222,3 +229,123 @@ def test_a_crash_at_any_byte(tmp_path: Path) -> None:
         write(store, 2)
         assert read(open_store(folder), 2) == page(2)
         shutil.rmtree(folder)
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def link_to_zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def link_to_a_file(path: Path) -> None:
+    """Whose owner may be another."""
+    other = path.with_name("other")
+    other.write_bytes(b"somebody's")
+    path.symlink_to(other)
+
+
+ODD = [make_folder, make_fifo, make_socket, link_to_zeros, link_to_a_file]
+
+
+@pytest.mark.parametrize("make", ODD)
+@pytest.mark.parametrize("name", ["segment-00000001.kv", "segment-00000001.idx", "segment-00000077.kv"])
+def test_what_is_no_regular_file_is_left_alone(
+    make: Callable[[Path], None],
+    name: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A folder ended the start, a FIFO hung it, and /dev/zero has no end."""
+    DiskDirectory(tmp_path)
+    filled(tmp_path, 3)
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    store = open_store(tmp_path, 20 * PAGE_BYTES)
+    assert f"the disk tier leaves {tmp_path / name}: it is no regular file" in caplog.text
+    for number in range(10, 40):  # and so what may go has to
+        write(store, number)
+    assert read(store, 39) == page(39)
+    for command in ("list", "verify"):
+        assert main(["cache", command, str(tmp_path)]) == 0
+        assert f"{tmp_path / name}: it is no regular file; it is left alone" in capsys.readouterr().out
+    assert main(["cache", "prune", str(tmp_path), "0"]) == 0
+    assert os.path.lexists(tmp_path / name)
+    assert read(open_store(tmp_path), 39) is None
+    if make is link_to_a_file:
+        assert (tmp_path / "other").read_bytes() == b"somebody's"
+
+
+@pytest.mark.parametrize("make", ODD[1:])
+def test_a_folder_that_is_none_is_refused(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "cache")
+    with pytest.raises(ConfigError, match="it is no folder; name an empty one, or a new one"):
+        DiskDirectory(tmp_path / "cache")
+
+
+def test_a_lock_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "lock").symlink_to(tmp_path / "made-by-us")
+    with pytest.raises(ConfigError):
+        DiskDirectory(folder)
+    assert not (tmp_path / "made-by-us").exists()
+
+
+def header_of(text: bytes) -> bytes:
+    return (struct.pack("<8sII", MAGIC, len(text), zlib.crc32(text)) + text).ljust(HEADER_BYTES, b"\n")
+
+
+FIELDS = json.dumps(asdict(FINGERPRINT))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[]", "null", "{}", '"x"', "{"),
+        FIELDS.replace(str(PAGE_BYTES), "0"),
+        FIELDS.replace(str(PAGE_BYTES), "-1"),
+        FIELDS.replace(str(PAGE_BYTES), "[]"),
+        FIELDS.replace('"00ff"', "1"),
+    ],
+)
+def test_a_header_whose_checksum_fits_is_not_trusted(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DiskDirectory(tmp_path)
+    path = tmp_path / "segment-00000001.kv"
+    path.write_bytes(header_of(text.encode()) + bytes(PAGE_BYTES))
+    path.with_suffix(".idx").write_bytes(bytes(40))
+    store = open_store(tmp_path)
+    assert "its header" in caplog.text
+    write(store, 1)
+    assert main(["cache", "verify", str(tmp_path)]) == 1
+    assert "its header" in capsys.readouterr().out
+
+
+def test_an_index_without_an_end_takes_no_memory(tmp_path: Path) -> None:
+    filled(tmp_path, 3)
+    index = tmp_path / "segment-00000001.idx"
+    os.truncate(index, 1 << 40)  # sparse
+    store = open_store(tmp_path, 1 << 62)
+    assert [read(store, number) for number in range(3)] == [page(number) for number in range(3)]
+
+
+def test_what_may_not_be_read_goes_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    filled(tmp_path, 3)
+    with patch("moeserve.kv.disk.store.read_header", side_effect=PermissionError(13, "Permission denied")):
+        store = open_store(tmp_path, 4 * PAGE_BYTES)
+    assert "the disk tier ignores [Errno 13] Permission denied" in caplog.text
+    write(store, 5)
+    assert not (tmp_path / "segment-00000001.kv").exists()

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from benchmarks.header import QWEN3_30B_A3B
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import FLOAT16, Q8_0, check_cpu_reads, layout_of
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
+from tests.support.model_header import QWEN3_30B_A3B
 
 LATENT = LatentAttentionShape(32, 0, 512, 128, 64, 128, 0.07)
 

@@ -7,7 +7,6 @@ import logging
 
 import pytest
 
-from benchmarks.header import QWEN3_30B_A3B
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
@@ -17,6 +16,7 @@ from moeserve.kv.window_capacity import window_pool
 from moeserve.launcher.launched_config import pinned
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.interface import AttentionShape
+from tests.support.model_header import QWEN3_30B_A3B
 
 WINDOW, CONTEXT, ROWS = 128, 131_072, 512
 LAYERS = tuple(

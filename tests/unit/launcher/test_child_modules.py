@@ -7,10 +7,10 @@ from importlib.util import find_spec
 
 import pytest
 
-from benchmarks.server import REPOSITORY
 from moeserve.launcher.process_table import LINK, PROCESSES
 from moeserve.launcher.zygote.client import MODULE
 from moeserve.processes.lifecycle import python_environment
+from tests.support.server import REPOSITORY
 
 
 @pytest.mark.parametrize("module", [*(f"moeserve.{name}" for name in (*PROCESSES, MODULE)), LINK])

@@ -28,7 +28,7 @@ from moeserve.messages.codec import CodecError, Decoder, encode
 from moeserve.messages.pages import PageCopy, PageOrders, PageReport, TierNews
 from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
 
-LOGPROB = TokenLogprob(5, -0.25, 1, [5, 7], [-0.25, -2.5])
+LOGPROB = TokenLogprob(5, -0.25, 1, (5, 7), (-0.25, -2.5))
 USAGE = schema.Usage(12, 3, 8, 1.5, 20.0, 33.25)
 READY = steps.WorkerReady(1000, 8, 512, 151936, 1 << 33, 1 << 20, "cpu")
 SAMPLING = SamplingParams(max_tokens=9, logit_bias={3: -100.0}, stop_token_ids=(1, 2), logprobs=20)

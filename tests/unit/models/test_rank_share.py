@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 
-from benchmarks.header import qwen3moe, write_header
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_dummy_model, open_model
 from moeserve.models.ranks.rank_share import RankShare, cut_layers, share_of, stage_of
@@ -22,6 +21,7 @@ from moeserve.models.tensors import model_tensors
 from moeserve.quantization.reference import dequantize
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models
 from tests.support.gemma_file import write_gemma
+from tests.support.model_header import qwen3moe, write_header
 
 FILES = sorted(OWN_FIXTURES.glob("tiny-*.gguf"))
 FAMILIES = ("gptoss", "glm4moe", "minimaxm2", "deepseek2", "qwen3", "qwen35moe")

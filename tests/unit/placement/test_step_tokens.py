@@ -6,10 +6,10 @@ import re
 from functools import partial
 from pathlib import Path
 
-from benchmarks.header import qwen3moe
 from moeserve.config.units import GIB
 from moeserve.models.step_buffers import gpu_arena_bytes
 from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU, step_tokens
+from tests.support.model_header import qwen3moe
 
 DOCS = Path(__file__).parents[3] / "docs"
 SHAPE = qwen3moe()

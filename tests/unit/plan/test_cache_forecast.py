@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.header import qwen3moe
 from moeserve.cli.plan.cache_forecast import forecast_cache
 from moeserve.placement import Gpu, ModelSizes, Placement, PlacementOptions, place
 from moeserve.placement.expert_cache.generate import LOCAL, generate
 from moeserve.placement.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES
 from moeserve.placement.expert_cache.replay import SETTLING_STEPS
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace, write_trace
+from tests.support.model_header import qwen3moe
 from tests.support.placement_world import model
 
 LAYERS = 24  # enough exchanges that the policy soon knows whether they pay

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
-from benchmarks.header import QWEN3_30B_A3B
 from moeserve.cli.main import main
 from moeserve.cli.plan import command
 from moeserve.cli.plan.rates import CpuRates
@@ -30,6 +29,7 @@ from moeserve.placement.step_tokens import step_tokens
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.support import gguf_bytes
 from tests.support.gemma_file import write_gemma
+from tests.support.model_header import QWEN3_30B_A3B
 from tests.unit.models.adapters.test_read_peft import SHAPE
 from tests.unit.models.adapters.test_read_peft import write as write_peft
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.header import qwen3moe, write_header
 from moeserve.config.units import GIB
 from tests.conftest import TINY_MODEL
+from tests.support.model_header import qwen3moe, write_header
 from tests.unit.plan.test_plan import fails, no_measuring, run
 
 pytestmark = pytest.mark.usefixtures("no_measuring")
@@ -73,7 +73,7 @@ LARGER = {"hidden_size": 4096, "num_layers": 94, "num_heads": 64, "num_kv_heads"
 def test_what_two_h200s_reached(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, shape: dict[str, int], measured: dict[str, float]
 ) -> None:
-    """Tokens a second, docs/results/2026-11-23-several-gpus.md and 2026-11-26-two-gpus.md."""
+    """Tokens a second, docs/results/planner.md."""
     header = tmp_path / "header.gguf"
     write_header(header, qwen3moe(**shape))
     rates = ("--gpu-memory", "139", "--gpu-bandwidth", "4800", "--gpu-tflops", "790", "--ram", "16")

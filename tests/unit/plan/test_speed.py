@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.header import qwen3moe, write_header
 from moeserve.cli.plan.cache_forecast import CacheForecast, CacheUse
 from moeserve.cli.plan.rates import CpuRates, GpuRates
 from moeserve.cli.plan.routing import RoutingProbabilities
@@ -17,6 +16,7 @@ from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
 from moeserve.placement import Gpu, ModelSizes, PlacementOptions, Prefill, place
 from moeserve.placement.expert_cache.replay import StepUse
+from tests.support.model_header import qwen3moe, write_header
 from tests.support.placement_world import model
 
 RATES = CpuRates(read=50e9, dense_ops=1e12, expert_ops=1e12, op_s=1e-6, step_s=1e-4, row_s=1e-5)
@@ -81,7 +81,7 @@ def test_a_layer_more_on_the_gpu_is_faster() -> None:
 
 def test_large_steps_unpack_weights_and_are_faster(tmp_path: Path) -> None:
     """From 192 routes an expert on: 4,096 rows here. On an H200, 48 layers of this shape read 37,594 tokens a second
-    in a step of 8,192, and a prompt of 32,000 in 1.58 s (docs/results/2026-11-22-gpu-server.md)."""
+    in a step of 8,192, and a prompt of 32,000 in 1.58 s (docs/results/planner.md)."""
     path = tmp_path / "48.gguf"
     shape = qwen3moe(num_layers=48, vocab_size=1000)
     write_header(path, shape)

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import zmq
 
-from benchmarks.delay_proxy import DelayProxy
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.launcher.launched_config import write_config
@@ -33,6 +32,7 @@ from moeserve.remote.fingerprint import fingerprint
 from moeserve.remote.link import Link
 from moeserve.router.replacement import LinkedWorkers
 from moeserve.router.worker_client import RpycWorker
+from tests.support.delay_proxy import DelayProxy
 from tests.support.rpc_child import ANSWER, FLOOD, RAISE, READY, SLEEP, child_process
 from tests.unit.remote.conftest import READY as GATES_READY
 from tests.unit.remote.conftest import RunningGate

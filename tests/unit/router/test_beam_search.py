@@ -41,7 +41,7 @@ def search(model: Model, params: BeamParams, sampling: SamplingParams) -> Found:
         for beam in beams:
             logprobs = model(beam)
             ids = np.argsort(-logprobs)[: it.num_candidates]
-            tops.append(TokenLogprob(int(ids[0]), 0.0, 1, ids.tolist(), logprobs[ids].tolist()))
+            tops.append(TokenLogprob(int(ids[0]), 0.0, 1, tuple(ids.tolist()), tuple(logprobs[ids].tolist())))
         beams = [(*beams[row], token) for row, token in it.advance(tops)]
         assert len(beams) in (0, *range(params.width // params.groups, params.width + 1))
     return [(tuple(one.token_id for one in a.beam.logprobs()), a.score) for a in it.answers()]
@@ -153,8 +153,8 @@ def test_a_token_says_how_likely_it_was() -> None:
     it = BeamSearch(BeamParams(1, 0, 2, 2, length_penalty=2.0), SamplingParams(1, logprobs=1))
     logprobs = model(())
     ids = np.argsort(-logprobs)[:4]
-    assert not it.advance([TokenLogprob(0, 0.0, 1, ids.tolist(), logprobs[ids].tolist())])
+    assert not it.advance([TokenLogprob(0, 0.0, 1, tuple(ids.tolist()), tuple(logprobs[ids].tolist()))])
     first, second = (answer.text() for answer in it.answers())
-    top = [ids[0]], [logprobs[ids[0]]]
+    top = (ids[0],), (logprobs[ids[0]],)
     assert first == [TokenLogprob(ids[0], logprobs[ids[0]], 1, *top)]
     assert second == [TokenLogprob(ids[1], logprobs[ids[1]], 2, *top)]

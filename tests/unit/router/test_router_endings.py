@@ -156,7 +156,7 @@ def test_usage_splits_the_time_into_queue_prefill_and_decode() -> None:
 def test_logprobs_travel_with_their_tokens() -> None:
     scheduler = Scheduler(Limits(100, 4, 100, 16, 10))
     scheduler.add(request(0, prompt=8, max_tokens=2, logprobs=1))
-    entries = [TokenLogprob(5, -0.5, 1, [5], [-0.5]), TokenLogprob(6, -0.25, 1, [6], [-0.25])]
+    entries = [TokenLogprob(5, -0.5, 1, (5,), (-0.5,)), TokenLogprob(6, -0.25, 1, (6,), (-0.25,))]
     for entry in entries:
         plan = scheduler.plan(0.0)
         assert plan is not None

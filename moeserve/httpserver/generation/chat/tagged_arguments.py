@@ -65,8 +65,8 @@ def _argument(key: str, is_required: bool, one: Any, root: Mapping[str, Any]) ->
     types = types_of(one, root)
     if types and "string" not in types:
         defs = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        known = _words(one)
-        bare = {word: value for word, value in one.items() if word in known}  # equal ones share a rule
+        kept = _words(one)
+        bare = {word: value for word, value in one.items() if word in kept}  # equal ones share a rule
         whole = bare | defs
         return (
             None if _refers_elsewhere(whole) else TaggedArgument(key, is_required, schema=json.dumps(whole))

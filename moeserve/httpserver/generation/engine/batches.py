@@ -11,12 +11,12 @@ MAX_BATCH_BYTES: Final = 32 << 20  # of the tokens in a message, unless one requ
 
 
 def batches_of(requests: Sequence[GenerateRequest]) -> list[list[GenerateRequest]]:
-    """What is sent in one message: requests with a grammar as far as their tokens leave room, and others alone."""
+    """What is sent in one message. All have the same grammar, if any."""
     batches: list[list[GenerateRequest]] = []
     room = 0
     for request in requests:
         size = len(request.token_ids) + (0 if request.resumed is None else len(request.resumed.token_ids))
-        if not request.sampling.grammar or size > room:
+        if size > room:
             batches.append([])
             room = MAX_BATCH_BYTES
         batches[-1].append(request)

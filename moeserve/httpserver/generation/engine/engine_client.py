@@ -23,6 +23,7 @@ from moeserve.httpserver.generation.engine.delivery import Delivery
 from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.generation.engine.expert_use import ExpertUseFeed
 from moeserve.httpserver.generation.engine.open_generations import OpenGenerations, RunningGeneration
+from moeserve.httpserver.generation.engine.queue_room import QueueRoom
 from moeserve.httpserver.generation.engine.served_adapters import ServedAdapters
 from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics
@@ -67,21 +68,17 @@ class EngineClient:
     first_id: int = 1  # of the requests: an httpserver before this one had those below
     heartbeat: Callable[[], None] = lambda: None  # called when the launcher asks for one
     state: EngineState = field(default_factory=EngineState)
+    room: QueueRoom = field(default_factory=QueueRoom)  # in the router's queue
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(self.first_id)
-        self._open = OpenGenerations()
+        self._open = OpenGenerations(self.room)
         self._aborts: set[asyncio.Task[None]] = set()
         self._totals = LoadTotals()
         self.expert_use = ExpertUseFeed(self.to_router)
         self.adapters = ServedAdapters(self.to_router, self.next_id)
 
     # ------------------------------------------------------------ requests
-
-    @property
-    def has_requests(self) -> bool:
-        """Whether answers are under way."""
-        return len(self._open) > 0
 
     def serves_others(self, key_name: str) -> bool:
         """Whether requests of another API key are under way."""
@@ -214,6 +211,8 @@ class EngineClient:
         delivery.put(generation.index, item)
 
     def _failed(self, error: RequestError) -> None:
+        if error.retry_after is not None:
+            self.room.refused(error.retry_after)
         code = "engine_error" if error.retry_after is None else "overloaded"
         failure = ApiError(
             error.status, error.message, code=code, retry_after=error.retry_after, refusal=error.refusal

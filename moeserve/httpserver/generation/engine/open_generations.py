@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from moeserve.httpserver.generation.engine.delivery import Delivery
+from moeserve.httpserver.generation.engine.queue_room import QueueRoom
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import GenerateRequest, Resumed, TextItem, Usage
@@ -55,7 +56,9 @@ class RunningGeneration:
 class OpenGenerations:
     """The running generations by their requests' ids. Only `EngineClient` writes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: QueueRoom) -> None:
+        """`room` is told what joins and what leaves."""
+        self._room = room
         self._running: dict[int, RunningGeneration] = {}
         self._ids: dict[Delivery, set[int]] = {}  # those that will get a final message; none is empty
         # Of the open generations' grammars, in each of which the worker keeps a place.
@@ -98,11 +101,14 @@ class OpenGenerations:
             raise ApiError(503, message, code="overloaded", refusal=Refusal.MEMORY)
         for index, request in enumerate(requests):
             self._insert(RunningGeneration(index, delivery, request))
+            self._room.joined(request)
         self._idle.clear()
 
     def close(self, request_id: int) -> RunningGeneration | None:
         """Takes out a generation, if it is open."""
         generation = self._remove(request_id)
+        if generation is not None:
+            self._room.left(generation.request)
         if not self._running:
             self._idle.set()
         return generation

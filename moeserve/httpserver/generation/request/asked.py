@@ -86,3 +86,7 @@ class Asked:
     priority: int = 0
     cache_salt: str = ""
     progress: bool = False
+
+    @property
+    def num_prompts(self) -> int:
+        return 1 if isinstance(self.prompt, ChatPrompt) else len(self.prompt)

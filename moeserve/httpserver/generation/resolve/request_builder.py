@@ -28,11 +28,9 @@ MAX_PROMPT_LOGPROBS = 1_000_000  # of one HTTP request; building and writing the
 class RequestBuilder:
     """Raises ApiError 400 for a request that could never run."""
 
-    def __init__(self, engine: EngineClient, seed: int | None, max_generations: int) -> None:
-        """`seed` makes the seeds of requests that set none reproducible. `max_generations` can be running and waiting
-        at once."""
+    def __init__(self, engine: EngineClient, seed: int | None) -> None:
+        """`seed` makes the seeds of requests that set none reproducible."""
         self._engine = engine
-        self._max_generations = max_generations
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
 
     def build(self, text: ModelText, resolved: Resolved) -> list[GenerateRequest]:
@@ -40,12 +38,6 @@ class RequestBuilder:
         asked, prompts = resolved.asked, resolved.prompts
         vocab_size = min(self._engine.state.require_ready().vocab_size, text.vocab_size)
         stop_token_ids = _stop_token_ids(resolved, vocab_size, text.eos_ids)
-        if (total := len(prompts) * asked.n) > self._max_generations:
-            message = (
-                f"{len(prompts)} prompts with {asked.n} choices each are {total}; "
-                f"at most {self._max_generations} fit"
-            )
-            raise invalid("n", message)
         check_sizes(resolved)
         if asked.beams is not None:
             check_beams(resolved, asked.beams, len(stop_token_ids), vocab_size)

@@ -2,7 +2,7 @@
 
 import { apiKey, getJson } from "./api.js";
 import { byId } from "./dom.js";
-import { askForKey, followTheme, setUpKeyDialog } from "./page.js";
+import { askForKey, awaitModel, followTheme, setUpKeyDialog, setUpTheme } from "./page.js";
 
 async function show() {
   const problem = byId("problem");
@@ -22,7 +22,9 @@ async function show() {
     problem.hidden = false;
     problem.textContent = error.message;
     if (error.status === 401) askForKey();
+    return;
   }
+  await awaitModel();
 }
 
 function withKey(request) {
@@ -30,6 +32,7 @@ function withKey(request) {
   return request;
 }
 
+setUpTheme();
 followTheme((isDark) => document.documentElement.classList.toggle("dark-mode", isDark)); // Swagger's class
 setUpKeyDialog(show);
 addEventListener("DOMContentLoaded", show);

@@ -1,4 +1,4 @@
-// What both pages share: the served model's name, the state of the server, the API key, light and dark.
+// What all pages share: the served model's name, the state of the server, the API key, light and dark.
 
 import { apiKey, health, servedModel } from "./api.js";
 import { byId, number, say } from "./dom.js";
@@ -21,7 +21,8 @@ export function setUpTheme() {
   }
 }
 
-/** Calls `change(isDark)` now, and whenever the browser's own choice changes where the user left it to that. */
+/** Calls `change(isDark)` now, when the user chooses another theme, and whenever the browser's own choice changes where the
+ *  user left it to that. */
 export function followTheme(change) {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const show = () => {
@@ -29,6 +30,7 @@ export function followTheme(change) {
     change(chosen === "dark" || (chosen !== "light" && dark.matches));
   };
   dark.addEventListener("change", show);
+  byId("theme").addEventListener("click", show); // behind `setUpTheme`
   show();
 }
 

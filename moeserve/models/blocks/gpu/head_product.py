@@ -11,7 +11,7 @@ from moeserve.kernels.experts.quads import QuadTile, quad_order, quads_down, tak
 from moeserve.kernels.linear.op import RouteBlocks
 from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
 
-LEAST_ROWS = 17  # as fast as linear's tiles with 16 (docs/results/2026-11-26-gpu-kernels.md)
+LEAST_ROWS = 17  # as fast as linear's tiles with 16 (docs/results/gpu-kernels.md)
 
 
 def quad_tile(rows: int) -> tuple[int, QuadTile]:

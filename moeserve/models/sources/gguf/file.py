@@ -82,7 +82,7 @@ def open_gguf(path: Path, *, has_tensors: bool = True) -> GGUFFile:
     """
     if path.is_dir():
         path = _only_model_in(path)
-    paths = _split_set(path)
+    paths = split_set(path)
     buffers = [_map(part) for part in paths]
     headers = [
         read_header(part, buffer, i, has_tensors=has_tensors)
@@ -118,7 +118,7 @@ def _only_model_in(folder: Path) -> Path:
     return next(iter(models.values()))
 
 
-def _split_set(path: Path) -> list[Path]:
+def split_set(path: Path) -> list[Path]:
     """All files of the set that `path` is named as a part of; `path` alone if it is not."""
     match = _SPLIT_NAME.fullmatch(path.name)
     if match is None:

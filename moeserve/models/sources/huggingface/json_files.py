@@ -13,10 +13,10 @@ from moeserve.models.sources.regular_file import map_file
 MAX_BYTES = 128 << 20  # tokenizer.json of today's largest vocabularies takes 33 MB
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object that the file holds. Raises ModelError."""
+def read_json(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """The object that the file holds. Raises ModelError, also for one of more than `most_bytes`."""
     try:
-        found = msgspec.json.decode(_read(path))
+        found = msgspec.json.decode(_read(path, most_bytes))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(path, f"is not valid JSON ({error}); download it again") from error
     if not isinstance(found, dict):
@@ -32,11 +32,11 @@ def read_text(path: Path) -> str:
         raise ModelError(path, f"is not valid UTF-8 ({error.reason} at byte {error.start})") from error
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most_bytes: int = MAX_BYTES) -> bytes:
     try:
         with map_file(path) as content:
-            if len(content) > MAX_BYTES:
-                raise ModelError(path, f"has {len(content)} bytes; {MAX_BYTES} at most are supported")
+            if len(content) > most_bytes:
+                raise ModelError(path, f"has {len(content)} bytes; {most_bytes} at most are supported")
             return content[:]
     except FileNotFoundError as error:
         raise ModelError(path, "is missing; download the whole repository") from error

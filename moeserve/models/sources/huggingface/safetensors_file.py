@@ -60,17 +60,21 @@ class StoredTensor:
         return TYPES[self.dtype]
 
 
-def read_tensors(path: Path) -> tuple[int, dict[str, StoredTensor]]:
-    """The file's bytes and its tensors by name. Raises ModelError.
+def read_tensors(path: Path, most_header_bytes: int | None = None) -> tuple[int, dict[str, StoredTensor]]:
+    """The file's bytes and its tensors by name. Raises ModelError. most_header_bytes: None: what the library reads.
 
     The library checks the header, whose size it limits to 100 MB: types, shapes, that the tensors fill the file and
     none overlap. It does not tell where they lie, so the header is read once more, from the bytes that were mapped.
     """
     try:
         buffer = map_file(path)
+        (length,) = _LENGTH.unpack_from(buffer)
+        if most_header_bytes is not None and length > most_header_bytes:
+            raise ModelError(
+                path, f"has a header of {length} bytes; {most_header_bytes} at most are expected"
+            )
         with safe_open(path, framework="numpy"):
             pass
-        (length,) = _LENGTH.unpack_from(buffer)
         header = msgspec.json.decode(
             buffer[_LENGTH.size : _LENGTH.size + length], type=dict[str, msgspec.Raw]
         )

@@ -234,9 +234,13 @@ def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]
         named = {one["name"]: one.get("template") for one in entries}
     else:
         named = {} if given is None else {_DEFAULT: given}
-    found = {name: named[name] for name in _TEMPLATE_SUFFIXES if named.get(name) is not None}
-    if not all(isinstance(template, str) for template in found.values()):
-        raise ModelError(folder / "tokenizer_config.json", "its chat_template is no text")
+    found: dict[str, str] = {}
+    for name in _TEMPLATE_SUFFIXES:
+        template = named.get(name)
+        if isinstance(template, str):
+            found[name] = template
+        elif template is not None:
+            raise ModelError(folder / "tokenizer_config.json", "its chat_template is no text")
     return found
 
 

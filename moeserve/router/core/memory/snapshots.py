@@ -11,7 +11,7 @@ one grows by its part, so that of every path the last snapshot is the dearest.
 
 The cost is weighed by how often snapshots of the same kind have been used. Where answers are continued as they are, the
 snapshot at an answer's end is used and that at its prompt's end is not; where the chat template drops the thoughts of
-earlier answers, it is the other way round. docs/results/2026-11-22-snapshot-eviction.md compares it with LRU.
+earlier answers, it is the other way round. docs/results/kv-cache.md compares it with LRU.
 """
 
 from __future__ import annotations

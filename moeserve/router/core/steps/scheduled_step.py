@@ -106,7 +106,7 @@ class ScheduledStep:
     def add_decode_rows(self, requests: Sequence[Request], memory: KvMemory) -> list[Request]:
         """Adds one decode row for each request; returns those that need no further row.
 
-        The hot loop; docs/results/2026-11-22-router-notes.md has its cost."""
+        The hot loop: some 0.3 us a row."""
         taken = memory.take(len(requests))
         windows = _windows(requests, memory)
         context = 0

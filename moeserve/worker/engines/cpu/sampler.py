@@ -6,6 +6,7 @@ The state by request slot lives in C++ (`moeserve.kernels.sampling`); a step is 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class CpuSampler:
         any token).
         """
         token_ids, found = self._state.sample(logits, req_slots, *(masks or ()))
-        return token_ids, [None if f is None else TokenLogprob(*f) for f in found]
+        return token_ids, [None if f is None else _logprob(*f) for f in found]
 
     def prompt_logprobs(
         self, logits: torch.Tensor, targets: NDArray[np.int32], top_n: int
@@ -94,6 +95,12 @@ class CpuSampler:
         """
         found = self._state.logprobs(logits, targets, top_n)
         return [
-            TokenLogprob(int(target), math.nan, 0, [], []) if f is None else TokenLogprob(*f)
+            TokenLogprob(int(target), math.nan, 0, (), ()) if f is None else _logprob(*f)
             for target, f in zip(targets, found, strict=True)
         ]
+
+
+def _logprob(
+    token_id: int, logprob: float, rank: int, top_ids: Sequence[int], top_logprobs: Sequence[float]
+) -> TokenLogprob:
+    return TokenLogprob(token_id, logprob, rank, tuple(top_ids), tuple(top_logprobs))

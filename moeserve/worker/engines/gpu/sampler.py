@@ -43,11 +43,10 @@ class Scores:
             if top is None:
                 found.append(None)
             elif ranks[row] == 0:
-                found.append(TokenLogprob(targets[row], math.nan, 0, [], []))
+                found.append(TokenLogprob(targets[row], math.nan, 0, (), ()))
             else:
-                found.append(
-                    TokenLogprob(targets[row], own[row], ranks[row], ids[row][:top], values[row][:top])
-                )
+                tops = tuple(ids[row][:top]), tuple(values[row][:top])
+                found.append(TokenLogprob(targets[row], own[row], ranks[row], *tops))
         return found
 
 

@@ -148,7 +148,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
     at_start = [AdapterAtStart(adapter.name, adapter.key, adapter.num_bytes) for adapter in loaded.adapters]
     resident = None
     if adapters is not None:
-        resident = ResidentAdapters(adapters, at_start, later_bytes(config))
+        resident = ResidentAdapters(adapters, at_start, later_bytes(config), config.lora_dir)
     model = CpuDecoder(
         shape,
         loaded.weights,

@@ -237,7 +237,7 @@ template <class F>
 }
 
 // Panels of types whose blocks have 32 columns are computed in one loop: a call for each block would be a third of so small a
-// block's time (docs/results/2026-11-26-families.md).
+// block's time (docs/results/cpu-engine.md).
 
 // N tokens, few enough for one tile. What both halves need of a token is made once; the scales are read when the products
 // are summed, whose registers they would take.

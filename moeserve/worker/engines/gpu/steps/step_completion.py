@@ -13,7 +13,7 @@ class StepCompletion:
 
     CUDA waits by spinning on a core. Where the threads of the CPU pool, which computes experts at the same time, have
     all cores, that is one of theirs, so there (`yields`) the thread sleeps until the GPU's interrupt. A sleep costs a
-    step up to 0.9 ms: docs/results/2026-11-24-expert-cache.md.
+    step up to 0.9 ms: docs/results/experts-in-ram.md.
     """
 
     def __init__(self, device: torch.device, head_rows: int, *, yields: bool) -> None:

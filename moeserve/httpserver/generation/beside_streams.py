@@ -1,0 +1,35 @@
+"""Work that is too long for the event loop goes to a thread, in pieces between which streams go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, ParamSpec, TypeVar
+
+from moeserve.messages.sampling import TokenLogprob
+from moeserve.messages.schema import TextItem
+
+VALUES_AT_ONCE: Final = 2000  # of an answer, written in 2 ms; a thread takes a tenth of that
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def beside_streams(values: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Returns what `work` does, which writes about so many values of an answer: tokens, log-probabilities."""
+    if values <= VALUES_AT_ONCE:
+        return work(*args, **kwargs)
+    return await asyncio.to_thread(work, *args, **kwargs)
+
+
+def values_of(answers: Sequence[Sequence[TextItem]]) -> int:
+    """What writing the answers comes to: their tokens, and the log-probabilities of those and of the prompt."""
+    return sum(
+        len(item.token_ids) + _entries(item.logprobs) + _entries(item.prompt_logprobs)
+        for items in answers
+        for item in items
+    )
+
+
+def _entries(tokens: Sequence[TokenLogprob] | None) -> int:
+    return len(tokens) * (1 + len(tokens[0].top_ids)) if tokens else 0

@@ -1,0 +1,63 @@
+"""Whether the router's queue has room for a request, as far as this process can tell: a refusal before the work.
+
+The router decides (`router/core/back_pressure.py`). But a request with 128 choices that it refuses has been tokenised,
+built, sent and answered 128 times; one key that asks on and on would so take the event loop from the others. What is
+open here and not running there is waiting there, so most of its refusals can be told in advance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.messages.refusal import Refusal
+from moeserve.messages.schema import GenerateRequest
+
+RETRY_AFTER_S = 1  # until the router has said how long its queue takes
+
+
+class QueueRoom:
+    """Open generations, by key name. A search counts as one, whatever its beams."""
+
+    def __init__(self, most_waiting: int = 1 << 62) -> None:
+        """`most_waiting`: --max-num-queued-reqs."""
+        self._most = most_waiting
+        self._open: Counter[str] = Counter()
+        self._retry_after = RETRY_AFTER_S
+
+    @property
+    def is_empty(self) -> bool:
+        """No answers are under way."""
+        return not self._open
+
+    def joined(self, request: GenerateRequest) -> None:
+        self._open[request.key_name] += _counts(request)
+
+    def left(self, request: GenerateRequest) -> None:
+        self._open[request.key_name] -= _counts(request)
+        if not self._open[request.key_name]:
+            del self._open[request.key_name]
+
+    def refused(self, retry_after: int) -> None:
+        """The router has refused a request, and said how many seconds its queue takes."""
+        self._retry_after = retry_after
+
+    def check(self, key_name: str, wanted: int, running: int) -> None:
+        """Raises ApiError 503 where the queue has no room for `wanted` more generations of a key. `running`: at most so
+        many of all keys do not wait."""
+        waiting = self._open.total() - running
+        of_key = self._open[key_name] - running
+        if waiting + wanted > self._most:
+            self._refuse(f"{waiting} requests are waiting already", Refusal.QUEUE_FULL)
+        share = max(self._most // (len(self._open.keys() | {key_name}) + 1), 1) if key_name else self._most
+        if of_key + wanted > share:
+            self._refuse(f"{of_key} requests of this API key are waiting already", Refusal.QUOTA)
+
+    def _refuse(self, cause: str, refusal: Refusal) -> None:
+        wait = self._retry_after
+        message = f"the server is busy: {cause}; try again in {wait} s"
+        raise ApiError(503, message, code="overloaded", retry_after=wait, refusal=refusal)
+
+
+def _counts(request: GenerateRequest) -> int:
+    return 1 if request.beams is None or request.beams.choice == 0 else 0

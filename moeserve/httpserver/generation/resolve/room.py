@@ -1,0 +1,18 @@
+"""Whether there is room for a request's generations, before any other work on it."""
+
+from __future__ import annotations
+
+from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.request.asked import Asked
+from moeserve.httpserver.transport.errors import invalid
+from moeserve.httpserver.transport.keys import key_name
+
+
+def check_room(asked: Asked, most: int, engine: EngineClient) -> None:
+    """Raises ApiError 400 where the request asks for more than the `most` generations that there can be, and 503 where
+    the queue has no room for them now."""
+    if (total := asked.num_prompts * asked.n) > most:
+        message = f"{asked.num_prompts} prompts with {asked.n} choices each are {total}; at most {most} fit"
+        raise invalid("n", message)
+    wanted = asked.num_prompts if asked.beams is not None else total
+    engine.room.check(key_name.get(), wanted, engine.state.require_ready().max_num_seqs)
