@@ -27,6 +27,7 @@ from moeserve.httpserver.generation.chat.chat_tools import (
     without_hosted,
 )
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_MESSAGES, ModelName, StopString
 from moeserve.httpserver.generation.request.sampling_fields import AnthropicSampling
 from moeserve.httpserver.generation.request.thinking import BUDGETS, ThinkingOptions
@@ -230,10 +231,10 @@ class CountTokensRequest(RequestModel):
         schema = json.dumps(self.output_config.format.schema_)
         return GrammarConstraint(grammar.JsonSchema(schema), "output_config.format")
 
-    def asked(self, arrival: float) -> Asked:
+    def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for."""
         return Asked(
-            arrival=arrival,
+            caller=caller,
             model=self.model,
             prompt=ChatPrompt(
                 messages=self.for_template(),
@@ -268,9 +269,9 @@ class MessagesRequest(CountTokensRequest, AnthropicSampling):
             raise PydanticCustomError("thinking", "budget_tokens must be less than max_tokens")
         return self
 
-    def asked(self, arrival: float) -> Asked:
+    def asked(self, caller: Caller) -> Asked:
         return replace(
-            super().asked(arrival),
+            super().asked(caller),
             default_max_tokens=self.max_tokens,  # a bound: Anthropic's clients ask for more than the context has
             stop=tuple(self.stop_sequences),
             sampler=self.sampler_settings(),

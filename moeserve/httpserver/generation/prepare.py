@@ -36,7 +36,12 @@ class PreparedRequest:
 
     def stream(self) -> GenerationStream:
         """Use it as `async with prepared.stream() as stream`."""
-        return GenerationStream(self.engine, self.requests, "chat" if self.readers else "text_completion")
+        return GenerationStream(
+            self.engine,
+            self.requests,
+            self.resolved.asked.caller,
+            "chat" if self.readers else "text_completion",
+        )
 
     async def complete(self) -> list[list[TextItem]]:
         """Returns all items of each request. Raises ApiError."""

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.request.asked import Asked, GrammarConstraint
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -96,14 +97,14 @@ class GenerateRequestBody(RequestModel):
     parameters: Annotated[GenerateParameters, Field(default_factory=GenerateParameters)]
     multimodal_params: Annotated[Any, unsupported("multimodal input", {})] = None
 
-    def asked(self, arrival: float) -> Asked:
+    def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for. LightLLM's answers always have the chosen token's logprob, and
         LightLLM counts the end token in min_new_tokens; Asked.min_tokens counts the tokens before it."""
         parameters = self.parameters
         stops = parameters.stop_sequences
         settings = parameters.sampler_settings()
         return Asked(
-            arrival=arrival,
+            caller=caller,
             prompt=[self.inputs],
             prompt_param="inputs",
             n=parameters.n,

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.request.asked import Asked, GrammarConstraint
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -102,10 +103,10 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
             raise PydanticCustomError("json_schema", "only one of grammar and json_schema")
         return self
 
-    def asked(self, arrival: float) -> Asked:
+    def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for."""
         return Asked(
-            arrival=arrival,
+            caller=caller,
             model=self.model,
             prompt=[self.prompt],
             max_tokens=None if self.n_predict < 0 else self.n_predict,

@@ -17,6 +17,7 @@ from moeserve.httpserver.native.bodies import (
 from moeserve.httpserver.native.objects import TokenizerInfo
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.openapi import documented
+from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import JsonResponse, answer
 
 router = APIRouter(tags=["Tokenizer"])
@@ -31,7 +32,8 @@ async def tokenize(request: Request) -> Response:
     """The token ids of a prompt, or of a conversation as the chat template writes it."""
     body = await read_body(request, TokenizeRequest)
     text, limit = service_of(request).ready(body.model)
-    return await answer(request, _tokenized(body, text, limit))
+    tenant = state_of(request.scope).tenant
+    return await answer(request, _tokenized(body, text, limit, tenant))
 
 
 @router.post(
@@ -66,7 +68,7 @@ async def tokenizer_info(request: Request) -> Response:
     return JsonResponse(info)
 
 
-async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int) -> TokenizeResponse:
+async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int, tenant: str) -> TokenizeResponse:
     add_special = body.add_special_tokens
     if body.messages is not None:
         pieces = await text.render_chat(
@@ -75,6 +77,7 @@ async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int) -> Toke
             add_generation_prompt=body.add_generation_prompt,
             kwargs=body.chat_template_kwargs,
             limit=limit,
+            tenant=tenant,
         )
         ids = await text.encode_chat(pieces, add_special=False if add_special is None else add_special)
     elif body.prompt is not None:

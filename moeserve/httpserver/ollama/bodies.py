@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.chat.chat_tools import Tools, tool_use
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint, PlainPrompts
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -122,11 +123,11 @@ class _Body(RequestModel):
     ] = None
     keep_alive: Annotated[Any, NO_EFFECT] = None
 
-    def shared_asked(self, arrival: float, prompt: ChatPrompt | PlainPrompts) -> Asked:
+    def shared_asked(self, caller: Caller, prompt: ChatPrompt | PlainPrompts) -> Asked:
         options = self.options
         predict = options.num_predict
         return Asked(
-            arrival=arrival,
+            caller=caller,
             prompt=prompt,
             model=served_name(self.model),
             max_tokens=None if predict is None or predict < 0 else max(predict, 1),
@@ -172,10 +173,10 @@ class ChatBody(_Body):
         """Without messages Ollama loads the model and answers nothing."""
         return not self.messages
 
-    def asked(self, arrival: float) -> Asked:
+    def asked(self, caller: Caller) -> Asked:
         messages = [message.for_template() for message in self.messages]
         prompt = ChatPrompt(messages, self.tool_use, self.thinking)
-        return replace(self.shared_asked(arrival, prompt), prompt_param="messages")
+        return replace(self.shared_asked(caller, prompt), prompt_param="messages")
 
 
 class GenerateBody(_Body):
@@ -191,12 +192,12 @@ class GenerateBody(_Body):
     def only_loads(self) -> bool:
         return not self.prompt
 
-    def asked(self, arrival: float) -> Asked:
+    def asked(self, caller: Caller) -> Asked:
         if self.raw:
-            return self.shared_asked(arrival, [self.prompt])
+            return self.shared_asked(caller, [self.prompt])
         head = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*head, {"role": "user", "content": self.prompt}]
-        return self.shared_asked(arrival, ChatPrompt(messages, thinking=self.thinking))
+        return self.shared_asked(caller, ChatPrompt(messages, thinking=self.thinking))
 
 
 class ShowBody(RequestModel):

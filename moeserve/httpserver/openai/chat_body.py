@@ -22,6 +22,7 @@ from moeserve.httpserver.generation.chat.chat_tools import (
     tool_use,
 )
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_TOP_LOGPROBS
 from moeserve.httpserver.generation.request.thinking import BUDGETS, Effort, ThinkingOptions, thinking_options
 from moeserve.httpserver.generation.request.tool_use import ToolUse
@@ -170,12 +171,12 @@ class ChatCompletionRequest(OpenAIRequest):
             separate_reasoning=self.separate_reasoning,
         )
 
-    def asked(self, arrival: float) -> Asked:
+    def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for."""
         is_newer = self.max_completion_tokens is not None
         max_tokens = self.max_completion_tokens if is_newer else self.max_tokens
         return replace(
-            self.shared_asked(arrival, self.chat_prompt()),
+            self.shared_asked(caller, self.chat_prompt()),
             prompt_param="messages",
             logprobs=self.top_logprobs if self.logprobs else None,
             max_tokens=None if max_tokens == -1 else max_tokens,

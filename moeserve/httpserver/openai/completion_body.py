@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.httpserver.generation.request.asked import Asked
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_CHOICES
 from moeserve.httpserver.openai import other_servers
 from moeserve.httpserver.openai.shared_body import OpenAIRequest
@@ -121,7 +122,7 @@ class CompletionRequest(OpenAIRequest):
         prompts: list[Prompt] = self.prompt
         return prompts
 
-    def asked(self, arrival: float) -> Asked:
+    def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for."""
         is_bounded = self.max_tokens != -1
         chooses = self.num_candidates > self.n
@@ -129,7 +130,7 @@ class CompletionRequest(OpenAIRequest):
         if self.echo and self.logprobs is not None:
             scores = max(self.logprobs, scores or 0)
         return replace(
-            self.shared_asked(arrival, self.prompts),
+            self.shared_asked(caller, self.prompts),
             max_tokens=self.max_tokens if is_bounded else None,
             default_max_tokens=DEFAULT_MAX_TOKENS if is_bounded else None,
             n=self.num_candidates,

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, PlainPrompts
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -125,10 +126,10 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
     def beams(self) -> BeamParams | None:
         return self.beam_params(self.n)
 
-    def shared_asked(self, arrival: float, prompt: ChatPrompt | PlainPrompts) -> Asked:
+    def shared_asked(self, caller: Caller, prompt: ChatPrompt | PlainPrompts) -> Asked:
         """Returns what the fields of this class ask for; the subclass replaces its own."""
         return Asked(
-            arrival=arrival,
+            caller=caller,
             prompt=prompt,
             model=self.model,
             n=self.n,

@@ -18,6 +18,7 @@ from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.chat.chat_messages import TemplateKwargs
 from moeserve.httpserver.generation.chat.chat_tools import ToolMode, tool_use
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -197,10 +198,10 @@ class InputTokensRequest(RequestModel):
             return GrammarConstraint(grammar.JsonSchema(json.dumps(format.schema_)), "text.format.schema")
         return GrammarConstraint(grammar.ANY_OBJECT, "text.format") if format.type == "json_object" else None
 
-    def asked(self, arrival: float, items: list[Item]) -> Asked:
+    def asked(self, caller: Caller, items: list[Item]) -> Asked:
         """Returns what the request asks the engine for; `items` are the whole conversation's."""
         return Asked(
-            arrival=arrival,
+            caller=caller,
             model=self.model,
             prompt=ChatPrompt(
                 messages=messages_of(self.instructions, items, self.toolbox),
@@ -280,9 +281,9 @@ class ResponsesRequest(InputTokensRequest, ResponsesSampling):
     def wants_encrypted_reasoning(self) -> bool:
         return "reasoning.encrypted_content" in self.include
 
-    def asked(self, arrival: float, items: list[Item]) -> Asked:
+    def asked(self, caller: Caller, items: list[Item]) -> Asked:
         return replace(
-            super().asked(arrival, items),
+            super().asked(caller, items),
             sampler=self.sampler_settings(),
             chosen=self.chosen_settings(),
             seed=self.seed,

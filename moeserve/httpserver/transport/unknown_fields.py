@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from moeserve.httpserver.transport.response_notes import IGNORED_FIELDS, note
+from moeserve.httpserver.transport.request_state import IGNORED_FIELDS, state_of
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class UnknownFields:
         self._count(route, len(fields))
         if self._policy == "warn":
             names = [field.name for field in fields]
-            note(IGNORED_FIELDS, ", ".join(names[:MAX_NAMED]))
+            state_of(scope).notes[IGNORED_FIELDS] = ", ".join(names[:MAX_NAMED])
             log.warning("%s: ignored %s%s", route, _listed(names), _client(scope))
             return
         for field in fields:

@@ -39,6 +39,7 @@ import msgspec
 from pydantic import ValidationError
 from moeserve.config import ServerConfig
 from moeserve.httpserver.app import openapi_document
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.sampling_defaults import sampling_defaults
 from moeserve.httpserver.generation.resolve.resolved import Resolved
 from moeserve.httpserver.llama_server.bodies import CompletionBody
@@ -50,7 +51,7 @@ sys.path.insert(0, "scripts")
 from sampling_reference import sampling_page
 
 def frozen(body):
-    asked = body.asked(0.0)
+    asked = body.asked(Caller(0.0))
     resolved = Resolved(asked, sampler=asked.sampler)
     params = resolved.sampling(max_tokens=1, seed=0, stop_token_ids=(), scores_prompt=False)
     return msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams), asked.chosen

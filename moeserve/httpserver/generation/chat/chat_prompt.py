@@ -31,6 +31,7 @@ async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) 
         continue_final_message=prompt.continue_final_message,
         kwargs=_template_kwargs(prompt, text.formats),
         limit=limit,
+        tenant=asked.caller.tenant,
         param=asked.prompt_param,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moeserve.grammar.spec import GrammarSpec
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.sampler_fields import DRY_BREAKERS
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions
 from moeserve.httpserver.generation.request.tool_use import ToolUse
@@ -47,7 +48,7 @@ class Asked:
     fields, for messages.
     """
 
-    arrival: float  # time.monotonic()
+    caller: Caller
     prompt: ChatPrompt | PlainPrompts
     prompt_param: str = "prompt"
     truncate_prompt_tokens: int | None = None  # keep so many, the last ones; -1: as many as fit

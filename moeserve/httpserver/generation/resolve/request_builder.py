@@ -13,12 +13,10 @@ from moeserve.httpserver.generation.request.fields import INT64_MAX
 from moeserve.httpserver.generation.resolve.resolved import Resolved
 from moeserve.httpserver.generation.resolve.token_ids import check_ids
 from moeserve.httpserver.transport.errors import ApiError, invalid
-from moeserve.httpserver.transport.keys import key_name
 from moeserve.messages.beams import MAX_CANDIDATES, BeamParams
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import RequestContext
 from moeserve.messages.schema import GenerateRequest
-from moeserve.processes import logs
 
 MAX_CONSTRAINT_BYTES = 64 << 20  # of one HTTP request
 BYTES_PER_NUMBER = 16
@@ -65,12 +63,12 @@ class RequestBuilder:
                         scores_prompt=choice == 0,
                     ),
                     text=resolved.text_options(),
-                    arrival=asked.arrival,
+                    arrival=asked.caller.arrival,
                     priority=asked.priority,
-                    key_name=key_name.get(),
+                    key_name=asked.caller.tenant,
                     cache_salt=asked.cache_salt,
                     adapter=resolved.adapter,
-                    context=RequestContext(logs.request_id.get()),
+                    context=RequestContext(asked.caller.request_id),
                     progress=asked.progress,
                     beams=None if search is None else replace(search, choice=choice),
                 )

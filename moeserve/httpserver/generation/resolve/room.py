@@ -5,7 +5,6 @@ from __future__ import annotations
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.request.asked import Asked
 from moeserve.httpserver.transport.errors import invalid
-from moeserve.httpserver.transport.keys import key_name
 
 
 def check_room(asked: Asked, most: int, engine: EngineClient) -> None:
@@ -15,4 +14,4 @@ def check_room(asked: Asked, most: int, engine: EngineClient) -> None:
         message = f"{asked.num_prompts} prompts with {asked.n} choices each are {total}; at most {most} fit"
         raise invalid("n", message)
     wanted = asked.num_prompts if asked.beams is not None else total
-    engine.room.check(key_name.get(), wanted, engine.state.require_ready().max_num_seqs)
+    engine.room.check(asked.caller.tenant, wanted, engine.state.require_ready().max_num_seqs)

@@ -11,8 +11,7 @@ from moeserve.grammar.relax import relaxed
 from moeserve.httpserver.generation.request.asked import Asked, GrammarConstraint
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.transport.errors import ApiError, invalid
-from moeserve.httpserver.transport.keys import key_name
-from moeserve.httpserver.transport.response_notes import RELAXED_SCHEMAS, note
+from moeserve.httpserver.transport.request_state import RELAXED_SCHEMAS
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +30,10 @@ async def compile_grammar(
     strict = {tool.name for tool in tools.tools if tool.is_strict}
     try:
         grammar, lost = await grammars.check_or(
-            constraint.spec, relaxed(constraint.spec, strict), key_name.get()
+            constraint.spec, relaxed(constraint.spec, strict), asked.caller.tenant
         )
         if lost is not None:
-            note(RELAXED_SCHEMAS, constraint.param)
+            asked.caller.notes[RELAXED_SCHEMAS] = constraint.param
             _tell_once(f"{constraint.param}: held to what a grammar can express of their schemas: {lost}")
         return grammar
     except GrammarError as error:
