@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
@@ -98,13 +98,17 @@ Include = Literal[
 ]
 
 
-def _with_known_parts(include: Any) -> Any:
+def _with_known_parts(include: Any, info: ValidationInfo) -> Any:
     """Leaves out parts that newer clients know: no answer has them."""
     if not isinstance(include, list) or len(include) > MAX_PARTS:
         return include
     known = get_args(Include)
     unknown = [part for part in include if isinstance(part, str) and part not in known]
-    return [part for part in include if part not in unknown] if drop_unknown("include=", unknown) else include
+    return (
+        [part for part in include if part not in unknown]
+        if drop_unknown(info, "include=", unknown)
+        else include
+    )
 
 
 def _to_items(value: Any) -> Any:
