@@ -83,9 +83,7 @@ class CpuStream:
         return self._native.pool
 
     def wait(self) -> None:
-        if (
-            not self._held
-        ):  # nothing was queued since the last wait: nobody computes while what that one left is let go
+        if not self._held:  # nothing was queued since: what that wait left is let go while the pool computes
             self._native.wait()
             return
         self._released.clear()
@@ -207,8 +205,7 @@ class CpuStream:
         v_norm [dim]: v = RMSNorm(v) * v_norm of each head first; with `v_from_k` of k instead, as it comes, and what
         v holds is overwritten.
         """
-        native = self._native
-        native.rope_store(
+        self._native.rope_store(
             q, k, v, q_norm, k_norm, eps, cos, sin, positions, slots, kv, n, heads.num, heads.num_kv, heads.dim,
             scale, v_norm, v_from_k,
         )  # fmt: skip
@@ -296,13 +293,11 @@ class CpuStream:
         [n, key_heads, 2, value_heads / key_heads] holds both. qkv, b and a are overwritten. What a token gives does not
         depend on how its sequence is cut into steps.
         """
-        h = heads
-        native = _C.DeltaHeads(h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, h.is_tiled)
         s = sequences
         drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
         self._native.delta_net(
-            qkv, z, b, a, w.conv, w.rate, w.dt_bias, w.norm, eps, native, state.states, state.first, s.row, s.count,
-            s.slot, drafts, kept, pending, n, out.native,
+            qkv, z, b, a, w.conv, w.rate, w.dt_bias, w.norm, eps, _heads(heads), state.states, state.first, s.row,
+            s.count, s.slot, drafts, kept, pending, n, out.native,
         )  # fmt: skip
         self._held.append((qkv, z, b, a, w, state, sequences, pending, out))
 
@@ -317,9 +312,7 @@ class CpuStream:
     ) -> None:
         """Moves the states in these slots on by the first accepted[i] of the drafts whose records begin at first[i], as
         their rows would have: bit for bit. slot, first, accepted: int32 [sequences], no slot twice."""
-        h = heads
-        native = _C.DeltaHeads(h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, h.is_tiled)
-        self._native.commit_states(native, state.states, state.first, slot, first, accepted, pending)
+        self._native.commit_states(_heads(heads), state.states, state.first, slot, first, accepted, pending)
         self._held.append((state, slot, first, accepted, pending))
 
     def copy_states(self, states: torch.Tensor, pairs: torch.Tensor) -> None:
@@ -347,19 +340,9 @@ class CpuStream:
         """
         r, ids, weights = router, workspace.ids, workspace.weights
         self._native.route(
-            logits,
-            n,
-            ids,
-            weights,
-            r.scoring,
-            r.normalize,
-            r.scale,
-            r.groups,
-            r.top_groups,
-            r.group_best,
-            bias,
+            logits, n, ids, weights, r.scoring, r.normalize, r.scale, r.groups, r.top_groups, r.group_best, bias,
             expert_scale,
-        )
+        )  # fmt: skip
         self._held.append((logits, workspace, bias, expert_scale))
 
     def shared_gate(
@@ -410,3 +393,8 @@ class CpuStream:
         """Reads every byte of the matrix: the memory's speed without any arithmetic."""
         self._native.read(matrix)
         self._held.append((matrix,))
+
+
+def _heads(heads: DeltaHeads) -> _C.DeltaHeads:
+    h = heads
+    return _C.DeltaHeads(h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, h.is_tiled)

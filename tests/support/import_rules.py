@@ -313,3 +313,10 @@ TORCH_FORBIDDEN_WITHIN = (
 )
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}
+
+# Of the memories of sequences, what the rest of the router knows: the protocol, what it is asked about, and settings.
+MEMORIES = ("moeserve.router.core.memory", "moeserve.router.core.tiers", "moeserve.router.core.kv_memory")
+MEMORY_SEEN = {
+    f"moeserve.router.core.memory.{name}" for name in ("sequence_memory", "held", "snapshot_points")
+}
+MEMORY_PARTS = {"windows", "states", "tiers"}  # attributes that nobody else reads

@@ -53,6 +53,5 @@ class RealTimeWorld(World):
 
     def finish(self) -> None:
         """All answers, and all that the tiers have to do."""
-        tiers = self.scheduler._memory.tiers
-        while self.in_flight or not self.scheduler.is_idle or (tiers is not None and tiers.has_work):
+        while self.in_flight or not self.scheduler.is_idle or self.scheduler._memory.has_work:
             self.turn()

@@ -14,6 +14,9 @@ from tests.support.import_rules import (
     FAMILIES,
     HTTPSERVER,
     IMPORTED_FROM_ABOVE,
+    MEMORIES,
+    MEMORY_PARTS,
+    MEMORY_SEEN,
     PACKAGE,
     TORCH_ALLOWED,
     TORCH_FORBIDDEN_WITHIN,
@@ -131,6 +134,23 @@ def test_router_core_is_pure() -> None:
         roots = {name.split(".")[0] for name in imports_of(path)}
         assert not roots & impure, path
         assert roots <= sys.stdlib_module_names | CORE_THIRD_PARTY | {"moeserve"}, path
+
+
+def test_the_router_knows_one_memory() -> None:
+    """What is behind `SequenceMemory` is named by it alone; the scheduler makes the one that there is."""
+    for path in (PACKAGE / "router").rglob("*.py"):
+        module = name_of(path)
+        if any(within(module, one) for one in MEMORIES):
+            continue
+        named = {
+            name for name in imports_of(path) if any(within(name, one) for one in MEMORIES)
+        } - MEMORY_SEEN
+        if module == "moeserve.router.core.scheduler":
+            named.remove("moeserve.router.core.kv_memory")
+        assert not named, path
+        if within(module, "moeserve.router.core"):
+            read = {node.attr for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)}
+            assert not read & MEMORY_PARTS, path
 
 
 def test_every_folder_of_httpserver_has_a_rule() -> None:

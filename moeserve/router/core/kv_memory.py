@@ -22,18 +22,23 @@ the others. A request then continues from an island as from a snapshot.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import repeat
+from struct import Struct, iter_unpack
 
 from moeserve.messages.kv_events import KvEvent
 from moeserve.messages.load import LoadReport
+from moeserve.messages.pages import PageOrders, PageReport
 from moeserve.messages.sampling import TokenLogprob
+from moeserve.messages.steps import Fork
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.block_log import BlockLog
 from moeserve.router.core.memory.held import HeldSequence
+from moeserve.router.core.memory.publisher import Publisher
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Node, SnapshotKind
-from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, BorderSpacing
+from moeserve.router.core.memory.sequence_memory import RowSlots, SequenceMemory
 from moeserve.router.core.memory.snapshot_taker import SnapshotTaker
 from moeserve.router.core.memory.state_memory import StateMemory
 from moeserve.router.core.memory.token_pool import TokenPool
@@ -41,63 +46,41 @@ from moeserve.router.core.memory.window_memory import WindowMemory
 from moeserve.router.core.tiers.page_tiers import PageTiers
 from moeserve.router.core.tiers.tier_sizes import TierSizes
 
+_pack_slot = Struct("<i").pack
 
-class KvMemory:
-    """The only writer of a request's `slots`, `node`, `num_shared` and `borrowed`, and of the slots of its beams."""
 
-    def __init__(
-        self,
-        num_slots: int,
-        totals: LoadReport,
-        *,
-        reuse: bool = True,
-        isolate_tenants: bool = False,
-        num_state_slots: int = 0,
-        border_spacing: BorderSpacing = DEFAULT_SPACING,
-        tiers: TierSizes | None = None,
-        event_block_size: int | None = None,
-        num_window_slots: int = 0,
-        window: int = 0,
-    ) -> None:
-        """`num_state_slots`: 0 for a model without recurrent state. `border_spacing`: of its snapshots in prompts.
-        `num_window_slots`: of the windowed layers' own pool, of so many tokens' window; 0: there is none. It goes with
-        neither recurrent state nor tiers.
-        `tiers`: behind the pool; None: there are none. `event_block_size`: of KV events, in tokens; None: there are
-        none."""
-        self._pool = TokenPool(num_slots)
-        self._log = None if event_block_size is None else BlockLog(event_block_size)
-        self._tree = RadixCache(recurrent=num_state_slots > 0 or num_window_slots > 0, log=self._log)
-        self.states = StateMemory(num_state_slots, self._tree, totals)
-        spacing = replace(border_spacing, align=1 if tiers is None else tiers.page_tokens)
-        self._taker = SnapshotTaker(self._tree, self.states, spacing)
-        self._is_recurrent = num_state_slots > 0
-        self.windows: WindowMemory | None = None
-        if num_window_slots:
+class KvMemory(SequenceMemory):
+    """The only writer of a request's `slots`, `node`, `num_shared` and `borrowed`, and of the slots of its beams;
+    `Publisher` writes for it."""
+
+    def __init__(self, limits: Limits, totals: LoadReport) -> None:
+        tiers = _tier_sizes(limits)
+        self._is_recurrent = limits.num_state_slots > 0
+        has_windows = limits.num_window_slots > 0
+        self._pool = TokenPool(limits.num_kv_slots)
+        self._log = None if limits.event_block_size is None else BlockLog(limits.event_block_size)
+        self._tree = RadixCache(recurrent=self._is_recurrent or has_windows, log=self._log)
+        self._states = StateMemory(limits.num_state_slots, self._tree, totals)
+        spacing = limits.border_spacing
+        aligned = replace(spacing, align=1 if tiers is None else tiers.page_tokens)
+        self._taker = SnapshotTaker(self._tree, self._states, aligned)
+        self._windows: WindowMemory | None = None
+        if has_windows:
             assert not self._is_recurrent
             assert tiers is None
-            self.windows = WindowMemory(num_window_slots, window, self._tree, border_spacing, totals)
-        self._reuse = reuse
-        self._isolate = isolate_tenants
-        self.tiers: PageTiers | None = None
-        if tiers is not None and reuse:
-            states = self.states if self._is_recurrent else None
-            self.tiers = PageTiers(
-                tiers, self._tree, states, self.take, self._pool.free, lambda: self.available, totals
+            sizes = limits.num_window_slots, limits.window
+            self._windows = WindowMemory(*sizes, self._tree, spacing, totals)
+        self._reuse = limits.reuse_prefixes
+        self._isolate = limits.isolate_tenants
+        self._tiers: PageTiers | None = None
+        if tiers is not None and self._reuse:
+            states = self._states if self._is_recurrent else None
+            self._tiers = PageTiers(
+                tiers, self._tree, states, self._take, self._pool.free, lambda: self.available, totals
             )
-
-    @classmethod
-    def within(cls, limits: Limits, totals: LoadReport) -> KvMemory:
-        return cls(
-            limits.num_kv_slots,
-            totals,
-            reuse=limits.reuse_prefixes,
-            isolate_tenants=limits.isolate_tenants,
-            num_state_slots=limits.num_state_slots,
-            border_spacing=limits.border_spacing,
-            tiers=limits.tier_sizes,
-            event_block_size=limits.event_block_size,
-            num_window_slots=limits.num_window_slots,
-            window=limits.window,
+        self._writes = PageOrders()  # of the step that is being planned
+        self._publisher = Publisher(
+            self._tree, self._pool, self._windows, exchanges=self._is_recurrent or has_windows
         )
 
     @property
@@ -106,35 +89,25 @@ class KvMemory:
 
     @property
     def available(self) -> int:
-        """Slots that `take` could return: the free ones and the unreferenced cached ones, which it may evict."""
         return self._pool.num_free + self._tree.num_idle
 
     @property
     def num_held(self) -> int:
-        """Slots that running requests hold, each counted once however many share it."""
         return self._pool.num_slots - self.available
 
-    @property
-    def num_cached(self) -> int:
-        """Slots of cached prefixes that no running request references."""
-        return self._tree.num_idle
-
     def lookup(self, request: HeldSequence) -> tuple[int, int]:
-        """How many leading tokens `attach` would find in the cache, and how many of those no running request
-        references. Changes nothing."""
         if not self._reuse:
             return 0, 0
         return self._tree.match(request.namespace(isolate_tenants=self._isolate), request.reusable)
 
     def attach(self, request: HeldSequence) -> None:
-        """Gives the longest cached prefix of its tokens to a request that holds no slots, and a state slot."""
         if self._is_recurrent and request.beams is not None:
-            request.beams.more_state_slots = self.states.take_more(request.width - 1)
+            request.beams.more_state_slots = self._states.take_more(request.width - 1)
         if not self._reuse:
             if self._is_recurrent:
-                self.states.bind(request, None)
-            if self.windows is not None:
-                self.windows.attach(request, 0)
+                self._states.bind(request, None)
+            if self._windows is not None:
+                self._windows.attach(request, 0)
             return
         namespace, tokens = request.namespace(isolate_tenants=self._isolate), request.reusable
         idle_before = self._tree.num_idle
@@ -142,81 +115,57 @@ class KvMemory:
         request.num_shared = len(request.slots)
         request.borrowed = request.num_shared - (idle_before - self._tree.num_idle)
         if self._is_recurrent:
-            self.states.bind(request, request.node.snapshot)
+            self._states.bind(request, request.node.snapshot)
             self._taker.bound(request, self._tree.num_matched(namespace, tokens))
-        if self.windows is not None:
-            self.windows.attach(request, self._tree.num_matched(namespace, tokens))
+        if self._windows is not None:
+            self._windows.attach(request, self._tree.num_matched(namespace, tokens))
 
-    def take(self, count: int) -> array[int]:
-        """Takes `count` slots, evicting cached prefixes as needed; the caller appends them to a request's `slots`.
-        Raises PoolExhausted for more than `available`."""
+    def _take(self, count: int) -> array[int]:
+        """Takes `count` slots, evicting cached prefixes as needed. Raises PoolExhausted for more than `available`."""
         lacking = count - self._pool.num_free
         if lacking > 0:
             self._pool.free(self._tree.evict(lacking))
             self._reclaim()
         return self._pool.alloc(count)
 
+    def grant(self, request: HeldSequence, count: int) -> RowSlots:
+        taken = self._take(count)
+        request.slots.extend(taken)
+        in_window = b""
+        if self._windows is not None:
+            windows = self._windows.take(count)
+            request.window_slots.extend(windows)
+            in_window = windows.tobytes()
+        return RowSlots(taken.tobytes(), in_window)
+
+    def grant_each(self, requests: Sequence[HeldSequence]) -> Iterable[tuple[bytes, bytes]]:
+        taken = self._take(len(requests))
+        for request, slot in zip(requests, taken, strict=True):
+            request.slots.append(slot)
+        windows = None
+        if self._windows is not None:
+            windows = self._windows.take(len(requests))
+            for request, slot in zip(requests, windows, strict=True):
+                request.window_slots.append(slot)
+        return _packed(taken, windows)
+
+    def grant_beams(self, request: HeldSequence) -> tuple[list[Fork], Iterable[tuple[bytes, bytes]]]:
+        assert request.beams is not None
+        count = len(request.beams.rows)
+        taken = self._take(count)
+        windows = None if self._windows is None else self._windows.take(count)
+        return request.beams.plan(taken, windows), _packed(taken, windows)
+
     def publish(self, request: HeldSequence) -> None:
-        """Moves the planned slots of its known tokens into the tree, so that other requests share them. If another
-        request has put the same tokens there meanwhile, these slots stay private until the request leaves."""
         end = min(request.num_planned, len(request.tokens))
         if request.node is None or request.num_shared == end:
             return
-        if self.windows is None:
-            self._publish_up_to(request, end)
-        else:
-            self._publish_windows(request, end, self.windows)
+        self._publisher.publish(request, end)
         if self._is_recurrent:
             self._taker.planned(request)
 
-    def _publish_windows(self, request: HeldSequence, end: int, windows: WindowMemory) -> None:
-        """`publish`, with an island at each border on the way."""
-        stays = end - windows.window + 1 if end == request.target else None
-        for border in windows.borders(request, end):
-            position, kind = border
-            if kind is SnapshotKind.PROMPT and end - position < windows.window:
-                stays = position - windows.window + 1  # one island, from there to the chunk's end
-            elif position == end:
-                stays = end - windows.window + 1
-            else:
-                self._publish_up_to(request, position)
-                windows.keep_border(request, self._node_at(request, position), border)
-        self._publish_up_to(request, end)
-        windows.keep_chunk(request, self._node_at(request, end), end, stays)
-        self._reclaim()
-
-    def _node_at(self, request: HeldSequence, position: int) -> Node | None:
-        """The node that ends with the first `position` tokens of a request, of which the tree may have others' KV."""
-        assert request.node is not None
-        return self._tree.node_at(request.node, request.tokens[request.num_shared : position].tobytes())
-
-    def _publish_up_to(self, request: HeldSequence, end: int) -> None:
-        assert request.node is not None
-        begin = request.num_shared
-        if begin == end:
-            return
-        node = self._tree.extend(request.node, request.tokens[begin:end].tobytes(), request.slots[begin:end])
-        if node is not None:
-            request.node, request.num_shared = node, end
-        elif self._is_recurrent or self.windows is not None:
-            self._exchange(request, end)
-
-    def _exchange(self, request: HeldSequence, end: int) -> None:
-        """Gives the tree the private slots before `end` in place of those that it has for the same tokens."""
-        assert request.node is not None
-        begin = request.num_shared
-        tokens, slots = request.tokens[begin:end].tobytes(), request.slots[begin:end]
-        adopted = self._tree.adopt(request.node, tokens, slots)
-        if adopted is not None:
-            request.node, freed = adopted
-            request.num_shared = end
-            self._pool.free(freed)
-
-    def detach(
-        self, request: HeldSequence, *, forget: bool = False, kind: SnapshotKind = SnapshotKind.ANSWER
-    ) -> None:
-        """Takes back all slots of a request. The slots of its known tokens stay cached until they are evicted, and its
-        state becomes a snapshot of `kind`; with `forget`, those that no other request references are freed at once."""
+    def detach(self, request: HeldSequence, *, forget: bool = False, preempted: bool = False) -> None:
+        kind = SnapshotKind.PREEMPTED if preempted else SnapshotKind.ANSWER
         if not forget:
             self.save(request)
         has_moved = request.beams is not None and request.beams.search.length > 0
@@ -239,8 +188,8 @@ class KvMemory:
         if self._is_recurrent:
             is_known = 0 < num_planned == end and not has_moved and is_still
             self._leave_state(request, last if is_known else None, kind)
-        if self.windows is not None:
-            self.windows.leave(request, last, end, kind)
+        if self._windows is not None:
+            self._windows.leave(request, last, end, kind)
         self._pool.free(request.slots[end:])
         request.slots, request.node = array("i"), None
         request.num_shared = request.borrowed = request.spare = request.pending_drafts = 0
@@ -249,53 +198,51 @@ class KvMemory:
         if request.beams is None:
             return
         self._pool.free(request.beams.stop())
-        if self.windows is not None:
-            self.windows.free_beams(request)
+        if self._windows is not None:
+            self._windows.free_beams(request)
         if self._is_recurrent:
-            self.states.free_more(request.beams.more_state_slots)
+            self._states.free_more(request.beams.more_state_slots)
             request.beams.more_state_slots = [-1] * (request.width - 1)
 
     def advance_beams(self, request: HeldSequence, tops: Sequence[TokenLogprob]) -> int:
-        """Takes the results of a search's rows (`BeamRows.advance`). Returns the number of forks."""
         assert request.beams is not None
         freed, forks = request.beams.advance(tops)
         self._pool.free(freed)
-        if self.windows is not None:
-            self.windows.free_beams(request)
+        if self._windows is not None:
+            self._windows.free_beams(request)
         if self._is_recurrent:
             state_slots = dict(zip(request.beams.req_slots, request.state_slots, strict=True))
             for source, target in forks:
-                self.states.copy(state_slots[source], state_slots[target])
+                self._states.copy(state_slots[source], state_slots[target])
         return len(forks)
 
     def _leave_state(self, request: HeldSequence, node: Node | None, kind: SnapshotKind) -> None:
         """Makes the state of a request that leaves the snapshot at `node`; frees it for None."""
         self._taker.left(request)
         if node is None:
-            self.states.free(request)
+            self._states.free(request)
         else:
-            self.states.keep(request, node, kind)
-        self.states.reclaim()
+            self._states.keep(request, node, kind)
+        self._states.reclaim()
 
     # ---------------------------------------------------------------- snapshots
 
-    def begin_plan(self) -> None:
-        """Copies the states that have reached a border, and frees what windowed layers read no more. Called when a plan
-        is begun, before any other change."""
+    def begin_rows(self) -> None:
         self._taker.take()
-        if self.windows is not None:
-            self.windows.begin_plan()
+        if self._windows is not None:
+            self._windows.begin_rows()
+
+    def take_copies(self) -> bytes:
+        return self._states.take_copies()
 
     def _reclaim(self) -> None:
         """Takes back what the snapshots held whose KV the tree has given up."""
-        if self.windows is None:
-            self.states.reclaim()
+        if self._windows is None:
+            self._states.reclaim()
         else:
-            self.windows.reclaim()
+            self._windows.reclaim()
 
     def awaits_snapshot(self, request: HeldSequence, prompts: Iterable[HeldSequence]) -> bool:
-        """Whether a waiting request does better to wait for a snapshot that one of `prompts` under way will leave. Has
-        them leave it."""
         if not self._is_recurrent or not self._reuse:
             return False
         found, _ = self.lookup(request)
@@ -306,39 +253,81 @@ class KvMemory:
     # ---------------------------------------------------------------- tiers
 
     def save(self, request: HeldSequence) -> None:
-        """Has what is computed of a request written to a tier, if there is one."""
-        if self.tiers is not None:
+        if self._tiers is not None:
             end = min(request.num_planned, len(request.tokens))
-            self.tiers.save(request.namespace(isolate_tenants=self._isolate), request.tokens[:end].tobytes())
+            self._tiers.save(request.namespace(isolate_tenants=self._isolate), request.tokens[:end].tobytes())
 
     def begin_load(self, request: HeldSequence, now: float) -> bool:
-        """Whether a waiting request is to wait until more of it is loaded from a tier, which begins."""
-        if self.tiers is None or request.tiers_were_asked:
+        if self._tiers is None or request.tiers_were_asked:
             return False
-        return self.tiers.begin_load(
+        return self._tiers.begin_load(
             request, request.namespace(isolate_tenants=self._isolate), request.reusable, now
         )
 
+    def leave_load(self, request: HeldSequence) -> None:
+        assert self._tiers is not None
+        self._tiers.leave(request)
+
+    def price_with(self, recompute_ms: Callable[[int, int], float]) -> None:
+        if self._tiers is not None:
+            self._tiers.recompute_ms = recompute_ms
+
+    @property
+    def is_synced(self) -> bool:
+        return self._tiers is None or self._tiers.is_synced
+
+    @property
+    def is_loading(self) -> bool:
+        return self._tiers is not None and self._tiers.is_loading
+
+    @property
+    def has_work(self) -> bool:
+        return self._tiers is not None and self._tiers.has_work
+
+    def begin_step(self, now: float, *, beside_decoding: bool) -> None:
+        if self._tiers is not None:
+            self._writes = self._tiers.writes(now, beside_decoding=beside_decoding)
+
+    def end_step(self, now: float) -> PageOrders | None:
+        return None if self._tiers is None else self._tiers.orders(self._writes, now)
+
+    def take_report(self, report: PageReport | None, now: float) -> list[HeldSequence]:
+        return [] if self._tiers is None else self._tiers.report(report, now)
+
+    def close(self) -> None:
+        if self._tiers is not None:
+            self._tiers.reset()
+
     def clear(self) -> None:
-        """Forgets all KV and all state: the worker that had them is lost. No request holds slots."""
-        if self.tiers is not None:
-            self.tiers.reset()
+        self.close()
         self._pool.free(self._tree.evict(self._tree.num_tokens))
         self._reclaim()
-        self.states.clear()
+        self._states.clear()
         if self._log is not None:
             self._log.cleared()
 
     def take_events(self) -> list[KvEvent]:
-        """What the prefix cache has gained and lost since the last call, in order."""
         return [] if self._log is None else self._log.take()
+
+    def set_gauges(self, report: LoadReport) -> None:
+        report.kv_slots_used = self.num_held
+        report.kv_slots_total = self.num_slots
+        report.kv_slots_cached = self._tree.num_idle
+        report.state_slots_total = self._states.num_slots
+        report.state_slots_running = self._states.num_running
+        report.state_slots_snapshots = self._states.num_snapshots
+        if self._windows is not None:
+            report.window_slots_total = self._windows.num_slots
+            report.window_slots_used = self._windows.num_held
+            report.window_slots_cached = self._windows.num_cached
+        if self._tiers is not None:
+            report.ram.pages, report.disk.pages = self._tiers.num_pages("ram"), self._tiers.num_pages("disk")
 
     # ---------------------------------------------------------------- invariants
 
     def check_counts(self, running: Collection[HeldSequence]) -> None:
-        """Raises AssertionError when the sizes do not add up. O(running)."""
         private = sum(request.num_slots - request.num_shared for request in running)
-        loading = [] if self.tiers is None else self.tiers.held_slots()
+        loading = [] if self._tiers is None else self._tiers.held_slots()
         private += sum(len(slots) for slots in loading)
         if self._pool.num_free + private + self._tree.num_tokens != self._pool.num_slots:
             raise AssertionError(
@@ -346,20 +335,37 @@ class KvMemory:
                 f"are not {self._pool.num_slots}"
             )
         rows = sum(request.width for request in running)
-        if self._is_recurrent and self.states.num_running != rows:
-            raise AssertionError(f"{self.states.num_running} state slots for {rows} sequences that run")
+        if self._is_recurrent and self._states.num_running != rows:
+            raise AssertionError(f"{self._states.num_running} state slots for {rows} sequences that run")
         if self._tree.num_idle > self._tree.num_tokens or (not running and not loading and self.num_held):
             raise AssertionError(f"{self._tree.num_idle} of {self._tree.num_tokens} cached KV slots are idle")
 
     def check_slots(self, running: Collection[HeldSequence]) -> None:
-        """Raises AssertionError unless every slot is free, private to one request, or in the tree, and every state slot
-        free, of one request, or a snapshot. O(slots)."""
         self._tree.check()
         private = [request.slots[request.num_shared :] for request in running]
         private += [array("i", r.beams.held_slots()) for r in running if r.beams is not None]
-        loading = [] if self.tiers is None else self.tiers.held_slots()
+        loading = [] if self._tiers is None else self._tiers.held_slots()
         self._pool.check([*private, *loading, *self._tree.held_slots()])
         if self._is_recurrent:
-            self.states.check(running)
-        if self.windows is not None:
-            self.windows.check(running)
+            self._states.check(running)
+        if self._windows is not None:
+            self._windows.check(running)
+
+
+def _packed(slots: array[int], windows: array[int] | None) -> Iterable[tuple[bytes, bytes]]:
+    """Each row's slot, and its slot in the windowed layers' pool."""
+    in_window: Iterable[bytes] = repeat(b"") if windows is None else map(_pack_slot, windows)
+    return zip((packed for (packed,) in iter_unpack("4s", slots.tobytes())), in_window, strict=False)
+
+
+def _tier_sizes(limits: Limits) -> TierSizes | None:
+    if not limits.page_tokens:
+        return None
+    return TierSizes(
+        limits.page_tokens,
+        limits.page_bytes,
+        limits.state_bytes,
+        limits.max_running,
+        limits.page_write_bytes,
+        limits.tiers,
+    )

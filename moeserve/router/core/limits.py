@@ -9,7 +9,6 @@ from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import GenerateRequest, RequestError
 from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, BorderSpacing
 from moeserve.router.core.request import INT32_BYTES
-from moeserve.router.core.tiers.tier_sizes import TierSizes
 
 DEFAULT_PREFILL_SHARE = 0.4
 # Where prompts bring experts in RAM to a GPU: an answer keeps half of its speed, and a prompt takes twice its time.
@@ -46,19 +45,6 @@ class Limits:
     border_spacing: BorderSpacing = DEFAULT_SPACING  # of snapshots of recurrent state within a prompt
     event_block_size: int | None = None  # tokens of a block in KV events; None: there are no KV events
     max_drafts: int = 0  # drafted positions of a decode row; 0: there are no drafts
-
-    @property
-    def tier_sizes(self) -> TierSizes | None:
-        if not self.page_tokens:
-            return None
-        return TierSizes(
-            self.page_tokens,
-            self.page_bytes,
-            self.state_bytes,
-            self.max_running,
-            self.page_write_bytes,
-            self.tiers,
-        )
 
     @property
     def max_running(self) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from moeserve.router.core.batch.running_batch import RunningBatch
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
-from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
+from moeserve.router.core.memory.sequence_memory import SequenceMemory
 from moeserve.router.core.policy.fair_share import FairShare
 from moeserve.router.core.policy.grammar_turns import GrammarTurns
 from moeserve.router.core.policy.pace import LEAST_CHUNK, Pace
@@ -31,7 +31,7 @@ class Planner:
     def __init__(
         self,
         limits: Limits,
-        memory: KvMemory,
+        memory: SequenceMemory,
         waiting: WaitingQueue,
         batch: RunningBatch,
         shares: FairShare,
@@ -49,32 +49,27 @@ class Planner:
         self._drafted = 1.0  # of the drafts that rows may have, the share that the worker has made lately
         self._pace = Pace(cost, limits.max_itl_ms, limits.prefill_share, streams=limits.streams_prompts)
         self._order = PromptOrder(waiting, shares)
-        if memory.tiers is not None:
-            memory.tiers.recompute_ms = self._recompute_ms
+        memory.price_with(self._recompute_ms)
 
     def plan(self, step: int, now: float, *, results_awaited: bool) -> ScheduledStep | None:
         """The next step, or None when there is nothing to do now. `now` is in seconds. The step has no rows where only
         a tier has work."""
-        tiers = self._memory.tiers
-        if tiers is None:
-            return self._plan_step(step, now, results_awaited=results_awaited)
-        if not tiers.is_synced:
+        memory = self._memory
+        if not memory.is_synced:
             return None if results_awaited else ScheduledStep(step)
-        writes = tiers.writes(now, beside_decoding=bool(self._batch.decoding))
-        scheduled = self._plan_step(step, now, results_awaited=results_awaited or tiers.is_loading)
-        pages = tiers.orders(writes, now)
-        if scheduled is None and (pages is not None or (tiers.has_work and not results_awaited)):
+        memory.begin_step(now, beside_decoding=bool(self._batch.decoding))
+        scheduled = self._plan_step(step, now, results_awaited=results_awaited or memory.is_loading)
+        pages = memory.end_step(now)
+        if scheduled is None and (pages is not None or (memory.has_work and not results_awaited)):
             scheduled = ScheduledStep(step)
-            scheduled.state_copies = self._memory.states.take_copies()
         if scheduled is not None:
-            scheduled.pages = pages
+            scheduled.pages, scheduled.state_copies = pages, memory.take_copies()
         return scheduled
 
     def _plan_step(self, step: int, now: float, *, results_awaited: bool) -> ScheduledStep | None:
         while True:
             scheduled = self._plan_rows(step, now)
             if scheduled.rows:
-                scheduled.state_copies = self._memory.states.take_copies()
                 return scheduled
             if results_awaited or not self._batch.prefilling or not self._preemption.break_deadlock():
                 return None
@@ -92,7 +87,7 @@ class Planner:
 
     def _plan_rows(self, step: int, now: float) -> ScheduledStep:
         scheduled = ScheduledStep(step)
-        self._memory.begin_plan()
+        self._memory.begin_rows()
         self._batch.retry_postponed()
         self._preempt_for_fairness()
         self._preemption.for_decode_slots()

@@ -11,7 +11,7 @@ from moeserve.messages.load import LoadReport
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.batch.running_batch import RunningBatch
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
-from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.memory.sequence_memory import SequenceMemory
 from moeserve.router.core.steps.scheduled_step import ScheduledStep
 
 
@@ -36,30 +36,18 @@ def load_report(
     totals: LoadReport,
     batch: RunningBatch,
     waiting: WaitingQueue,
-    memory: KvMemory,
+    memory: SequenceMemory,
     adapters: Counter[str],
 ) -> LoadReport:
     """Returns a copy of the totals with the gauges. adapters: how many open requests have each."""
     running = Counter(one.adapter for one in batch.running.values()) if adapters else adapters
-    windows, tiers = memory.windows, memory.tiers
     report = replace(
         deepcopy(totals),
         num_running=len(batch.running),
         num_waiting=len(waiting) + len(batch.postponed) + len(batch.loading),
         queued_tokens=waiting.num_tokens,
-        kv_slots_used=memory.num_held,
-        kv_slots_total=memory.num_slots,
-        kv_slots_cached=memory.num_cached,
-        state_slots_total=memory.states.num_slots,
-        state_slots_running=memory.states.num_running,
-        state_slots_snapshots=memory.states.num_snapshots,
         running_adapters=sorted(key for key in adapters if running[key]),
         waiting_adapters=sorted(key for key, count in adapters.items() if count > running[key]),
     )
-    if windows is not None:
-        report.window_slots_total = windows.num_slots
-        report.window_slots_used = windows.num_held
-        report.window_slots_cached = windows.num_cached
-    if tiers is not None:
-        report.ram.pages, report.disk.pages = tiers.num_pages("ram"), tiers.num_pages("disk")
+    memory.set_gauges(report)
     return report

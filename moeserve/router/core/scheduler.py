@@ -36,6 +36,7 @@ from moeserve.router.core.batch.running_batch import RunningBatch
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
+from moeserve.router.core.memory.sequence_memory import SequenceMemory
 from moeserve.router.core.planner import Planner
 from moeserve.router.core.policy.back_pressure import BackPressure
 from moeserve.router.core.policy.crash_blame import CrashBlame
@@ -64,7 +65,7 @@ class Scheduler:
         self._grammars = SentGrammars()
         self._totals = LoadReport()
         self._waiting = WaitingQueue()
-        self._memory = KvMemory.within(limits, self._totals)
+        self._memory: SequenceMemory = KvMemory(limits, self._totals)
         self._batch = RunningBatch(limits, self._memory, self._waiting, self._totals)
         self._history = self._batch.admission.history
         self._blame = CrashBlame()
@@ -161,8 +162,7 @@ class Scheduler:
         """Takes the result of the oldest plan in flight. Raises ProtocolError when it is the result of another."""
         scheduled = self._in_flight.answered(result)
         self._batch.last_finished = scheduled.step
-        if self._memory.tiers is not None:
-            self._batch.end_loads(self._memory.tiers.report(result.pages, now))
+        self._batch.end_loads(self._memory.take_report(result.pages, now))
         if not scheduled.rows:
             return
         settle(scheduled, result.sampled)
@@ -228,8 +228,7 @@ class Scheduler:
         for request in list(self._open.values()):
             self._fail(request, 503, cause)
         self._out.put(RequestError(id, 503, cause) for id in self._searches.take_gathering())
-        if self._memory.tiers is not None:
-            self._memory.tiers.reset()
+        self._memory.close()
 
     # ---------------------------------------------------------------- outputs
 
@@ -238,7 +237,7 @@ class Scheduler:
         its rows count as written from here on."""
         if self._closed is not None or not self._has_worker or not self._in_flight.has_room:
             return None
-        if not self._open and (self._memory.tiers is None or not self._memory.tiers.has_work):
+        if not self._open and not self._memory.has_work:
             return None
         scheduled = self._planner.plan(
             self._batch.last_planned + 1, now, results_awaited=bool(self._in_flight)

@@ -262,7 +262,7 @@ def test_what_is_in_ram_goes_to_disk_and_comes_from_where_it_is() -> None:
     assert tiers.pages.keys() == tiers.ram.keys()
     for key in list(tiers.ram)[:10]:  # of PROMPT, the last pages: the least recently used
         del tiers.ram[key]
-    world.scheduler._memory.tiers.reset()  # type: ignore[union-attr]
+    world.scheduler._memory.close()
     tiers.connect(is_new=False)
     world.add(request(2, PROMPT, 4))
     world.run()
@@ -307,8 +307,8 @@ def test_a_slow_disk_behind_ram_is_left_alone_and_ram_is_not() -> None:
     tiers.load_ms = 1.0
     for key in list(tiers.ram)[::2]:
         del tiers.ram[key]
-    world.scheduler._memory.tiers.reset()  # type: ignore[union-attr]
-    world.scheduler._memory.tiers._rates.bytes_per_ms[1] = 1 / 100.0  # type: ignore[union-attr]
+    world.scheduler._memory.close()
+    world.scheduler._memory._tiers._rates.bytes_per_ms[1] = 1 / 100.0  # type: ignore[attr-defined]
     tiers.connect(is_new=False)
     for id in range(10):
         world.add(request(100 + id, [id * 1000 + i for i in range(100)], 4))

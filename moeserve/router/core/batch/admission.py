@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 
 from moeserve.router.core.batch.output_history import OutputHistory
-from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.memory.sequence_memory import SequenceMemory
 from moeserve.router.core.request import Request
 
 
@@ -34,7 +34,7 @@ def peak_tokens(requests: Iterable[tuple[int, int]]) -> int:
 
 
 class AdmissionPolicy:
-    def __init__(self, memory: KvMemory) -> None:
+    def __init__(self, memory: SequenceMemory) -> None:
         self._memory = memory
         self.history = OutputHistory()
         self.max_kv_total = 0  # KV slots: sum of max_kv over the running batch

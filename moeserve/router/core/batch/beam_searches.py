@@ -9,14 +9,14 @@ from moeserve.messages.load import LoadReport
 from moeserve.messages.schema import GenerateRequest, TokensItem
 from moeserve.messages.steps import Sampled
 from moeserve.router.core.beams.beam_search import FoundAnswer
-from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.memory.sequence_memory import SequenceMemory
 from moeserve.router.core.request import Request
 
 
 class BeamSearches:
     """Gathers the requests of searches. A search that has all of them is one `Request` with the first one's id."""
 
-    def __init__(self, memory: KvMemory, totals: LoadReport) -> None:
+    def __init__(self, memory: SequenceMemory, totals: LoadReport) -> None:
         self._memory = memory
         self._totals = totals
         self._gathering: dict[int, dict[int, GenerateRequest]] = {}  # by key, by choice

@@ -17,10 +17,9 @@ from collections.abc import Iterable
 from moeserve.messages.load import LoadReport
 from moeserve.router.core.batch.admission import AdmissionPolicy
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
-from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.held import HeldSequence
-from moeserve.router.core.memory.radix_node import SnapshotKind
+from moeserve.router.core.memory.sequence_memory import SequenceMemory
 from moeserve.router.core.request import Request, State
 
 MOST_STEPS_POSTPONED = 32
@@ -29,7 +28,9 @@ MOST_STEPS_POSTPONED = 32
 class RunningBatch:
     """The only writer of a request's `state`, `req_slot`, `target` and the fields that `Request` lists with them."""
 
-    def __init__(self, limits: Limits, memory: KvMemory, waiting: WaitingQueue, totals: LoadReport) -> None:
+    def __init__(
+        self, limits: Limits, memory: SequenceMemory, waiting: WaitingQueue, totals: LoadReport
+    ) -> None:
         self._limits = limits
         self._memory = memory
         self._waiting = waiting
@@ -153,10 +154,9 @@ class RunningBatch:
         elif request.state is State.POSTPONED:
             self.postponed.remove(request)
         elif request.state is State.LOADING:
-            assert self._memory.tiers is not None
             del self.loading[request.id]
             self.admission.left(request)
-            self._memory.tiers.leave(request)
+            self._memory.leave_load(request)
         else:
             self._unbind(request, forget=forget)
         request.state = State.FINISHED
@@ -173,7 +173,7 @@ class RunningBatch:
         request.num_lost = request.num_planned
         request.resume_after = self.last_planned
         request.tiers_were_asked = False
-        self._unbind(request, kind=SnapshotKind.PREEMPTED)
+        self._unbind(request, preempted=True)
         self._begin_again(request)
         self._refused = None
 
@@ -222,15 +222,13 @@ class RunningBatch:
             self._totals.beam_restarts += request.num_output > 0
             request.num_output = 0
 
-    def _unbind(
-        self, request: Request, *, forget: bool = False, kind: SnapshotKind = SnapshotKind.ANSWER
-    ) -> None:
+    def _unbind(self, request: Request, *, forget: bool = False, preempted: bool = False) -> None:
         if request.state is State.PREFILL:
             self.prefilling.remove(request)
         self.decoding.pop(request.id, None)
         self.searching.pop(request.id, None)
         del self.running[request.id]
-        self._memory.detach(request, forget=forget, kind=kind)
+        self._memory.detach(request, forget=forget, preempted=preempted)
         self._free_req_slots += request.req_slots
         self.admission.left(request)
 

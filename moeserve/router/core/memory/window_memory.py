@@ -7,7 +7,7 @@ A windowed layer attends to the last `window` tokens. A running request therefor
                | dropped              | window_slots                 |  not planned yet
 
 **When slots are dropped.** A plan writes the KV of all rows of a layer before any row attends. So a slot that a row of
-plan N reads for the last time may be written in plan N + 1, not in N: `begin_plan` drops, before any row is planned.
+plan N reads for the last time may be written in plan N + 1, not in N: `begin_rows` drops, before any row is planned.
 
 **Islands.** A request can continue at depth p if the window slots of the `window - 1` positions before p are there (of
 all, where p is less than the window). The tree keeps them where that is likely: at borders of prompts, at a prompt's
@@ -131,8 +131,8 @@ class WindowMemory:
             self._pool.unkeep(victim.slots)
         return self._pool.alloc(count)
 
-    def begin_plan(self) -> None:
-        """Drops what no later row reads. Called when a plan is begun, before any other change."""
+    def begin_rows(self) -> None:
+        """Drops what no later row reads."""
         for request in list(self._live):
             self._settle(request)
         for request in self._running:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from moeserve.router.core.batch.running_batch import RunningBatch
 from moeserve.router.core.batch.waiting_queue import by_age
-from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.memory.sequence_memory import SequenceMemory
 from moeserve.router.core.request import Request, State
 
 PREEMPTIBLE = (State.PREFILL, State.DECODE)  # an ENDING request releases its slots within two steps anyway
@@ -29,7 +29,7 @@ class Preemption:
     """Chooses victims; the batch preempts them. It runs before any row of a step is planned, because a victim's slots
     may be written in that step."""
 
-    def __init__(self, batch: RunningBatch, memory: KvMemory) -> None:
+    def __init__(self, batch: RunningBatch, memory: SequenceMemory) -> None:
         self._batch = batch
         self._memory = memory
 

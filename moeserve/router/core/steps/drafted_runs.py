@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moeserve.messages.schema import TokensItem
-from moeserve.messages.steps import CONTINUES, Row, Sampled
-from moeserve.router.core.kv_memory import KvMemory
+from moeserve.messages.steps import Sampled
+from moeserve.router.core.memory.sequence_memory import SequenceMemory
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.steps.scheduled_step import ScheduledStep
 
@@ -28,7 +28,7 @@ Ended = list[tuple[Request, Sampled]]  # requests, and the entry that ends each
 
 
 def add_draft_rows(
-    step: ScheduledStep, requests: Sequence[Request], memory: KvMemory, most: int, budget: int
+    step: ScheduledStep, requests: Sequence[Request], memory: SequenceMemory, most: int, budget: int
 ) -> list[Request]:
     """Adds a row of up to `most` drafts for each request, `budget` drafts in all; returns those that need no further
     row. A request gets none while a row in flight may be its last, or where there is no slot for it. The step has no
@@ -47,22 +47,10 @@ def add_draft_rows(
         left -= slots - lacks
         budget -= drafts
         granted.append((request, drafts, slots))
-    total = sum(slots for _, _, slots in granted)
-    taken = memory.take(total)
-    windows = None if memory.windows is None else memory.windows.take(total)
-    first = 0
     for request, drafts, slots in granted:
-        end = first + slots
-        in_window = b""
-        if windows is not None:
-            request.window_slots.extend(windows[first:end])
-            in_window = windows[first:end].tobytes()
-        kv_slots = taken[first:end].tobytes()
-        step.add_draft_row(request, Row(request.req_slot, CONTINUES, 1 + drafts, kv_slots, True, in_window))
-        request.slots.extend(taken[first:end])
+        step.add_draft_row(request, drafts, slots, memory)
         request.spare += slots - 1
         request.pending_drafts += drafts
-        first = end
     return [request for request, _, _ in granted if request.need == 0]
 
 

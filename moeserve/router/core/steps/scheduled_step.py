@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
-from struct import Struct, iter_unpack
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from moeserve.messages.pages import PageOrders
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.steps import Fork, NewSeq, Row, StepPlan
-from moeserve.router.core.kv_memory import KvMemory
+from moeserve.messages.steps import CONTINUES, Fork, NewSeq, Row, StepPlan
+from moeserve.router.core.memory.sequence_memory import SequenceMemory
 from moeserve.router.core.policy.step_cost import StepShape, chunk_context
 from moeserve.router.core.request import Request
-
-pack_slot = Struct("<i").pack
 
 
 class ScheduledStep:
     """Written while the step is planned, read again when its result arrives. Adding a row takes its KV slots from
-    `KvMemory` and appends them to its request, so that every row has slots."""
+    the memory, which appends them to its request, so that every row has slots."""
 
     __slots__ = (
         "_decode_context",
@@ -103,23 +99,18 @@ class ScheduledStep:
     def as_plan(self) -> StepPlan:
         return StepPlan(self.step, self.new_seqs, self.rows, self.state_copies, self.pages, self.forks)
 
-    def add_decode_rows(self, requests: Sequence[Request], memory: KvMemory) -> list[Request]:
+    def add_decode_rows(self, requests: Sequence[Request], memory: SequenceMemory) -> list[Request]:
         """Adds one decode row for each request; returns those that need no further row.
 
         The hot loop: some 0.3 us a row."""
-        taken = memory.take(len(requests))
-        windows = _windows(requests, memory)
         context = 0
         rows = self.rows
         complete: list[Request] = []
-        packed_slots = iter_unpack("4s", taken.tobytes())
-        for request, slot, (packed,), window in zip(requests, taken, packed_slots, windows, strict=False):
-            slots = request.slots
-            start = len(slots)
-            context += start
-            rows.append(Row(request.req_slot, start, 1, packed, True, window))
-            slots.append(slot)
-            if start + 1 == request.max_kv:
+        for request, (packed, window) in zip(requests, memory.grant_each(requests), strict=True):
+            end = len(request.slots)
+            context += end - 1
+            rows.append(Row(request.req_slot, end - 1, 1, packed, True, window))
+            if end == request.max_kv:
                 complete.append(request)
         self.owners.extend(requests)
         self.sampling.extend(requests)
@@ -127,49 +118,41 @@ class ScheduledStep:
         self._decode_context += context
         return complete
 
-    def add_draft_row(self, request: Request, row: Row) -> None:
-        """A row that may have drafts, before all others; `drafted_runs.py` grants its slots."""
-        self.rows.append(row)
+    def add_draft_row(self, request: Request, drafts: int, slots: int, memory: SequenceMemory) -> None:
+        """A row that may have so many drafts, before all others, and is granted `slots` positions."""
+        self._decode_context += request.num_planned
+        granted = memory.grant(request, slots)
+        self.rows.append(Row(request.req_slot, CONTINUES, 1 + drafts, granted.kv, True, granted.window))
         self.owners.append(request)
         self.sampling.append(request)
         self.num_decode += 1
         self.num_draft_rows += 1
-        self.draft_tokens += row.count - 1
-        self._decode_context += request.num_planned
+        self.draft_tokens += drafts
 
-    def add_beam_rows(self, request: Request, memory: KvMemory) -> None:
+    def add_beam_rows(self, request: Request, memory: SequenceMemory) -> None:
         """Adds a row for each beam of a search; it needs as many slots. After the decode rows, before any chunk."""
         beams = request.beams
         assert beams is not None
-        taken = memory.take(len(beams.rows))
-        windows = None if memory.windows is None else memory.windows.take(len(beams.rows))
-        self.forks += beams.plan(taken, windows)
-        in_window: Iterable[bytes] = repeat(b"") if windows is None else map(pack_slot, windows)
-        packed_slots = iter_unpack("4s", taken.tobytes())
-        for row, (packed,), window in zip(beams.rows, packed_slots, in_window, strict=False):
+        forks, slots = memory.grant_beams(request)
+        self.forks += forks
+        for row, (packed, window) in zip(beams.rows, slots, strict=True):
             self.rows.append(Row(row.req_slot, beams.position, 1, packed, True, window))
-        first = len(self.sampling)
-        self.searches[request] = range(first, first + len(taken))
-        self.owners += [request] * len(taken)
-        self.sampling += [request] * len(taken)
-        self.num_decode += len(taken)
-        self._decode_context += len(taken) * beams.position
+        first, count = len(self.sampling), len(beams.rows)
+        self.searches[request] = range(first, first + count)
+        self.owners += [request] * count
+        self.sampling += [request] * count
+        self.num_decode += count
+        self._decode_context += count * beams.position
 
-    def add_chunk(self, request: Request, count: int, memory: KvMemory, now: float) -> None:
+    def add_chunk(self, request: Request, count: int, memory: SequenceMemory, now: float) -> None:
         """Adds the next `count` known tokens of a request and, with its first chunk, the NewSeq that binds it."""
         if not request.announced:
             self._announce(request, now)
         start = len(request.slots)
-        taken = memory.take(count)
-        request.slots.extend(taken)
-        in_window = b""
-        if memory.windows is not None:
-            windows = memory.windows.take(count)
-            request.window_slots.extend(windows)
-            in_window = windows.tobytes()
+        granted = memory.grant(request, count)
         is_last = request.prompt_left == 0
         sample = is_last and request.sampling.max_tokens > 0
-        self.rows.append(Row(request.req_slot, start, count, taken.tobytes(), sample, in_window))
+        self.rows.append(Row(request.req_slot, start, count, granted.kv, sample, granted.window))
         self.owners.append(request)
         self.prompt_tokens += count
         self._prompt_context += chunk_context(start, count)
@@ -208,16 +191,6 @@ class ScheduledStep:
         # The other beams' request slots, which get their tokens by forks.
         for req_slot, state_slot in zip(request.req_slots[1:], request.state_slots[1:], strict=True):
             self.new_seqs.append(msgspec.structs.replace(empty, req_slot=req_slot, state_slot=state_slot))
-
-
-def _windows(requests: Sequence[Request], memory: KvMemory) -> Iterable[bytes]:
-    """Row.window_slots of a decode row of each; without a second pool, none without end."""
-    if memory.windows is None:
-        return repeat(b"")
-    taken = memory.windows.take(len(requests))
-    for request, slot in zip(requests, taken, strict=True):
-        request.window_slots.append(slot)
-    return map(pack_slot, taken)
 
 
 def _sampling(request: Request) -> SamplingParams:

@@ -1,0 +1,72 @@
+"""Running requests' slots on their way into the prefix tree, so that other requests share them at once."""
+
+from __future__ import annotations
+
+from moeserve.router.core.memory.held import HeldSequence
+from moeserve.router.core.memory.radix_cache import RadixCache
+from moeserve.router.core.memory.radix_node import Node, SnapshotKind
+from moeserve.router.core.memory.token_pool import TokenPool
+from moeserve.router.core.memory.window_memory import WindowMemory
+
+
+class Publisher:
+    """With `KvMemory`, the only writer of a request's `node` and `num_shared`."""
+
+    def __init__(
+        self, tree: RadixCache, pool: TokenPool, windows: WindowMemory | None, *, exchanges: bool
+    ) -> None:
+        """exchanges: a request may have computed what the tree has beyond a snapshot, and gives it these slots."""
+        self._tree = tree
+        self._pool = pool
+        self._windows = windows
+        self._exchanges = exchanges
+
+    def publish(self, request: HeldSequence, end: int) -> None:
+        """The slots of a request's tokens before `end`, which are known and planned."""
+        if self._windows is None:
+            self._up_to(request, end)
+        else:
+            self._with_windows(request, end, self._windows)
+
+    def _with_windows(self, request: HeldSequence, end: int, windows: WindowMemory) -> None:
+        """`publish`, with an island at each border on the way."""
+        stays = end - windows.window + 1 if end == request.target else None
+        for border in windows.borders(request, end):
+            position, kind = border
+            if kind is SnapshotKind.PROMPT and end - position < windows.window:
+                stays = position - windows.window + 1  # one island, from there to the chunk's end
+            elif position == end:
+                stays = end - windows.window + 1
+            else:
+                self._up_to(request, position)
+                windows.keep_border(request, self._node_at(request, position), border)
+        self._up_to(request, end)
+        windows.keep_chunk(request, self._node_at(request, end), end, stays)
+        windows.reclaim()
+
+    def _node_at(self, request: HeldSequence, position: int) -> Node | None:
+        """The node that ends with the first `position` tokens of a request, of which the tree may have others' KV."""
+        assert request.node is not None
+        return self._tree.node_at(request.node, request.tokens[request.num_shared : position].tobytes())
+
+    def _up_to(self, request: HeldSequence, end: int) -> None:
+        assert request.node is not None
+        begin = request.num_shared
+        if begin == end:
+            return
+        node = self._tree.extend(request.node, request.tokens[begin:end].tobytes(), request.slots[begin:end])
+        if node is not None:
+            request.node, request.num_shared = node, end
+        elif self._exchanges:
+            self._exchange(request, end)
+
+    def _exchange(self, request: HeldSequence, end: int) -> None:
+        """Gives the tree the private slots before `end` in place of those that it has for the same tokens."""
+        assert request.node is not None
+        begin = request.num_shared
+        tokens, slots = request.tokens[begin:end].tobytes(), request.slots[begin:end]
+        adopted = self._tree.adopt(request.node, tokens, slots)
+        if adopted is not None:
+            request.node, freed = adopted
+            request.num_shared = end
+            self._pool.free(freed)
