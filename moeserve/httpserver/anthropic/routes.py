@@ -24,7 +24,8 @@ from moeserve.httpserver.anthropic.objects import (
     TokenCount,
 )
 from moeserve.httpserver.generation.chat.answers import Answer, AnswerReader
-from moeserve.httpserver.generation.prepare import PreparedRequest, count_prompt_tokens, prepare
+from moeserve.httpserver.generation.prepare import count_prompt_tokens, prepare
+from moeserve.httpserver.generation.prepared import PreparedRequest
 from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import UsageTally

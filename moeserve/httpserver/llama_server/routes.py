@@ -14,7 +14,8 @@ from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
 from moeserve import __version__
-from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.prepare import prepare
+from moeserve.httpserver.generation.prepared import PreparedRequest
 from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import Timings, UsageTally, prompt_progress
@@ -57,7 +58,8 @@ async def completion(request: Request) -> Response:
 async def props(request: Request) -> Response:
     """What a client of llama-server asks first: the context's length, the template, the defaults."""
     service = service_of(request)
-    text, limit = service.ready(None)
+    served = service.ready(None)
+    text, limit = served.text, served.limit
     vocabulary = text.tokenizer.vocabulary
     defaults = service.sampling_defaults
     settings = replace(DEFAULTS, **defaults.settings)

@@ -31,7 +31,8 @@ router = APIRouter(tags=["Tokenizer"])
 async def tokenize(request: Request) -> Response:
     """The token ids of a prompt, or of a conversation as the chat template writes it."""
     body = await read_body(request, TokenizeRequest)
-    text, limit = service_of(request).ready(body.model)
+    served = service_of(request).ready(body.model)
+    text, limit = served.text, served.limit
     tenant = state_of(request.scope).tenant
     return await answer(request, _tokenized(body, text, limit, tenant))
 
@@ -44,7 +45,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, control tokens included."""
     body = await read_body(request, DetokenizeRequest)
-    text, _ = service_of(request).ready(body.model)
+    text = service_of(request).ready(body.model).text
     check_ids("tokens", body.tokens, text.vocab_size)
     return await answer(request, _detokenized(body, text))
 
@@ -52,7 +53,8 @@ async def detokenize(request: Request) -> Response:
 @router.get("/tokenizer_info", responses={200: {"model": TokenizerInfo}})
 async def tokenizer_info(request: Request) -> Response:
     """The tokenizer's special tokens and the chat template (vLLM)."""
-    text, limit = service_of(request).ready(None)
+    served = service_of(request).ready(None)
+    text, limit = served.text, served.limit
     vocabulary = text.tokenizer.vocabulary
     eos = text.token_text(vocabulary.eos_ids[0]) if vocabulary.eos_ids else None
     info: TokenizerInfo = {

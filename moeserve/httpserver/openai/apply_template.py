@@ -32,7 +32,8 @@ async def apply_template(request: Request) -> Response:
     """The conversation of a chat request as the chat template writes it."""
     caller = caller_of(request)
     body = await read_body(request, ChatCompletionRequest)
-    text, limit = service_of(request).ready(body.model)
+    served = service_of(request).ready(body.model)
+    text, limit = served.text, served.limit
     asked, prompt = body.asked(caller), body.chat_prompt()
     pieces = await chat_prompt.render(text, limit, asked, prompt)
     applied: AppliedTemplate = {"prompt": "".join(pieces)}

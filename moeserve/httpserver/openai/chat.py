@@ -18,7 +18,8 @@ from moeserve.httpserver.generation.logprobs import (
     encoded_chat_logprobs,
     prompt_logprobs,
 )
-from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.prepare import prepare
+from moeserve.httpserver.generation.prepared import PreparedRequest
 from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import UsageInfo, prompt_progress

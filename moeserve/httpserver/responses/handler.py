@@ -12,7 +12,8 @@ from moeserve.chatformat.events import Event, Text
 from moeserve.httpserver.generation.beside_streams import beside_streams, values_of
 from moeserve.httpserver.generation.chat.answers import Answer
 from moeserve.httpserver.generation.logprobs import ChatLogprob, chat_logprobs
-from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.prepare import prepare
+from moeserve.httpserver.generation.prepared import PreparedRequest
 from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.generation.usage import UsageTally

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
 from moeserve.chatformat import harmony
-from moeserve.chatformat.harmony import HarmonyParser
-from moeserve.chatformat.output import AnswerParser, OutputParser
-from moeserve.chatformat.reasoning import ReasoningParser
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.chat.answers import AnswerReader
-from moeserve.httpserver.generation.chat.channels import Channels, channel_grammar
+from moeserve.httpserver.generation.chat.answer_reading import AnswerReading
+from moeserve.httpserver.generation.chat.channels import channel_grammar
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
+from moeserve.httpserver.generation.chat.thinking_tokens import ThinkingState
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
-from moeserve.httpserver.generation.request.thinking import ThinkingState
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.messages.sampling import Thinking
@@ -35,7 +31,7 @@ class AnswerForm:
     thinking: Thinking | None = None
     shown_tokens: tuple[int, ...] = ()  # control tokens that the chat format reads from the text
     stop_token_ids: tuple[int, ...] = ()  # the chat format's, after which the answer is complete
-    reader: Callable[[], AnswerReader] | None = None  # makes one for a choice; None: the answer is plain text
+    reading: AnswerReading | None = None  # None: the answer is plain text
 
 
 PLAIN_TEXT: Final = AnswerForm()
@@ -46,90 +42,35 @@ def form_of(
 ) -> AnswerForm:
     """Returns the form for this model. `given` is the grammar that the client asked for, `ids` the prompt's tokens.
     Raises ApiError 400."""
-    formats = text.formats
+    formats, tools, wanted = text.formats, prompt.tools, prompt.thinking
     if formats.channels is not None:
         begun = formats.channels.prompt_end(text.tokenizer, ids)
-        return _in_channels(asked, prompt, given, formats, formats.channels, begun)
+        constraint = given
+        if harmony.MESSAGE not in begun:  # a grammar begins with the message, else with its text
+            constraint = channel_grammar(prompt, _combined(tools, given), formats.channels)
+        reading = AnswerReading(prompt, formats, asked.stop_token_ids, constraint, begun=begun)
+        return AnswerForm(constraint, shown_tokens=tuple(formats.channels.tokens.values()), reading=reading)
     state: ThinkingState = "closed"
     if formats.thinking is not None:
         state = formats.thinking.state(ids, text.tokenizer.vocabulary.special)
-    tools, wanted = prompt.tools, prompt.thinking
     constraint = _grammar(tools, given, formats)
     call_token = _call_token(constraint, formats)
     stops = _call_end(tools, constraint, formats)
     if wanted.budget and formats.thinking is None:
         raise invalid(wanted.param, "this model has no thoughts to bound (see --reasoning-parser)")
     thinking: Thinking | None = None  # named to the worker where a budget or a grammar depends on it
-    thoughts: Callable[[], ReasoningParser] | None = None
-    if formats.thinking is not None and state != "closed":
-        if wanted.budget is not None or constraint is not None:
-            thinking = formats.thinking.message(state == "open", wanted.budget, call_token)
-            _check_ending(asked, wanted.param, thinking, stops)
-        if prompt.separate_reasoning:
-            thoughts = partial(ReasoningParser, state == "open", formats.thinking.tags)
+    is_asked = wanted.budget is not None or constraint is not None
+    if formats.thinking is not None and state != "closed" and is_asked:
+        thinking = formats.thinking.message(state == "open", wanted.budget, call_token)
+        _check_ending(asked, wanted.param, thinking, stops)
     return AnswerForm(
         constraint,
         _without_calls(tools, formats),
         thinking,
         tuple(formats.control_tokens.values()) if tools.may_call else (),
         stops,
-        _reader(asked, prompt, formats, partial(_parser, tools, constraint, formats, thoughts, call_token)),
+        AnswerReading(prompt, formats, asked.stop_token_ids, constraint, call_token, state),
     )
-
-
-def _reader(
-    asked: Asked, prompt: ChatPrompt, formats: ChatFormats, parser: Callable[[], AnswerParser]
-) -> Callable[[], AnswerReader]:
-    def read() -> AnswerReader:
-        return AnswerReader(
-            parser(),
-            prompt.show_reasoning,
-            end_tags=formats.end_tags,
-            stop_token_ids=asked.stop_token_ids,
-        )
-
-    return read
-
-
-def _in_channels(
-    asked: Asked,
-    prompt: ChatPrompt,
-    given: GrammarConstraint | None,
-    formats: ChatFormats,
-    channels: Channels,
-    begun: str,
-) -> AnswerForm:
-    """gpt-oss's form. `begun` is the message that the prompt has begun, as far as it goes."""
-    constraint = given
-    if harmony.MESSAGE not in begun:  # a grammar begins with the message, else with its text
-        constraint = channel_grammar(prompt, _combined(prompt.tools, given), channels)
-    separates = channels.separates_thoughts and prompt.separate_reasoning
-    parser = partial(HarmonyParser, begun, prompt.tools.may_call, separates)
-    return AnswerForm(
-        constraint,
-        shown_tokens=tuple(channels.tokens.values()),
-        reader=_reader(asked, prompt, formats, parser),
-    )
-
-
-def _parser(
-    tools: ToolUse,
-    constraint: GrammarConstraint | None,
-    formats: ChatFormats,
-    thoughts: Callable[[], ReasoningParser] | None,
-    call_token: int | None,
-) -> OutputParser:
-    """Returns a parser for one choice."""
-    reasoning = None if thoughts is None else thoughts()
-    if not tools.may_call or formats.tools is None:
-        return OutputParser(reasoning, None)
-    schemas = {tool.name: tool.parameters for tool in tools.tools}
-    offered = {tool.name for tool in tools.callable}
-    if constraint is None:
-        return OutputParser(reasoning, formats.tools.parser(schemas), offered)
-    in_tags = isinstance(constraint.spec, grammar.WithCalls) and constraint.spec.form.tags is not None
-    calls = formats.tools.parser(schemas, "own" if in_tags else "json")
-    return OutputParser(reasoning, calls, offered if call_token is not None else (), calls_end_thoughts=True)
 
 
 def _grammar(

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
-from moeserve.httpserver.generation.request.thinking import template_effort
 from moeserve.httpserver.transport.errors import invalid
 
 _SWITCHES: Final = ("enable_thinking", "thinking")  # templates' variables; the second one is DeepSeek's

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from moeserve.httpserver.generation.chat.model_text import ModelText
-from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.request.fields import INT64_MAX
 from moeserve.httpserver.generation.resolve.resolved import Resolved
+from moeserve.httpserver.generation.resolve.served import Served
 from moeserve.httpserver.generation.resolve.token_ids import check_ids
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.messages.beams import MAX_CANDIDATES, BeamParams
@@ -26,23 +26,23 @@ MAX_PROMPT_LOGPROBS = 1_000_000  # of one HTTP request; building and writing the
 class RequestBuilder:
     """Raises ApiError 400 for a request that could never run."""
 
-    def __init__(self, engine: EngineClient, seed: int | None) -> None:
-        """`seed` makes the seeds of requests that set none reproducible."""
-        self._engine = engine
+    def __init__(self, next_id: Callable[[], int], seed: int | None) -> None:
+        """`next_id` returns ids of requests; `seed` makes the seeds of requests that set none reproducible."""
+        self._next_id = next_id
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
 
-    def build(self, text: ModelText, resolved: Resolved) -> list[GenerateRequest]:
+    def build(self, served: Served, resolved: Resolved) -> list[GenerateRequest]:
         """Returns the n choices of each prompt, prompt by prompt. Choice i of each has the seed `asked.seed + i`."""
         asked, prompts = resolved.asked, resolved.prompts
-        vocab_size = min(self._engine.state.require_ready().vocab_size, text.vocab_size)
-        stop_token_ids = _stop_token_ids(resolved, vocab_size, text.eos_ids)
+        vocab_size = served.vocab_size
+        stop_token_ids = _stop_token_ids(resolved, vocab_size, served.text.eos_ids)
         check_sizes(resolved)
         if asked.beams is not None:
             check_beams(resolved, asked.beams, len(stop_token_ids), vocab_size)
         requests = []
         for prompt in prompts:
             check_ids(asked.prompt_param, prompt, vocab_size)
-            max_tokens = self._max_tokens(len(prompt), resolved)
+            max_tokens = _max_tokens(len(prompt), resolved, served.limit)
             if asked.min_tokens > max_tokens:
                 raise invalid(
                     "min_tokens", f"must be at most max_tokens, {max_tokens}, got {asked.min_tokens}"
@@ -50,11 +50,11 @@ class RequestBuilder:
             if asked.beams is not None and max_tokens == 0:
                 raise invalid(asked.max_tokens_param, "must be at least 1 with use_beam_search")
             token_ids = array("i", prompt).tobytes()
-            search = None if asked.beams is None else replace(asked.beams, key=self._engine.next_id())
+            search = None if asked.beams is None else replace(asked.beams, key=self._next_id())
             seed = self._seeds.getrandbits(63) if asked.seed is None else asked.seed
             for choice in range(asked.n):
                 request = GenerateRequest(
-                    id=self._engine.next_id(),
+                    id=self._next_id(),
                     token_ids=token_ids,
                     sampling=resolved.sampling(
                         max_tokens=max_tokens,
@@ -75,35 +75,35 @@ class RequestBuilder:
                 requests.append(request)
         return requests
 
-    def _max_tokens(self, prompt_tokens: int, resolved: Resolved) -> int:
-        """Returns the most tokens of the answer. Raises ApiError 400 unless prompt and answer fit into the context."""
-        asked, bound = resolved.asked, resolved.default_max_tokens
-        limit = self._engine.state.max_model_len
-        assert limit is not None  # require_ready has passed
-        if prompt_tokens == 0:
-            raise invalid(asked.prompt_param, "is empty: there must be at least one token")
-        room = limit - prompt_tokens
-        if asked.max_tokens is None:
-            wanted = room if bound is None else min(bound, room)
-            fits = room >= 1
-        else:
-            wanted = min(asked.max_tokens, max(room, 1)) if asked.ends_with_context else asked.max_tokens
-            fits = wanted <= room
-        if not fits:
-            too_many = asked.max_tokens and room > 0
-            length = f" and {asked.max_tokens_param} is {asked.max_tokens}" if too_many else ""
-            message = (
-                f"{asked.prompt_param}: this model's maximum context length is {limit} tokens, but the prompt "
-                f"has {prompt_tokens}{length}; shorten the prompt{' or ask for fewer tokens' if length else ''}"
-            )
-            raise ApiError(
-                400,
-                message,
-                param=asked.prompt_param,
-                code="context_length_exceeded",
-                refusal=Refusal.TOO_LONG,
-            )
-        return wanted
+
+def _max_tokens(prompt_tokens: int, resolved: Resolved, limit: int) -> int:
+    """Returns the most tokens of the answer. Raises ApiError 400 unless prompt and answer fit into
+    the context of `limit` tokens."""
+    asked, bound = resolved.asked, resolved.default_max_tokens
+    if prompt_tokens == 0:
+        raise invalid(asked.prompt_param, "is empty: there must be at least one token")
+    room = limit - prompt_tokens
+    if asked.max_tokens is None:
+        wanted = room if bound is None else min(bound, room)
+        fits = room >= 1
+    else:
+        wanted = min(asked.max_tokens, max(room, 1)) if asked.ends_with_context else asked.max_tokens
+        fits = wanted <= room
+    if not fits:
+        too_many = asked.max_tokens and room > 0
+        length = f" and {asked.max_tokens_param} is {asked.max_tokens}" if too_many else ""
+        message = (
+            f"{asked.prompt_param}: this model's maximum context length is {limit} tokens, but the prompt "
+            f"has {prompt_tokens}{length}; shorten the prompt{' or ask for fewer tokens' if length else ''}"
+        )
+        raise ApiError(
+            400,
+            message,
+            param=asked.prompt_param,
+            code="context_length_exceeded",
+            refusal=Refusal.TOO_LONG,
+        )
+    return wanted
 
 
 def check_sizes(resolved: Resolved) -> None:

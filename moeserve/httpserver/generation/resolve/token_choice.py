@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -16,18 +17,22 @@ MAX_WORD_TOKENS: Final = 32  # of `bad_words`, which are compared at each token
 EXCLUDED: Final = -1e4  # a logit bias that no logit outweighs
 
 
-def excluded(
-    words: tuple[str, ...], text: ModelText
-) -> tuple[Mapping[int, float], tuple[tuple[int, ...], ...]]:
-    """Returns the biases that keep out those of `bad_words` that are one token, and the sequences of the others. Raises
-    ApiError 400."""
-    sequences = _sequences_of(words, text)
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    logit_bias: Mapping[int, float]  # the client's own, and that of words of one token
+    bad_sequences: tuple[tuple[int, ...], ...]  # those of several
+    grammar: GrammarConstraint | None  # the client's own, or that of `allowed_token_ids`
+
+
+def token_choice(asked: Asked, text: ModelText) -> TokenChoice:
+    """Raises ApiError 400."""
+    sequences = _sequences_of(asked.bad_words, text)
     biases = {ids[0]: EXCLUDED for ids in sequences if len(ids) == 1}
-    return biases, tuple(sorted(ids for ids in sequences if len(ids) > 1))
+    longer = tuple(sorted(ids for ids in sequences if len(ids) > 1))
+    return TokenChoice({**asked.logit_bias, **biases}, longer, _grammar(asked, text))
 
 
-def asked_grammar(asked: Asked, text: ModelText) -> GrammarConstraint | None:
-    """Returns the grammar that the request names, or that of its `allowed_token_ids`. Raises ApiError 400."""
+def _grammar(asked: Asked, text: ModelText) -> GrammarConstraint | None:
     if not asked.allowed_token_ids:
         return asked.grammar
     if asked.grammar is not None:
