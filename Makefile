@@ -14,6 +14,7 @@
 #   make schemas                                                  200 random JSON schemas, every answer valid
 #   make soak [SOAK_FLAGS="--minutes 10"]                         10,000 faults under load, after which nothing is left over (hours)
 #   make check-commits [COMMITS=main..HEAD]                       the messages of commits
+#   make release TAG=vX.Y.Z                                       whether the tag is this commit's version; its notes and wheel in dist/
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write what is made from the code anew
 
@@ -27,23 +28,22 @@ BIN := $(VENV)/bin
 # Before what installs: a second make in this checkout waits, where both would write to one build folder.
 LOCKED := flock -o $(firstword $(MAKEFILE_LIST))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Every server that a test starts, and the second run of pytest, would compile the modules anew.
+# Every server that a test starts would compile the modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
 CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(folder)/*.,cpp h inl)))
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl fuzz fuzz-models schemas soak lint check-commits browser format docs clean
+.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl fuzz fuzz-models schemas soak lint check-commits release browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
 	$(BIN)/python launch.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-# First in JOBS processes, a file of tests in one of them; what failed there but tests of kernels, which depend on nothing
-# else, then has a second try in a new process; last the few that need the machine to themselves.
+# First in JOBS processes, a file of tests in one of them; then the few that need the machine to themselves. Tests that are
+# marked `waits_for_processes` have one more attempt, which the summary prints; no other has.
 test: lint browser
-	$(BIN)/python -m pytest -m "not slow and not alone" -n $(JOBS) --dist loadfile || \
-		$(BIN)/python -m pytest -m "not slow and not alone" --last-failed --last-failed-no-failures none --second-try
+	$(BIN)/python -m pytest -m "not slow and not alone" -n $(JOBS) --dist loadfile
 	$(BIN)/python -m pytest -m "alone and not slow" $$(grep -rlF "mark.alone" tests)
 
 # A process that has none left takes tests from another, files or not: the longest files are not the first.
@@ -128,6 +128,11 @@ lint: $(VENV)/.installed-test
 
 check-commits:
 	$(PYTHON) scripts/check_commit_messages.py --range $(COMMITS)
+
+release: $(VENV)/.build-tools
+	mkdir -p dist
+	$(BIN)/python scripts/check_release.py "$(TAG)" > dist/notes.md
+	$(BIN)/pip wheel . --no-deps --no-build-isolation --wheel-dir dist
 
 browser:
 	scripts/install_browser.sh

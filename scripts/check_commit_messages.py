@@ -1,4 +1,4 @@
-"""Commit messages: a subject of at most 72 characters, an empty line, and a body that says why.
+"""Commit messages: a subject with its scope, of at most 72 characters, an empty line, and a body that says why.
 
     python scripts/check_commit_messages.py .git/COMMIT_EDITMSG    one message, as git's commit-msg hook calls it
     python scripts/check_commit_messages.py --range main..HEAD     those of a range, but for merges
@@ -10,11 +10,13 @@ is wrong on standard error, or 0.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 MAX_SUBJECT = 72
+SCOPED = re.compile(r"[a-z][\w./, -]*: \S")
 BY_GIT = ("Merge ", "Revert ", "fixup! ", "squash! ", "amend! ")
 SCISSORS = "# ------------------------ >8"  # git commit --verbose: the diff follows
 
@@ -35,6 +37,8 @@ def problems(message: str) -> list[str]:
         found.append(
             f"the subject has {len(subject)} characters, {MAX_SUBJECT} at most are readable in a log"
         )
+    if SCOPED.match(subject) is None:
+        found.append("the subject does not begin with its scope, as in 'router: ...'")
     if subject.endswith("."):
         found.append("the subject ends in a full stop")
     if rest and rest[0]:

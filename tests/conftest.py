@@ -10,6 +10,7 @@ import pytest
 from pytest_rerunfailures import StatusDB
 
 from moeserve.processes.imports_without_gc import imports_without_gc
+from tests.support.second_attempts import allow_second_attempts, report_second_attempts
 from tests.support.server import REPOSITORY, Server, running_server
 
 # Where the servers run that tests start: the same tests are for a GPU (`make test-gpu`), which must be asked for.
@@ -37,19 +38,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="the tests of the web pages leave the documentation's pictures there",
     )
-    parser.addoption(
-        "--second-try",
-        action="store_true",
-        help=f"with --last-failed: refuses tests of what computes, and more than {MOST_SECOND_TRIES}",
-    )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """The plugin that gives a test its second try tells the main process of each test, over a socket, should the test
-    end the process: two small messages, of which the second waits for the first one's acknowledgement, 40 ms. A test
-    that ends its process has failed: nobody needs to be told."""
+    """The plugin that tries a test again tells the main process of each test, over a socket, should the test end the
+    process: two small messages, of which the second waits for the first one's acknowledgement, 40 ms. A test that ends
+    its process has failed, so no message is needed."""
     if hasattr(session.config, "workerinput"):
-        session.config.failures_db = StatusDB()  # type: ignore[attr-defined]  # the plugin's own, which tells nobody
+        session.config.failures_db = StatusDB()  # type: ignore[attr-defined]  # the plugin's own, without messages
 
 
 @pytest.hookimpl(wrapper=True)
@@ -59,28 +55,15 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
 
 
-# Tests of what computes, whose result depends on nothing else.
-DETERMINISTIC = [REPOSITORY / "tests" / folder for folder in ("kernels", "gpu")]
-MOST_SECOND_TRIES = 10  # failures of one run: more are no accident
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    report_second_attempts(terminalreporter)
 
 
-def is_deterministic(item: pytest.Item) -> bool:
-    return any(item.path.is_relative_to(folder) for folder in DETERMINISTIC)
-
-
-@pytest.hookimpl(trylast=True)  # behind --last-failed
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test that is marked `cpu_engine(reason)` is for servers on the CPU, `one_gpu(reason)` not for `--gpus` in
-    MOESERVE_TEST_FLAGS. One that waits for other processes, which a
-    busy machine may hold up for seconds, has a second try; the summary shows the first one's failure all the same."""
-    if config.getoption("--second-try"):
-        if len(items) > MOST_SECOND_TRIES:
-            raise pytest.UsageError(f"no second try: {len(items)} tests failed")
-        if failed := [item.nodeid for item in items if is_deterministic(item)]:
-            raise pytest.UsageError(f"no second try: {failed[0]} depends on nothing else")
+    MOESERVE_TEST_FLAGS."""
+    allow_second_attempts(items)
     for item in items:
-        if not is_deterministic(item):
-            item.add_marker(pytest.mark.flaky(reruns=1))
         marker = item.get_closest_marker("cpu_engine")
         if marker is not None and TEST_DEVICE == "cuda":
             item.add_marker(pytest.mark.skip(reason=f"of the CPU engine: {marker.args[0]}"))

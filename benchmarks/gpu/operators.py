@@ -22,8 +22,8 @@ from benchmarks.gpu.prefill import batch_of
 from benchmarks.gpu.shape import SHAPE, seconds
 from moeserve.kernels.attention.op import prefill_attention
 from moeserve.kernels.delta_net.op import sigmoid_gate
-from moeserve.kernels.piecewise import op as piecewise
-from moeserve.kernels.pointwise import library, pointwise
+from moeserve.kernels.operators.piecewise import op as piecewise
+from moeserve.kernels.operators.pointwise import library, pointwise
 
 MB = 1 << 20
 SIZES = (1, 4, 32, 256)  # MB of the result

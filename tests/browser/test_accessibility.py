@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from tests.browser.conftest import Screenshot, ask
-from tests.browser.test_page_texts import RICH
+from tests.browser.rich_text import RICH
 from tests.support.http_harness import NAME, HttpServer, http_server, say
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import ask
+from tests.browser.rich_text import RICH
 from tests.support.http_harness import HttpServer, http_server, say
 
 
@@ -102,30 +103,6 @@ def test_no_text_holds_the_page_up(page: Page, server: HttpServer) -> None:
         milliseconds, length = page.evaluate(script, text)
         assert length > 0, name
         assert milliseconds < 3000, name
-
-
-RICH = r"""1. one
-   - [x] done
-   - [ ] to do, with $a_1 * b_2 * c$ and \(\vec{x}_1\)
-2. **bold _and_ more**
-
-| l | c | r |
-|:--|:-:|--:|
-| 1 | 2 | 3 |
-
-$$\zeta(s) = \sum_{n=1}^\infty \frac{1}{n^s}$$
-
-\begin{align}
-a &= \cancel{b} \\
-c &= \sqrt[3]{d}
-\end{align}
-
-It costs $5 and then $6; `$x$` is code. $\undefinedmacro$ and \[ not closed
-
-```python
-def f(x): return "a"
-```
-"""
 
 
 def test_what_models_write_is_shown(page: Page, server: HttpServer) -> None:

@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.e2e.clients import streamed, within
-from tests.e2e.test_upgrade import reload
+from tests.e2e.reloading import reload
 from tests.support.hugging_face_model import read_model, write_model
 from tests.support.peft_adapters import ATTENTION, EXPERTS, ROUTER, write_adapter
 from tests.support.server import Server, running_server

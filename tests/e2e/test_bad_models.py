@@ -155,6 +155,7 @@ def test_split_set_with_a_part_missing(tiny_model: Path, tmp_path: Path) -> None
     assert "m-00002-of-00002.gguf" in failed_start(tmp_path / "m-00001-of-00002.gguf")
 
 
+@pytest.mark.waits_for_processes("a sandbox is replaced within 20 s by the clock")
 def test_template_that_loops_for_ever_harms_only_its_own_request(tiny_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "looping.gguf"
     shutil.copy(tiny_model, model)

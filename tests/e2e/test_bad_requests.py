@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.clients import TEXT, from_cache, is_empty, streamed, within
+from tests.e2e.clients import TEXT, from_cache, is_empty, within
+from tests.e2e.steady_streams import SteadyStreams
 from tests.support.server import Server
 
 JSON = {"content-type": "application/json"}
@@ -83,34 +83,6 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": TEXT, "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
 }
-
-
-class SteadyStreams(threading.Thread):
-    """Streams one answer again and again until stopped, and keeps every text that it got."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__(daemon=True)
-        self.texts: list[str] = []
-        self.error: Exception | None = None
-        self._server = server
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        try:
-            while not self._ended.is_set():
-                events = streamed(self._server, prompt=TEXT, max_tokens=200)
-                self.texts.append("".join(event["choices"][0]["text"] for event in events))
-        except (httpx.HTTPError, KeyError) as error:
-            self.error = error
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Also when the test has failed: the server is one of all tests."""
-        self._ended.set()
-        self.join(30)
 
 
 def assert_refused(response: httpx.Response, what: str, param: str | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.clients import TEXT, is_empty, within
-from tests.e2e.test_survival import (
+from tests.e2e.killed_answers import (
     Asked,
     all_at_once,
     generated,

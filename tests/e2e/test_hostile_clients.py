@@ -21,6 +21,7 @@ def keyed() -> Iterator[tuple[Server, Address, Address]]:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.waits_for_processes("speeds of two processes beside one another are compared")
 def test_health_and_a_stream_go_on(keyed: tuple[Server, Address, Address], attack: str) -> None:
     server, api, _ = keyed
     noticed = measure(server, attack, api)
@@ -30,6 +31,7 @@ def test_health_and_a_stream_go_on(keyed: tuple[Server, Address, Address], attac
 
 
 @pytest.mark.parametrize("attack", AT_HEALTH_PORT)
+@pytest.mark.waits_for_processes("speeds of two processes beside one another are compared")
 def test_the_health_port_too(keyed: tuple[Server, Address, Address], attack: str) -> None:
     server, _, health = keyed
     noticed = measure(server, attack, health)

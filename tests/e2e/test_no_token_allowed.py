@@ -14,7 +14,7 @@ from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.conftest import TINY_MODEL
 from tests.e2e.clients import TEXT, completion, from_cache, is_empty, within
-from tests.e2e.test_bad_requests import SteadyStreams
+from tests.e2e.steady_streams import SteadyStreams
 from tests.support.hugging_face_model import write_model
 from tests.support.server import Server, running_server
 

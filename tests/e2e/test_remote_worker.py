@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import IS_BATCH_INVARIANT
 from tests.e2e.clients import completion, is_empty, within
-from tests.e2e.test_survival import all_at_once, bodies, has_generated, health
+from tests.e2e.killed_answers import all_at_once, bodies, has_generated, health
 from tests.support.delay_proxy import DelayProxy
 from tests.support.server import REPOSITORY, Server, clean_environment, running_server, title_of
 from tests.support.worker_host import WorkerHost, link_flags, make_certificates, running_worker
@@ -77,6 +77,7 @@ def test_answers_are_those_of_a_local_worker_bit_for_bit(remote: Remote, local_a
     assert within(2, lambda: is_empty(remote.server))
 
 
+@pytest.mark.waits_for_processes("two processes agree within 2 s by the clock")
 def test_answers_go_on_after_a_silence_which_is_noticed_in_two_seconds(
     remote: Remote, local_answers: list[Any]
 ) -> None:

@@ -19,10 +19,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from benchmarks.server import Server
 
 from moeserve.httpserver.generation.engine.silences import SILENCE_S
 from tests.e2e.clients import TEXT, completion, within
+from tests.support.server import Server
 
 pytestmark = pytest.mark.cpu_engine(
     "a GPU's worker takes seconds to start again, and no process has the weights"

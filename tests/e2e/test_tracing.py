@@ -136,6 +136,7 @@ def test_a_refusal_and_a_probe(seen: Collector) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.waits_for_processes("the server stops within 10 s by the clock")
 def test_a_collector_that_is_not_there_harms_nobody(tiny_model: Path) -> None:
     with running_server(tiny_model, "--otlp-endpoint", "http://127.0.0.1:9") as server:
         answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,19 +15,10 @@ import psutil
 import pytest
 
 from tests.e2e.clients import TEXT, completion, health_url, is_empty, streamed, within
-from tests.support.server import REPOSITORY, Server, clean_environment
+from tests.e2e.reloading import reload
+from tests.support.server import Server
 
 TOKENS = 200
-
-
-def reload(server: Server) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(REPOSITORY / "launch.py"), "reload", "--pid", str(server.pid)],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 def answer(server: Server, prompt: str) -> tuple[str, Any]:

@@ -14,8 +14,8 @@ from moeserve.models.sources.gguf import open_gguf
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import Driver
 from tests.gpu.fixture_parity import CHUNKS, tops
-from tests.gpu.test_parity import runner_of
-from tests.kernels.test_model import hugging_face_model
+from tests.gpu.runners import runner_of
+from tests.kernels.model_engine import hugging_face_model
 from tests.support.accuracy import Fixture, distances, log_softmax
 
 if not torch.cuda.is_available():  # before each of a thousand cases is collected

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,9 +10,7 @@ from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
-from moeserve.worker.loading.load import load_runner
-from moeserve.worker.runner import Runner
-from tests.gpu.driver import GREEDY, Driver, small_config
+from tests.gpu.driver import GREEDY, Driver
 from tests.gpu.fixture_parity import (
     CHUNKS,
     NAMES,
@@ -23,6 +19,7 @@ from tests.gpu.fixture_parity import (
     load_fixture,
     model_of,
 )
+from tests.gpu.runners import runner_of
 from tests.support.accuracy import Fixture
 
 if not torch.cuda.is_available():  # before each of a thousand cases is collected
@@ -54,13 +51,6 @@ def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
     runner.engine.stream_by(Streaming(((1, part),)), f"{part} streamed")
     print(f"DEVICE {runner.ready().device}")
     return Driver(runner)
-
-
-def runner_of(model: Path, **options: object) -> Runner:
-    config = small_config(model, device="cuda", gpu_prefill_token_threshold=1 << 20, threads=4, **options)
-    runner = load_runner(config, lambda *_: None)
-    assert isinstance(runner.engine, GpuEngine)
-    return runner
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.e2e.clients import is_empty, within
-from tests.e2e.test_survival import Asked, all_at_once, generated, has_generated, health, many_bodies
+from tests.e2e.killed_answers import Asked, all_at_once, generated, has_generated, health, many_bodies
 from tests.support.server import Server, running_server
 
 if not torch.cuda.is_available():

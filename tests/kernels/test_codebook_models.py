@@ -10,8 +10,8 @@ import torch
 
 from moeserve.models.open import open_model
 from tests.conftest import fixtures_dir
+from tests.kernels.model_engine import Engine, Fixture, assert_no_further_from_the_truth_than_llama_cpp
 from tests.kernels.operations import COSTLY_ISAS, stream_of
-from tests.kernels.test_model import Engine, Fixture, assert_no_further_from_the_truth_than_llama_cpp
 
 NAMES = (
     *(

@@ -14,7 +14,7 @@ from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_pr
 from moeserve.models.blocks.gpu.workspace import make_workspaces
 from moeserve.models.interface import DenseFfnShape
 from moeserve.models.loading.gpu_weights import GpuExperts
-from tests.kernels.test_triton_linear import GUARD, planes_of
+from tests.kernels.plane_tensors import GUARD, planes_of
 from tests.kernels.weights import Type, activations, nmse
 from tests.support.model_header import qwen3moe
 

@@ -27,7 +27,7 @@ from moeserve.worker.loading.cpu.load import load_cpu_runner
 from moeserve.worker.recording.dump_format import of_layer, step_path
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import Driver, small_config
-from tests.kernels.test_model import hugging_face_model, own_fixture
+from tests.kernels.model_engine import hugging_face_model, own_fixture
 from tests.support.hugging_face_dump import texts_of, write_dump
 
 PROMPTS = [tokens[:40] for tokens in own_fixture().tokens[:3]]

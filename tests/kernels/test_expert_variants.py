@@ -10,8 +10,8 @@ from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
 from moeserve.kernels.experts.reference import activate, shared_gate
+from tests.kernels.expert_layer import COMPUTED, EXPERTS, FF, HIDDEN, Layer, routing
 from tests.kernels.operations import COSTLY_ISAS, ISAS, head, load, run_experts, run_shared_gate, stream_of
-from tests.kernels.test_experts import COMPUTED, EXPERTS, FF, HIDDEN, Layer, routing
 from tests.kernels.weights import activations, nmse
 
 each_isa = pytest.mark.parametrize("isa", ISAS)

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from tests.conftest import OWN_FIXTURES, family_models
-from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
-from tests.kernels.test_model import Engine, Fixture, assert_no_further_from_the_truth_than_llama_cpp
-from tests.kernels.weights import nmse
+from tests.kernels.model_engine import Engine, Fixture, assert_no_further_from_the_truth_than_llama_cpp
+from tests.kernels.operations import COSTLY_ISAS, stream_of
+from tests.kernels.transformers_logits import assert_is_what_transformers_computes
 from tests.support.hugging_face_model import FAMILIES as HUGGING_FACE_FAMILIES
-from tests.support.hugging_face_model import round_kv, write_family, write_published_qwen35, write_qwen2_moe
+from tests.support.hugging_face_model import write_family, write_published_qwen35, write_qwen2_moe
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 OWN = [OWN_FIXTURES / f"tiny-{name}-q4_k_m.gguf" for name in ("qwen2moe", "qwen3next")]
 # Weights of 8 bits leave the error to the activations, which both engines round to int8 by 32 columns: over 203
@@ -63,23 +63,6 @@ def test_chunks_and_threads_do_not_change_a_bit(model: Path, isa: str) -> None:
 
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-TOKENS = [(37 * i * i + 11 * i) % 4000 for i in range(60)]
-
-
-def transformers_logits(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    round_kv(model, monkeypatch)
-    with torch.no_grad():
-        return model(torch.tensor([TOKENS])).logits[0]
-
-
-def assert_is_what_transformers_computes(
-    folder: Path, model: type[PreTrainedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    truth = transformers_logits(model.from_pretrained(folder, dtype=torch.float32), monkeypatch)
-    for isa in ISAS:
-        logits = Engine(stream_of(isa), folder).logits(TOKENS)
-        assert nmse(logits, truth) < 1e-7
-        assert torch.equal(logits.argmax(-1), truth.argmax(-1))
 
 
 @pytest.mark.parametrize("dtype", TYPES.values(), ids=list(TYPES))

@@ -15,7 +15,7 @@ from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from tests.conftest import OWN_FIXTURES, family_models
 from tests.gpu.driver import Driver, small_config
-from tests.kernels.test_model import Fixture
+from tests.kernels.model_engine import Fixture
 
 OWN = OWN_FIXTURES / "tiny-qwen2moe-q4_k_m.gguf"
 SIZES = {

@@ -14,31 +14,16 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, GatedDeltaNetShape
 from moeserve.models.open import open_folder
 from moeserve.models.registry import read_checked_shape
-from tests.kernels.operations import ISAS, stream_of
-from tests.kernels.test_families import TOKENS, assert_is_what_transformers_computes, transformers_logits
-from tests.kernels.test_model import Engine
+from tests.kernels.folder_variants import assert_is_near_transformers, edit_config
+from tests.kernels.transformers_logits import (
+    assert_is_what_transformers_computes,
+)
 from tests.support.hugging_face_model import ROPE, write_family
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 FULL, LINEAR = "full_attention", "linear_attention"
-
-
-def edit_config(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-
-
-def assert_is_near_transformers(
-    folder: Path, model: type[PreTrainedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At most positions: where a key is rounded to the other side, a router may choose another expert."""
-    truth = transformers_logits(model.from_pretrained(folder, dtype=torch.float32), monkeypatch)
-    logits = Engine(stream_of(ISAS[0]), folder).logits(TOKENS)
-    errors = ((logits - truth) ** 2).mean(-1) / (truth**2).mean()
-    assert errors.median() < 1e-6
-    assert (logits.argmax(-1) == truth.argmax(-1)).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "deepseek_v2", "glm4_moe_lite"])

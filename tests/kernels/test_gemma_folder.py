@@ -13,9 +13,9 @@ from moeserve.models.errors import ModelError
 from moeserve.models.open import open_folder
 from moeserve.models.registry import read_checked_shape
 from moeserve.tokenizer import TextTokenizer
-from tests.kernels.test_folder_variants import assert_is_near_transformers, edit_config
+from tests.kernels.folder_variants import assert_is_near_transformers, edit_config
+from tests.support.gemma_tokens import CONTROLS, CORPUS, TEXTS, USER_DEFINED, theirs
 from tests.support.hugging_face_model import VOCAB_ROWS, write_family, write_published_gemma
-from tests.unit.tokenizer.test_tokenizer_gemma import CONTROLS, CORPUS, TEXTS, USER_DEFINED, theirs
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 ROPES = {

@@ -21,8 +21,8 @@ from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.loading.ram_experts import load_ram_experts
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
+from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
-from tests.kernels.test_model import Engine
 from tests.kernels.weights import nmse
 from tests.support.gemma_file import VOCAB, write_gemma
 

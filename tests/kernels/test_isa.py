@@ -13,6 +13,8 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.routing.options import RouterOptions
+from tests.kernels.attention_step import Step as AttentionStep
+from tests.kernels.expert_layer import HIDDEN, Layer, routing
 from tests.kernels.operations import (
     ISAS,
     load,
@@ -22,9 +24,7 @@ from tests.kernels.operations import (
     run_shared_gate,
     stream_of,
 )
-from tests.kernels.test_attention import Step as AttentionStep
-from tests.kernels.test_experts import HIDDEN, Layer, routing
-from tests.kernels.test_rope import Step as RopeStep
+from tests.kernels.rope_step import Step as RopeStep
 from tests.kernels.weights import ACTIVATIONS, TYPES, activations, random_weights
 
 needs_both = pytest.mark.skipif(

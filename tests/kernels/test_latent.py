@@ -14,8 +14,8 @@ from moeserve.kernels.latent.reference import latent_store, linear_by_head, rota
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.stream_operands import Activations, Heads, KvLayer
 from moeserve.models.latent import LatentAttentionShape
+from tests.kernels.attention_step import BORDERS
 from tests.kernels.operations import ISAS, load, run_attention, stream_of
-from tests.kernels.test_attention import BORDERS
 from tests.kernels.weights import nmse, random_weights
 
 each_isa = pytest.mark.parametrize("isa", ISAS)

@@ -13,8 +13,8 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.stream_operands import ThreadPlacement
+from tests.kernels.expert_layer import HIDDEN, Layer, routing
 from tests.kernels.operations import ISAS, head, load, run_experts, run_linear, stream_of
-from tests.kernels.test_experts import HIDDEN, Layer, routing
 from tests.kernels.weights import TYPES, Weights, activations, random_weights
 
 each_isa = pytest.mark.parametrize("isa", ISAS)

@@ -23,7 +23,7 @@ from moeserve.kernels.experts.reference import experts as experts_reference
 from moeserve.kernels.norm.reference import norm as norm_reference
 from moeserve.kernels.operators import cpu, cuda, meta
 from moeserve.kernels.operators.catalogue import OPERATORS
-from moeserve.kernels.piecewise.reference import gradients
+from moeserve.kernels.operators.piecewise.reference import gradients
 from moeserve.kernels.planes import repack
 from moeserve.kernels.quantize.reference import round_trip
 from moeserve.kernels.rope.reference import rope_store as rope_reference
@@ -31,7 +31,7 @@ from moeserve.kernels.routing.reference import route as route_reference
 from moeserve.kernels.sampling.reference import Params
 from moeserve.kernels.sampling.reference import sample as sample_reference
 from moeserve.quantization import QUANT_TYPES
-from tests.kernels.test_planes import bytes_of
+from tests.kernels.plane_bytes import bytes_of
 from tests.kernels.weights import Type, Weights, activations, nmse, random_weights
 
 Call = Callable[..., Any]

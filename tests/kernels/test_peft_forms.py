@@ -13,7 +13,7 @@ from moeserve.models.adapters.errors import AdapterError
 from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
-from tests.kernels.test_adapters import PROMPTS, Engine, adapter_of
+from tests.kernels.adapter_engine import PROMPTS, Engine, adapter_of
 from tests.kernels.weights import nmse
 from tests.support.hugging_face_model import read_model, write_family, write_model, write_qwen2_moe
 from tests.support.peft_adapters import EXPERTS, ROUTER, logits_of, write_adapter

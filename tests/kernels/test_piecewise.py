@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.attention.reference import Sequence
 from moeserve.kernels.attention.reference import attention as paged_attention
-from moeserve.kernels.piecewise import op, reference
+from moeserve.kernels.operators.piecewise import op, reference
 from tests.kernels.weights import nmse
 
 # batch, heads, kv_heads, m, n, dim, distance. FLOAT's tiles are 32 rows by 32.

@@ -13,6 +13,7 @@ from moeserve.models.loading import upload
 from moeserve.quantization import QUANT_TYPES
 from moeserve.quantization.table import Q4_K, Q6_K
 from tests.kernels import weights
+from tests.kernels.plane_bytes import bytes_of
 from tests.kernels.weights import GPU_INTEGERS, GPU_TYPES, MIN_AT, SCALE_AT, random_weights
 
 
@@ -25,10 +26,6 @@ def test_a_piece_is_read_whole_by_several_threads(monkeypatch: pytest.MonkeyPatc
         for size in (1, 63, 64, 65, 1000, 4099):
             piece = rng.integers(0, 256, size, np.uint8)
             assert np.array_equal(up._to_device(piece).numpy(), piece)
-
-
-def bytes_of(w: weights.Weights) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(w.rows))
 
 
 @pytest.mark.parametrize("kind", GPU_TYPES, ids=lambda t: t.name)

@@ -14,9 +14,9 @@ from moeserve.kernels.quantize.kv import dequantize_kv, quantize_kv
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.kv.layout import FLOAT16, Q8_0
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models, wide_models
+from tests.kernels.attention_step import BORDERS, Step
+from tests.kernels.model_engine import Engine, Fixture, distances, own_fixture
 from tests.kernels.operations import COSTLY_ISAS, ISAS, run_attention, run_rope_store, stream_of
-from tests.kernels.test_attention import BORDERS, Step
-from tests.kernels.test_model import Engine, Fixture, distances, own_fixture
 from tests.kernels.weights import nmse
 
 each_isa = pytest.mark.parametrize("isa", ISAS)

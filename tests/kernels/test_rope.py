@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from moeserve.kernels.rope.reference import rope_store, rotate
-from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.rope import rope_tables
 from moeserve.models.interface import ModelShape, RopeScaling
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from tests.kernels.operations import ISAS, run_rope_store, stream_of
+from tests.kernels.rope_step import Step
 from tests.kernels.weights import activations
 
 each_isa = pytest.mark.parametrize("isa", ISAS)
@@ -24,28 +24,6 @@ each_isa = pytest.mark.parametrize("isa", ISAS)
 @pytest.fixture(scope="module")
 def config(tiny_model: Path) -> ModelShape:
     return read_shape(open_gguf(tiny_model))
-
-
-class Step:
-    """Random q, k, v of n tokens, with everything else the operation takes."""
-
-    def __init__(self, n: int, heads: int, kv_heads: int, dim: int, rotary: int | None = None) -> None:
-        def random(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator)
-
-        generator = torch.Generator().manual_seed(n * dim + heads)
-        self.qkv = random(n, heads, dim), random(n, kv_heads, dim), random(n, kv_heads, dim) * 10
-        self.norms: tuple[torch.Tensor | None, torch.Tensor | None] = random(dim), random(dim)
-        angles = torch.rand(n, (rotary or dim) // 2, generator=generator, dtype=torch.float64) * 1000
-        self.tables = angles.cos().float(), angles.sin().float()
-        self.slots = torch.randperm(4 * n, generator=generator)[:n].int()
-        self.kv = KvLayer(*(torch.full((4 * n, kv_heads, dim), 7.0, dtype=torch.float16) for _ in range(2)))
-
-    def run(self, isa: str, threads: int = 2, *, scale: float | None = None) -> torch.Tensor:
-        stream = stream_of(isa, threads)
-        return run_rope_store(
-            stream, self.qkv, self.norms, 1e-6, self.tables, self.slots, self.kv, scale=scale
-        )
 
 
 @each_isa

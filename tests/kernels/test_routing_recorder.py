@@ -17,7 +17,7 @@ from moeserve.worker.loading.cpu.load import load_cpu_runner
 from moeserve.worker.recording.dump_format import SLOTS, of_layer, step_path
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import Driver, small_config
-from tests.kernels.test_model import own_fixture
+from tests.kernels.model_engine import own_fixture
 
 PROMPTS = [tokens[:20] for tokens in own_fixture().tokens[:2]]
 GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)

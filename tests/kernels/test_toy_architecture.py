@@ -23,8 +23,8 @@ from moeserve.worker.loading.cpu.load import load_cpu_runner
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
 from tests.gpu.driver import Driver, small_config
+from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
-from tests.kernels.test_model import Engine
 from tests.kernels.weights import nmse
 from tests.support.toy_architecture import model_file, reference
 from tests.support.toy_architecture.family import FAMILY

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from moeserve.models.sources.gguf import open_gguf
+from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
-from tests.kernels.test_model import Engine
 from training import tokenizer
 from training.encode import Encoder, Steps
 from training.export import export

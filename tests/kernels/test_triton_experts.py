@@ -19,13 +19,9 @@ from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.planes import dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
-from tests.kernels.test_triton_linear import planes_of, tensors
+from tests.kernels.plane_tensors import planes_of, tensors
+from tests.kernels.triton_experts import random_ids, widened
 from tests.kernels.weights import GPU_INTEGERS, Type, nmse
-
-
-def random_ids(n: int, experts: int, top_k: int, seed: int = 0) -> torch.Tensor:
-    g = torch.Generator().manual_seed(seed)
-    return torch.stack([torch.randperm(experts, generator=g)[:top_k] for _ in range(n)]).int()
 
 
 @pytest.mark.parametrize(
@@ -52,15 +48,6 @@ def test_alignment(n: int, experts: int, top_k: int, block: int) -> None:
     used = len(expected_experts)
     assert expert.tolist() == expected_experts + [-1] * (blocks - used)
     assert routes[:used].tolist() == expected_routes
-
-
-def widened(values: torch.Tensor) -> torch.Tensor:
-    """The same values as the first columns of a tensor with two more."""
-    wide = torch.full(
-        (len(values), values.shape[1] + 2, *values.shape[2:]), 77, dtype=values.dtype, device=DEVICE
-    )
-    wide[:, : values.shape[1]] = values.to(DEVICE)
-    return wide[:, : values.shape[1]]
 
 
 def run(

@@ -19,8 +19,8 @@ from moeserve.kernels.linear.large_batch import (
 from moeserve.kernels.linear.op import Activation, Gated, RouteBlocks, weight_of
 from moeserve.kernels.linear.reference import linear
 from moeserve.kernels.planes import dequantize
-from tests.kernels.test_triton_experts import random_ids, widened
-from tests.kernels.test_triton_linear import GUARD, planes_of, tensors
+from tests.kernels.plane_tensors import GUARD, planes_of, tensors
+from tests.kernels.triton_experts import random_ids, widened
 from tests.kernels.weights import GPU_TYPES, Type, activations, nmse
 
 

@@ -9,22 +9,12 @@ from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (f
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.linear.op import GEMV_TOKENS, GemmTile, linear, run_gemm, weight_of
 from moeserve.kernels.linear.reference import linear as reference
-from moeserve.kernels.planes import Planes, dequantize, repack
+from moeserve.kernels.planes import Planes, dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
 from moeserve.quantization import QUANT_TYPES
 from tests.kernels import weights
-from tests.kernels.test_planes import bytes_of
-from tests.kernels.weights import GPU_TYPES, activations, nmse, random_weights
-
-GUARD = 12345.0
-
-
-def planes_of(kind: weights.Type, *shape: int) -> Planes:
-    return repack(bytes_of(random_weights(kind, *shape)).to(DEVICE), QUANT_TYPES[kind], shape)
-
-
-def tensors(p: Planes) -> list[torch.Tensor]:
-    return [p.codes, p.scales, p.supers]
+from tests.kernels.plane_tensors import GUARD, planes_of, tensors
+from tests.kernels.weights import GPU_TYPES, activations, nmse
 
 
 def run(p: Planes, x: torch.Tensor, live: int, *, integer: bool) -> torch.Tensor:

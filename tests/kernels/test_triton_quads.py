@@ -25,8 +25,8 @@ from moeserve.kernels.planes import dequantize, empty_planes
 from moeserve.models.blocks.gpu.head_product import HeadProduct, head_product
 from moeserve.models.loading.gpu_weights import MergedLinear
 from moeserve.quantization import QUANT_TYPES
-from tests.kernels.test_triton_experts import random_ids, widened
-from tests.kernels.test_triton_linear import planes_of, tensors
+from tests.kernels.plane_tensors import planes_of, tensors
+from tests.kernels.triton_experts import random_ids, widened
 from tests.kernels.weights import Type, nmse
 
 DTYPE = torch.float16 if DEVICE == "cpu" else torch.bfloat16

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.test_triton_sampling import VOCAB, logits_of, sample_rows  # isort: skip  (it sets up the interpreter)
+from tests.kernels.triton_sampling import VOCAB, logits_of, sample_rows  # isort: skip  (it sets up the interpreter)
 from moeserve.kernels.sampling import reference
 from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, sample
 from moeserve.kernels.sampling.reference import Params

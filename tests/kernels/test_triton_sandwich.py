@@ -8,16 +8,16 @@ import torch
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention
 from moeserve.kernels.attention.reference import Sequence, attention
+from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.norm.op import sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.norm.reference import sandwich_sum as reference_sum
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
-from moeserve.kernels.pointwise.library import softcap
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.rope.reference import rope_store as rope_reference
 from moeserve.kernels.routing.op import route
 from moeserve.kernels.routing.reference import route as route_reference
-from tests.kernels.test_triton_rows import EPS, GUARD, check_norm, guarded, normal
+from tests.kernels.triton_rows import EPS, GUARD, check_norm, guarded, normal
 from tests.kernels.weights import nmse
 
 COLS = 96
@@ -128,5 +128,5 @@ def test_experts_weights_are_scaled_by_their_own_numbers() -> None:
 def test_softcap() -> None:
     x = torch.cat([torch.linspace(-400, 400, 900), torch.tensor([1e-3, 0.0, 1e30, -1e30])])
     found = x.clone().to(DEVICE)
-    softcap.launch(found, 30.0, out=found)
+    softcap(found, 30.0)
     assert torch.allclose(found.cpu().double(), 30 * torch.tanh(x.double() / 30), rtol=1e-6, atol=1e-5)

@@ -218,6 +218,7 @@ def test_late_messages_of_a_request_that_was_aborted(server: HttpServer) -> None
     assert server.post("/v1/completions", {"prompt": "Hi"}).status_code == 200
 
 
+@pytest.mark.waits_for_processes("five answers of another process are due within 5 s by the clock")
 def test_a_client_that_does_not_read_holds_up_nobody(server: HttpServer) -> None:
     def flood(server: HttpServer, request: GenerateRequest) -> None:
         for _ in range(200):

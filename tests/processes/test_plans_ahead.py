@@ -12,7 +12,7 @@ import pytest
 from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.messages.worker import WorkerDied
 from moeserve.router.worker_client import RpycWorker
-from tests.processes.test_rpc import answers_of, connected, plan, results
+from tests.processes.rpc_world import answers_of, connected, plan, results
 from tests.support.rpc_child import EXPERT_USE, RAISE, child_process
 
 

@@ -269,6 +269,7 @@ def test_a_killed_worker_is_replaced_and_its_requests_go_on(
         assert neighbours.next(EngineReady).ready == READY
 
 
+@pytest.mark.waits_for_processes("the answers are due 0.5 s by the clock after a kill")
 def test_without_continuation_a_lost_worker_fails_what_it_computed(
     paths: RuntimePaths, neighbours: Neighbours
 ) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import select
 import signal
 import socket
 import subprocess
 import threading
 import time
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,17 +18,16 @@ from rpyc.core.service import VoidService
 from rpyc.core.stream import SocketStream
 
 from moeserve.messages import codec, rpc
-from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import ReplaceWorker
-from moeserve.messages.steps import ExpertUse, NewSeq, Row, StepPlan, StepResult, WorkerError
-from moeserve.messages.worker import WorkerAnswer, WorkerClient, WorkerDied
+from moeserve.messages.steps import ExpertUse, StepResult, WorkerError
+from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.router.replacement import LaunchedWorkers
 from moeserve.router.worker_client import RpycWorker
 from moeserve.worker.service import WorkerService
 from tests.e2e.clients import within
+from tests.processes.rpc_world import answers_of, connected, plan, results
 from tests.support.in_process_worker import InProcessWorker
 from tests.support.rpc_child import (
-    ANSWER,
     EXPERT_USE,
     FLOOD,
     PANIC,
@@ -46,40 +43,6 @@ from tests.support.rpc_child import (
 def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     with child_process(tmp_path / "worker") as process:
         yield process
-
-
-@pytest.fixture
-def worker(child: subprocess.Popen[str], tmp_path: Path) -> Iterator[RpycWorker]:
-    worker = RpycWorker(tmp_path / "worker")
-    worker.ready()
-    yield worker
-    worker.close()
-
-
-def plan(step: int, behaviour: int = ANSWER, prompt: int = 4) -> StepPlan:
-    tokens = array("i", [step, behaviour, *range(2, prompt)])
-    new = NewSeq(0, tokens.tobytes(), prompt, b"", SamplingParams(max_tokens=3))
-    return StepPlan(step, [new], [Row(0, 0, prompt, array("i", range(prompt)).tobytes(), True)])
-
-
-def answers_of(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[WorkerAnswer]:
-    """Waits as the router does: on the file descriptor, unless something was read ahead."""
-    got: list[WorkerAnswer] = []
-    deadline = time.monotonic() + timeout
-    while len(got) < count:
-        left = deadline - time.monotonic()
-        assert left > 0, f"{len(got)} of {count} results came"
-        if not worker.has_read_ahead:
-            select.select([worker.fileno()], [], [], left)
-        got += worker.poll()
-    return got
-
-
-def results(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[StepResult]:
-    answers = answers_of(worker, count, timeout)
-    steps = [answer for answer in answers if isinstance(answer, StepResult)]
-    assert len(steps) == len(answers)
-    return steps
 
 
 def test_ready_says_what_the_router_may_use(child: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -133,6 +96,7 @@ def test_a_failing_count_ends_the_worker_with_its_cause() -> None:
     assert isinstance(service.error, FloatingPointError)
 
 
+@pytest.mark.waits_for_processes("the kernel may give the core to another process between two calls")
 def test_submitting_does_not_wait_for_the_step(worker: RpycWorker) -> None:
     start = time.monotonic()
     worker.submit(plan(1, SLEEP))
@@ -150,6 +114,7 @@ def test_long_plans_and_long_results_pass_each_other(worker: RpycWorker) -> None
     assert [len(answer.prompt_logprobs[0]) for answer in answers] == [20_000] * 3
 
 
+@pytest.mark.waits_for_processes("a process dies within 0.3 s by the clock")
 def test_a_killed_worker_is_noticed_at_once(child: subprocess.Popen[str], worker: RpycWorker) -> None:
     worker.submit(plan(1, SLEEP))
     child.send_signal(signal.SIGKILL)
@@ -193,17 +158,6 @@ def test_an_exception_in_process_is_told_too() -> None:
 def test_shutdown_ends_the_worker(child: subprocess.Popen[str], worker: RpycWorker) -> None:
     worker.shutdown()
     assert child.wait(5) == 0
-
-
-def connected(path: Path) -> RpycWorker:
-    """To a worker that another router has left. Its socket has a file a moment before it listens."""
-    deadline = time.monotonic() + 5
-    while True:
-        try:
-            return RpycWorker(path)
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
 
 
 def test_a_worker_that_outlives_routers_is_not_ended_by_one(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_who_gets_no_time_is_starved_and_not_to_blame(children: list[subprocess.
     assert time.monotonic() - start >= 1
 
 
+@pytest.mark.waits_for_processes("the end is due after ten looks by the clock")
 def test_who_is_stopped_is_noticed_soon(children: list[subprocess.Popen[bytes]]) -> None:
     idle = began(children, "sleep", "60")
     idle.send_signal(signal.SIGSTOP)

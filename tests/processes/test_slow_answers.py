@@ -110,6 +110,7 @@ def test_a_failure_after_blanks_has_no_end() -> None:
     assert all(message["more_body"] for message in slow[1:])
 
 
+@pytest.mark.waits_for_processes("the answer is due within 8 s by the clock")
 def test_a_queued_stream_has_its_head_at_once(server: HttpServer) -> None:
     """From the real process, whose patience is the real one."""
     server.answer = silence

@@ -123,6 +123,7 @@ def test_a_worker_that_computes_for_a_lost_router_for_ever_is_replaced(start: Ca
 
 
 @pytest.mark.parametrize("name", ["httpserver", "router", "detokenizer", "worker", "weights"])
+@pytest.mark.waits_for_processes("stopped processes end within 5 s by the clock")
 def test_what_is_stopped_is_continued_for_an_orderly_end(start: Callable[..., Run], name: str) -> None:
     run = start("worker:forked").until_ready()
     run.child(name).suspend()

@@ -66,6 +66,7 @@ def test_an_endless_render_is_killed_in_time(make: Make, hostile: str) -> None:
     assert second.pid != first.pid
 
 
+@pytest.mark.waits_for_processes("another process starts within 10 s by the clock")
 def test_a_stopped_process_is_replaced_at_once(make: Make) -> None:
     """It was waited for, for 20 s, and then the harmless render was the client's fault."""
     renderer = make("x")

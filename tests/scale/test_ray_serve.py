@@ -24,8 +24,8 @@ import yaml
 
 from tests.e2e.clients import within
 from tests.scale.gateways import GATEWAYS, free_port
+from tests.scale.prefix_hits import POOL, cached_share
 from tests.scale.streams import lost, stream, streaming
-from tests.scale.test_replicas import POOL, cached_share
 from tests.support.server import running_server
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "replicas"

@@ -4,18 +4,16 @@ docs/results/survival.md has the figures; `-s` prints them."""
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from tests.e2e.clients import TEXT, running, within
+from tests.e2e.clients import running, within
 from tests.scale.gateways import GATEWAYS, free_port, gateway, healthy, wait_for
+from tests.scale.prefix_hits import POOL, cached_share
 from tests.scale.streams import lost, stream, streaming
 from tests.support.server import Server, running_server
 
@@ -24,9 +22,6 @@ pytestmark = [
     pytest.mark.skipif(GATEWAYS is None, reason="run make test-replicas"),
 ]
 NAMES = ("smg", "vllm-router")
-POOL = 3600  # tokens of one replica's KV pool: five of the prefixes below and what is running
-PREFIXES = 12  # of about 600 tokens
-ROUNDS = 8
 DRAIN = ("--drain-delay", "3", "--served-model-name", "m", "--threads", "1")
 
 
@@ -47,36 +42,6 @@ def replicas(tiny_model: Path) -> Iterator[list[Server]]:
 
 def urls(servers: list[Server]) -> list[str]:
     return [server.base_url for server in servers]
-
-
-def chat(url: str, system: str, user: str, max_tokens: int = 4) -> dict[str, Any]:
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-    body = {
-        "model": "m",
-        "messages": messages,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    response = httpx.post(url + "/v1/chat/completions", json=body, timeout=60)
-    response.raise_for_status()
-    answer: dict[str, Any] = response.json()
-    return answer
-
-
-def cached_share(url: str, run: str) -> float:
-    """The share of prompt tokens that the caches had, over questions about PREFIXES documents in random order."""
-    order = [prefix for prefix in range(PREFIXES) for _ in range(ROUNDS)]
-    random.Random(0).shuffle(order)
-    documents = [f"{run} {prefix}. " + TEXT * 30 for prefix in range(PREFIXES)]
-
-    def ask(number: int) -> tuple[int, int]:
-        usage = chat(url, documents[order[number]], f"Question {number}?")["usage"]
-        return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
-
-    with ThreadPoolExecutor(3) as pool:
-        counts = list(pool.map(ask, range(len(order))))
-    return sum(cached for _, cached in counts) / sum(prompt for prompt, _ in counts)
 
 
 def test_prefixes_are_found_as_in_one_server_with_the_same_pool(

@@ -284,8 +284,11 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher": FRAME,
     "moeserve.launcher.exit_codes": set(),
 }
-# Who alone may import what stands above the processes: the command line, what it starts and what it runs.
+# Who alone may import what stands above the processes: the command line, what it starts and what it runs; or beside
+# them.
 IMPORTED_FROM_ABOVE = {
+    # The operator library, with its code generation and its attention: for other programs, nothing of the server.
+    "moeserve.kernels.operators": set(),
     "moeserve.cli.main": {"moeserve.__main__"},
     "moeserve.launcher": {"moeserve.cli.main", "moeserve.cli.remote_worker", "moeserve.remote.host"},
     "moeserve.cli.bench": {"moeserve.cli.main", "moeserve.cli.plan"},

@@ -230,6 +230,18 @@ def test_what_is_above_the_processes_is_imported_from_above_alone() -> None:
                 assert not [name for name in imports_of(path) if within(name, above)], path
 
 
+def test_no_test_imports_another_test_or_a_benchmark() -> None:
+    """What tests share is in tests/support, or beside them in a module of its own name."""
+    for path in TESTS.rglob("*.py"):
+        shared = [
+            name
+            for name in imports_of(path)
+            if within(name, "benchmarks")
+            or any(part.startswith("test_") for part in name.split(".")[1:] if name.startswith("tests."))
+        ]
+        assert not shared, f"{path.relative_to(TESTS.parent)} imports {shared}"
+
+
 def test_unit_tests_need_no_torch() -> None:
     """Nor what is loaded with it: CI runs them where it is not installed, and says so later than this test."""
     with_torch = ("torch", "triton", "tests.kernels", "tests.worker", "tests.gpu")

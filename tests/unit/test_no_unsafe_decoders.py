@@ -13,7 +13,7 @@ UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve
 UNSAFE_CALLS = {"eval", "exec", "compile", "send_pyobj", "recv_pyobj", "__import__"}
 # Makes a function of source that this package has written: Triton reads kernels as functions. No data gets into it
 # (`test_another_number_is_no_other_kernel`).
-GENERATED = "kernels/pointwise/generated.py"
+GENERATED = "kernels/operators/pointwise/generated.py"
 UNSAFE_TRUE = {"allow_pickle", "trust_remote_code", "shell"}
 
 

@@ -63,7 +63,19 @@ def test_what_ci_checks() -> None:
         "make test-all",
         "make test-gpu",
         "make check-commits",
+        "make release",
     }
+
+
+def test_owners_are_of_paths_that_are_there() -> None:
+    lines = [
+        line.split() for line in (GITHUB / "CODEOWNERS").read_text().splitlines() if line[:1] not in ("", "#")
+    ]
+    assert lines[0][0] == "*"
+    for path, *owners in lines:
+        assert path == "*" or (REPOSITORY / path.strip("/")).exists(), path
+        assert owners
+        assert all(owner.startswith("@") for owner in owners)
 
 
 def test_no_text_from_outside_becomes_a_command() -> None:

@@ -21,7 +21,7 @@ from moeserve.worker.adapters.memory import open_adapters
 from moeserve.worker.loading.cpu import load as cpu_loading
 from moeserve.worker.loading.cpu.load import load_cpu_model
 from tests.conftest import TINY_MODEL
-from tests.unit.models.adapters.test_read_peft import GATE, SHAPE, pair, write
+from tests.support.peft_files import GATE, SHAPE, pair, write
 
 
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from moeserve.worker.loading.self_test import check_logits
 from moeserve.worker.runner import Runner
 from tests.conftest import OWN_FIXTURES, family_models
 from tests.gpu.driver import SCORED, Driver, small_config
-from tests.kernels.test_model import Fixture
+from tests.kernels.model_engine import Fixture
 
 MODELS = [OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf", *family_models("qwen35moe")[-1:]]
 PAGE = 48

@@ -41,6 +41,22 @@ def gated_norm_kernel(
 
 
 @kernel
+def sigmoid_mul_kernel(
+    x, gate, WIDTH: tl.constexpr, GATE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """Grid (n, blocks of a row). x [n, WIDTH] *= sigmoid(gate) for all rows. gate: rows GATE_STRIDE apart."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = c < WIDTH
+    value = tl.load(x + row * WIDTH + c, live, 0.0).to(tl.float32)
+    g = tl.load(gate + row * GATE_STRIDE + c, live, 0.0).to(tl.float32)
+    tl.store(x + row * WIDTH + c, (value * (1.0 / (1.0 + tl.exp(-g)))).to(x.dtype.element_ty), live)
+
+
+@kernel
 def sigmoid_gate_kernel(
     x, gate, count, codes, scales,
     GATE_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,

@@ -5,9 +5,10 @@
     y = torch.ops.moeserve.linear(x, w, kind)                  # x float32 [n, cols] on w's device
 
 A call allocates its result and is complete in itself: the way in for other programs, which find every kernel under one
-name whatever the device. Importing this imports nothing of the server, and nothing of the server goes through here, nor
-do the kernels' own tests and benchmarks: they call what is below (`cpu_stream.py`, the `op.py` of each operator's
-folder), which writes into given memory, waits for nothing and has options that these names leave out (windows, biases,
+name whatever the device. Importing this imports nothing of the server, and the server imports nothing of this package,
+nor of its parts: `pointwise`, which makes kernels from expressions, and `piecewise`, an attention with two embeddings.
+The engines and the kernels' own tests call what is below: `cpu_stream.py`, and the `op.py` of each operator's folder.
+That layer writes into given memory, waits for nothing and has options that these names leave out (windows, biases,
 other routers).
 
 `catalogue.py` lists the operators with what they take, give and refuse; docs/reference/operators/ is made from it.

@@ -161,7 +161,7 @@ assert torch.allclose(y[0, :32], values[0, 0].float(), atol=1e-3)  # the first r
         },
         "The result, [batch, heads, m, dim] in the inputs' type, and the scores' logsumexp, float32 [batch, heads, m]. "
         "A query that sees no key gives zeros and -inf.",
-        "moeserve/kernels/piecewise/reference.py",
+        "moeserve/kernels/operators/piecewise/reference.py",
         "FlagAttention's operator, https://github.com/FlagOpen/FlagAttention",
         """\
 q1, k1, q2, k2, v = (torch.randn(1, 2, 10, 16, requires_grad=True) for _ in range(5))
@@ -188,7 +188,7 @@ assert torch.equal(q2.grad[:, :, :4], torch.zeros(1, 2, 4, 16))  # the first fou
             "scale": Argument("float", ""),
         },
         "Gradients of q1, k1, q2, k2 and v, in their type",
-        "moeserve/kernels/piecewise/reference.py",
+        "moeserve/kernels/operators/piecewise/reference.py",
         "Dao 2023, https://arxiv.org/abs/2307.08691",
         """\
 q, k, v = (torch.randn(1, 2, 6, 16) for _ in range(3))
@@ -247,7 +247,7 @@ assert y.shape == (3, 64)
         "silu(gate) * up, in one kernel. Shapes broadcast and types promote as torch's.",
         {"gate": Argument("any", "at any strides"), "up": Argument("any", "at any strides")},
         "The broadcast shape, in the promoted type",
-        "moeserve/kernels/pointwise/library.py",
+        "moeserve/kernels/operators/pointwise/library.py",
         "Shazeer 2020, https://arxiv.org/abs/2002.05202",
         """\
 gate, up = torch.randn(3, 8), torch.randn(3, 8)
@@ -261,7 +261,7 @@ assert torch.allclose(torch.ops.moeserve.silu_mul(gate, up), torch.nn.functional
         "gpt-oss's activation: (up + 1) * gate * sigmoid(1.702 * gate) of a gate of at most 7 and an up within 7 of 0.",
         {"gate": Argument("any", "at any strides"), "up": Argument("any", "at any strides")},
         "The broadcast shape, in the promoted type",
-        "moeserve/kernels/pointwise/library.py",
+        "moeserve/kernels/operators/pointwise/library.py",
         "OpenAI 2025, https://arxiv.org/abs/2508.10925",
         """\
 assert torch.ops.moeserve.swiglu_oai(torch.zeros(2), torch.ones(2)).tolist() == [0.0, 0.0]
@@ -273,7 +273,7 @@ assert torch.ops.moeserve.swiglu_oai(torch.zeros(2), torch.ones(2)).tolist() == 
         "x * sigmoid(gate): what leaves attention through a gate.",
         {"x": Argument("any", "at any strides"), "gate": Argument("any", "at any strides")},
         "The broadcast shape, in the promoted type",
-        "moeserve/kernels/pointwise/library.py",
+        "moeserve/kernels/operators/pointwise/library.py",
         "Qiu et al. 2025, https://arxiv.org/abs/2505.06708",
         """\
 assert torch.ops.moeserve.sigmoid_mul(torch.ones(2), torch.zeros(1)).tolist() == [0.5, 0.5]

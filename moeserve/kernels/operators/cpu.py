@@ -11,9 +11,9 @@ from torch import Tensor
 
 from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, LinearGroup, Matrix
-from moeserve.kernels.piecewise import check as piecewise_check
-from moeserve.kernels.piecewise import reference as piecewise
-from moeserve.kernels.pointwise import library
+from moeserve.kernels.operators.piecewise import check as piecewise_check
+from moeserve.kernels.operators.piecewise import reference as piecewise
+from moeserve.kernels.operators.pointwise import library
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.sampling.cpu import SamplerState
 from moeserve.kernels.stream_operands import Activations, Heads, KvLayer, RoutingWorkspace

@@ -14,8 +14,8 @@ from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_u
 from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.kernels.linear.op import linear as launch_linear
 from moeserve.kernels.norm.op import add_norm
-from moeserve.kernels.piecewise import op as piecewise
-from moeserve.kernels.pointwise import library
+from moeserve.kernels.operators.piecewise import op as piecewise
+from moeserve.kernels.operators.pointwise import library
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.rope.op import rope_store as launch_rope_store
 from moeserve.kernels.routing.op import route as launch_route

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeserve.kernels.pointwise import Pointwise, library
+from moeserve.kernels.operators.pointwise import Pointwise, library
 
 
 def embed(ids: Tensor, table: list[Tensor], kind: int, cols: int) -> Tensor:

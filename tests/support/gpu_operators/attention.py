@@ -10,7 +10,7 @@ from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_att
 from moeserve.kernels.delta_net import op as delta
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.latent import op as latent
-from moeserve.kernels.piecewise import op as piecewise_op
+from moeserve.kernels.operators.piecewise import op as piecewise_op
 from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.rope.op import rope_store
 from moeserve.quantization.table import Q8_0

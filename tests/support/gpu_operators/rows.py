@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels import launch
-from moeserve.kernels import pointwise as pw
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.op import NewTokens
 from moeserve.kernels.collectives.push import BLOCK, MAX_NUMBERS, push_sum_kernel
@@ -14,11 +13,12 @@ from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.experts.op import shared_gate
 from moeserve.kernels.experts.sum_parts import sum_parts
 from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
+from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
+from moeserve.kernels.operators import pointwise as pw
 from moeserve.kernels.pages.op import PageRows
 from moeserve.kernels.planes.copies import copy_scattered, store_scattered
-from moeserve.kernels.pointwise.library import softcap
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
 from moeserve.kernels.routing.options import RouterOptions
@@ -96,7 +96,7 @@ def sandwiched(n: int) -> None:
     sandwich_sum(x, parts[:, 8:], parts[:, :8], weights, ids, x, None, count, norms, empty(wide), 1e-6, y)
     sandwich_sum(x, empty(n, 1, wide), None, None, None, x, at, count, norms, empty(wide), 1e-6, y)
     route(empty(n, 128), None, count, ids, None, weights, None, expert_scale=empty(128))
-    softcap.launch(empty(n, 262144), 30.0, out=empty(n, 262144))
+    softcap(empty(n, 262144), 30.0)
     angles = empty(64, 256)
     for heads, kv_heads, dim in ((16, 2, 512), (16, 8, 256)):
         q, k = empty(n, heads * dim), empty(n, kv_heads * dim)

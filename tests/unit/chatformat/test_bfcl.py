@@ -14,9 +14,9 @@ from typing import Any, Final
 import pytest
 
 from moeserve.chatformat.values import argument_types
+from tests.support.chat_events import Answer, events_of
+from tests.support.chat_families import THOUGHT, answer_in, make_for
 from tests.support.family_templates import TEMPLATES
-from tests.unit.chatformat.test_chatformat import Answer, events_of
-from tests.unit.chatformat.test_families import THOUGHT, answer_in, make_for
 
 _PACKAGE: Final = importlib.util.find_spec("bfcl_eval")
 _TAGGED: Final = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from moeserve.chatformat.events import CallEnd, Text
 from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.chatformat.json_reader import JsonReader, Status
 from moeserve.chatformat.output import OutputParser
-from tests.unit.chatformat.test_chatformat import (
+from tests.support.chat_events import (
     CALL,
     SCHEMAS,
     XML,
@@ -26,6 +25,7 @@ from tests.unit.chatformat.test_chatformat import (
     hermes,
     read,
 )
+from tests.support.linear_time import assert_linear
 
 PARTS = [
     *("<tool_call>", "</tool_call>", "<function=", "search>", "f>", "<parameter=", "query>", "count>", "</parameter>"),
@@ -169,16 +169,3 @@ def test_time_is_linear_in_the_text(make: Make, unit: str) -> None:
         "<function=search><parameter=tags>",
     ):
         assert_linear(make, beginning, unit)
-
-
-def assert_linear(make: Make, beginning: str, unit: str) -> None:
-    """Eight times the text takes eight times as long; quadratic would be 64 times."""
-
-    def seconds(count: int) -> float:
-        text = beginning + unit * (count // len(unit))
-        start = time.thread_time()
-        events_of(make, [text[i : i + 5] for i in range(0, len(text), 5)])
-        return time.thread_time() - start
-
-    short = min(seconds(2_000) for _ in range(3))
-    assert any(seconds(16_000) < 24 * short + 0.05 for _ in range(2))

@@ -12,26 +12,12 @@ from hypothesis import strategies as st
 from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Reasoning, Text
 from moeserve.chatformat.formats import TOOL_FORMATS, is_harmony, tool_format
 from moeserve.chatformat.harmony import HarmonyParser
-from moeserve.chatformat.output import AnswerParser, OutputParser
-from moeserve.chatformat.reasoning import QWEN3, THOUGHT_TAGS, ReasoningParser, ThoughtTags
+from moeserve.chatformat.output import OutputParser
 from moeserve.config import ServerConfig
-from tests.support.family_templates import HARMONY, TEMPLATES, rendered, rendered_in_channels
-from tests.unit.chatformat.test_chatformat import Answer, Make, events_of
+from tests.support.chat_events import Answer, events_of
+from tests.support.chat_families import THOUGHT, answer_in, make_for
+from tests.support.family_templates import HARMONY, TEMPLATES
 
-SCHEMAS: dict[str, Any] = {
-    "search": {
-        "type": "object",
-        "properties": {
-            "query": {"type": "string"},
-            "count": {"type": "integer"},
-            "exact": {"type": "boolean"},
-            "filters": {"$ref": "#/$defs/filters"},
-            "tags": {"type": "array"},
-            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        },
-        "$defs": {"filters": {"allOf": [{"type": "object"}]}},
-    }
-}
 CALLS: list[tuple[str, Any]] = [
     (
         "search",
@@ -47,29 +33,7 @@ CALLS: list[tuple[str, Any]] = [
     ("no.arguments-at_all", {}),
     ("search", {"query": ""}),
 ]
-THOUGHT = "Hm.\n\nWell, <b>"
 NAMES = [*TEMPLATES, "harmony"]
-
-
-def tags_of(name: str) -> ThoughtTags:
-    return THOUGHT_TAGS.get(name, QWEN3)
-
-
-def make_for(name: str, schemas: dict[str, Any] = SCHEMAS, is_open: bool = False) -> Make:
-    def make() -> AnswerParser:
-        if name == "harmony":
-            return HarmonyParser("<|start|>assistant", reads_calls=True)
-        return OutputParser(ReasoningParser(is_open, tags_of(name)), TOOL_FORMATS[name].parser(schemas))
-
-    return make
-
-
-def answer_in(name: str, thought: str, content: str, calls: list[tuple[str, Any]]) -> str:
-    if name != "harmony":
-        tags = tags_of(name)
-        return (f"{tags.open}\n{thought}{tags.ending}" if thought else "") + rendered(name, content, calls)
-    analysis = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
-    return analysis + rendered_in_channels(content, calls)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -294,7 +258,7 @@ def test_text_without_a_whole_call_is_shown_whole(text: str, name: str) -> None:
 @pytest.mark.parametrize("unit", ["x", " ", "<", "<tool_call>", ONE, "<|start|>", "<|channel|>x", "to=x "])
 @pytest.mark.slow
 def test_time_is_linear(name: str, unit: str) -> None:
-    from tests.unit.chatformat.test_chatformat_properties import assert_linear
+    from tests.support.linear_time import assert_linear
 
     for beginning in (
         "",

@@ -12,9 +12,9 @@ from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.chatformat.harmony import HarmonyParser
 from moeserve.chatformat.output import AnswerParser, OutputParser, joined
 from moeserve.chatformat.reasoning import ReasoningParser
+from tests.support.chat_events import Answer
+from tests.support.chat_families import tags_of
 from tests.support.family_templates import TEMPLATES, rendered, rendered_in_channels
-from tests.unit.chatformat.test_chatformat import Answer
-from tests.unit.chatformat.test_families import tags_of
 
 STRING: Final = {"type": "string"}
 SCHEMAS: Final[dict[str, Any]] = {

@@ -35,9 +35,9 @@ from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arg
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.support import grammar_texts
+from tests.support.chat_events import Answer
 from tests.support.family_templates import HARMONY, TEMPLATES
 from tests.support.family_vocabulary import write_family_model
-from tests.unit.chatformat.test_chatformat import Answer
 
 SUM = GrammarTool(
     "sum",

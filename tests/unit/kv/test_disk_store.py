@@ -12,7 +12,6 @@ import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,44 +21,15 @@ import pytest
 from moeserve.cli.main import main
 from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import DiskDirectory
-from moeserve.kv.disk.fingerprint import Fingerprint
 from moeserve.kv.disk.segment import HEADER_BYTES, MAGIC
 from moeserve.kv.disk.store import PageStore
-
-PAGE_BYTES = 512
-FINGERPRINT = Fingerprint(
-    kv_version=1,
-    model="model.gguf",
-    model_hash="00ff",
-    architecture="qwen3moe",
-    kv_dtype="float16",
-    engine="cpu plain panels",
-    page_tokens=4,
-    page_bytes=PAGE_BYTES,
-)
-
-
-def key(number: int) -> bytes:
-    return number.to_bytes(32, "big")
-
-
-@cache
-def page(number: int) -> bytes:
-    return random.Random(number).randbytes(PAGE_BYTES)
-
-
-def write(store: PageStore, number: int) -> list[bytes]:
-    return store.write(key(number), memoryview(page(number)))
+from tests.support.disk_pages import FINGERPRINT, PAGE_BYTES, key, open_store, page, write
 
 
 def read(store: PageStore, number: int) -> bytes | None:
     """What the store has of a page; None: nothing."""
     into = memoryview(bytearray(PAGE_BYTES))
     return bytes(into) if store.read(key(number), into) else None
-
-
-def open_store(folder: Path, budget: int = 1 << 20, **changes: Any) -> PageStore:
-    return PageStore(folder, budget, [replace(FINGERPRINT, **changes)])
 
 
 def filled(folder: Path, count: int, budget: int = 1 << 20) -> PageStore:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.cli.main import main
-from moeserve.cli.plan import command
-from moeserve.cli.plan.rates import CpuRates
 from moeserve.config import ServerConfig
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import KvLayout
@@ -30,28 +26,9 @@ from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.support import gguf_bytes
 from tests.support.gemma_file import write_gemma
 from tests.support.model_header import QWEN3_30B_A3B
-from tests.unit.models.adapters.test_read_peft import SHAPE
-from tests.unit.models.adapters.test_read_peft import write as write_peft
-
-RATES = CpuRates(read=50e9, dense_ops=1e12, expert_ops=1e12, op_s=1e-6, step_s=1e-4, row_s=1e-5)
-
-
-@pytest.fixture
-def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "measure_cpu", lambda *_: RATES)
-
-
-def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
-    assert main(["plan", *flags, "--json"]) == 0
-    shown: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return shown
-
-
-def fails(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    with pytest.raises(SystemExit) as caught:
-        main(["plan", *flags])
-    assert caught.value.code == 2
-    return capsys.readouterr().err
+from tests.support.peft_files import SHAPE
+from tests.support.peft_files import write as write_peft
+from tests.support.plan_command import fails, run
 
 
 @pytest.mark.usefixtures("no_measuring")

@@ -9,10 +9,9 @@ import pytest
 from moeserve.config.units import GIB
 from tests.conftest import TINY_MODEL
 from tests.support.model_header import qwen3moe, write_header
-from tests.unit.plan.test_plan import fails, no_measuring, run
+from tests.support.plan_command import fails, run
 
 pytestmark = pytest.mark.usefixtures("no_measuring")
-__all__ = ["no_measuring"]  # a fixture
 TINY = ("--model", str(TINY_MODEL), "--gpu-memory", "4", "--ram", "4", "--gpus", "2")
 EXPERTS, LAYERS = 8, 3
 

@@ -14,14 +14,13 @@ import msgspec
 import pytest
 
 from moeserve.remote import gate as gate_module
-from moeserve.remote.channel import ConnectionLost, FrameChannel
+from moeserve.remote.channel import ConnectionLost
 from moeserve.remote.frames import Kind, Welcome, decode_end, decode_welcome, encode_frame
 from moeserve.remote.tls import link_context
 from moeserve.remote.tls_files import TlsFiles
 from tests.e2e.clients import within
+from tests.support.gate_frames import SILENCE_S, channel_to, frames_of
 from tests.unit.remote.conftest import FINGERPRINT, READY, RunningGate, files
-
-SILENCE_S = 5.0  # for a test that waits for bytes to fail
 
 
 def client_context(authority: Path, certificate: TlsFiles | None) -> ssl.SSLContext:
@@ -129,21 +128,6 @@ def test_frames_that_mean_nothing_end_the_connection(
     assert gate.workers[0].recv(100) == b""
     gate.workers.pop().close()
     assert admitted(gate, context)
-
-
-def channel_to(gate: RunningGate, certificates: Path, name: str = "127.0.0.1") -> FrameChannel:
-    context = link_context(files(certificates, "server"), "--worker-ssl-")
-    return FrameChannel(socket.create_connection(gate.address), context, name)
-
-
-def frames_of(channel: FrameChannel, seconds: float = SILENCE_S) -> list[tuple[Kind, bytes]]:
-    """The next ones. Raises ConnectionLost, TimeoutError."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if frames := channel.turn():
-            return frames
-        time.sleep(0.005)
-    raise TimeoutError
 
 
 def test_a_second_router_is_told_to_wait(gate: RunningGate, certificates: Path) -> None:

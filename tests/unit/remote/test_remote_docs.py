@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 from moeserve.remote.frames import Kind
+from tests.support.gate_frames import channel_to, frames_of
 from tests.unit.remote.conftest import RunningGate
-from tests.unit.remote.test_gate import channel_to, frames_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "remote-worker.md"
 

@@ -11,8 +11,8 @@ import pytest
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.snapshot_points import window_spacing
 from moeserve.router.core.memory.window_memory import least_slots
+from tests.support.conversations import Conversation, ask, cached, computed, talk, text
 from tests.support.router_world import World, request
-from tests.unit.router.test_recurrent_cache import Conversation, ask, cached, computed, talk, text
 
 WINDOW, SEQS, STEP = 128, 8, 512
 LEAST = least_slots(WINDOW, SEQS, STEP)

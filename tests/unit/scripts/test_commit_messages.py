@@ -20,17 +20,19 @@ def check(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedPr
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
-        ("What changes" + BODY, None),
-        ("x" * 72 + BODY, None),
-        ("# a comment\n\nWhat changes" + BODY + "# another\n", None),
+        ("router: what changes" + BODY, None),
+        ("docs: " + "x" * 66 + BODY, None),
+        ("# a comment\n\nrouter: what changes" + BODY + "# another\n", None),
         ("Merge branch 'x'\n", None),
         ("fixup! What changes\n", None),
-        ("What changes\n\nWhy.\n# ------------------------ >8 ----\ndiff --git", None),
-        ("x" * 73 + BODY, "the subject has 73 characters"),
-        ("What changes.", "ends in a full stop"),
-        ("What changes\nBecause it was not.\n", "the second line is not empty"),
-        ("What changes\n", "there is no body"),
-        ("What changes\n\n# only a comment\n", "there is no body"),
+        ("router: what changes\n\nWhy.\n# ------------------------ >8 ----\ndiff --git", None),
+        ("docs: " + "x" * 67 + BODY, "the subject has 73 characters"),
+        ("router: what changes.", "ends in a full stop"),
+        ("router: what changes\nBecause it was not.\n", "the second line is not empty"),
+        ("router: what changes\n", "there is no body"),
+        ("router: what changes\n\n# only a comment\n", "there is no body"),
+        ("What changes" + BODY, "does not begin with its scope"),
+        ("kv, adapters: what changes" + BODY, None),
         ("# nothing\n", "the message is empty"),
     ],
 )
@@ -49,9 +51,9 @@ def test_the_commits_of_a_range(tmp_path: Path) -> None:
         subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, timeout=60)
 
     git("init", "--initial-branch", "main")
-    for message in ("Before the range", "Good" + BODY, "Bad", "y" * 80 + BODY):
+    for message in ("Before the range", "x: good" + BODY, "x: bad", "x: " + "y" * 80 + BODY):
         git("commit", "--allow-empty", "--message", message)
     done = check("--range", "main~3..main", cwd=tmp_path)
     assert done.returncode == 1
-    assert [line.rpartition(": ")[2][:5] for line in done.stderr.splitlines()] == ["'Bad'", "'yyyy"]
+    assert [line.rpartition(": ")[2][:4] for line in done.stderr.splitlines()] == ["bad'", "yyyy"]
     assert check("--range", "main~3..main~2", cwd=tmp_path).returncode == 0

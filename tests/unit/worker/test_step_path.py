@@ -94,10 +94,12 @@ def test_prompts_stream_experts_and_decode_rows_do_not() -> None:
     assert [path.graph and path.graph.family for path in found] == [None, "decode", None, None, "small"]
 
 
-def test_a_server_of_few_streams_has_graphs_of_as_many_rows() -> None:
+def test_a_server_of_few_streams_has_decode_graphs_of_as_many_rows() -> None:
+    """But every small graph: a short chunk, or drafts, have more rows than there are streams."""
     facts = replace(WHOLE, max_decode_size=2)
     assert path_of(decode(2, has_new=True), facts).graph == ("small", 2, NONE)
-    assert path_of(shape(1, 3), facts).graph is None
+    assert path_of(shape(1, 3), facts).graph == ("small", 4, NONE)
+    assert [graph.size for graph in graph_keys(facts) if graph.family == "decode"] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ def check_captured(path: StepPath, graph: GraphKey, step: StepShape, facts: Step
         tiles = sum(-(-count // facts.tile_tokens) for count in step.counts[path.num_decode :].tolist())
         assert tiles <= facts.max_tiles[graph.size]
     if graph.has_head:
-        assert step.num_rows <= facts.max_decode_size
+        assert graph.size <= (SMALL_BATCH_ROWS if graph.family == "small" else facts.max_decode_size)
 
 
 @pytest.mark.parametrize("facts", [WHOLE, IN_PARTS, replace(WHOLE, scopes=(NONE, ATTENTION))])

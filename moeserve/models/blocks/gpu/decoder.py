@@ -28,9 +28,9 @@ from torch import Tensor
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
+from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import Planes
-from moeserve.kernels.pointwise.library import softcap
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.forget import forget_kv
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
@@ -257,7 +257,7 @@ class GpuDecoder:
         else:
             by_quads(output, head.final, count, head.logits)
         if self.shape.logit_softcap:
-            softcap(head.logits, self.shape.logit_softcap, out=head.logits)
+            softcap(head.logits, self.shape.logit_softcap)
         return head.logits
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:

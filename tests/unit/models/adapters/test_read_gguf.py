@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gguf import GGUFWriter
 
 from moeserve.models.adapters.adapter import ProductKey
 from moeserve.models.adapters.errors import AdapterError
@@ -17,10 +15,10 @@ from moeserve.models.adapters.open import open_adapter
 from moeserve.models.adapters.products import products_of
 from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.sources.gguf import names as n
-from tests.unit.models.adapters.test_read_peft import GATE, GOOD, PREFIX, SHAPE, Q
-from tests.unit.models.adapters.test_read_peft import write as write_peft
+from tests.support.gguf_adapters import ATTENTION, Arrays, write
+from tests.support.peft_files import GATE, SHAPE, Q
+from tests.support.peft_files import write as write_peft
 
-Arrays = Mapping[str, npt.NDArray[Any]]
 RANK = 2
 DOWN = products_of(SHAPE, 0)[n.FFN_DOWN_EXPS]
 RANDOM = np.random.default_rng(3)
@@ -32,33 +30,6 @@ EXPERTS = {
         np.float16
     ),
 }
-ATTENTION = {
-    f"blk.0.attn_q.weight.lora_{matrix.lower()}": GOOD[f"{PREFIX}self_attn.q_proj.lora_{matrix}.weight"]
-    for matrix in "AB"
-}
-
-
-def write(
-    path: Path,
-    tensors: Arrays = ATTENTION,
-    *,
-    kind: str = "adapter",
-    architecture: str = SHAPE.architecture,
-    form: str = "lora",
-    alpha: float | None = 8.0,
-) -> Path:
-    writer = GGUFWriter(path, architecture)
-    writer.add_type(kind)
-    writer.add_string("adapter.type", form)
-    if alpha is not None:
-        writer.add_float32("adapter.lora.alpha", alpha)
-    for name, tensor in tensors.items():
-        writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def test_it_is_the_same_as_pefts(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class StepFacts:
     """What a path depends on beside the step: the engine, and what it has measured."""
 
     sizes: tuple[int, ...]  # numbers of rows that steps are padded to, ascending
-    max_decode_size: int  # largest size of CUDA graphs that include the head
+    max_decode_size: int  # largest size of decode graphs: no step has more independent rows
     # By size: tiles that a prompts graph has room for. A size without an entry has no prompts graph.
     max_tiles: Mapping[int, int] = field(default_factory=dict)
     tile_tokens: int = 1  # of a chunk, in a tile of the one form of attention that prompts graphs have
@@ -166,7 +166,7 @@ def _graph_with_head(step: StepShape, path: StepPath, facts: StepFacts) -> Graph
         if path.size in facts.decode_parts and is_longer and not path.scope:
             return "decode parts"
         return "decode" if path.size <= facts.max_decode_size else None
-    return "small" if path.size <= min(SMALL_BATCH_ROWS, facts.max_decode_size) else None
+    return "small" if path.size <= SMALL_BATCH_ROWS else None
 
 
 def _fits_prompts_graph(step: StepShape, path: StepPath, facts: StepFacts) -> bool:
@@ -200,9 +200,10 @@ def rows_alone(counts: npt.NDArray[np.int32], num_rows: int) -> int:
 
 def graph_keys(facts: StepFacts) -> Iterator[GraphKey]:
     """Every graph of whole steps, in the order in which they are captured."""
-    for size in reversed(decode_sizes(facts)):
+    for size in reversed(facts.sizes):
         for scope in facts.scopes:
-            yield GraphKey("decode", size, scope)
+            if size <= facts.max_decode_size:
+                yield GraphKey("decode", size, scope)
             if 1 < size <= SMALL_BATCH_ROWS:
                 yield GraphKey("small", size, scope)
     for size, tiles in facts.max_tiles.items():

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moeserve.kernels.pointwise.expression import Expression, Number
-from moeserve.kernels.pointwise.layout import collapse, num_tiles, result_strides, tile
-from moeserve.kernels.pointwise.source import TRITON_TYPES, KernelKind, stride_names
-from moeserve.kernels.pointwise.typing_rules import TypedStep, kind_of, typed
+from moeserve.kernels.operators.pointwise.expression import Expression, Number
+from moeserve.kernels.operators.pointwise.layout import collapse, num_tiles, result_strides, tile
+from moeserve.kernels.operators.pointwise.source import TRITON_TYPES, KernelKind, stride_names
+from moeserve.kernels.operators.pointwise.typing_rules import TypedStep, kind_of, typed
 
 ELEMENTS = 1024  # of a program
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from moeserve.kernels.pointwise.expression import Expression
-from moeserve.kernels.pointwise.operations import OPERATIONS, Rule
-from moeserve.kernels.pointwise.typing_rules import NUMBER, Kind, TypedStep, typed
+from moeserve.kernels.operators.pointwise.expression import Expression
+from moeserve.kernels.operators.pointwise.operations import OPERATIONS, Rule
+from moeserve.kernels.operators.pointwise.typing_rules import NUMBER, Kind, TypedStep, typed
 
 TRITON_TYPES = {
     torch.bool: "tl.int1", torch.uint8: "tl.uint8", torch.int8: "tl.int8", torch.int16: "tl.int16",
@@ -49,16 +49,6 @@ def kernel_source(name: str, expression: Expression, kind: KernelKind) -> str:
     address, live = _access(kind, 0, "out")
     body.append(f"tl.store({address}, t{len(values) - 1}.to(out.dtype.element_ty), {live})")
     head = f"def {name}({', '.join(_parameters(kind))}):"
-    return "\n".join(["import triton.language as tl", "", "", head, *(f"    {line}" for line in body), ""])
-
-
-def device_source(name: str, expression: Expression, dtype: torch.dtype) -> str:
-    """A module with the function `name` of tiles of `dtype`, for other kernels to call: its arguments are the
-    expression's."""
-    arguments = [Kind(dtype, 2)] * len(expression.arguments)
-    values = typed(expression, tuple(arguments))
-    body = [*_compute(values, list(expression.arguments)), f"return t{len(values) - 1}"]
-    head = f"def {name}({', '.join(expression.arguments)}):"
     return "\n".join(["import triton.language as tl", "", "", head, *(f"    {line}" for line in body), ""])
 
 

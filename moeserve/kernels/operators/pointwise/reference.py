@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeserve.kernels.pointwise.expression import Number
-from moeserve.kernels.pointwise.operations import OPERATIONS, Rule
-from moeserve.kernels.pointwise.typing_rules import TypedStep
+from moeserve.kernels.operators.pointwise.expression import Number
+from moeserve.kernels.operators.pointwise.operations import OPERATIONS, Rule
+from moeserve.kernels.operators.pointwise.typing_rules import TypedStep
 
 
 def evaluate(steps: tuple[TypedStep, ...], arguments: tuple[Tensor | Number, ...]) -> Tensor:

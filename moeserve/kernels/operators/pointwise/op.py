@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moeserve.kernels.pointwise.expression import Expression, trace
-from moeserve.kernels.pointwise.layout import result_strides
-from moeserve.kernels.pointwise.plan import Argument, Plan, checked, plan_of
-from moeserve.kernels.pointwise.reference import evaluate
-from moeserve.kernels.pointwise.source import KernelKind, kernel_source
+from moeserve.kernels.operators.pointwise.expression import Expression, trace
+from moeserve.kernels.operators.pointwise.layout import result_strides
+from moeserve.kernels.operators.pointwise.plan import Argument, Plan, checked, plan_of
+from moeserve.kernels.operators.pointwise.reference import evaluate
+from moeserve.kernels.operators.pointwise.source import KernelKind, kernel_source
 
 WARPS = 4
 MAX_PLANS = 4096  # kinds of calls that are remembered
@@ -101,7 +101,7 @@ class Pointwise:
 
     def _kernel(self, kind: KernelKind) -> Any:
         # Only now: a CPU needs no Triton.
-        from moeserve.kernels.pointwise.generated import kernel_of
+        from moeserve.kernels.operators.pointwise.generated import kernel_of
 
         if kind not in self._kernels:
             self._kernels[kind] = kernel_of(f"{self.expression.name}_kernel", self._source(kind), kind)

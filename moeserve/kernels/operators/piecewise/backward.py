@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from moeserve.kernels.launch import Kernel
-from moeserve.kernels.piecewise.forward import LOG2E, load_rows, piece_scores
+from moeserve.kernels.operators.piecewise.forward import LOG2E, load_rows, piece_scores
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """Pointwise operations from expressions: a Python function becomes a Triton kernel with broadcasting, any strides and
 torch's type promotion, made once for each kind of arguments (the idea is FlagGems'). On a CPU torch computes."""
 
-from moeserve.kernels.pointwise.functions import (
+from moeserve.kernels.operators.pointwise.functions import (
     clamp,
     erf,
     exp,
@@ -15,7 +15,7 @@ from moeserve.kernels.pointwise.functions import (
     tanh,
     where,
 )
-from moeserve.kernels.pointwise.op import Pointwise, pointwise
+from moeserve.kernels.operators.pointwise.op import Pointwise, pointwise
 
 __all__ = [
     "Pointwise", "clamp", "erf", "exp", "log", "maximum", "minimum", "pointwise", "rsqrt", "sigmoid", "silu", "sqrt",

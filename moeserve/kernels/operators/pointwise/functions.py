@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moeserve.kernels.pointwise.expression import apply
+from moeserve.kernels.operators.pointwise.expression import apply
 
 # An expression's value, or a number.
 Operand = Any

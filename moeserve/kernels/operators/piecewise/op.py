@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.launch import Kernel, next_power_of_2
-from moeserve.kernels.piecewise.backward import keys_kernel, queries_kernel
-from moeserve.kernels.piecewise.check import check
-from moeserve.kernels.piecewise.forward import forward_kernel
+from moeserve.kernels.operators.piecewise.backward import keys_kernel, queries_kernel
+from moeserve.kernels.operators.piecewise.check import check
+from moeserve.kernels.operators.piecewise.forward import forward_kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from moeserve.kernels.pointwise.expression import Expression, Step
-from moeserve.kernels.pointwise.operations import OPERATIONS, Rule
+from moeserve.kernels.operators.pointwise.expression import Expression, Step
+from moeserve.kernels.operators.pointwise.operations import OPERATIONS, Rule
 
 NUMBER, ZERO_DIM, DIMENSIONED = range(3)
 _NUMBERS = {

@@ -10,13 +10,11 @@ import hashlib
 import linecache
 from typing import Any
 
-import torch
 import triton
 
 from moeserve.kernels.launch import Kernel
-from moeserve.kernels.pointwise.expression import Expression
-from moeserve.kernels.pointwise.source import KernelKind, device_source
-from moeserve.kernels.pointwise.typing_rules import NUMBER
+from moeserve.kernels.operators.pointwise.source import KernelKind
+from moeserve.kernels.operators.pointwise.typing_rules import NUMBER
 
 
 def kernel_of(name: str, source: str, kind: KernelKind) -> Kernel:
@@ -25,18 +23,12 @@ def kernel_of(name: str, source: str, kind: KernelKind) -> Kernel:
     return Kernel(triton.jit(_function_of(name, source), do_not_specialize=numbers))
 
 
-def device_function(expression: Expression, dtype: torch.dtype = torch.float32) -> Any:
-    """The expression as a `triton.jit` function of tiles of `dtype`, for hand-written kernels to call."""
-    name = f"{expression.name}_of_tiles"
-    return triton.jit(_function_of(name, device_source(name, expression, dtype)))
-
-
 def _function_of(name: str, source: str) -> Any:
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
-    file = f"<moeserve.kernels.pointwise {name} {digest}>"
+    file = f"<moeserve.kernels.operators.pointwise {name} {digest}>"
     # Without a modification time linecache does not look for the file.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    module: dict[str, Any] = {"__name__": "moeserve.kernels.pointwise.generated"}
+    module: dict[str, Any] = {"__name__": "moeserve.kernels.operators.pointwise.generated"}
     # Not this file's own `from __future__ import annotations`: Triton would not know the numbers' types, quoted.
     exec(compile(source, file, "exec", dont_inherit=True), module)
     return module[name]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from moeserve.kernels.pointwise.operations import OPERATIONS
+from moeserve.kernels.operators.pointwise.operations import OPERATIONS
 
 Number = bool | int | float
 

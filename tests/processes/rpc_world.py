@@ -1,0 +1,65 @@
+"""Two ends of the processes' channel."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moeserve.messages.sampling import SamplingParams
+from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
+from moeserve.messages.worker import WorkerAnswer, WorkerClient
+from moeserve.router.worker_client import RpycWorker
+from tests.support.rpc_child import (
+    ANSWER,
+)
+
+
+@pytest.fixture
+def worker(child: subprocess.Popen[str], tmp_path: Path) -> Iterator[RpycWorker]:
+    worker = RpycWorker(tmp_path / "worker")
+    worker.ready()
+    yield worker
+    worker.close()
+
+
+def plan(step: int, behaviour: int = ANSWER, prompt: int = 4) -> StepPlan:
+    tokens = array("i", [step, behaviour, *range(2, prompt)])
+    new = NewSeq(0, tokens.tobytes(), prompt, b"", SamplingParams(max_tokens=3))
+    return StepPlan(step, [new], [Row(0, 0, prompt, array("i", range(prompt)).tobytes(), True)])
+
+
+def answers_of(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[WorkerAnswer]:
+    """Waits as the router does: on the file descriptor, unless something was read ahead."""
+    got: list[WorkerAnswer] = []
+    deadline = time.monotonic() + timeout
+    while len(got) < count:
+        left = deadline - time.monotonic()
+        assert left > 0, f"{len(got)} of {count} results came"
+        if not worker.has_read_ahead:
+            select.select([worker.fileno()], [], [], left)
+        got += worker.poll()
+    return got
+
+
+def results(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[StepResult]:
+    answers = answers_of(worker, count, timeout)
+    steps = [answer for answer in answers if isinstance(answer, StepResult)]
+    assert len(steps) == len(answers)
+    return steps
+
+
+def connected(path: Path) -> RpycWorker:
+    """To a worker that another router has left. Its socket has a file a moment before it listens."""
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return RpycWorker(path)
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -1,0 +1,86 @@
+"""Conversations with a router whose worker computes nothing."""
+
+from __future__ import annotations
+
+import random
+
+from tests.support.checking_worker import STOP_TOKEN
+from tests.support.router_world import World, final_item, request
+
+GENERATION_PROMPT = [1, 2, 3]  # <|im_start|>assistant and a line break
+OPEN_THOUGHT = [4, 3]  # <think> and a line break
+END_OF_TURN = STOP_TOKEN
+
+
+def text(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(1000, 150_000) for _ in range(length)]
+
+
+def cached(world: World, id: int) -> int:
+    usage = final_item(world, id).usage
+    assert usage is not None
+    return usage.cached_tokens
+
+
+def computed(world: World) -> int:
+    """Positions computed since the last call."""
+    before, world.worker.computed = world.worker.computed, 0
+    return before
+
+
+def ask(world: World, id: int, prompt: list[int], answer: list[int]) -> int:
+    """Runs one request alone, which answers so and ends its turn; returns its cached tokens."""
+    world.add(request(id, prompt, len(answer) + 10), [*answer, END_OF_TURN])
+    world.run()
+    world.check_all_free()
+    return cached(world, id)
+
+
+class Conversation:
+    """As a chat template renders it: each turn's prompt ends with the generation prompt. `drops_thoughts`: answers are
+    rendered without the thoughts that were generated, once the next turn begins."""
+
+    def __init__(self, rng: random.Random, system: list[int], *, drops_thoughts: bool = False) -> None:
+        self.rng = rng
+        self.history = [*system]
+        self.drops_thoughts = drops_thoughts
+        self.prompt: list[int] = []
+        self.answer: list[int] = []
+        self.content: list[int] = []
+
+    def ask(self, question: int = 40, content: int = 40, thoughts: int = 60) -> None:
+        self.prompt = [*self.history, 1, 5, 3, *text(self.rng, question), END_OF_TURN, 3, *GENERATION_PROMPT]
+        self.content = text(self.rng, content)
+        self.answer = self.content
+        if self.drops_thoughts:
+            self.prompt += OPEN_THOUGHT
+            self.answer = [*text(self.rng, thoughts), 6, 3, *self.content]
+
+    def answered(self) -> None:
+        end = len(self.prompt) - len(OPEN_THOUGHT) * self.drops_thoughts
+        self.history = [*self.prompt[:end], *self.content, END_OF_TURN, 3]
+
+
+def talk(world: World, *, drops_thoughts: bool, together: bool) -> float:
+    """Eight conversations of ten turns, which all ask before any asks again; the share of the later turns' prompt
+    tokens that is not computed again."""
+    rng = random.Random(1)
+    conversations = [Conversation(rng, text(rng, 1500), drops_thoughts=drops_thoughts) for _ in range(8)]
+    prompts = hits = id = 0
+    for turn in range(10):
+        first = id
+        for conversation in conversations:
+            conversation.ask()
+            script = [*conversation.answer, END_OF_TURN]
+            world.add(request(id, conversation.prompt, len(script) + 10), script)
+            id += 1
+            if not together:
+                world.run()
+        world.run()
+        world.check_all_free()
+        for number, conversation in enumerate(conversations):
+            conversation.answered()
+            if turn:
+                prompts += len(conversation.prompt)
+                hits += cached(world, first + number)
+    return hits / prompts
