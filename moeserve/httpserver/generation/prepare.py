@@ -48,15 +48,15 @@ async def _resolve(service: Service, served: Served, asked: Asked) -> Resolved:
         compiled = await compile_grammar(service.grammars, asked, form.grammar, tools)
     return Resolved(
         asked,
-        tuple(prompts),
-        sampler,
-        bound,
-        {**choice.logit_bias, **form.logit_bias},
-        choice.bad_sequences,
-        breakers,
-        form,
-        compiled,
-        service.adapter_of(asked.model),
+        prompts=tuple(prompts),
+        sampler=sampler,
+        default_max_tokens=bound,
+        logit_bias={**choice.logit_bias, **form.logit_bias},
+        bad_sequences=choice.bad_sequences,
+        dry_breakers=breakers,
+        form=form,
+        grammar=compiled,
+        adapter=service.adapter_of(asked.model),
     )
 
 

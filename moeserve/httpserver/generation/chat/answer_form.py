@@ -65,11 +65,11 @@ def form_of(
         _check_ending(asked, wanted.param, thinking, stops)
     return AnswerForm(
         constraint,
-        _without_calls(tools, formats),
-        thinking,
-        tuple(formats.control_tokens.values()) if tools.may_call else (),
-        stops,
-        AnswerReading(prompt, formats, asked.stop_token_ids, constraint, call_token, state),
+        logit_bias=_without_calls(tools, formats),
+        thinking=thinking,
+        shown_tokens=tuple(formats.control_tokens.values()) if tools.may_call else (),
+        stop_token_ids=stops,
+        reading=AnswerReading(prompt, formats, asked.stop_token_ids, constraint, call_token, state),
     )
 
 
