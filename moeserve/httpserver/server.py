@@ -287,7 +287,9 @@ def _uvicorn_config(service: Service, apis: ApiTable) -> uvicorn.Config:
     turns = Turns(is_busy=lambda: not service.engine.room.is_empty, is_known=is_known, is_open=not keys)
     made = uvicorn.Config(
         app,
-        http=partial(BoundedHttpProtocol, idle=idle, turns=turns),  # type: ignore[arg-type]
+        http=partial(  # type: ignore[arg-type]
+            BoundedHttpProtocol, idle=idle, turns=turns, count_refusal=service.metrics.refused
+        ),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -26,7 +26,8 @@ class BlockStored(msgspec.Struct, tag=True):
     lora_id: int | None = None
     medium: str | None = MAIN_POOL
     lora_name: str | None = None
-    # For each block what its hash depends on besides tokens; only a prompt's first block has any.
+    # For each block what its hash depends on besides tokens: of a prompt's first block who may share it, and of a block
+    # with positions of a span the span's key in hexadecimal (`token_ids` has placeholders there).
     extra_keys: list[tuple[str, ...] | None] | None = None
 
 

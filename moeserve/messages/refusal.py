@@ -21,7 +21,10 @@ class Refusal(StrEnum):
     FORBIDDEN = "forbidden"  # a foreign page, an unknown host, or what this server does not allow
     QUEUE_FULL = "queue_full"
     QUOTA = "quota"  # of this API key: its share of the queue, of open requests or of bodies
-    MEMORY = "memory"  # bodies, grammars or connections take all that there is for them
+    MEMORY = "memory"  # bodies or grammars take all that there is for them
+    CONNECTIONS = (
+        "connections"  # of all clients or of one address: the connection is closed, mostly without an answer
+    )
     LOADING = "loading"
     UNAVAILABLE = "unavailable"  # the engine restarts, hangs or takes nothing
     SHUTTING_DOWN = "shutting_down"

@@ -28,6 +28,7 @@ from moeserve.messages.beams import BeamParams
 from moeserve.messages.load import LoadReport
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
+from moeserve.messages.spans import Span
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerError, WorkerReady
 
 # ---------------------------------------------------------------- httpserver -> router
@@ -57,6 +58,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     progress: bool = False  # send a PrefillProgress after each step that prefills a part of its prompt
     resumed: Resumed | None = None
     beams: BeamParams | None = None  # it is one answer of a beam search, and gets all of it at the end
+    spans: list[
+        Span
+    ] = []  # sorted: positions of the prompt that are embeddings, whatever `token_ids` has there
 
 
 class GenerateBatch(msgspec.Struct, frozen=True, tag=True):

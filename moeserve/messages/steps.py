@@ -12,6 +12,7 @@ import msgspec
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.pages import PageOrders, PageReport, Tier
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
+from moeserve.messages.spans import Span
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +57,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     adapters: dict[str, str] = {}  # LoRA adapters of --lora-modules: the key of each name
     adapter_bytes: dict[str, int] = {}  # by key
     max_drafts: int = 0  # positions of a row whose tokens are drafted; 0: its rows have none
+    embedding_size: int = 0  # numbers of an embedding that may stand for a token; 0: none may
 
 
 class NewSeq(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +83,9 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     grammar: int = 0  # number of its grammar, which `sampling` is without then: see StepPlan; 0: none
     # int32, of the last positions of `prefix_slots`; see WorkerReady.num_window_slots.
     prefix_window_slots: bytes = b""
+    # Those that `prefix_slots` do not cover whole. Their positions have negative numbers in `token_ids`, by which the
+    # worker tells a chunk's rows of embeddings from its tokens.
+    spans: list[Span] = []
 
 
 CONTINUES: Final = -1  # Row.start of a row that may have drafts

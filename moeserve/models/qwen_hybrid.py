@@ -4,6 +4,7 @@ gate; partial rotation; a shared expert behind a sigmoid gate."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from moeserve.kernels.routing.options import RouterOptions
@@ -18,13 +19,17 @@ from moeserve.models.interface import (
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.delta_net import DELTA_KEYS, DELTA_LAYER, LESS_ONE, recurrent_layers
+from moeserve.models.sources.huggingface.layer_settings import Derived
 from moeserve.models.sources.huggingface.mapping import (
+    DECODER_BIASES,
     DECODER_KEYS,
     DECODER_LAYER,
     DECODER_QK_NORMS,
+    DENSE_FFN,
     MOE_EXPERTS,
     MOE_KEYS,
     MOE_ROUTER,
+    OUTPUT_BIAS,
     SHARED_EXPERT,
     HuggingFaceMapping,
     renamed,
@@ -34,46 +39,65 @@ from moeserve.models.sources.huggingface.mapping import (
 def read_hybrid_shape(reader: ShapeReader, *, is_tiled: bool, merged_gates: bool) -> ModelShape:
     """is_tiled: value heads lie first one of each key head; merged_gates: one matrix gives beta and alpha. Raises
     ModelError."""
-    reader.only("leading_dense_block_count", 0)
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     attention = AttentionShape(
-        num_heads, num_kv_heads, head_dim, qk_norm="head", rotated=reader.rotated(head_dim), is_gated=True
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        qk_norm="head",
+        qkv_bias=reader.qkv_bias(),
+        output_bias=reader.output_bias(),
+        rotated=reader.rotated(head_dim),
+        is_gated=True,
     )
     recurrence = GatedDeltaNetShape(reader.delta_heads(is_tiled=is_tiled), merged_gates=merged_gates)
     shared = SharedExpert(reader.integer("expert_shared_feed_forward_length", 1, 1 << 16), is_gated=True)
-    router = RouterOptions(scoring="softmax", normalize=True)
-    experts = MoeShape(*reader.experts(), router, shared)
+    router = RouterOptions(scoring="softmax", normalize=reader.flag("expert_weights_norm", default=True))
+    feed_forwards = reader.feed_forwards(MoeShape(*reader.experts(), router, shared))
     return reader.model(
         tuple(
-            LayerShape(recurrence if is_recurrent else attention, experts, ffn_norm=n.POST_ATTENTION_NORM)
-            for is_recurrent in reader.recurrent_layers()
+            LayerShape(recurrence if is_recurrent else attention, ffn, ffn_norm=n.POST_ATTENTION_NORM)
+            for is_recurrent, ffn in zip(reader.recurrent_layers(), feed_forwards, strict=True)
         )
     )
 
 
 def hybrid_mapping(
-    model_type: str, recurrence: dict[str, str], fixed: Mapping[str, tuple[Any, Any]], **more: Any
+    model_type: str,
+    recurrence: dict[str, str],
+    *,
+    keys: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    defaults: Mapping[str, bool] = MappingProxyType({}),
+    fixed: Mapping[str, tuple[Any, Any]] = MappingProxyType({}),
+    derived: Derived = recurrent_layers,
+    **more: Any,
 ) -> HuggingFaceMapping:
-    """recurrence: GGUF's names within a recurrent layer of what is not DELTA_LAYER's; fixed and more: as
+    """recurrence: GGUF's names within a recurrent layer of what is not DELTA_LAYER's; the others as
     HuggingFaceMapping's."""
     of_delta_net = DELTA_LAYER | recurrence
-    of_attention = DECODER_LAYER | DECODER_QK_NORMS
+    of_attention = DECODER_LAYER | DECODER_QK_NORMS | DECODER_BIASES | OUTPUT_BIAS
     return HuggingFaceMapping(
         model_type=model_type,
         keys=DECODER_KEYS
         | MOE_KEYS
         | DELTA_KEYS
-        | {"expert_shared_feed_forward_length": ("shared_expert_intermediate_size",)},
+        | {
+            "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+            n.HAS_QKV_BIAS: ("attention_bias",),
+            **keys,
+        },
+        defaults={n.HAS_QKV_BIAS: False, **defaults},
         # Settings with the one value that is supported, and transformers' own where the file has none.
-        fixed={"hidden_act": ("silu", "silu"), "attention_bias": (False, False), **fixed},
+        fixed={"hidden_act": ("silu", "silu"), **fixed},
         layer=renamed(of_attention, {n.FFN_NORM: n.POST_ATTENTION_NORM}) | of_delta_net,
         moe=MOE_ROUTER | SHARED_EXPERT,
+        dense=DENSE_FFN,
         experts=MOE_EXPERTS,
         # A layer has the ones or the others.
         optional=frozenset(of_attention.keys() | of_delta_net.keys()),
         less_one=LESS_ONE,
         skipped=("mtp.",),
-        derived=recurrent_layers,
+        derived=derived,
         rotates_part=True,
         flattened=frozenset({n.of_part(n.FFN_GATE_INP_SHEXP)}),  # [1, hidden] there, a vector here
         **more,

@@ -6,10 +6,19 @@ buffers are allocated by it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.routing.options import RouterOptions, Scoring
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import LayerShape, ModelShape, RopeScaling
+from moeserve.models.interface import (
+    AttentionShape,
+    DenseFfnShape,
+    LayerShape,
+    ModelShape,
+    MoeShape,
+    RopeScaling,
+)
 from moeserve.models.neutral_settings import NEUTRAL, is_neutral
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
@@ -139,6 +148,59 @@ class ShapeReader:
         if all(recurrent):
             raise self.error(suffix, "has no layer that attends, which is not supported")
         return recurrent
+
+    def windowed(self, attention: AttentionShape, period: int = 1) -> list[AttentionShape]:
+        """Every layer's attention with its window. period: where no key says which layers see one, of this many layers
+        all but the last do; 1: none, as llama.cpp computes such files."""
+        value = self._metadata.get(self._key(n.WINDOWED_LAYERS))
+        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+            period = self.integer(n.WINDOWED_LAYERS, 1, 1024, default=period)
+            sees = [layer % period < period - 1 for layer in range(self.num_layers)]
+        else:
+            sees = self.flags(n.WINDOWED_LAYERS)
+        if not any(sees):
+            return [attention] * self.num_layers
+        window = replace(attention, window=self.integer(n.SLIDING_WINDOW, 1, 1 << 24))
+        return [window if seen else attention for seen in sees]
+
+    def feed_forwards(self, moe: MoeShape) -> list[MoeShape | DenseFfnShape]:
+        """Every layer's: experts, or one feed-forward where the layer has none."""
+        is_dense = self._dense_layers()
+        dense = DenseFfnShape(self.dense_width()) if any(is_dense) else None
+        return [moe if dense is None or not without else dense for without in is_dense]
+
+    def _dense_layers(self) -> list[bool]:
+        """Which layers have no experts. A GGUF's tensors say so; its keys, if it has them, must agree."""
+        said = self.optional_flags(n.DENSE_LAYERS)
+        tensors = self._source.tensors
+        is_dense = said or [
+            n.of_layer(layer, n.FFN_GATE_INP) not in tensors and n.of_layer(layer, n.FFN_GATE) in tensors
+            for layer in range(self.num_layers)
+        ]
+        leading = self.integer("leading_dense_block_count", 0, self.num_layers, default=0)
+        step = self.integer("interleave_moe_layer_step", 0, 1024, default=0) or 1
+        for layer, dense in enumerate(is_dense):
+            if layer < leading and not dense:
+                raise self.error("leading_dense_block_count", f"is {leading}, and layer {layer} has experts")
+            if step > 1 and dense != ((layer + 1) % step != 0 or layer < leading):
+                kind = "no experts" if dense else "experts"
+                raise self.error("interleave_moe_layer_step", f"is {step}, and layer {layer} has {kind}")
+        return is_dense
+
+    def qkv_bias(self) -> bool:
+        """Whether q, k and v have biases: a GGUF's tensors say so."""
+        if self._key(n.HAS_QKV_BIAS) in self._metadata:
+            return self.flag(n.HAS_QKV_BIAS)
+        return self._has_any(n.ATTN_Q)
+
+    def output_bias(self) -> bool:
+        """The same of attention's output, in families whose config.json speaks of all four at once."""
+        if self._key(n.HAS_QKV_BIAS) in self._metadata:
+            return self.flag(n.HAS_QKV_BIAS)
+        return self._has_any(n.ATTN_OUTPUT)
+
+    def _has_any(self, part: str) -> bool:
+        return any(n.bias_of_layer(layer, part) in self._source.tensors for layer in range(self.num_layers))
 
     def experts(self) -> tuple[int, int, int]:
         """Experts of a layer, those of a token, and the width of one."""

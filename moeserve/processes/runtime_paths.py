@@ -59,6 +59,11 @@ class RuntimePaths:
         return self.directory / "worker"
 
     @property
+    def spans(self) -> Path:
+        """The folder of requests' embeddings; see `span_files.py`."""
+        return self.directory / "spans"
+
+    @property
     def adapters_file(self) -> Path:
         """The LoRA adapters that there are, as JSON: written by the router, read by the one that follows it. Servers
         that follow one another in an upgrade have one file."""

@@ -13,6 +13,7 @@ from moeserve.messages.steps import WorkerReady
 from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.processes.lifecycle import Process, run_process
+from moeserve.processes.span_files import SpanFiles
 from moeserve.router.adapter_registry import AdapterRegistry
 from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, STREAMED_PREFILL_SHARE, Limits
 from moeserve.router.core.memory.snapshot_points import BorderSpacing, border_spacing, window_spacing
@@ -21,10 +22,12 @@ from moeserve.router.kv_event_publisher import KvEventPublisher
 from moeserve.router.manager import RouterManager
 from moeserve.router.replacement import LaunchedWorkers, LinkedWorkers
 from moeserve.router.request_tracer import RequestTracer
+from moeserve.router.span_links import SpanLinks
 
 log = logging.getLogger(__name__)
 
 CONNECT_INTERVAL_S = 0.05
+FLOAT32_BYTES = 4
 
 
 def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
@@ -54,6 +57,8 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         window=ready.window,
         border_spacing=_spacing(ready),
         event_block_size=None if config.kv_events_endpoint is None else config.kv_events_block_size,
+        # The files of embeddings are not on a worker's machine that is another.
+        embedding_bytes=0 if config.worker is not None else FLOAT32_BYTES * ready.embedding_size,
     )
 
 
@@ -139,7 +144,8 @@ def serve(
         )
         http.send(EngineReady(ready=ready, adapters=adapters.served))
         process.ready()
-        scheduler = Scheduler(limits(process.config, ready))
+        most = limits(process.config, ready)
+        scheduler = Scheduler(most)
         scheduler.learn(ready.measured_steps)
         request_tracer = RequestTracer.wanted(process.tracer)
         manager = RouterManager(
@@ -156,6 +162,9 @@ def serve(
             adapters=adapters,
             heartbeat=process.heartbeat,
             launcher=process.launcher,
+            spans=SpanLinks(SpanFiles(process.paths.spans), most.embedding_bytes)
+            if most.embedding_bytes
+            else None,
         )
         manager.run(early)
 

@@ -40,6 +40,7 @@ from moeserve.router.core.steps.plans_in_flight import ProtocolError
 from moeserve.router.kv_event_publisher import KvEventPublisher
 from moeserve.router.replacement import WorkerSource
 from moeserve.router.request_tracer import RequestTracer
+from moeserve.router.span_links import SpanLinks
 from moeserve.router.step_deadline import StepDeadline
 
 log = logging.getLogger(__name__)
@@ -76,11 +77,12 @@ class RouterManager:
         heartbeat: Callable[[], None] = lambda: None,
         launcher: LauncherWatch | None = None,
         idle_ping: float = IDLE_PING_S,
+        spans: SpanLinks | None = None,
     ) -> None:
         """`worker` is the first one, `workers` has those after it. `step_timeout` in seconds: see StepDeadline. Without
         `continue_requests`, a worker's loss fails the requests that it was computing. `heartbeat` is called when the
         launcher asks for one. A worker that computes nothing is asked something every `idle_ping` seconds. `adapters`:
-        where they may come and go."""
+        where they may come and go. `spans`: None where requests have none."""
         self._scheduler = scheduler
         self._request_tracer = request_tracer
         self._kv_events = kv_events
@@ -91,6 +93,7 @@ class RouterManager:
         self._continue_requests = continue_requests
         self._heartbeat = heartbeat
         self._launcher = launcher
+        self._spans = spans
         self._idle_ping = idle_ping
         self._heard_at = time.monotonic()  # when the worker last answered, or was connected to
         self._deadline = StepDeadline(step_timeout)
@@ -152,9 +155,7 @@ class RouterManager:
                 gone = "the adapter has been unloaded meanwhile"
                 self._detokenizer.send(RequestError(message.id, 404, gone))
             case GenerateRequest():
-                if self._request_tracer is not None:
-                    self._request_tracer.received(message)
-                self._scheduler.add(message)
+                self._add(message)
             case GenerateBatch():
                 for request in message.unpacked():
                     self._receive(request)
@@ -179,6 +180,17 @@ class RouterManager:
                 self._heartbeat()
             case Shutdown():
                 self._stopping = True
+
+    def _add(self, message: GenerateRequest) -> None:
+        if message.spans and self._spans is not None and self._scheduler.limits.refusal(message) is None:
+            linked = self._spans.linked(message)
+            if isinstance(linked, RequestError):
+                self._detokenizer.send(linked)
+                return
+            message = linked
+        if self._request_tracer is not None:
+            self._request_tracer.received(message)
+        self._scheduler.add(message)
 
     def _tell_of_engine(self) -> None:
         self._http.send(EngineReady(ready=self._first, adapters=self._adapters.served))
@@ -283,6 +295,9 @@ class RouterManager:
             self._detokenizer.send(message)
             if self._request_tracer is not None:
                 self._request_tracer.sent(message)
+        handles = self._scheduler.take_handles()
+        if self._spans is not None:
+            self._spans.remove(handles)
         for told in self._adapters.take_messages():
             self._http.send(told)
         if self._kv_events is not None:
@@ -326,6 +341,7 @@ def _has_as_much(ready: WorkerReady, first: WorkerReady) -> bool:
     """Whether a worker can stand in for the first one, of whose limits the scheduler was made."""
     is_same = ready.vocab_size == first.vocab_size and ready.adapters == first.adapters
     is_same = is_same and (ready.num_window_slots > 0) == (first.num_window_slots > 0)
+    is_same = is_same and ready.embedding_size == first.embedding_size
     return is_same and all(
         getattr(ready, name) >= getattr(first, name)
         for name in (

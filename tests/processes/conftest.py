@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from moeserve.processes.runtime_paths import RuntimePaths
 from tests.support.http_harness import HttpServer, http_server
 from tests.support.launcher_run import Run
+from tests.support.router_process import Neighbours
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +38,15 @@ def start(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     for run in runs:
         run.popen.kill()  # the children die with it
         run.popen.wait()
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RuntimePaths:
+    return RuntimePaths(tmp_path)
+
+
+@pytest.fixture
+def neighbours(paths: RuntimePaths) -> Iterator[Neighbours]:
+    neighbours = Neighbours(paths)
+    yield neighbours
+    neighbours.context.destroy(linger=0)

@@ -53,6 +53,7 @@ READERS = {
     "moeserve.models.errors",
     "moeserve.models.sources.gguf",
     "moeserve.models.sources.huggingface.delta_net",
+    "moeserve.models.sources.huggingface.layer_settings",
     "moeserve.models.sources.huggingface.latent",
     "moeserve.models.sources.huggingface.mapping",
     "moeserve.models.sources.huggingface.proportional_rope",

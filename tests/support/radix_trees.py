@@ -129,4 +129,4 @@ class AgainstADictionary(RuleBasedStateMachine):
         self.tree.check()
         assert self.tree.num_tokens == len(self.cached)
         assert self.tree.num_idle == len(self.cached) - len(self._held())
-        assert sorted(s for slots in self.tree.held_slots() for s in slots) == sorted(self.cached.values())
+        assert sorted(s for node in self.tree.nodes() for s in node.slots) == sorted(self.cached.values())

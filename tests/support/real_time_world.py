@@ -37,6 +37,7 @@ class RealTimeWorld(World):
             page_bytes=ready.kv_page_bytes,
             page_write_bytes=ready.kv_write_bytes,
             tiers=tuple(ready.kv_tiers),
+            embedding_bytes=4 * ready.embedding_size,
         )
         super().__init__(limits, step_ms)
         self.worker = runner  # type: ignore[assignment]

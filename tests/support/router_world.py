@@ -23,6 +23,7 @@ from moeserve.messages.schema import (
     TokensOut,
 )
 from moeserve.messages.steps import StepPlan, StepResult
+from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.radix_node import depth
 from moeserve.router.core.scheduler import Scheduler
@@ -196,7 +197,9 @@ class World:
     def _check_events(self, size: int) -> None:
         """The subscriber has as many blocks as the prefix tree has whole ones. (Which: `test_block_log.py`.)"""
         self.subscriber.apply(encode_batch(0.0, self.scheduler.take_kv_events(), as_maps=True))
-        nodes = self.scheduler._memory._tree._nodes()
+        memory = self.scheduler._memory
+        assert isinstance(memory, KvMemory)
+        nodes = memory._tree.nodes()
         ends = [(depth(node) - len(node.slots), depth(node)) for node in nodes]
         assert len(self.subscriber.blocks) == sum(end // size - start // size for start, end in ends)
 

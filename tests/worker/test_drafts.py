@@ -4,46 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from moeserve.messages.load import LoadReport
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import GenerateRequest, TokensItem
-from moeserve.router.core.limits import Limits
-from moeserve.router.core.memory.snapshot_points import BorderSpacing
-from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner, load_cpu_model
+from moeserve.messages.schema import GenerateRequest
+from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s
-from tests.gpu.driver import small_config
-from tests.support.router_world import World, request
+from tests.support.router_world import request
+from tests.support.served_answers import Answer, load, lose_at, serve
 
 MOST = 4
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
 ANSWER = 40
-
-
-class Answer(NamedTuple):
-    tokens: list[int]
-    logprobs: list[object]
-    finish_reason: str | None
-
-
-class Told(World):
-    """Keeps logprobs, too."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.logprobs: dict[int, list[object]] = {}
-        super().__init__(limits)
-
-    def _item(self, item: TokensItem) -> None:
-        self.logprobs.setdefault(item.id, []).extend(item.logprobs or [])
-        super()._item(item)
 
 
 class Foreseen:
@@ -65,53 +43,6 @@ class Foreseen:
         draft = text[length : length + self._rng.randint(0, most)]
         wrong = [token if self._rng.random() < self._right else 5 for token in draft]
         return np.array(wrong, np.int32)
-
-
-def load(path: Path, **options: object) -> CpuModel:
-    return load_cpu_model(
-        small_config(path, device="cpu", threads=2, max_num_seqs=16, **options), lambda *_: None
-    )
-
-
-def serve(
-    runner: Runner,
-    requests: list[GenerateRequest],
-    max_drafts: int,
-    during: Callable[[Told, int], None] = lambda *_: None,
-    **limits: object,
-) -> tuple[dict[int, Answer], LoadReport]:
-    """`during` is called after each step, with its number."""
-    ready = runner.ready()
-    usual = {
-        "num_kv_slots": ready.num_kv_slots,
-        "max_num_seqs": ready.max_num_seqs,
-        "max_model_len": ready.max_model_len,
-        "max_num_batched_tokens": 256,
-        "max_num_queued_reqs": 100,
-        "num_state_slots": ready.num_state_slots,
-        "num_window_slots": ready.num_window_slots,
-        "window": ready.window,
-        "border_spacing": BorderSpacing(tail=4, least=16, first=64),
-        "max_drafts": max_drafts,
-    }
-    world = Told(Limits(**(usual | limits)))  # type: ignore[arg-type]
-    world.worker = runner  # type: ignore[assignment]
-    for message in requests:
-        world.add(message)
-    for number in range(2000):
-        while world.plan() is not None:
-            pass
-        if not world.in_flight:
-            break
-        world.result()
-        world.check()
-        during(world, number)
-    world.check_all_free()
-    answers = {}
-    for id, seen in world.seen.items():
-        assert isinstance(seen.final, TokensItem), seen.final
-        answers[id] = Answer(seen.tokens, world.logprobs[id], seen.final.finish_reason)
-    return answers, world.scheduler.load_report()
 
 
 def asked(
@@ -227,15 +158,7 @@ def test_lost_worker(runner: Runner, plain: Runner, model: CpuModel) -> None:
     texts = whole_texts(requests, expected)
     foresee(runner, texts, 0.8)
 
-    def lose(world: Told, number: int) -> None:
-        if number in (4, 9):
-            world.plan()
-            world.lose_worker()
-            world.lost = False
-            world.scheduler.worker_ready("signal 9", crashed_by_itself=False)
-            world._read()
-
-    found, report = serve(runner, requests, MOST, lose)
+    found, report = serve(runner, requests, MOST, lose_at(4, 9))
     assert found == expected
     assert report.engine_losses == 2
 

@@ -89,12 +89,3 @@ def test_what_is_missing_or_of_another_form_is_named(folder: Path, packed: Packe
     save_file(tensors | {name: tensors[name][:, :-1].contiguous()}, file)
     with pytest.raises(ModelError, match="do not fit one another"):
         open_folder(folder)
-
-
-def test_windows_in_other_layers_are_refused(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["layer_types"].reverse()
-    config["layer_types"][0] = "full_attention"
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"'layer_types' is .* in turn are supported"):
-        open_folder(folder)

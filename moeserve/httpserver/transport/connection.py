@@ -20,6 +20,7 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.idle_connections import IdleConnections
 from moeserve.httpserver.transport.sliced_connection import SlicedHttpProtocol
 from moeserve.httpserver.transport.sse import JsonResponse
+from moeserve.messages.refusal import Refusal
 
 # Of the request line and headers; the same again for trailers and chunk extensions.
 MAX_HEAD_BYTES: Final = 64 << 10
@@ -40,9 +41,16 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
 
     An answer without a length to an HTTP/1.0 request ends with the connection instead of coming in chunks."""
 
-    def __init__(self, *args: Any, idle: IdleConnections | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        idle: IdleConnections | None = None,
+        count_refusal: Callable[[Refusal], None] = lambda reason: None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._idle = idle
+        self._count_refusal = count_refusal  # of what ends here, and reaches no middleware
         self._had_request = False
         self._spare_bytes = 0  # of the head that is arriving, or since the last piece of the body
         self._framing_bytes = 0  # of the body that is arriving
@@ -56,6 +64,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         super().connection_made(transport)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS
         if len(self.connections) > most and not self._make_room():
+            self._count_refusal(Refusal.CONNECTIONS)
             transport.abort()
             return
         self._await_head()
@@ -79,6 +88,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         if self._had_request:
             self.transport.close()
         else:
+            self._count_refusal(Refusal.CONNECTIONS)
             self.transport.abort()
 
     def on_response_complete(self) -> None:
@@ -163,6 +173,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         while self._has_too_many_connections() and self._make_room():
             pass
         if self._is_full():
+            self._count_refusal(Refusal.CONNECTIONS)
             self.app, self.limit_concurrency = _refuse_connection, None  # uvicorn's own answer is plain text
         super().begin_request()
         self.app, self.limit_concurrency = app, limit
@@ -220,8 +231,10 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         self._head_timer = None
         if self._held:  # it has come, and waits for its turn
             self._await_head()
-        else:
-            self.transport.close()
+            return
+        if self._spare_bytes:  # a part of one has come
+            self._count_refusal(Refusal.TIMEOUT)
+        self.transport.close()
 
     def _head_arrived(self) -> None:
         if self._head_timer is not None:
@@ -271,6 +284,8 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         if self._is_arriving and self._body_timer is not None and self.cycle.response_started:
             self.transport.close()
             return
+        if error.refusal is not None:
+            self._count_refusal(error.refusal)
         body = orjson.dumps(error.body())
         head = (
             f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"

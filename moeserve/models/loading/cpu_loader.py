@@ -155,7 +155,7 @@ class CpuLoader:
         has_norm = shape.qk_norm != "none"
         return CpuAttention(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
-            qkv=self._gated_qkv(index, shape.num_heads)
+            qkv=self._gated_qkv(index, shape)
             if shape.is_gated
             else self._group(index, *shape.qkv_parts, has_bias=shape.qkv_bias),
             q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else None,
@@ -168,21 +168,28 @@ class CpuLoader:
             else None,
         )
 
-    def _gated_qkv(self, index: int, num_heads: int) -> LinearGroup:
+    def _gated_qkv(self, index: int, shape: AttentionShape) -> LinearGroup:
         """q's rows and its gates' apart: packed, also where the other matrices stay in place."""
         name = n.of_layer(index, n.ATTN_Q)
         tensor = self._source.tensors[name]
         rows, cols = tensor.shape
         q, gate = (
             self._stream.pack(
-                rows_of(self._source.data(name), num_heads, part), int(tensor.type), (rows // 2, cols)
+                rows_of(self._source.data(name), shape.num_heads, part), int(tensor.type), (rows // 2, cols)
             )
             for part in ("q", "gate")
         )
         self._finish(name)
         k, v = (self._matrix(n.of_layer(index, part)) for part in (n.ATTN_K, n.ATTN_V))
         self._matrices += [q, gate]
-        return LinearGroup([q, k, v, gate])
+        matrices = [q, k, v, gate]
+        if not shape.qkv_bias:
+            return LinearGroup(matrices)
+        q_bias, k_bias, v_bias = (
+            self._vector(n.bias_of_layer(index, part)) for part in (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
+        )
+        of_q, of_gate = q_bias.view(shape.num_heads, 2, -1).unbind(1)
+        return LinearGroup(matrices, [of_q.reshape(-1), k_bias, v_bias, of_gate.reshape(-1)])
 
     def _moe(self, index: int, shape: MoeShape) -> CpuMoe:
         shared = shape.shared

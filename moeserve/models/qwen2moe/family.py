@@ -1,5 +1,6 @@
-"""Qwen2-MoE and Qwen1.5-MoE (Qwen2 technical report, https://arxiv.org/abs/2407.10671): biases on q, k and v, no norm
-of q and k, a shared expert behind a sigmoid gate, and weights that are not renormalised after the choice."""
+"""Qwen2-MoE and Qwen1.5-MoE (Qwen2 technical report, https://arxiv.org/abs/2407.10671): no norm of q and k, a shared
+expert behind a sigmoid gate. The published models have biases on q, k and v, experts in every layer, no windows, and do
+not renormalise weights after the choice; models of the family may differ in each of these."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ from moeserve.models.interface import (
 )
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.huggingface.layer_settings import derived_by, sparse_layers, windows
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_BIASES,
     DECODER_KEYS,
     DECODER_LAYER,
+    DENSE_FFN,
     MOE_EXPERTS,
     MOE_KEYS,
     MOE_ROUTER,
@@ -27,14 +30,18 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. A GGUF has no key for `norm_topk_prob`: this architecture means false."""
+    """Raises ModelError. A GGUF without `expert_weights_norm` means false."""
     reader = ShapeReader(source)
-    reader.only("leading_dense_block_count", 0)
-    attention = AttentionShape(*reader.heads(), qk_norm="none", qkv_bias=True)
+    attention = AttentionShape(*reader.heads(), qk_norm="none", qkv_bias=reader.qkv_bias())
     shared = SharedExpert(reader.integer("expert_shared_feed_forward_length", 1, 1 << 16), is_gated=True)
-    router = RouterOptions(scoring="softmax", normalize=False)
-    layer = LayerShape(attention, MoeShape(*reader.experts(), router, shared))
-    return reader.model((layer,) * reader.num_layers)
+    router = RouterOptions(scoring="softmax", normalize=reader.flag("expert_weights_norm", default=False))
+    moe = MoeShape(*reader.experts(), router, shared)
+    return reader.model(
+        tuple(
+            LayerShape(seen, ffn)
+            for seen, ffn in zip(reader.windowed(attention), reader.feed_forwards(moe), strict=True)
+        )
+    )
 
 
 FAMILY = ModelFamily(
@@ -44,15 +51,15 @@ FAMILY = ModelFamily(
         model_type="qwen2_moe",
         keys=DECODER_KEYS
         | MOE_KEYS
-        | {"expert_shared_feed_forward_length": ("shared_expert_intermediate_size",)},
+        | {
+            "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+            "expert_weights_norm": ("norm_topk_prob",),
+            n.HAS_QKV_BIAS: ("qkv_bias",),
+        },
+        defaults={"expert_weights_norm": False, n.HAS_QKV_BIAS: True},
         # Settings with the one value that is supported, and transformers' own where the file has none.
         fixed={
             "hidden_act": ("silu", "silu"),
-            "norm_topk_prob": (False, False),
-            "decoder_sparse_step": (1, 1),
-            "mlp_only_layers": ([], []),
-            "qkv_bias": (True, True),
-            "use_sliding_window": (False, False),
             "partial_rotary_factor": (1.0, 1.0),
         },
         layer=DECODER_LAYER | DECODER_BIASES,
@@ -63,7 +70,10 @@ FAMILY = ModelFamily(
             n.of_part(n.FFN_DOWN_SHEXP): "mlp.shared_expert.down_proj.weight",
             n.of_part(n.FFN_GATE_INP_SHEXP): "mlp.shared_expert_gate.weight",
         },
+        dense=DENSE_FFN,
         experts=MOE_EXPERTS,
+        optional=frozenset(DECODER_BIASES),
+        derived=derived_by(sparse_layers, windows(lambda layer, most: layer % 2 == 0 and layer < most)),
         flattened=frozenset({n.of_part(n.FFN_GATE_INP_SHEXP)}),  # [1, hidden] there, a vector here
     ),
 )

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.huggingface.layer_settings import windows
 from moeserve.models.sources.huggingface.mapping import (
+    DECODER_BIASES,
     DECODER_KEYS,
     DECODER_LAYER,
     DECODER_QK_NORMS,
     DENSE_FFN,
+    OUTPUT_BIAS,
     HuggingFaceMapping,
 )
 from moeserve.models.sources.source import ModelSource
@@ -18,9 +22,11 @@ from moeserve.models.sources.source import ModelSource
 def read_shape(source: ModelSource) -> ModelShape:
     """Raises ModelError."""
     reader = ShapeReader(source)
-    attention = AttentionShape(*reader.heads(), qk_norm="head")
-    layer = LayerShape(attention, DenseFfnShape(reader.dense_width()))
-    return reader.model((layer,) * reader.num_layers)
+    attention = AttentionShape(
+        *reader.heads(), qk_norm="head", qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias()
+    )
+    dense = DenseFfnShape(reader.dense_width())
+    return reader.model(tuple(LayerShape(seen, dense) for seen in reader.windowed(attention)))
 
 
 FAMILY = ModelFamily(
@@ -28,15 +34,17 @@ FAMILY = ModelFamily(
     read_shape=read_shape,
     hugging_face=HuggingFaceMapping(
         model_type="qwen3",
-        keys=DECODER_KEYS | {"feed_forward_length": ("intermediate_size",)},
+        keys=DECODER_KEYS
+        | {"feed_forward_length": ("intermediate_size",), n.HAS_QKV_BIAS: ("attention_bias",)},
+        defaults={n.HAS_QKV_BIAS: False},
         # Settings with the one value that is supported, and transformers' own where the file has none.
         fixed={
             "hidden_act": ("silu", "silu"),
-            "attention_bias": (False, False),
-            "use_sliding_window": (False, False),
             "partial_rotary_factor": (1.0, 1.0),
         },
-        layer=DECODER_LAYER | DECODER_QK_NORMS,
+        layer=DECODER_LAYER | DECODER_QK_NORMS | DECODER_BIASES | OUTPUT_BIAS,
         dense=DENSE_FFN,
+        optional=frozenset(DECODER_BIASES | OUTPUT_BIAS),
+        derived=windows(lambda layer, most: layer >= most),
     ),
 )

@@ -1,18 +1,24 @@
-"""Qwen3-MoE (Qwen3 technical report, https://arxiv.org/abs/2505.09388): q and k normalised by head, every layer a
-mixture of experts whose weights are renormalised after the choice, no shared expert, no biases."""
+"""Qwen3-MoE (Qwen3 technical report, https://arxiv.org/abs/2505.09388): q and k normalised by head, no shared expert.
+The published models renormalise weights after the choice and have experts in every layer, no biases and no windows;
+models of the family may differ in each of these."""
 
 from __future__ import annotations
 
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape, MoeShape
 from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.huggingface.layer_settings import derived_by, sparse_layers, windows
 from moeserve.models.sources.huggingface.mapping import (
+    DECODER_BIASES,
     DECODER_KEYS,
     DECODER_LAYER,
     DECODER_QK_NORMS,
+    DENSE_FFN,
     MOE_EXPERTS,
     MOE_KEYS,
     MOE_ROUTER,
+    OUTPUT_BIAS,
     HuggingFaceMapping,
 )
 from moeserve.models.sources.source import ModelSource
@@ -21,7 +27,7 @@ from moeserve.models.sources.source import ModelSource
 def layer_shape(
     num_heads: int, num_kv_heads: int, head_dim: int, num_experts: int, top_k: int, expert_width: int
 ) -> LayerShape:
-    """Every layer of such a model."""
+    """Every layer of a published model."""
     return LayerShape(
         AttentionShape(num_heads, num_kv_heads, head_dim, qk_norm="head"),
         MoeShape(num_experts, top_k, expert_width, RouterOptions(scoring="softmax", normalize=True)),
@@ -31,10 +37,18 @@ def layer_shape(
 def read_shape(source: ModelSource) -> ModelShape:
     """Raises ModelError."""
     reader = ShapeReader(source)
-    for absent in ("expert_shared_count", "leading_dense_block_count"):
-        reader.only(absent, 0)
-    layer = layer_shape(*reader.heads(), *reader.experts())
-    return reader.model((layer,) * reader.num_layers)
+    reader.only("expert_shared_count", 0)
+    attention = AttentionShape(
+        *reader.heads(), qk_norm="head", qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias()
+    )
+    router = RouterOptions(scoring="softmax", normalize=reader.flag("expert_weights_norm", default=True))
+    moe = MoeShape(*reader.experts(), router)
+    return reader.model(
+        tuple(
+            LayerShape(seen, ffn)
+            for seen, ffn in zip(reader.windowed(attention), reader.feed_forwards(moe), strict=True)
+        )
+    )
 
 
 FAMILY = ModelFamily(
@@ -42,19 +56,20 @@ FAMILY = ModelFamily(
     read_shape=read_shape,
     hugging_face=HuggingFaceMapping(
         model_type="qwen3_moe",
-        keys=DECODER_KEYS | MOE_KEYS,
+        keys=DECODER_KEYS
+        | MOE_KEYS
+        | {"expert_weights_norm": ("norm_topk_prob",), n.HAS_QKV_BIAS: ("attention_bias",)},
+        defaults={"expert_weights_norm": False, n.HAS_QKV_BIAS: False},
         # Settings with the one value that is supported, and transformers' own where the file has none.
         fixed={
             "hidden_act": ("silu", "silu"),
-            "norm_topk_prob": (True, False),
-            "decoder_sparse_step": (1, 1),
-            "mlp_only_layers": ([], []),
-            "attention_bias": (False, False),
-            "use_sliding_window": (False, False),
             "partial_rotary_factor": (1.0, 1.0),
         },
-        layer=DECODER_LAYER | DECODER_QK_NORMS,
+        layer=DECODER_LAYER | DECODER_QK_NORMS | DECODER_BIASES | OUTPUT_BIAS,
         moe=MOE_ROUTER,
+        dense=DENSE_FFN,
         experts=MOE_EXPERTS,
+        optional=frozenset(DECODER_BIASES | OUTPUT_BIAS),
+        derived=derived_by(sparse_layers, windows(None)),
     ),
 )

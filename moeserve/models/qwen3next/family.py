@@ -9,7 +9,8 @@ from moeserve.models.interface import ModelFamily, ModelShape
 from moeserve.models.qwen_hybrid import hybrid_mapping, read_hybrid_shape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
-from moeserve.models.sources.huggingface.delta_net import made_tensors_of_merged
+from moeserve.models.sources.huggingface.delta_net import made_tensors_of_merged, recurrent_layers
+from moeserve.models.sources.huggingface.layer_settings import derived_by, sparse_layers
 from moeserve.models.sources.source import ModelSource
 
 
@@ -24,7 +25,9 @@ FAMILY = ModelFamily(
     hugging_face=hybrid_mapping(
         "qwen3_next",
         {n.of_part(n.SSM_BA): "linear_attn.in_proj_ba.weight"},
-        fixed={"norm_topk_prob": (True, True), "decoder_sparse_step": (1, 1), "mlp_only_layers": ([], [])},
+        keys={"expert_weights_norm": ("norm_topk_prob",)},
+        defaults={"expert_weights_norm": True},
+        derived=derived_by(recurrent_layers, sparse_layers),
         made=made_tensors_of_merged,
     ),
 )

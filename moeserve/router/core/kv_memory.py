@@ -22,7 +22,7 @@ the others. A request then continues from an island as from a snapshot.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
 from struct import Struct, iter_unpack
@@ -40,6 +40,7 @@ from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Node, SnapshotKind
 from moeserve.router.core.memory.sequence_memory import RowSlots, SequenceMemory
 from moeserve.router.core.memory.snapshot_taker import SnapshotTaker
+from moeserve.router.core.memory.span_numbers import SpanNumbers
 from moeserve.router.core.memory.state_memory import StateMemory
 from moeserve.router.core.memory.token_pool import TokenPool
 from moeserve.router.core.memory.window_memory import WindowMemory
@@ -58,7 +59,10 @@ class KvMemory(SequenceMemory):
         self._is_recurrent = limits.num_state_slots > 0
         has_windows = limits.num_window_slots > 0
         self._pool = TokenPool(limits.num_kv_slots)
-        self._log = None if limits.event_block_size is None else BlockLog(limits.event_block_size)
+        self._spans = SpanNumbers(self._cached_tokens)
+        self._log = None
+        if limits.event_block_size is not None:
+            self._log = BlockLog(limits.event_block_size, self._spans)
         self._tree = RadixCache(recurrent=self._is_recurrent or has_windows, log=self._log)
         self._states = StateMemory(limits.num_state_slots, self._tree, totals)
         spacing = limits.border_spacing
@@ -76,7 +80,14 @@ class KvMemory(SequenceMemory):
         if tiers is not None and self._reuse:
             states = self._states if self._is_recurrent else None
             self._tiers = PageTiers(
-                tiers, self._tree, states, self._take, self._pool.free, lambda: self.available, totals
+                tiers,
+                self._tree,
+                states,
+                self._take,
+                self._pool.free,
+                lambda: self.available,
+                totals,
+                self._spans,
             )
         self._writes = PageOrders()  # of the step that is being planned
         self._publisher = Publisher(
@@ -94,6 +105,17 @@ class KvMemory(SequenceMemory):
     @property
     def num_held(self) -> int:
         return self._pool.num_slots - self.available
+
+    def opened(self, request: HeldSequence) -> None:
+        self._spans.name(request.tokens, request.spans)
+
+    def closed(self, request: HeldSequence) -> None:
+        self._spans.leave(request.tokens, request.spans)
+
+    def _cached_tokens(self) -> Iterator[bytes | bytearray]:
+        yield from (node.tokens for node in self._tree.nodes())
+        if self._tiers is not None:
+            yield from self._tiers.held_tokens()
 
     def lookup(self, request: HeldSequence) -> tuple[int, int]:
         if not self._reuse:
@@ -345,7 +367,7 @@ class KvMemory(SequenceMemory):
         private = [request.slots[request.num_shared :] for request in running]
         private += [array("i", r.beams.held_slots()) for r in running if r.beams is not None]
         loading = [] if self._tiers is None else self._tiers.held_slots()
-        self._pool.check([*private, *loading, *self._tree.held_slots()])
+        self._pool.check([*private, *loading, *(node.slots for node in self._tree.nodes())])
         if self._is_recurrent:
             self._states.check(running)
         if self._windows is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from moeserve.messages.pages import Tier
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import GenerateRequest, RequestError
+from moeserve.messages.spans import fault_of
 from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, BorderSpacing
 from moeserve.router.core.request import INT32_BYTES
 
@@ -45,6 +46,7 @@ class Limits:
     border_spacing: BorderSpacing = DEFAULT_SPACING  # of snapshots of recurrent state within a prompt
     event_block_size: int | None = None  # tokens of a block in KV events; None: there are no KV events
     max_drafts: int = 0  # drafted positions of a decode row; 0: there are no drafts
+    embedding_bytes: int = 0  # of an embedding that stands for a token; 0: the worker takes none
 
     @property
     def max_running(self) -> int:
@@ -66,7 +68,23 @@ class Limits:
         if prompt + wanted > most:
             text = f"{prompt} prompt tokens and max_tokens {wanted} are more than {most}, {name}"
             return RequestError(message.id, 400, text, refusal=Refusal.TOO_LONG)
+        if message.spans and (fault := self._fault_of_spans(message, prompt)) is not None:
+            return RequestError(message.id, 400, fault)
         return None if message.beams is None else self._refusal_of_beams(message, prompt, message.beams.width)
+
+    def _fault_of_spans(self, message: GenerateRequest, prompt: int) -> str | None:
+        if not self.embedding_bytes:
+            return (
+                "the prompt has embeddings (a picture, say) in place of tokens, which only the CPU engine on the "
+                "server's own machine computes so far"
+            )
+        if message.beams is not None:
+            return "a beam search cannot have embeddings in its prompt"
+        if message.sampling.prompt_logprobs is not None:
+            return "prompt logprobs are of tokens: a prompt with embeddings has none"
+        if any(span.positions for span in message.spans):
+            return "embeddings have positions of their own, which no engine rotates by so far"
+        return fault_of(message.spans, prompt, self.embedding_bytes, self.max_model_len)
 
     def _refusal_of_beams(self, message: GenerateRequest, prompt: int, width: int) -> RequestError | None:
         text = None

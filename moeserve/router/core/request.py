@@ -90,6 +90,7 @@ class Request(HeldSequence):
         self.wants_progress: bool = message.progress
         # Sort key of seniority, smallest first: arrival moved by priority, then the id, which makes it unique.
         self.age: tuple[float, int] = (message.arrival + SECONDS_PER_PRIORITY * message.priority, message.id)
+        self.spans = message.spans
         if message.beams is not None:
             self.beams = BeamRows(message.beams, message.sampling, self.num_prompt)
         # The most KV slots that it can hold. The last output token is never computed and needs none.

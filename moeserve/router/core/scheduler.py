@@ -4,12 +4,10 @@ A caller feeds it the events as they arrive (`add`, `abort`, `stop_hit`, `step_r
 `plan` until that is None, and sends what `take_messages` returns to the detokenizer. This file has the events and the
 messages; `planner.py` plans one step, and `running_batch.py` binds, preempts and releases requests.
 
-Two plans may be in flight: N+1 is built while the worker runs N. It needs no token values, because a decode row means
-"the token you sampled last". Whatever ends or preempts a request between the two (a stop token, an abort, a full pool)
-leaves at most one row of it in N+1, whose result is ignored. That stale row is harmless, although the request's KV
-slots are free at once and may be handed out in N+2. **The worker executes plans strictly in order**, so the stale row
-writes before the new owner does. The new owner reads only positions that it has written itself or found in the prefix
-cache, and a stale row writes cached slots with the values that they hold.
+Two plans may be in flight: N+1 is built while the worker runs N, without token values, as a decode row means "the token
+you sampled last". What ends or preempts a request between the two leaves at most one row of it in N+1, whose result is
+ignored. That stale row is harmless, although the request's KV slots may be handed out in N+2: **the worker executes
+plans strictly in order**, so it writes before the new owner, who reads only what it has written or found in the cache.
 """
 
 from __future__ import annotations
@@ -94,13 +92,14 @@ class Scheduler:
         if self._searches.request_id(message.id) in self._open:
             raise ValueError(f"request id {message.id} is in use")
         messages = [message]
-        if message.beams is not None and self._closed is None:
+        if message.beams is not None and not message.spans and self._closed is None:
             messages = self._searches.gather(message)
             if not messages:
                 return
         refusal = self._refusal(messages[0])
         if refusal is not None:
             self._out.put(replace(refusal, id=message.id) for message in messages)
+            self._batch.leave_spans(message.spans)
             return
         request = Request(messages[0])
         if request.beams is not None:
@@ -110,7 +109,7 @@ class Scheduler:
             self._adapters[request.adapter] += 1
         self._grammars.joined(request.sampling.grammar)
         self._shares.joined(request.tenant)
-        self._batch.enqueue(request)
+        self._batch.join(request)
         for message in messages:
             output = b"" if message.resumed is None else message.resumed.token_ids
             self._out.put([DetokenizeStart(message.id, message.text, message.context, output)])
@@ -219,8 +218,7 @@ class Scheduler:
         return self._in_flight.awaited
 
     def close(self, cause: str) -> None:
-        """Ends every open request with a 503, and refuses later ones with it: the server stops. A second call changes
-        nothing, so that the first cause stays."""
+        """Ends every open request with a 503, and refuses later ones with the first call's cause."""
         if self._closed is not None:
             return
         self._closed = cause
@@ -253,15 +251,17 @@ class Scheduler:
         return self._out.take()
 
     def take_kv_events(self) -> list[KvEvent]:
-        """What the prefix cache has gained and lost since the last call, in order."""
         return self._memory.take_events()
+
+    def take_handles(self) -> list[str]:
+        """See `RunningBatch.take_handles`."""
+        return self._batch.take_handles()
 
     def load_report(self) -> LoadReport:
         return load_report(self._totals, self._batch, self._waiting, self._memory, self._adapters)
 
     @property
     def last_planned(self) -> int:
-        """The last step's number."""
         return self._batch.last_planned
 
     @property

@@ -53,6 +53,9 @@ class DraftRows:
         # A request that has ended has one more row at most: its state must stay as it is, as a snapshot.
         has_ended = int(sequences.tokens[slot, length - 1]) in self.stop_ids[slot]
         draft = self._drafter.draft(slot, length, 0 if has_ended else row.count - 1)
+        is_span = draft < 0  # what followed the same tokens before was a picture, say
+        if is_span.any():
+            draft = draft[: int(is_span.argmax())]
         num = len(draft)
         sequences.tokens[slot, length : length + num] = draft
         start, stop = length - 1, length + num

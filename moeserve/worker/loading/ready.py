@@ -41,8 +41,10 @@ def ready_message(
     num_state_slots: int,
     pages: PageMover | None = None,
     adapters: Sequence[AdapterAtStart] = (),
+    embedding_size: int = 0,
 ) -> WorkerReady:
-    """weight_bytes: on all devices together. pages: of the tiers behind the KV pool, if there are any."""
+    """weight_bytes: on all devices together. pages: of the tiers behind the KV pool, if there are any. embedding_size:
+    see WorkerReady."""
     return WorkerReady(
         num_kv_slots=capacity.num_slots,
         max_num_seqs=config.max_num_seqs,
@@ -65,4 +67,5 @@ def ready_message(
         max_drafts=num_drafts(config),
         adapters={adapter.name: adapter.key for adapter in adapters},
         adapter_bytes={adapter.key: adapter.num_bytes for adapter in adapters},
+        embedding_size=embedding_size,
     )

@@ -11,8 +11,10 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from moeserve.httpserver.transport import connection
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.idle_connections import IdleConnections, network_of
+from moeserve.messages.refusal import Refusal
 from tests.unit.httpserver.raw_connection import all_that_comes, reads_all
 
 
@@ -168,3 +170,31 @@ def test_where_connections_are_full_those_kept_alive_make_room() -> None:
 )
 def test_addresses_of_one_client(one: str, other: str, are_one: bool) -> None:
     assert (network_of(one) == network_of(other)) is are_one
+
+
+def test_a_head_and_a_body_that_come_too_slowly_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is silent from its start is no request."""
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(connection, "BODY_INTERVAL_S", 0.2)
+    counted: list[Refusal] = []
+
+    async def play(begun: bytes) -> None:
+        config = uvicorn.Config(reads_all, http=BoundedHttpProtocol, lifespan="off", log_config=None)
+        config.load()
+        state = ServerState()
+
+        def protocol() -> BoundedHttpProtocol:
+            return BoundedHttpProtocol(
+                config=config, server_state=state, app_state={}, count_refusal=counted.append
+            )
+
+        server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(begun)
+            await all_that_comes(reader)
+            writer.close()
+
+    for begun in (b"", b"GET /heal", b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"):
+        asyncio.run(play(begun))
+    assert counted == [Refusal.TIMEOUT, Refusal.TIMEOUT]

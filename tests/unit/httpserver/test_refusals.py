@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -108,3 +111,45 @@ def test_a_missing_key_is_counted() -> None:
     with http_server(api_key=("secret",)) as server:
         assert server.get("/v1/models").status_code == 401
         assert counted(server) == {"auth": 1}
+
+
+def connect(server: HttpServer) -> socket.socket:
+    url = urlsplit(server.url)
+    return socket.create_connection((url.hostname or "", url.port or 0))
+
+
+BEGIN = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+REFUSED_CONNECTIONS = {
+    "no HTTP": (b"\x16\x03\x01 hello\r\n\r\n", "invalid"),
+    "no Host": (b"GET /health HTTP/1.1\r\n\r\n", "invalid"),
+    "a long target": (b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % (b"x" * 9000), "too_large"),
+    "a long head": (BEGIN + b"A: %s\r\n\r\n" % (b"x" * (130 << 10)), "too_large"),
+    "a coding": (BEGIN + b"Transfer-Encoding: gzip, chunked\r\n\r\n", "unsupported"),
+    "a trailer": (
+        BEGIN + b"Transfer-Encoding: chunked\r\n\r\n1;x=%s\r\n{\r\n" % (b"x" * (65 << 10)),
+        "too_large",
+    ),
+}
+
+
+@pytest.mark.parametrize("sent", REFUSED_CONNECTIONS.values(), ids=list(REFUSED_CONNECTIONS))
+def test_what_ends_with_its_connection_is_counted(server: HttpServer, sent: tuple[bytes, str]) -> None:
+    """Before any middleware: by the connection itself."""
+    data, reason = sent
+    before = counted(server)
+    with connect(server) as client:
+        client.sendall(data)
+        assert client.recv(12).startswith(b"HTTP/1.1 ")
+    assert grown(server, before) == {reason: 1}
+
+
+def test_connections_that_there_is_no_room_for_are_counted() -> None:
+    with http_server(max_idle_connections_per_address=2) as server:
+        before = counted(server)
+        clients = [connect(server) for _ in range(5)]
+        until = time.monotonic() + 10
+        while grown(server, before).get("connections", 0) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert grown(server, before)["connections"] >= 2
+        for client in clients:
+            client.close()

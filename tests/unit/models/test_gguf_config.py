@@ -130,8 +130,8 @@ def _replace(name: str, *replacements: Tensor) -> list[Tensor]:
             "has shape [64, 32, 3] (outermost dimension first), [3, 32, 64] is expected",
         ),
         (
-            [*model_tensors(), Tensor("blk.0.attn_q.bias", (16,))],
-            "'blk.0.attn_q.bias' has no place in architecture",
+            [*model_tensors(), Tensor("blk.0.ffn_gate_inp.bias", (3,))],
+            "'blk.0.ffn_gate_inp.bias' has no place in architecture",
         ),
         (
             _replace("output_norm.weight", Tensor("output_norm.weight", (32,), GGMLQuantizationType.Q8_0)),

@@ -12,6 +12,7 @@ from moeserve.messages.kv_events import BlockRemoved, BlockStored, encode_batch
 from moeserve.router.core.memory.block_log import BlockLog, block_hash
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Namespace
+from moeserve.router.core.memory.span_numbers import SpanNumbers
 from tests.support.kv_subscriber import Subscriber
 from tests.support.radix_trees import SHARED, AgainstADictionary, packed
 
@@ -30,7 +31,7 @@ class WithASubscriber(AgainstADictionary):
 
     def make_tree(self) -> RadixCache:
         self.subscriber = Subscriber()
-        self.log = BlockLog(self.size)
+        self.log = BlockLog(self.size, SpanNumbers(list))
         return RadixCache(log=self.log)
 
     @invariant()
@@ -57,7 +58,7 @@ TestWithLongerBlocks.settings = LIVES
 
 
 def logged(size: int) -> tuple[RadixCache, BlockLog]:
-    log = BlockLog(size)
+    log = BlockLog(size, SpanNumbers(list))
     return RadixCache(log=log), log
 
 

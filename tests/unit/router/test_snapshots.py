@@ -158,7 +158,7 @@ def test_computed_again_slots_replace_those_that_nobody_references() -> None:
     tree.check()
     node, freed = adopted
     assert freed.tolist() == [0, 1, 2]
-    assert sorted(slot for slots in tree.held_slots() for slot in slots) == [3, 4, 10, 11, 12, 13]
+    assert sorted(slot for node in tree.nodes() for slot in node.slots) == [3, 4, 10, 11, 12, 13]
     assert tree.num_idle == 2, "4 and 5, behind those in use"
     tree.release(node, b"", array("i"))
     assert tree.num_idle == tree.num_tokens == 6

@@ -118,13 +118,23 @@ class CpuDecoder:
         """float32 [max_tokens, hidden]: the residual stream behind the last layer of `forward`, until the next one."""
         return self._space.x
 
-    def begin(self, token_ids: Tensor, adapters: AdapterRows | None = None) -> None:
+    def begin(
+        self,
+        token_ids: Tensor,
+        adapters: AdapterRows | None = None,
+        embedded: Sequence[tuple[int, Tensor]] = (),
+    ) -> None:
         """Queues what needs no more of a step than its tokens (int32 [n], n up to max_tokens) and which adapters they
-        ask for, so that the pool is at work while the rest is made for `forward`, which follows."""
+        ask for, so that the pool is at work while the rest is made for `forward`, which follows. embedded: the first
+        row and the embeddings (float32 [any, hidden]) of rows that are no tokens, whatever their ids are."""
         self._num_forwards += 1
         table, scale = self._weights.embedding, self.shape.embedding_scale
         n = len(token_ids)
         self._stream.embed(table.table, table.ggml_type, token_ids, n, self._space.x, scale=scale)
+        if embedded:
+            self._stream.wait()
+            for first, rows in embedded:
+                self._space.x[first : first + len(rows)] = rows
         if self._weights.layers:
             self._project(0, n, adapters)
 

@@ -9,6 +9,11 @@ SSM_VALUE_DIM = "ssm.value_head_dim"  # likewise of `linear_value_head_dim`: a G
 
 # Likewise of layers without a matrix of v: in a GGUF it is missing.
 VALUES_FROM_KEYS = "attention.values_from_keys"
+# Likewise of biases of q, k and v (and of the output, where a family has it): in a GGUF the tensors say so.
+HAS_QKV_BIAS = "attention.has_qkv_bias"
+DENSE_LAYERS = "dense_layers"  # likewise of each layer, whether it has no experts
+SLIDING_WINDOW = "attention.sliding_window"
+WINDOWED_LAYERS = "attention.sliding_window_pattern"
 ROTATED_SHARE = "rope.rotated_share"  # likewise of `partial_rotary_factor`, where a GGUF has ROPE_FREQS
 YARN_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 

@@ -45,7 +45,8 @@ def metadata_of(
     """config.json, read from `path`, under GGUF's keys. Raises ModelError."""
     values: dict[str, MetadataValue] = {"general.architecture": architecture}
     for ours, names in mapping.keys.items():
-        value = next((config[name] for name in names if config.get(name) is not None), None)
+        default = mapping.defaults.get(ours)
+        value = next((config[name] for name in names if config.get(name) is not None), default)
         if value is not None:
             values[f"{architecture}.{ours}"] = value
         elif ours not in DEFAULTED:

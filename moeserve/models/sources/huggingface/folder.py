@@ -107,24 +107,31 @@ class HuggingFaceFolder:
         blocks = self.metadata.require_int(f"{self.architecture}.block_count", 1, 1024)
         layers = blocks - self._count("nextn_predict_layers", blocks - 1)
         experts = self._count("expert_count", 4096)
-        dense = self._count("leading_dense_block_count", layers) if experts else layers
+        is_dense = self._dense_layers(layers) if experts else [True] * layers
         yield n.TOKEN_EMBD, [EMBEDDING]
         yield n.OUTPUT_NORM, [_NORM]
         if HEAD in stored:
             yield n.OUTPUT, [HEAD]
         for layer in range(layers):
             prefix = f"model.layers.{layer}"
-            more = self._mapping.dense if layer < dense else self._mapping.moe
+            more = self._mapping.dense if is_dense[layer] else self._mapping.moe
             for ours, theirs in {**self._mapping.layer, **more}.items():
                 if f"{prefix}.{theirs}" in stored or ours not in self._mapping.optional:
                     yield f"blk.{layer}.{ours}", [f"{prefix}.{theirs}"]
-            if layer < dense:
+            if is_dense[layer]:
                 continue
             for ours, theirs in self._mapping.experts.items():
                 if f"blk.{layer}.{ours}" in self._made:
                     continue
                 under = f"{prefix}.{self._mapping.experts_under}"
                 yield f"blk.{layer}.{ours}", [f"{under}.{expert}.{theirs}" for expert in range(experts)]
+
+    def _dense_layers(self, layers: int) -> list[bool]:
+        key = f"{self.architecture}.{n.DENSE_LAYERS}"
+        if key in self.metadata:
+            return self.metadata.require_bools(key, layers)
+        dense = self._count("leading_dense_block_count", layers)
+        return [layer < dense for layer in range(layers)]
 
     def _add_interleaved(self, under: str, stored: dict[str, StoredTensor]) -> None:
         for layer in range(self.metadata.require_int(f"{self.architecture}.block_count", 1, 1024)):

@@ -38,7 +38,11 @@ class HuggingFaceMapping:
     fixed: Mapping[str, tuple[Any, Any]]  # config.json's key: the supported value, and transformers' default
     layer: Mapping[str, str]  # GGUF's name within a layer: the checkpoint's, behind "model.layers.N."
     moe: Mapping[str, str] = field(default_factory=dict)  # the same of a layer with experts alone,
-    dense: Mapping[str, str] = field(default_factory=dict)  # and of one without, the first ones
+    dense: Mapping[str, str] = field(
+        default_factory=dict
+    )  # and of one without: n.DENSE_LAYERS, or the first ones
+    # GGUF's keys of `keys`: transformers' value where config.json has none.
+    defaults: Mapping[str, bool] = field(default_factory=dict)
     experts: Mapping[str, str] = field(default_factory=dict)  # of one expert, behind "<experts_under>.E."
     experts_under: str = "mlp.experts"  # behind "model.layers.N."
     optional: frozenset[str] = frozenset()  # GGUF's names of what a checkpoint may leave out
@@ -113,6 +117,7 @@ DECODER_BIASES: dict[str, str] = {
     n.bias_of_part(n.ATTN_K): "self_attn.k_proj.bias",
     n.bias_of_part(n.ATTN_V): "self_attn.v_proj.bias",
 }
+OUTPUT_BIAS: dict[str, str] = {n.bias_of_part(n.ATTN_OUTPUT): "self_attn.o_proj.bias"}
 DECODER_QK_NORMS: dict[str, str] = {
     n.of_part(n.ATTN_Q_NORM): "self_attn.q_norm.weight",
     n.of_part(n.ATTN_K_NORM): "self_attn.k_norm.weight",

@@ -11,10 +11,11 @@ batch, its prompt's KV stays cached, and it is tried again after a few steps, ea
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from moeserve.messages.load import LoadReport
+from moeserve.messages.spans import Span
 from moeserve.router.core.batch.admission import AdmissionPolicy
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.limits import Limits
@@ -45,8 +46,14 @@ class RunningBatch:
         self._totals = totals
         self._free_req_slots = list(range(limits.max_running - 1, -1, -1))
         self._refused: Request | None = None  # what `may_bind` refused for memory; None after any release
+        self._left_spans: deque[tuple[int, str]] = deque()  # the last plan that may name a handle
 
     # ---------------------------------------------------------------- joining
+
+    def join(self, request: Request) -> None:
+        """Queues a new request."""
+        self._memory.opened(request)
+        self.enqueue(request)
 
     def enqueue(self, request: Request) -> None:
         """Queues a request, ordered by the tokens that the prefix cache leaves to compute."""
@@ -161,6 +168,19 @@ class RunningBatch:
             self._unbind(request, forget=forget)
         request.state = State.FINISHED
         self._refused = None
+        self._memory.closed(request)
+        self.leave_spans(request.spans)
+
+    def leave_spans(self, spans: Iterable[Span]) -> None:
+        """No plan after those in flight names them."""
+        self._left_spans += [(self.last_planned, span.handle) for span in spans]
+
+    def take_handles(self) -> list[str]:
+        """Of spans that no plan will name any more."""
+        handles = []
+        while self._left_spans and self._left_spans[0][0] <= self.last_finished:
+            handles.append(self._left_spans.popleft()[1])
+        return handles
 
     def preempt(self, request: Request) -> None:
         """Returns a running request to the queue; its KV stays cached until it is evicted."""

@@ -11,12 +11,12 @@ the last whole block of a path are in no event.
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from moeserve.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace, Node
+from moeserve.router.core.memory.span_numbers import SpanNumbers
 
 HASH_BYTES = 8  # uint64, as wide as vLLM's
 
@@ -33,9 +33,10 @@ class BlockLog:
     """Written by one `RadixCache`, which tells it of every change of a node's end. A node that is a root has no tokens,
     and is never told of."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, spans: SpanNumbers) -> None:
         """`block_size` in tokens."""
         self._size = block_size
+        self._spans = spans
         self._runs: dict[Node, _Run] = {}
         self._events: list[KvEvent] = []
 
@@ -114,16 +115,19 @@ class BlockLog:
     def _store(self, namespace: Namespace, parent: int | None, tokens: bytes, hashes: list[int]) -> None:
         """Appends to `hashes` those of the blocks of `tokens`, and logs them."""
         stride = self._size * TOKEN_BYTES
-        keys = _extra_keys(namespace) if parent is None else None
+        of_namespace = _extra_keys(namespace) if parent is None else ()
         last = parent
         new: list[int] = []
+        extra: list[tuple[str, ...] | None] = []
         for at in range(0, len(tokens), stride):
-            last = block_hash(namespace, last, tokens[at : at + stride])
+            block = tokens[at : at + stride]
+            last = block_hash(namespace, last, self._spans.content(block))
             new.append(last)
+            extra.append((*of_namespace, *(key.hex() for key in self._spans.keys_in(block))) or None)
+            of_namespace = ()
         hashes.extend(new)
-        extra = None if keys is None else [keys, *[None] * (len(new) - 1)]
-        ids = array("i", tokens).tolist()
-        self._events.append(BlockStored(new, parent, ids, self._size, extra_keys=extra))
+        ids, keys = self._spans.shown(tokens), extra if any(extra) else None
+        self._events.append(BlockStored(new, parent, ids, self._size, extra_keys=keys))
 
     def _remove(self, hashes: list[int]) -> None:
         if not hashes:
@@ -136,20 +140,19 @@ class BlockLog:
 
 
 def block_hash(namespace: Namespace, parent: int | None, tokens: bytes) -> int:
-    """The identity of a block among all servers: of its int32 tokens, of those before them through `parent`, and of the
-    namespace, so that equal prompts that may not share their KV have different blocks."""
+    """The identity of a block among all servers: of its int32 tokens (`SpanNumbers.content`), of those before them
+    through `parent`, and of the namespace, so that equal prompts that may not share their KV have different blocks."""
     seed = repr(namespace).encode() if parent is None else parent.to_bytes(HASH_BYTES, "little")
     digest = blake2b(tokens, digest_size=HASH_BYTES, key=blake2b(seed, digest_size=32).digest())
     return int.from_bytes(digest.digest(), "little")
 
 
-def _extra_keys(namespace: Namespace) -> tuple[str, ...] | None:
+def _extra_keys(namespace: Namespace) -> tuple[str, ...]:
     """What vLLM calls the extra keys of a prompt's first block: the adapter, the name of the API key and the salt,
-    those that there are. None for the shared cache of the model itself."""
+    those that there are. None of them for the shared cache of the model itself."""
     tenant, salt, *adapter = namespace
-    keys = (
+    return (
         *(f"lora:{key}" for key in adapter),
         *((f"key:{tenant}",) if tenant else ()),
         *((salt,) if salt else ()),
     )
-    return keys or None

@@ -345,18 +345,13 @@ class RadixCache:
 
     def snapshots(self) -> Iterator[Snapshot]:
         """The snapshot of every node that has one."""
-        for node in self._nodes():
+        for node in self.nodes():
             if node.snapshot is not None:
                 yield node.snapshot
 
-    def held_slots(self) -> Iterator[array[int]]:
-        """The slots of every node."""
-        for node in self._nodes():
-            yield node.slots
-
     def check(self) -> None:
         """Raises AssertionError when a count or a link is wrong, or an idle leaf is not in the heap. O(tokens)."""
-        nodes = list(self._nodes())
+        nodes = list(self.nodes())
         queued = self._idle.keys()
         invariants = {
             "tokens": self.num_tokens == sum(len(node.slots) for node in nodes),
@@ -388,7 +383,7 @@ class RadixCache:
         if broken:
             raise AssertionError(f"the prefix tree is broken: {broken}")
 
-    def _nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[Node]:
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()

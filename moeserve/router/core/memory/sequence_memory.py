@@ -64,6 +64,14 @@ class SequenceMemory(Protocol):
 
     # ---------------------------------------------------------------- a sequence's slots
 
+    def opened(self, request: HeldSequence) -> None:
+        """A request may be looked up and attached from now on: its spans get the tokens that caches know them by."""
+        ...
+
+    def closed(self, request: HeldSequence) -> None:
+        """It has ended, and holds nothing."""
+        ...
+
     def attach(self, request: HeldSequence) -> None:
         """Gives the longest cached prefix of its tokens to a request that holds no slots, and what else it runs in."""
         ...

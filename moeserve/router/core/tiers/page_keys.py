@@ -6,16 +6,20 @@ from hashlib import blake2b
 
 from moeserve.messages.pages import PAGE_KEY_BYTES
 from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace
+from moeserve.router.core.memory.span_numbers import SpanNumbers
 
 
-def page_keys(namespace: Namespace, tokens: bytes, page_tokens: int) -> list[bytes]:
+def page_keys(
+    namespace: Namespace, tokens: bytes, page_tokens: int, spans: SpanNumbers | None = None
+) -> list[bytes]:
     """Of the whole pages of `tokens`, int32. The namespace (an API key's name, a salt, an adapter) is part of every
-    key and cannot be read out of it."""
+    key and cannot be read out of it. spans: those that may be among the tokens."""
     key = blake2b(repr(namespace).encode(), digest_size=PAGE_KEY_BYTES).digest()
     step = page_tokens * TOKEN_BYTES
     keys = []
     for start in range(0, len(tokens) - step + 1, step):
-        key = blake2b(key + tokens[start : start + step], digest_size=PAGE_KEY_BYTES).digest()
+        page = tokens[start : start + step]
+        key = blake2b(key + (spans.content(page) if spans else page), digest_size=PAGE_KEY_BYTES).digest()
         keys.append(key)
     return keys
 

@@ -97,6 +97,10 @@ class PageLoader:
         """Those of all loads."""
         return (job.slots for job in self._jobs)
 
+    def tokens(self) -> Iterator[bytes]:
+        """What the tree will have of all loads, int32."""
+        return (job.tokens for job in self._jobs)
+
     def join(self, request: HeldSequence, key: bytes) -> bool:
         """Has a request wait for the page or the state of this key, if a load will bring it."""
         for job in self._jobs:

@@ -10,7 +10,7 @@ continue where a page ends whose state is in a tier, too.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from moeserve.messages.load import LoadReport
@@ -18,6 +18,7 @@ from moeserve.messages.pages import PageOrders, PageReport, Tier, TierCounts, Ti
 from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace
+from moeserve.router.core.memory.span_numbers import SpanNumbers
 from moeserve.router.core.memory.state_memory import StateMemory
 from moeserve.router.core.tiers.disk_copies import DiskCopies
 from moeserve.router.core.tiers.load_rate import LoadRates
@@ -48,6 +49,7 @@ class PageTiers:
         free: Callable[[array[int]], None],
         available: Callable[[], int],
         totals: LoadReport,
+        spans: SpanNumbers,
     ) -> None:
         """`states`: None where the model has none. `take`, `free` and `available`: of the KV pool's slots."""
         self._sizes = sizes
@@ -58,7 +60,8 @@ class PageTiers:
         self._pages = [_TierPages(one) for one in counts]  # the fastest first
         self._rates = LoadRates(sizes.tiers, counts)
         fastest = self._pages[0].keys
-        self._writer = PageWriter(sizes, tree, states, fastest, is_ram=sizes.tiers[0] == "ram")
+        self._spans = spans
+        self._writer = PageWriter(sizes, tree, states, fastest, spans, is_ram=sizes.tiers[0] == "ram")
         self._to_disk = DiskCopies(fastest, self._pages[1].keys) if len(sizes.tiers) == 2 else None
         self._loader = PageLoader(
             sizes, tree, states, take, free, available, self._rates, self._tier_of, counts
@@ -90,7 +93,7 @@ class PageTiers:
         if request.tiers_were_asked:
             return False
         request.tiers_were_asked = True
-        keys = page_keys(namespace, tokens, self._page_tokens)
+        keys = page_keys(namespace, tokens, self._page_tokens, self._spans)
         first = self._tree.num_matched(namespace, tokens) // self._page_tokens
         usable = self._tree.match(namespace, tokens)[0]
         if self._joins(request, keys, first, usable):
@@ -251,6 +254,10 @@ class PageTiers:
         self._rates.reset()
 
     # ---------------------------------------------------------------- counts
+
+    def held_tokens(self) -> Iterator[bytes]:
+        """Those of loads under way, int32."""
+        return self._loader.tokens()
 
     def held_slots(self) -> list[array[int]]:
         """Those of loads under way."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from moeserve.messages.pages import WRITES_UNDER_WAY, PageCopy, PageOrders, StateCopy
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Namespace, Snapshot, SnapshotKind
+from moeserve.router.core.memory.span_numbers import SpanNumbers
 from moeserve.router.core.memory.state_memory import StateMemory
 from moeserve.router.core.tiers.page_keys import page_keys, state_key
 from moeserve.router.core.tiers.tier_sizes import TierSizes
@@ -38,6 +39,7 @@ class PageWriter:
         tree: RadixCache,
         states: StateMemory | None,
         in_tier: Container[bytes],
+        spans: SpanNumbers,
         *,
         is_ram: bool,
     ) -> None:
@@ -47,6 +49,7 @@ class PageWriter:
         self._tree = tree
         self._states = states  # None: the model has none
         self._in_tier = in_tier
+        self._spans = spans
         self._is_ram = is_ram
         self._jobs: deque[_SaveJob] = deque(maxlen=MOST_JOBS)
         self._ordered: set[bytes] = set()
@@ -61,7 +64,7 @@ class PageWriter:
 
     def save(self, namespace: Namespace, tokens: bytes) -> None:
         """Has the whole pages of `tokens` written that are not in the tier, and snapshots of state at their ends."""
-        keys = page_keys(namespace, tokens, self._page_tokens)
+        keys = page_keys(namespace, tokens, self._page_tokens, self._spans)
         is_of_use = self._is_ram or self._states is not None
         if keys and (is_of_use or any(key not in self._in_tier for key in keys)):
             self._jobs.append(_SaveJob(namespace, tokens, keys))

@@ -16,15 +16,24 @@ from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import CPU_LOGIT_ROWS
 from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
+from moeserve.worker.engines.span_rows import SpanRows
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 
 def launch(
-    layout: StepLayout, sequences: Sequences, model: CpuDecoder, observer: LayerObserver | None = None
+    layout: StepLayout,
+    sequences: Sequences,
+    model: CpuDecoder,
+    observer: LayerObserver | None = None,
+    spans: SpanRows | None = None,
 ) -> None:
     """Queues a step. The rows' KV slots are remembered."""
     adapters = adapter_rows(sequences.adapters[layout.sequence])
-    model.begin(torch.from_numpy(sequences.tokens[layout.sequence, layout.position]), adapters)
+    tokens, embedded = sequences.tokens[layout.sequence, layout.position], []
+    if spans is not None and (found := spans.of_step(layout)):
+        embedded = [(first, torch.from_numpy(rows)) for first, rows in found]
+        tokens = np.maximum(tokens, 0)  # the spans' numbers, which no table has
+    model.begin(torch.from_numpy(tokens), adapters, embedded)
     model.forward(_batch(layout, sequences, model, adapters), observer)
 
 
@@ -85,8 +94,12 @@ class CpuEngine:
     runs_ahead = False
     is_computed = False
 
-    def __init__(self, stream: CpuStream, model: CpuDecoder, sampler: CpuSampler) -> None:
+    def __init__(
+        self, stream: CpuStream, model: CpuDecoder, sampler: CpuSampler, spans: SpanRows | None = None
+    ) -> None:
+        """spans: None where requests have none."""
         self._stream = stream
+        self._spans = spans
         self._model = model
         self._sampler = sampler
         self._last_logits: Tensor | None = None
@@ -110,6 +123,9 @@ class CpuEngine:
 
     def bind(self, seq: NewSeq, tokens: Int32s) -> None:
         prompt, output = tokens[: seq.num_prompt], tokens[seq.num_prompt :]
+        if self._spans is not None:
+            self._spans.bind(seq.req_slot, seq.spans)
+            prompt = prompt[prompt >= 0]  # penalties are of tokens alone
         self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
 
     def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
@@ -118,7 +134,7 @@ class CpuEngine:
     def forward(
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
-        launch(layout, sequences, self._model, observer)
+        launch(layout, sequences, self._model, observer, self._spans)
         self._state_slots = sequences.state_slots[layout.req_slot]
 
     def score(self, span: PromptSpan) -> list[TokenLogprob]:

@@ -30,6 +30,7 @@ from moeserve.placement import ModelSizes, place
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.processes.free_memory import available_bytes
+from moeserve.processes.span_files import SpanFiles
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.adapters.cpu import cpu_adapters, read_adapters
 from moeserve.worker.adapters.memory import adapter_memory, later_bytes, open_adapters
@@ -39,6 +40,7 @@ from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.ngram_drafter import NgramDrafter
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
+from moeserve.worker.engines.span_rows import SpanRows
 from moeserve.worker.loading.cpu.pool_start import check_ram, open_stream
 from moeserve.worker.loading.ready import log_skipped, ready_message
 from moeserve.worker.loading.self_test import check_logits
@@ -76,10 +78,10 @@ def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
     return build_cpu_runner(load_cpu_model(config, on_progress))
 
 
-def try_cpu_model(loaded: CpuModel, *, is_first: bool) -> Runner:
+def try_cpu_model(loaded: CpuModel, spans: SpanFiles | None = None, *, is_first: bool) -> Runner:
     """Raises ModelError where its logits are not finite. Later workers find the panels that the first has tried, and
     answers wait for them; those of a file that is mapped may have gone since. Only the first records steps."""
-    runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, recorder=None))
+    runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, recorder=None), spans)
     if is_first or loaded.config.weight_layout == "file":
         check_logits(runner, Path(loaded.config.model))
     return runner
@@ -135,8 +137,9 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         )
 
 
-def build_cpu_runner(loaded: CpuModel) -> Runner:
-    """Starts the pool's threads, and allocates the KV pool and everything that a step needs."""
+def build_cpu_runner(loaded: CpuModel, spans: SpanFiles | None = None) -> Runner:
+    """Starts the pool's threads, and allocates the KV pool and everything that a step needs. spans: where requests'
+    embeddings lie; None: they have none."""
     config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
     layout = layout_of(config, shape)
     stream = open_stream(config)
@@ -162,7 +165,8 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         angles=loaded.angles,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, stream.isa)
-    engine = CpuEngine(stream, model, sampler)
+    rows = None if spans is None else SpanRows(spans, shape.hidden_size)
+    engine = CpuEngine(stream, model, sampler, rows)
     pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
     ready = ready_message(
         config,
@@ -174,6 +178,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         loaded.state_slots,
         pages,
         at_start,
+        embedding_size=0 if spans is None else shape.hidden_size,
     )
     return Runner(engine, ready, constraints, loaded.recorder, pages, resident, _drafting(config, engine))
 

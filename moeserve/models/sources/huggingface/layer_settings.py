@@ -1,0 +1,93 @@
+"""Settings of config.json by which layers differ: which have experts, and which see a window. transformers' rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeserve.models.errors import ModelError
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.gguf.metadata import MetadataValue
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+_MAX_WINDOW_LAYERS = 28  # transformers' default of max_window_layers
+
+Derived = Callable[[Path, Mapping[str, Any]], dict[str, MetadataValue]]
+# Whether a layer sees a window, by its index and max_window_layers.
+WindowRule = Callable[[int, int], bool]
+
+
+def derived_by(*parts: Derived) -> Derived:
+    """A mapping's `derived` of several."""
+
+    def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+        values: dict[str, MetadataValue] = {}
+        for part in parts:
+            values |= part(path, config)
+        return values
+
+    return derived
+
+
+def sparse_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """What `decoder_sparse_step` and `mlp_only_layers` say: layers without experts, and their width. Raises
+    ModelError."""
+    step = _integer(path, config, "decoder_sparse_step", 1)
+    dense_only = config.get("mlp_only_layers") or []
+    if not isinstance(dense_only, list) or not all(isinstance(each, int) for each in dense_only):
+        raise ModelError(path, f"'mlp_only_layers' is {dense_only!r}; a list of layers is expected")
+    layers = _integer(path, config, "num_hidden_layers", None)
+    is_dense = [layer in dense_only or (layer + 1) % step != 0 for layer in range(layers)]
+    if not any(is_dense):
+        return {}
+    width = _integer(path, config, "intermediate_size", None)
+    return {n.DENSE_LAYERS: np.array(is_dense), "feed_forward_length": width}
+
+
+def windows(rule: WindowRule | None) -> Derived:
+    """What `use_sliding_window`, `sliding_window`, `max_window_layers` and `layer_types` say. rule: of layers without
+    `layer_types`; None: every layer sees the window, whatever `layer_types` says."""
+
+    def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+        layers = _integer(path, config, "num_hidden_layers", None)
+        types = None if rule is None else layer_types(path, config, layers)
+        if not config.get("use_sliding_window") or config.get("sliding_window") is None:
+            if types is not None and SLIDING in types:
+                raise ModelError(
+                    path,
+                    f"'layer_types' has {SLIDING!r}, and 'use_sliding_window' is false: leave the wrong one out",
+                )
+            return {}
+        most = _integer(path, config, "max_window_layers", _MAX_WINDOW_LAYERS, low=0)
+        if types is not None:
+            is_windowed = [each == SLIDING for each in types]
+        else:
+            is_windowed = [rule is None or rule(layer, most) for layer in range(layers)]
+        return {
+            n.SLIDING_WINDOW: _integer(path, config, "sliding_window", None),
+            n.WINDOWED_LAYERS: np.array(is_windowed),
+        }
+
+    return derived
+
+
+def layer_types(path: Path, config: Mapping[str, Any], layers: int) -> list[str] | None:
+    """config.json's, of attention with a window or without; None where it has none. Raises ModelError."""
+    types = config.get("layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != layers or any(t not in (SLIDING, FULL) for t in types):
+        raise ModelError(path, f"'layer_types' is {types!r}; {SLIDING} or {FULL} of each layer is expected")
+    return types
+
+
+def _integer(path: Path, config: Mapping[str, Any], name: str, default: int | None, low: int = 1) -> int:
+    value = default if config.get(name) is None else config[name]
+    if value is None:
+        raise ModelError(path, f"{name!r} is missing")
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 1 << 24:
+        raise ModelError(path, f"{name!r} is {value!r}; {low} to {1 << 24} is supported")
+    return value

@@ -1,0 +1,61 @@
+"""Where the embeddings of requests lie between processes: files of a private folder in the run directory.
+
+    sender      writes a file, and names it in GenerateRequest.spans; removes it when the request has ended
+    router      makes a link of its own as the request arrives, and removes it when no plan may name it any more
+    worker      reads the router's link when the request is bound, again after a preemption or its own replacement
+
+Each process removes only names that it has made, so nobody waits for another to have read: the rows stay until the last
+name is gone, and at the latest until the server ends, whose launcher removes the run directory.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+_DIGITS = frozenset("0123456789abcdef")
+
+
+class SpanFiles:
+    """Raises OSError where a file is not there or the disk is at fault, ValueError for what is no handle."""
+
+    def __init__(self, folder: Path) -> None:
+        """It is made with the first file."""
+        self._folder = folder
+
+    def write(self, rows: bytes | memoryview) -> str:
+        """The handle of a new file with these bytes."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        handle = secrets.token_hex(16)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(self._folder / handle, flags, 0o600), "wb") as file:
+            file.write(rows)
+        return handle
+
+    def link(self, handle: str, num_bytes: int) -> str:
+        """Another handle of the same rows. Raises ValueError where the file has not `num_bytes`."""
+        name = secrets.token_hex(16)
+        os.link(self._path(handle), self._path(name), follow_symlinks=False)
+        found = os.lstat(self._path(name))
+        if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
+            self.remove(name)
+            raise ValueError(f"{found.st_size} bytes of embeddings, not {num_bytes}")
+        return name
+
+    def read(self, handle: str, rows: memoryview) -> None:
+        """Fills a writable buffer, whose size the file must have (ValueError)."""
+        with open(os.open(self._path(handle), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != rows.nbytes or file.readinto(rows) != found:
+                raise ValueError(f"{found} bytes of embeddings, not {rows.nbytes}")
+
+    def remove(self, handle: str) -> None:
+        """The rows are gone with their last handle."""
+        self._path(handle).unlink(missing_ok=True)
+
+    def _path(self, handle: str) -> Path:
+        if not handle or not _DIGITS.issuperset(handle):
+            raise ValueError(f"{handle!r} is no handle of embeddings")
+        return self._folder / handle

@@ -1,0 +1,44 @@
+"""The router's own names of requests' embeddings, which are there as long as a plan may name them: the sender of a
+request may remove its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from moeserve.messages.schema import GenerateRequest, RequestError
+from moeserve.messages.spans import Span
+from moeserve.processes.span_files import SpanFiles
+
+log = logging.getLogger(__name__)
+
+
+class SpanLinks:
+    def __init__(self, files: SpanFiles, row_bytes: int) -> None:
+        """row_bytes: of an embedding that the worker takes."""
+        self._files = files
+        self._row_bytes = row_bytes
+        self._own: set[str] = set()
+
+    def linked(self, message: GenerateRequest) -> GenerateRequest | RequestError:
+        """The request with handles of the router's own, which `remove` is told of in the end; or what its client gets
+        where an embedding is not there, or not whole."""
+        spans: list[Span] = []
+        try:
+            for span in message.spans:
+                handle = self._files.link(span.handle, span.count * self._row_bytes)
+                self._own.add(handle)
+                spans.append(replace(span, handle=handle))
+        except (OSError, ValueError) as error:
+            self.remove(span.handle for span in spans)
+            log.error("request %d: %s", message.id, error)
+            return RequestError(message.id, 500, f"the embeddings of the prompt are not there: {error}")
+        return replace(message, spans=spans)
+
+    def remove(self, handles: Iterable[str]) -> None:
+        """Those of them that are the router's own."""
+        for handle in self._own.intersection(handles):
+            self._own.remove(handle)
+            self._files.remove(handle)

@@ -1,0 +1,53 @@
+"""The router and files of embeddings."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import msgspec
+
+from moeserve.messages.schema import (
+    Abort,
+    GenerateRequest,
+    RequestError,
+)
+from moeserve.messages.spans import Span
+from moeserve.processes.runtime_paths import RuntimePaths
+from moeserve.processes.span_files import SpanFiles
+from moeserve.router.span_links import SpanLinks
+from tests.support.in_process_worker import InProcessWorker
+from tests.support.router_process import LIMITS, Neighbours, behaving, running
+from tests.support.rpc_child import SLEEP, ScriptedRunner
+
+
+def test_embeddings_are_linked_while_a_plan_may_name_them(
+    paths: RuntimePaths, neighbours: Neighbours
+) -> None:
+    """The router's own link is there until the request has ended, though its sender removes its own; a request whose
+    embeddings are not there fails at once."""
+    files = SpanFiles(paths.spans)
+    links = SpanLinks(files, 16)
+    limits = dataclasses.replace(LIMITS, embedding_bytes=16)
+
+    def asked(id: int, handle: str) -> GenerateRequest:
+        spans = [Span(1, 2, bytes(32), handle)]
+        message: GenerateRequest = behaving(id, SLEEP, max_tokens=100)
+        return msgspec.structs.replace(message, spans=spans)
+
+    with running(paths, neighbours, InProcessWorker(ScriptedRunner()), limits=limits, spans=links):
+        handle = files.write(bytes(32))
+        neighbours.router.send(asked(0, handle))
+        neighbours.item(0, final=False)
+        files.remove(handle)
+        (own,) = paths.spans.iterdir()
+        assert own.name != handle
+        neighbours.router.send(asked(1, handle))
+        error = neighbours.next(RequestError)
+        assert (error.id, error.status) == (1, 500)
+        neighbours.router.send(Abort(0))
+        neighbours.report(num_running=0, aborts=1)
+        deadline = time.monotonic() + 5
+        while own.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not list(paths.spans.iterdir())

@@ -1,0 +1,83 @@
+"""Files of embeddings between processes: each removes its own names, and no name reaches beyond the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from moeserve.messages.schema import GenerateRequest, RequestError
+from moeserve.messages.spans import Span
+from moeserve.processes.span_files import SpanFiles
+from moeserve.router.span_links import SpanLinks
+from tests.support.router_world import request
+
+ROW = 8
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SpanFiles:
+    (tmp_path / "config.json").write_text("{}")
+    return SpanFiles(tmp_path / "spans")
+
+
+def asked(*handles: str, count: int = 4) -> GenerateRequest:
+    spans = [Span(at * count, count, bytes(32), handle) for at, handle in enumerate(handles)]
+    return replace(request(1, 40, 4), spans=spans)
+
+
+def names(tmp_path: Path) -> set[str]:
+    return {path.name for path in (tmp_path / "spans").iterdir()}
+
+
+def test_a_link_stays_when_its_sender_has_removed_its_own(files: SpanFiles, tmp_path: Path) -> None:
+    first, second = files.write(bytes(range(32))), files.write(bytes(32))
+    links = SpanLinks(files, ROW)
+    linked = links.linked(asked(first, second, first))
+    assert isinstance(linked, GenerateRequest)
+    handles = [span.handle for span in linked.spans]
+    assert len({first, second, *handles}) == 5
+    for handle in (first, second):
+        files.remove(handle)
+    rows = bytearray(32)
+    files.read(handles[0], memoryview(rows))
+    assert rows == bytes(range(32))
+    links.remove([*handles, first])
+    assert names(tmp_path) == set()
+
+
+def test_only_its_own_names_are_removed(files: SpanFiles, tmp_path: Path) -> None:
+    """A request that is refused before it is linked has its sender's."""
+    handle = files.write(bytes(32))
+    SpanLinks(files, ROW).remove([handle])
+    assert names(tmp_path) == {handle}
+
+
+def test_what_is_not_there_or_not_whole_fails_and_leaves_nothing(files: SpanFiles, tmp_path: Path) -> None:
+    good, short = files.write(bytes(32)), files.write(bytes(31))
+    (tmp_path / "spans" / "dd").symlink_to(tmp_path / "config.json")
+    (tmp_path / "spans" / "ee").mkdir()
+    before = names(tmp_path)
+    links = SpanLinks(files, ROW)
+    for bad in (short, "ff", "dd", "ee", "../config.json", "..", "/etc/passwd", ""):
+        answer = links.linked(asked(good, bad))
+        assert isinstance(answer, RequestError), bad
+        assert answer.status == 500
+        assert "embeddings" in answer.message
+        assert names(tmp_path) == before, bad
+
+
+def test_a_reader_takes_exactly_its_bytes(files: SpanFiles, tmp_path: Path) -> None:
+    handle = files.write(bytes(32))
+    (tmp_path / "spans" / "dd").symlink_to(tmp_path / "spans" / handle)
+    for name, size, error in ((handle, 31, ValueError), (handle, 33, ValueError), ("dd", 32, OSError)):
+        with pytest.raises(error):
+            files.read(name, memoryview(bytearray(size)))
+
+
+def test_files_are_private(files: SpanFiles, tmp_path: Path) -> None:
+    handle = files.write(b"rows")
+    folder = tmp_path / "spans"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / handle).stat().st_mode & 0o777 == 0o600
