@@ -19,11 +19,13 @@ from typing import NamedTuple
 from moeserve.cli.certificate_flags import check_certificate
 from moeserve.cli.command_line import (
     demonstration_model,
+    flag_name,
     options_parser,
     read_options,
     resolve,
     unknown_variables,
 )
+from moeserve.cli.other_flags import hint, in_our_words
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.launcher.exit_codes import EXIT_USAGE
@@ -40,21 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("moeserve: error: the working directory has been deleted; start from another", file=sys.stderr)
         return EXIT_USAGE
     name = "serve"
-    if arguments and not arguments[0].startswith("-"):
+    if arguments and not arguments[0].startswith("-") and not _is_model(arguments[0]):
         name = arguments.pop(0)
     if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, 1)
+        meant = f"; did you mean {close[0]}?" if close else ""
         serve_parser().error(
-            f"there is no command {name!r}, only {', '.join(COMMANDS)}; a model is named by --model{_meant(name)}"
+            f"there is no command {name!r}, only {', '.join(COMMANDS)}; a model is named by --model{meant}"
         )
     return COMMANDS[name].run(arguments)
 
 
-def _meant(word: str) -> str:
-    """The end of the message about an unknown command."""
-    if os.path.exists(word) or "/" in word or word.endswith(".gguf"):
-        return f": moeserve serve {word}"
-    close = difflib.get_close_matches(word, COMMANDS, 1)
-    return f"; did you mean {close[0]}?" if close else ""
+def _is_model(word: str) -> bool:
+    """Whether the first word is a model and no command: `moeserve FILE`."""
+    return word not in COMMANDS and (os.path.exists(word) or "/" in word or word.endswith(".gguf"))
 
 
 class Command(NamedTuple):
@@ -68,13 +69,16 @@ def serve(arguments: list[str]) -> int:
     from moeserve.launcher.launch import launch
     from moeserve.processes.logs import set_up_logging
 
+    words, notes = in_our_words(arguments)
     try:
-        asked = parse(parser, arguments, os.environ)
+        asked = parse(parser, words, os.environ)
         check_server(asked)
         check_certificate(asked)
     except UserError as error:
         parser.error(str(error))
     set_up_logging("launcher", asked.log_level, asked.log_format)
+    for note in notes:
+        log.info("%s", note)
     if unknown := unknown_variables(os.environ):
         log.warning("no such option, so without effect: environment variable %s", ", ".join(unknown))
     try:
@@ -177,7 +181,11 @@ def parse(
     """What the user asked for, as asked; the first argument may be the model, without its flag. Raises ConfigError,
     which names the flag or the variable."""
     named = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    given = vars(parser.parse_args(arguments if named is None else arguments[1:]))
+    found, unknown = parser.parse_known_args(arguments if named is None else arguments[1:])
+    if unknown:
+        flags = map(flag_name, vars(found))
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint(unknown, flags)}")
+    given = vars(found)
     if named is not None:
         if given["model"] not in (None, named):
             raise ConfigError(f"two models are named, {named} and --model {given['model']}; one is served")

@@ -70,6 +70,7 @@ class Tried:
     answers: list[Any] = field(default_factory=list)
     counters: dict[str, float] = field(default_factory=dict)
     fallen: list[str] = field(default_factory=list)
+    has_come_through: bool = True
 
     def ask(self, timeout: float) -> list[Any]:
         """Something of each process: a completion, a chat through the template, JSON through the grammars."""
@@ -101,18 +102,15 @@ class Tried:
             self.fallen += [name for name, value in now.items() if value < self.counters.get(name, 0.0)]
             self.counters = now
 
-    def processes(self) -> dict[str, psutil.Process]:
-        return {name: self.process(name) for name in NAMES}
-
     def process(self, name: str) -> psutil.Process:
         return psutil.Process(self.server.pid) if name == "launcher" else self.server.named(name)
 
-    def is_whole(self) -> bool:
-        """Every process is there, and none is stopped; but that with the weights goes on when it is needed."""
+    def is_whole(self, *missing: str) -> bool:
+        """Every other process is there, and none is stopped; the one with the weights goes on when it is needed."""
+        names = [name for name in NAMES if name not in missing]
         with suppress(ValueError, psutil.NoSuchProcess):  # none has a name, or one has gone
             return all(
-                process.status() != psutil.STATUS_STOPPED or name == "weights"
-                for name, process in self.processes().items()
+                self.process(name).status() != psutil.STATUS_STOPPED or name == "weights" for name in names
             )
         return False
 
@@ -123,7 +121,9 @@ def begin(tiny_model: Path) -> Iterator[Callable[[], Tried]]:
     current: list[Tried] = []
 
     def well() -> Tried:
-        if not current or current[-1].server.process.poll() is not None:
+        if not current or not (current[-1].has_come_through and current[-1].is_whole()):
+            for tried in current:
+                tried.server.kill()
             flags = ("--step-timeout", str(LIMIT_S), "--max-engine-crashes", "1000")
             current.append(Tried(Server(tiny_model, *flags)))
             tried = current[-1]
@@ -143,6 +143,7 @@ def act(tried: Tried, *cases: tuple[str, str]) -> None:
 
 
 def try_out(tried: Tried, *cases: tuple[str, str]) -> None:
+    tried.has_come_through = False
     tried.answers_well(60)  # whatever process a test before has had replaced is there
     httpserver = tried.process("httpserver")
     tried.look_at_counters()
@@ -165,14 +166,15 @@ def try_out(tried: Tried, *cases: tuple[str, str]) -> None:
         time.sleep(0.1)
     assert is_well, tried.server.log[-4000:]
     assert untrue == [], "/health was 200, and requests were not answered"
-    assert within(RECOVERED_S, tried.is_whole), tried.server.log[-4000:]
+    # A zygote that was lost soon after it had begun is replaced when a process is wanted next.
+    assert within(RECOVERED_S, lambda: tried.is_whole("zygote")), tried.server.log[-4000:]
     assert tried.health() == 200
     if httpserver.is_running():
         tried.look_at_counters()
         assert tried.fallen == []
     tried.counters.clear()
-    weights = tried.process("weights")
-    weights.resume()
+    tried.process("weights").resume()
+    tried.has_come_through = True
 
 
 @pytest.mark.parametrize("how", ACTIONS)

@@ -11,10 +11,10 @@ import torch
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_folder, open_model
 from moeserve.models.registry import read_checked_shape
+from tests.kernels.folder_variants import assert_is_near_transformers, edit_config
+from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
-from tests.kernels.test_families import TOKENS
-from tests.kernels.test_folder_variants import assert_is_near_transformers, edit_config
-from tests.kernels.test_model import Engine
+from tests.kernels.transformers_logits import TOKENS
 from tests.support.folder_as_gguf import write_gguf
 from tests.support.hugging_face_model import write_family, write_model, write_qwen2_moe
 

@@ -21,6 +21,7 @@ from moeserve.__main__ import run
 from moeserve.cli import command_line
 from moeserve.cli import main as cli
 from moeserve.cli.bench.commands import COMMANDS as MEASUREMENTS
+from moeserve.cli.other_flags import ADVICE, UNDERSTOOD, in_our_words
 from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.errors import ConfigError
 from moeserve.processes.cpus import pool_threads
@@ -128,8 +129,15 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prot", "1"], "unrecognized arguments: --prot 1"),
+        (["--prot", "1"], "unrecognized arguments: --prot 1; did you mean --port?"),
         (["--max-num", "3"], "unrecognized arguments: --max-num 3"),
+        (["--max-model-length", "3"], "; did you mean --max-model-len?"),
+        (["--ctx-sizes", "3"], "; did you mean --max-model-len?"),
+        (
+            ["a.gguf", "--n-cpu-moe", "30"],
+            "; --n-cpu-moe: experts are placed by themselves; --num-gpu-experts N",
+        ),
+        (["a.gguf", "--gpu-memory-utilization=0.9"], "; --gpu-memory-utilization: --gpu-memory-budget GIB"),
         (["serve", "a.gguf", "serve"], "unrecognized arguments: serve"),
         (["serve", "a.gguf", "--model", "b.gguf"], "two models are named, a.gguf and --model b.gguf"),
         (
@@ -137,7 +145,6 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
             "there is no command 'srve', only serve, worker, reload, plan, bench, simulate, cache, compare-dumps, "
             "completion; a model is named by --model; did you mean serve?",
         ),
-        (["models/a.gguf"], "a model is named by --model: moeserve serve models/a.gguf"),
     ],
 )
 def test_unknown_words_are_refused(
@@ -160,6 +167,41 @@ def test_variables_that_only_look_like_ours_are_told(
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "MOESERVE_PROT" in warning
     assert "MOESERVE_PORT" not in warning
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config"),
+    [
+        (["models/a.gguf"], {"model": "models/a.gguf"}),
+        (["a.gguf", "-c", "8192"], {"model": "a.gguf", "max_model_len": 8192}),
+        (["-m", "a.gguf", "--ctx-size=0", "-ngl", "99"], {"model": "a.gguf"}),
+        (["-hf", "org/repo:Q4_K_M", "-ngl", "12"], {"model": "org/repo:Q4_K_M", "n_gpu_layers": 12}),
+        (["--model-path", "a.gguf", "--gpu-layers=0"], {"model": "a.gguf", "device": "cpu"}),
+        (["--n-gpu-layers", "99"], {}),
+        (["--n-gpu-layers", "7"], {"n_gpu_layers": 7}),
+        (["--tensor-parallel-size", "2", "-np", "4", "-t", "3"], {"gpus": "2", "max_num_seqs": 4, "threads": 3}),
+    ],
+)  # fmt: skip
+def test_what_users_of_other_servers_type(arguments: list[str], config: dict[str, object]) -> None:
+    words, notes = in_our_words(arguments)
+    assert cli.parse(cli.serve_parser(), words, {}) == ServerConfig(**config)  # type: ignore[arg-type]
+    assert all(": taken as " in note for note in notes)
+
+
+@pytest.mark.parametrize("command", [[], ["serve"]])
+def test_a_model_needs_no_flag(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[ServerConfig] = []
+    monkeypatch.setattr("moeserve.launcher.launch.launch", lambda config: served.append(config) or 0)
+    monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
+    assert cli.main([*command, str(command_line.demonstration_model()), "-c", "512"]) == 0
+    assert served[0].max_model_len == 512
+
+
+def test_every_flag_that_is_understood_is_one_of_ours() -> None:
+    ours = {command_line.flag_name(option.name) for option in dataclasses.fields(ServerConfig)}
+    assert set(UNDERSTOOD.values()) <= ours
+    assert not (UNDERSTOOD.keys() | ADVICE.keys()) & ours
+    assert not UNDERSTOOD.keys() & ADVICE.keys()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 
 from moeserve.cli.command_line import flag_name, read_options, resolve
+from moeserve.cli.other_flags import in_our_words
 from moeserve.cli.plan.cache_forecast import MOST_STREAMS, CacheForecast, forecast_cache, trace_tokens
 from moeserve.cli.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict, usable_gpu_bytes
 from moeserve.cli.plan.options import SHARED, command_parser
@@ -64,7 +65,10 @@ USERS = (2048, 8192, 32768)  # tokens of each
 def main(arguments: list[str]) -> int:
     """Exit code 0, or 2 with a message for bad arguments, a bad file, or a plan that cannot be."""
     parser = command_parser()
-    args = parser.parse_args(arguments)
+    words, _ = in_our_words(arguments)
+    if words and not words[0].startswith("-"):
+        words.insert(0, "--model")
+    args = parser.parse_args(words)
     try:
         config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
         if len(parse_gpus(config.gpus)) > 1:

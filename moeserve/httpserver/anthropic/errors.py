@@ -28,9 +28,16 @@ class MessagesError(TypedDict):
     request_id: str
 
 
+def _message(error: ApiError) -> str:
+    """Anthropic's words for a full context: its clients look for the numbers, and then compact the conversation."""
+    if error.overflow is None:
+        return error.message
+    return f"prompt is too long: {error.overflow.prompt} tokens > {error.overflow.limit} maximum"
+
+
 def messages_error(error: ApiError, request_id: str) -> MessagesError:
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    info: MessagesErrorInfo = {"type": kind, "message": error.message}
+    info: MessagesErrorInfo = {"type": kind, "message": _message(error)}
     if error.details is not None:
         info["details"] = dict(error.details)
     return {

@@ -8,7 +8,7 @@ was given and what is allowed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from typing_extensions import TypedDict
 
@@ -47,6 +47,13 @@ class ErrorBody(TypedDict):
     error: ErrorInfo
 
 
+class Overflow(NamedTuple):
+    """A prompt that is longer than the context, in tokens: for APIs whose clients read both out of the message."""
+
+    prompt: int
+    limit: int
+
+
 class ApiError(Exception):
     """A request that ends with an HTTP error. `param` is the field at fault, `code` a word for programs."""
 
@@ -60,14 +67,16 @@ class ApiError(Exception):
         retry_after: int | None = None,
         details: Mapping[str, Any] | None = None,
         refusal: Refusal | None = None,
+        overflow: Overflow | None = None,
     ) -> None:
-        """refusal: None: what the status says."""
+        """refusal: None: what the status says. overflow: where the prompt is too long."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.refusal = refusal or _REFUSALS.get(status)  # None: the request failed
         self.code = code
+        self.overflow = overflow
         self.details = details  # for programs, where the API's errors have such
         self.retry_after = retry_after  # seconds, with a 503; None: RETRY_AFTER_S
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -248,3 +249,17 @@ def test_errors_come_in_each_apis_shape(server: HttpServer) -> None:
         server.post("/v1/responses", {"model": "x", "input": "x"}).json()["error"]["code"]
         == "model_not_found"
     )
+
+
+def test_a_full_context_is_told_in_anthropics_words(server: HttpServer) -> None:
+    """Claude Code and others look for these numbers, and then compact the conversation."""
+
+    def refused(count: int) -> str:
+        messages = [{"role": "user", "content": "word " * count}]
+        answer = server.post("/v1/messages", {"model": NAME, "max_tokens": 8, "messages": messages})
+        assert answer.status_code == 400
+        message: str = answer.json()["error"]["message"]
+        return message
+
+    assert re.fullmatch(r"prompt is too long: \d+ tokens > 512 maximum", refused(3000))
+    assert re.fullmatch(r"prompt is too long: \d+ tokens > 512 maximum", refused(300_000))

@@ -15,7 +15,7 @@ from typing import Any
 
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.literal_text import LiteralText
-from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.errors import ApiError, Overflow
 from moeserve.messages.refusal import Refusal
 from moeserve.tokenizer.errors import TemplateError
 from moeserve.tokenizer.renderer import ChatRenderer
@@ -76,7 +76,12 @@ class ModelText:
                 f"{limit} tokens, of at most {self.longest_token} characters each"
             )
             raise ApiError(
-                400, message, param=param, code="context_length_exceeded", refusal=Refusal.TOO_LONG
+                400,
+                message,
+                param=param,
+                code="context_length_exceeded",
+                refusal=Refusal.TOO_LONG,
+                overflow=Overflow(-(-len(text) // self.longest_token), limit),  # tokens: so many at least
             )
 
     def _begun(self, ids: list[int]) -> list[int]:

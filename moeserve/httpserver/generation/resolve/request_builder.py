@@ -12,7 +12,7 @@ from moeserve.httpserver.generation.request.fields import INT64_MAX
 from moeserve.httpserver.generation.resolve.resolved import Resolved
 from moeserve.httpserver.generation.resolve.served import Served
 from moeserve.httpserver.generation.resolve.token_ids import check_ids
-from moeserve.httpserver.transport.errors import ApiError, invalid
+from moeserve.httpserver.transport.errors import ApiError, Overflow, invalid
 from moeserve.messages.beams import MAX_CANDIDATES, BeamParams
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import RequestContext
@@ -102,6 +102,7 @@ def _max_tokens(prompt_tokens: int, resolved: Resolved, limit: int) -> int:
             param=asked.prompt_param,
             code="context_length_exceeded",
             refusal=Refusal.TOO_LONG,
+            overflow=None if room > 0 else Overflow(prompt_tokens, limit),
         )
     return wanted
 

@@ -1,0 +1,126 @@
+"""Flags of llama-server, vLLM and SGLang that a user may type: those that are understood, and advice for the others."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+# Another server's flag: ours, whose value means the same.
+UNDERSTOOD: Final = {
+    "-m": "--model",
+    "-hf": "--model",
+    "-hfr": "--model",
+    "--hf-repo": "--model",
+    "--model-path": "--model",
+    "-a": "--served-model-name",
+    "--alias": "--served-model-name",
+    "-c": "--max-model-len",
+    "--ctx-size": "--max-model-len",
+    "--context-length": "--max-model-len",
+    "-np": "--max-num-seqs",
+    "--max-running-requests": "--max-num-seqs",
+    "-t": "--threads",
+    "-ngl": "--n-gpu-layers",
+    "--gpu-layers": "--n-gpu-layers",
+    "--ssl-key-file": "--ssl-keyfile",
+    "--ssl-cert-file": "--ssl-certfile",
+    "--chat-template-file": "--chat-template",
+    "-tp": "--gpus",
+    "--tp": "--gpus",
+    "--tp-size": "--gpus",
+    "--tensor-parallel-size": "--gpus",
+}
+# Their values that ask for our default, without which a flag of ours stands.
+DEFAULTS: Final = {"-c": {"0"}, "--ctx-size": {"0"}}
+_WHOLE_MODEL: Final = 99  # layers: what llama.cpp's users write for all of them
+_GPU_LAYERS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
+
+_BY_ITSELF = "leave it out: it is so by itself"
+_NO_CODE = "leave it out: no code of a model's repository is run"
+_PLACED = "experts are placed by themselves; --num-gpu-experts N or --placement-rules FILE say where"
+_STEP = "--max-num-batched-tokens N bounds a step"
+_KV = "--kv-cache-dtype q8_0 keeps keys and values in 8 bits"
+_BUDGET = "--gpu-memory-budget GIB says it in GiB"
+_NO_VISION = "pictures are not read"
+ADVICE: Final = {
+    "-fa": _BY_ITSELF,
+    "--flash-attn": _BY_ITSELF,
+    "--jinja": _BY_ITSELF,
+    "--cont-batching": _BY_ITSELF,
+    "-cb": _BY_ITSELF,
+    "--enable-prefix-caching": _BY_ITSELF,
+    "--enable-chunked-prefill": _BY_ITSELF,
+    "--enable-auto-tool-choice": _BY_ITSELF,
+    "--trust-remote-code": _NO_CODE,
+    "-ncmoe": _PLACED,
+    "--n-cpu-moe": _PLACED,
+    "-cmoe": _PLACED,
+    "--cpu-moe": _PLACED,
+    "-ot": _PLACED,
+    "--override-tensor": _PLACED,
+    "-b": _STEP,
+    "-ub": _STEP,
+    "--batch-size": _STEP,
+    "--ubatch-size": _STEP,
+    "-ctk": _KV,
+    "-ctv": _KV,
+    "--cache-type-k": _KV,
+    "--cache-type-v": _KV,
+    "--gpu-memory-utilization": _BUDGET,
+    "--mem-fraction-static": _BUDGET,
+    "--mlock": "weights are in memory of the server's own",
+    "--no-mmap": "weights are repacked into memory; --weight-layout file maps the file",
+    "--no-enable-prefix-caching": "--prefix-cache off",
+    "--cpu-offload-gb": "experts that do not fit the GPU stay in RAM by themselves",
+    "--mmproj": _NO_VISION,
+    "-mm": _NO_VISION,
+    "--quantization": "leave it out: the file says it",
+    "--dtype": "leave it out: the file says it",
+    "--reasoning-format": "--reasoning-parser says how the model marks its reasoning",
+    "--speculative-model": "--speculative-config says it",
+    "--draft-max": "--speculative-config says it",
+}
+
+
+def in_our_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments with the names of ours for those of others, and a line about each that was changed."""
+    words, notes = [], []
+    rest = list(arguments)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if flag not in UNDERSTOOD and flag not in _GPU_LAYERS:
+            words.append(f"{flag}{equals}{value}")
+            continue
+        if not equals and rest:
+            value = rest.pop(0)
+        ours = _ours(flag, value)
+        words += ours
+        if flag != "--n-gpu-layers" or ours != [flag, value]:
+            notes.append(f"{flag} {value}: taken as {' '.join(ours) or 'the default'}")
+    return words, notes
+
+
+def _ours(flag: str, value: str) -> list[str]:
+    if value in DEFAULTS.get(flag, ()):
+        return []
+    if flag in _GPU_LAYERS:
+        if value in ("auto", "all", "-1") or (value.isdecimal() and int(value) >= _WHOLE_MODEL):
+            return []  # as much as fits is on the GPU
+        if value == "0":
+            return ["--device", "cpu"]
+    return [UNDERSTOOD.get(flag, flag), value] if value else [UNDERSTOOD.get(flag, flag)]
+
+
+def hint(unknown: Iterable[str], flags: Iterable[str]) -> str:
+    """The end of a message about arguments that no flag takes. flags: ours."""
+    known = list(flags)
+    for word in unknown:
+        flag = word.partition("=")[0]
+        if not flag.startswith("-"):
+            continue
+        if flag in ADVICE:
+            return f"; {flag}: {ADVICE[flag]}"
+        if close := difflib.get_close_matches(flag, [*known, *UNDERSTOOD], 1):
+            return f"; did you mean {UNDERSTOOD.get(close[0], close[0])}?"
+    return ""
