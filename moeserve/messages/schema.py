@@ -130,6 +130,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     decode_ms: float  # first token to last token
     disk_tokens: int = 0  # of the cached ones, those that were read from disk for it
     ram_tokens: int = 0  # and those from the tier in RAM
+    draft_tokens: int = 0  # drafted for it
+    accepted_draft_tokens: int = 0  # of these, those that were right
 
 
 class PrefillProgress(msgspec.Struct, frozen=True, array_like=True):

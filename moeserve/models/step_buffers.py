@@ -222,6 +222,21 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
     )
 
 
+def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
+    """What recurrent layers, by number, keep of a CPU's step with up to so many drafts, until it is known which of them
+    are right."""
+    return {
+        index: Buffer("draft_records", (drafts, layer.delta_net.heads.pending_values))
+        for index, layer in enumerate(model.layers)
+        if layer.delta_net is not None
+    }
+
+
+def most_drafts(step_tokens: int, max_num_seqs: int, drafts: int) -> int:
+    """Of a step: so many a row, but the router gives no more than half of a step's tokens to drafts."""
+    return min(max_num_seqs * drafts, step_tokens // 2)
+
+
 def _cpu_latent_buffers(shape: LatentAttentionShape, rows: int) -> list[Buffer]:
     by_head = rows * shape.num_heads
     pairs = [_pair("nope", by_head, shape.nope_dim), _pair("latent_attended", by_head, shape.rank)]

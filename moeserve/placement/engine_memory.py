@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeserve.config import ServerConfig
+from moeserve.config import ServerConfig, num_drafts
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.tier_sizes import staging_bytes
 from moeserve.models.interface import ModelShape
@@ -10,7 +10,9 @@ from moeserve.models.step_buffers import (
     CPU_LOGIT_ROWS,
     GPU_LOGIT_ROWS,
     cpu_step_buffers,
+    draft_records,
     gpu_arena_bytes,
+    most_drafts,
     step_sizes,
 )
 from moeserve.placement.sizes import ModelSizes
@@ -68,6 +70,12 @@ def gpu_sampler_bytes(max_num_seqs: int, vocab: int, rows: int) -> int:
 def cpu_workspace_bytes(shape: ModelShape, rows: int) -> int:
     """RAM of the CPU's step of up to `rows` rows, without logits."""
     return sum(buffer.nbytes for buffer in cpu_step_buffers(shape, rows))
+
+
+def draft_record_bytes(config: ServerConfig, shape: ModelShape, step_tokens: int) -> int:
+    """RAM of what a CPU's recurrent layers keep of drafts; 0 where there are none."""
+    drafts = most_drafts(step_tokens, config.max_num_seqs, num_drafts(config))
+    return sum(buffer.nbytes for buffer in draft_records(shape, drafts).values())
 
 
 def cpu_logits_bytes(shape: ModelShape, max_num_seqs: int) -> int:

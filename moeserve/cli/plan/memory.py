@@ -19,7 +19,7 @@ from moeserve.kv.window_capacity import KvPools, divide
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
-from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes
+from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes, draft_record_bytes
 from moeserve.worker.adapters.memory import AdapterMemory
 
 PROCESSES_BYTES = 384 << 20
@@ -83,7 +83,9 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
     tokens = max(step_tokens, config.max_num_seqs)
     fixed = PROCESSES_BYTES + VOCABULARY_BYTES * model.vocab_size
     if not placement.uses_gpu:
-        return fixed + cpu_workspace_bytes(model, tokens) + cpu_logits_bytes(model, config.max_num_seqs)
+        drafts = draft_record_bytes(config, model, step_tokens)
+        logits = cpu_logits_bytes(model, config.max_num_seqs)
+        return fixed + cpu_workspace_bytes(model, tokens) + logits + drafts
     rows = step_sizes(tokens)[-1]
     shared = _handoff_bytes(model, rows) if placement.shares_layers else 0
     cpu_stage = cpu_workspace_bytes(model, rows) if placement.layers_in_ram else 4 * rows * model.hidden_size

@@ -176,7 +176,7 @@ class CompletionHandler:
 
 
 def _timings(timings: Timings) -> LlamaTimings:
-    return {
+    found: LlamaTimings = {
         **_llama_timings(
             cached=timings["cached_tokens"],
             read=timings["prompt_tokens"] - timings["cached_tokens"],
@@ -187,6 +187,10 @@ def _timings(timings: Timings) -> LlamaTimings:
         "prompt_per_second": timings["prefill_tokens_per_second"],
         "predicted_per_second": timings["decode_tokens_per_second"],
     }
+    if timings["draft_tokens"]:
+        found["draft_n"] = timings["draft_tokens"]
+        found["draft_n_accepted"] = timings["accepted_draft_tokens"]
+    return found
 
 
 def _llama_timings(
