@@ -10,14 +10,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import GenerateRequest
+from moeserve.messages.schema import GenerateRequest, TokensItem
+from moeserve.placement.engine_memory import draft_record_bytes
+from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s
+from tests.support.gemma_file import WINDOW, write_gemma
 from tests.support.router_world import request
-from tests.support.served_answers import Answer, load, lose_at, serve
+from tests.support.served_answers import Answer, Told, load, lose_at, serve
 
 MOST = 4
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
@@ -163,6 +167,35 @@ def test_lost_worker(runner: Runner, plain: Runner, model: CpuModel) -> None:
     assert report.engine_losses == 2
 
 
+def test_usage_counts_drafts(runner: Runner, plain: Runner) -> None:
+    """Each request's own, which together are the report's; and the worker holds no more records than are counted."""
+    requests = asked(3, runner.ready().vocab_size)
+    expected, _ = serve(plain, requests, 0)
+    foresee(runner, whole_texts(requests, expected), 0.8)
+    counts: dict[int, tuple[int, int]] = {}
+
+    def note(world: Told, _: int) -> None:
+        for id, seen in world.seen.items():
+            if isinstance(seen.final, TokensItem) and seen.final.usage is not None:
+                counts[id] = seen.final.usage.draft_tokens, seen.final.usage.accepted_draft_tokens
+
+    _, report = serve(runner, requests, MOST, note)
+    assert all(drafted > accepted > 0 for drafted, accepted in counts.values())
+    drafted, accepted = map(sum, zip(*counts.values(), strict=True))
+    assert (drafted, accepted) == (report.draft_tokens, report.accepted_draft_tokens)
+
+
+def test_records_of_drafts_are_counted(model: CpuModel, runner: Runner) -> None:
+    """As many bytes as are allocated, and no more rows than the router may draft."""
+    engine = runner.engine
+    assert isinstance(engine, CpuEngine)
+    held = engine._model._pending.values()
+    counted = draft_record_bytes(model.config, model.shape, model.step_tokens)
+    assert counted == sum(one.nbytes for one in held)
+    assert (counted > 0) == (runner.ready().num_state_slots > 0)
+    assert all(len(one) == min(16 * MOST, model.step_tokens // 2) for one in held)
+
+
 def test_stop_token(runner: Runner, plain: Runner) -> None:
     """A run ends with the first token that may end the request, and what follows it is never told."""
     requests = asked(4, runner.ready().vocab_size)
@@ -181,6 +214,24 @@ def test_stop_token(runner: Runner, plain: Runner) -> None:
     found, _ = serve(runner, stopped, MOST)
     assert found == expected
     assert any(answer.finish_reason == "stop" for answer in found.values())
+
+
+@pytest.mark.parametrize("streams", [1, 16])
+def test_windows_shorter_than_two_runs(tmp_path: Path, streams: int) -> None:
+    """A Gemma whose window of five tokens is passed by the drafts of two plans: what is behind it is dropped while rows
+    that may still read it are in flight."""
+    path = write_gemma(tmp_path / "gemma.gguf", Type.F32)
+    models = (load(path, kv_window_ratio=0.2, speculative_config=which) for which in (None, NGRAM))
+    plain, runner = map(build_cpu_runner, models)
+    assert runner.ready().window == WINDOW == MOST + 1
+    requests = asked(streams, runner.ready().vocab_size, temperature=0.9)
+    expected, _ = serve(plain, requests, 0)
+    foresee(runner, whole_texts(requests, expected), 0.8)
+    found, report = serve(runner, requests, MOST, lose_at(6), num_kv_slots=96 if streams == 1 else 260)
+    assert found == expected
+    assert report.accepted_draft_tokens > ANSWER * streams / 3
+    assert report.window_slots_total > 0
+    assert (report.preemptions > 0) == (streams > 1)
 
 
 def test_look_up(model: CpuModel, plain: Runner) -> None:

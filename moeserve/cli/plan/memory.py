@@ -19,7 +19,7 @@ from moeserve.kv.window_capacity import KvPools, divide
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
-from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes
+from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes, draft_record_bytes
 from moeserve.worker.adapters.memory import AdapterMemory
 
 PROCESSES_BYTES = 384 << 20
@@ -30,8 +30,8 @@ CUDA_LIBRARIES_BYTES = 600 << 20  # RAM: torch with CUDA, its context, Triton
 
 
 def usable_gpu_bytes(config: ServerConfig, gpu: int) -> int:
-    """Of a GPU that has `gpu` bytes: its budget, or all but the CUDA context, as the server counts them for the most
-    tokens of a step (worker/loading/gpu/device_memory.py)."""
+    """What the engine may use of a GPU with `gpu` bytes: its budget, or all but the CUDA context, as the server counts
+    them for the most tokens of a step (worker/loading/gpu/device_memory.py)."""
     budget = config.gpu_memory_budget
     return gpu - CUDA_CONTEXT_BYTES if budget is None else int(budget * GIB)
 
@@ -83,7 +83,9 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
     tokens = max(step_tokens, config.max_num_seqs)
     fixed = PROCESSES_BYTES + VOCABULARY_BYTES * model.vocab_size
     if not placement.uses_gpu:
-        return fixed + cpu_workspace_bytes(model, tokens) + cpu_logits_bytes(model, config.max_num_seqs)
+        drafts = draft_record_bytes(config, model, step_tokens)
+        logits = cpu_logits_bytes(model, config.max_num_seqs)
+        return fixed + cpu_workspace_bytes(model, tokens) + logits + drafts
     rows = step_sizes(tokens)[-1]
     shared = _handoff_bytes(model, rows) if placement.shares_layers else 0
     cpu_stage = cpu_workspace_bytes(model, rows) if placement.layers_in_ram else 4 * rows * model.hidden_size
@@ -124,7 +126,7 @@ def _kv_pools(
     free_ram: int,
     step_tokens: int,
 ) -> KvPools:
-    """What `kv/capacity.py` makes of room for so many tokens in one pool."""
+    """What `kv/capacity.py` makes of the room for `tokens` tokens in one pool."""
     layout = layout_of(config, model)
     wanted = config.max_model_len or model.context_length
     num_bytes = int(free_ram * SHARE_OF_FREE_MEMORY)

@@ -41,6 +41,8 @@ class Timings(TypedDict):
     cached_tokens: int
     ram_tokens: int  # of the cached ones, those from the tier in RAM
     disk_tokens: int  # and those read from disk
+    draft_tokens: int  # drafted (--speculative-config)
+    accepted_draft_tokens: int  # of these, those that were right
     prefill_tokens_per_second: float | None
     decode_tokens_per_second: float | None
 
@@ -115,6 +117,8 @@ class UsageTally:
             "cached_tokens": self._cached_tokens,
             "ram_tokens": sum(u.ram_tokens for i, u in self._finished.items() if i % self._n == 0),
             "disk_tokens": sum(u.disk_tokens for i, u in self._finished.items() if i % self._n == 0),
+            "draft_tokens": sum(usage.draft_tokens for usage in usages),
+            "accepted_draft_tokens": sum(usage.accepted_draft_tokens for usage in usages),
             "prefill_tokens_per_second": _rate(computed, _length(prefill_spans)),
             "decode_tokens_per_second": _rate(decoded, _length(decode_spans)),
         }

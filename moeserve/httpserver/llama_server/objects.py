@@ -26,6 +26,8 @@ class LlamaTimings(TypedDict):
     predicted_ms: float
     predicted_per_token_ms: float | None
     predicted_per_second: float | None
+    draft_n: NotRequired[int]  # where there were drafts
+    draft_n_accepted: NotRequired[int]
 
 
 def sampler_object(settings: SamplerSettings) -> dict[str, float]:

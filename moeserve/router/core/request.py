@@ -39,12 +39,14 @@ class Request(HeldSequence):
     """A request and its bookkeeping, until its final message. Compared by identity."""
 
     __slots__ = (
+        "accepted_draft_tokens",
         "age",
         "announced",
         "arrival",
         "cached_tokens",
         "crashed_at",
         "crashes",
+        "draft_tokens",
         "fairness_preempted_at",
         "first_planned_at",
         "first_token_at",
@@ -101,6 +103,10 @@ class Request(HeldSequence):
         self.num_scored: int = 0  # prompt positions whose logprobs were sent
         self.first_token_at: float = 0.0
         self.last_token_at: float = 0.0
+
+        # Written by `drafted_runs`; see Usage.
+        self.draft_tokens: int = 0
+        self.accepted_draft_tokens: int = 0
 
         # Written by CrashBlame.
         # Workers in a row that were lost with a row of it in flight, and no token in between.
@@ -233,4 +239,6 @@ class Request(HeldSequence):
             decode_ms=max(last_token_at - first_token_at, 0.0) * 1e3,
             disk_tokens=min(self.tier_tokens.get("disk", 0), cached - from_ram),
             ram_tokens=from_ram,
+            draft_tokens=self.draft_tokens,
+            accepted_draft_tokens=self.accepted_draft_tokens,
         )

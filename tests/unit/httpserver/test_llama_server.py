@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
 from tests.support.http_harness import CONTEXT, NAME, TLS, HttpServer, say, tokens_of
 from tests.support.scripted_answers import prompt_of
 
@@ -31,6 +32,19 @@ def test_an_answer_whole(server: HttpServer) -> None:
     assert (timings["prompt_n"], timings["predicted_n"]) == (num_prompt, 3)
     assert (timings["prompt_ms"], timings["predicted_ms"]) == (2.0, 4.0)
     assert found["generation_settings"]["seed"] == server.requests[-1].sampling.seed
+
+
+def test_drafts_are_in_the_timings(server: HttpServer) -> None:
+    """Where there were some, as llama-server has them."""
+    assert not {"draft_n", "draft_n_accepted"} & server.post("/completion", BODY).json()["timings"].keys()
+
+    def drafted(server: HttpServer, request: GenerateRequest) -> None:
+        usage = Usage(4, 1, 0, 1.0, 2.0, 4.0, draft_tokens=7, accepted_draft_tokens=2)
+        server.send(TextOut([TextItem(request.id, "A", [5], finish_reason="stop", usage=usage)]))
+
+    server.answer = drafted
+    timings = server.post("/completion", BODY).json()["timings"]
+    assert (timings["draft_n"], timings["draft_n_accepted"]) == (7, 2)
 
 
 def test_an_answer_in_chunks(server: HttpServer) -> None:

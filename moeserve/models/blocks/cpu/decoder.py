@@ -32,7 +32,7 @@ from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
 from moeserve.models.blocks.cpu.sandwich import mix_sandwiched
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.forget import forget_kv
-from moeserve.models.interface import AttentionShape, LayerShape, ModelShape
+from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
@@ -42,7 +42,7 @@ from moeserve.models.loading.cpu_weights import (
     CpuWeights,
 )
 from moeserve.models.observer import LayerObserver, LayerRouting
-from moeserve.models.step_buffers import CPU_LOGIT_ROWS
+from moeserve.models.step_buffers import CPU_LOGIT_ROWS, draft_records
 
 Int32s = npt.NDArray[np.int32]
 
@@ -75,9 +75,8 @@ class CpuDecoder:
         self._adapters = adapters
         self._states = states
         # Of each layer, what the step's drafts would do to states; pages of RAM come with their first use.
-        self._pending: list[Tensor | None] = [None] * len(weights.layers)
-        if most_drafts:
-            self._pending = [_pending(layer, most_drafts) for layer in shape.layers[: len(weights.layers)]]
+        records = draft_records(shape, most_drafts) if most_drafts else {}
+        self._pending = {index: torch.empty(buffer.shape) for index, buffer in records.items()}
         # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start.
         self.expert_token_counts = torch.zeros(len(weights.layers), 2, shape.num_experts, dtype=torch.int64)
         logit_rows = 0 if weights.head is None else CPU_LOGIT_ROWS
@@ -165,10 +164,10 @@ class CpuDecoder:
 
     def commit_states(self, slot: Tensor, first: Tensor, accepted: Tensor) -> None:
         """Queues, behind a step with drafts: see `CpuStream.commit_states`."""
-        for layer, state, pending in zip(self.shape.layers, self._states, self._pending, strict=False):
-            if pending is not None:
-                assert layer.delta_net is not None
-                self._stream.commit_states(layer.delta_net.heads, state, slot, first, accepted, pending)
+        for index, pending in self._pending.items():
+            mixer, state = self.shape.layers[index].delta_net, self._states[index]
+            assert mixer is not None
+            self._stream.commit_states(mixer.heads, state, slot, first, accepted, pending)
 
     def logits(self, rows: Tensor) -> Tensor:
         """Queues the head for up to CPU_LOGIT_ROWS rows of the last step. rows: int32 [m]. Gives float32 [m, vocab],
@@ -243,7 +242,7 @@ class CpuDecoder:
             attend_latent(stream, w, mixer, self._forms[mixer.form], self._kv[index], batch, space)
         else:
             assert isinstance(w, CpuDeltaNet)
-            pending = self._pending[index]
+            pending = self._pending.get(index)
             recur(stream, w, mixer, eps, self._states[index], batch, space, pending)
 
     def _adapters_of(self, index: int, rows: AdapterRows | None) -> LayerAdapters | None:
@@ -279,10 +278,3 @@ class CpuDecoder:
             else LayerRouting(space.router_logits, space.routing.ids, space.routing.weights),
             expert_output=space.x[:n] - after_attention,
         )
-
-
-def _pending(layer: LayerShape, most_drafts: int) -> Tensor | None:
-    """Room for the records of a layer's drafts; None: it is not recurrent."""
-    if layer.delta_net is None:
-        return None
-    return torch.empty(most_drafts, layer.delta_net.heads.pending_values)

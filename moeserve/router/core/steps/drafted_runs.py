@@ -59,7 +59,10 @@ def settle(step: ScheduledStep, sampled: Sequence[Sampled]) -> None:
     step.num_drafted = 0
     for request, row, entry in zip(step.owners, step.rows, sampled[: step.num_draft_rows], strict=False):
         accepted = entry.accepted
-        step.num_drafted += 0 if accepted is None else accepted.drafted
+        if accepted is not None:
+            step.num_drafted += accepted.drafted
+            request.draft_tokens += accepted.drafted
+            request.accepted_draft_tokens += len(accepted.token_ids)
         if request.slots:  # else it was preempted meanwhile
             request.spare -= 0 if accepted is None else len(accepted.token_ids)
             request.pending_drafts -= row.count - 1

@@ -26,7 +26,9 @@ from moeserve.models.loading.cpu_weights import CpuWeights
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.step_buffers import most_drafts
 from moeserve.placement import ModelSizes, place
+from moeserve.placement.engine_memory import draft_record_bytes
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.processes.free_memory import available_bytes
@@ -69,7 +71,7 @@ class CpuModel:
 
     @property
     def most_rows(self) -> int:
-        """Of a step."""
+        """The most rows of a step."""
         return max(self.step_tokens, self.config.max_num_seqs)
 
 
@@ -116,6 +118,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         of_adapters = adapter_memory(config, shape, checked, max(tokens, config.max_num_seqs))
         adapters = read_adapters(checked, of_adapters)
         free = available_bytes() - of_adapters.resident - of_adapters.later
+        free -= draft_record_bytes(config, shape, tokens)
         states = state_slots(config, layout.state_bytes(), free)
         layers = range(shape.num_layers)
         budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)
@@ -160,7 +163,7 @@ def build_cpu_runner(loaded: CpuModel, spans: SpanFiles | None = None) -> Runner
         loaded.most_rows,
         capacity.max_model_len,
         states=states,
-        most_drafts=config.max_num_seqs * num_drafts(config),
+        most_drafts=most_drafts(loaded.step_tokens, config.max_num_seqs, num_drafts(config)),
         adapters=adapters,
         angles=loaded.angles,
     )
