@@ -12,7 +12,7 @@ def weather(city: str) -> str:
     return "Rain."
 
 
-model = llm.get_model(f"{sys.argv[2]}:latest" if sys.argv[3] == "latest" else sys.argv[2])
+model = llm.get_model(f"ollama/{sys.argv[2]}")
 if sys.argv[3] == "object":
     schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     print(model.prompt("Name a city.", schema=schema, stream=False).text())
