@@ -152,7 +152,7 @@ class HarmonyParser:
             self._read_call(char, events)
         elif char.isspace():
             self._call_text.append(char)
-        else:  # to a tool whose arguments are no JSON: nobody has offered one
+        else:  # to a tool whose arguments are no JSON: the request offers none
             text = [*self._call_text, char]
             self._call_text = []
             self._stage = _Stage.CONTENT

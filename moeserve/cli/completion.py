@@ -61,7 +61,7 @@ def _command_lines(parsers: Mapping[str, Parser]) -> Iterator[tuple[str, argpars
 
 
 def _second_words(flags: Flags) -> dict[str, list[str]]:
-    """Of each command that needs one."""
+    """The second words of each command that needs one."""
     found: dict[str, list[str]] = {}
     for first, second in (words.split() for words in flags if " " in words):
         found.setdefault(first, []).append(second)

@@ -22,10 +22,9 @@ class SpeculativeConfig(ApiConfig):
     speculative_config: str | None = option(
         None,
         "Model",
-        'draft tokens and verify several in one step, in vLLM\'s JSON form: {"method": "ngram", '
-        '"num_speculative_tokens": 4} drafts what followed when the last tokens stood in the text before, of which '
-        '"prompt_lookup_min" to "prompt_lookup_max" agree (3 to 8); the text stays the same (CPU alone; default: no '
-        "drafts)",
+        'speculative decoding, in vLLM\'s JSON form: {"method": "ngram", "num_speculative_tokens": 4} drafts up to 4 '
+        'tokens from an earlier place of the text where the last "prompt_lookup_min" to "prompt_lookup_max" tokens (3 '
+        "to 8) are the same, and verifies them in one step; the text stays the same (CPU only; default: no drafts)",
         metavar="JSON",
     )
 

@@ -15,7 +15,7 @@ from moeserve.tokenizer import Vocabulary
 
 
 def read_vocabulary(model: Path) -> Vocabulary:
-    """Of a model that is served. Raises ModelError.
+    """Reads the vocabulary of a served model. Raises ModelError.
 
     The worker checks the same, seconds later: it imports torch first. This process reads the header anyway and ends the
     start, so that a wrong file is named at once.

@@ -3,7 +3,7 @@
 Sixty schemas of 63 kB keep the sandbox at work for seconds, and the worker too, which compiles each again. On a machine
 whose cores the engine computes on, everybody's answers pay for it. So checks that one tenant asks for run one after
 another, at full speed until it has spent BURST_S; from then on they rest, so that they take SHARE of a core. What has
-passed before costs nothing, and where nobody else has answers under way nobody rests.
+passed before costs nothing, and without other tenants' answers under way no tenant waits.
 """
 
 from __future__ import annotations

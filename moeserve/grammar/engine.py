@@ -1,4 +1,4 @@
-"""Matchers: after so many tokens of an answer, which may come next. llguidance's, over the GGUF's own vocabulary.
+"""Matchers: which tokens may come next in an answer. llguidance's, over the GGUF's own vocabulary.
 
 Every limit that llguidance has is set here, once for the checker and the worker, so a grammar that passed the one
 cannot surprise the other. What each costs at most (llguidance's own figures): a step 200,000 units of lexer fuel, 14

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from moeserve.httpserver import anthropic, lightllm, llama_server, native, ollama, openai, responses, web
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.access import Access
-from moeserve.httpserver.observability.request_record import record_of_request
+from moeserve.httpserver.observability.request_record import record_of
 from moeserve.httpserver.transport.absent_paths import why_absent
 from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.decompress import Decompress
@@ -112,7 +112,7 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
 
 
 def build_probe_app(service: Service) -> FastAPI:
-    """The application of --health-port, which nobody needs a key for."""
+    """The application of --health-port, which needs no key."""
     app = Application((native.PROBES,))
     app.state.service = service
     _answer_errors(app)
@@ -141,7 +141,8 @@ def _note_requests(app: Application, service: Service) -> None:
 
 
 def _respond(request: Request, error: ApiError) -> Response:
-    if (record := record_of_request.get()) is not None and not record.error:
+    record = record_of(request.scope)
+    if not record.error:
         record.error = error.message
     note_refusal(request.scope, error)
     body = request.app.apis.error_body(request.url.path, error, request_id_of(request))
@@ -177,7 +178,9 @@ def _explanation(request: Request) -> str:
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)  # it left while it sent its body; nobody reads this
+    return Response(
+        status_code=CLIENT_CLOSED_REQUEST
+    )  # it left while it sent its body and does not read this
 
 
 async def _no_memory(request: Request, error: Exception) -> Response:

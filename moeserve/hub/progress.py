@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class DownloadProgress:
-    """Of all files of a model together. Its `file` is what `http_get` takes for a class of bars."""
+    """The progress of all files of a model together. Its `file` is what `http_get` takes for a class of bars."""
 
     def __init__(self, total: int) -> None:
         """`total`: bytes."""
@@ -33,7 +33,7 @@ class DownloadProgress:
         )
 
     def update(self, nbytes: float | None = 1) -> None:
-        """So many bytes more; fewer, when the server starts a file over."""
+        """Adds `nbytes` bytes; a negative number when the server starts a file over."""
         nbytes = int(nbytes or 0)
         self._done += nbytes
         self._bar.update(nbytes)

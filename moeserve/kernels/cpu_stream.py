@@ -45,7 +45,7 @@ AttentionPlan = _C.AttentionPlan
 
 class CpuStream:
     def __init__(self, threads: int | Sequence[ThreadPlacement], isa: str = "") -> None:
-        """`threads`: how many, unbound and on one memory node, or the placement of each.
+        """`threads`: how many, unbound and on one NUMA node, or the placement of each.
         `isa`: "plain", "avx2" or "avx512_vnni"; empty takes the best this CPU runs.
 
         Raises ValueError for an ISA that this CPU or build lacks.
@@ -56,7 +56,7 @@ class CpuStream:
         # What the queued operations point into. Without it a temporary (a batch's ids, a norm's weight) is freed
         # while the pool still reads it.
         self._held: list[object] = []
-        # The same of what `wait` has waited for: let go while the pool computes what came after, as nobody waits then.
+        # The same of what `wait` has waited for: released while the pool computes what came after, when no call waits.
         self._released: list[object] = []
 
     @property

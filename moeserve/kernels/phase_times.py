@@ -25,7 +25,7 @@ Times = npt.NDArray[np.void]
 
 
 def time_phases(pool: Pool, room: int) -> None:
-    """From now on each thread keeps the times of so many phases, its next; with 0 of none. Waits for the pool."""
+    """From now on each thread keeps the times of its next `room` phases; 0: of none. Waits for the pool."""
     pool.time_phases(room)
 
 

@@ -38,7 +38,7 @@ class Activations:
 class ThreadPlacement:
     """Where a thread of the pool runs. A node's threads stand side by side, nodes count from 0."""
 
-    node: int = 0  # memory node
+    node: int = 0  # NUMA node
     cpus: tuple[int, ...] = ()  # what the thread is bound to; empty: not bound
 
 
@@ -92,7 +92,7 @@ class StateSequences:
 
 @dataclass(frozen=True, slots=True)
 class DeltaParameters:
-    """Of one layer's gated DeltaNet, beside its products. float32."""
+    """The parameters of one layer's gated DeltaNet beside its products. float32."""
 
     conv: torch.Tensor  # [conv_kernel, channels], the weight of the oldest token first
     rate: torch.Tensor  # [value_heads]: -exp(A_log)

@@ -26,7 +26,8 @@ class Move(NamedTuple):
 
 
 def kv_tensors(layers: Iterable[KvLayer]) -> list[Tensor]:
-    """Of a page of KV: keys of the first layer, their scales if they have any, its values, keys of the next."""
+    """The tensors of a page of KV: keys of the first layer, their scales if they have any, its values, keys of the
+    next."""
     return [tensor for layer in layers for tensor in layer.tensors]
 
 

@@ -40,7 +40,7 @@ class KvCapacity:
     num_window_slots: int = 0  # of the windowed layers' own pool; 0: all layers have one
 
     def kv_bytes(self, layout: KvLayout) -> int:
-        """Of all pools."""
+        """Bytes of all KV pools."""
         windowed = layout.token_bytes(layout.windowed_layers) if self.num_window_slots else 0
         return self.num_slots * (layout.token_bytes() - windowed) + self.num_window_slots * windowed
 

@@ -3,7 +3,7 @@
     slots --kernel, before the step--> staging --copying engine, beside the step--> page in RAM
     page in RAM --copying engine--> staging --kernel--> slots                       beside steps that use other slots
 
-Pages in pinned RAM go at PCIe's rate. The staging is used again in the order of the streams: nobody waits for it but
+Pages in pinned RAM go at PCIe's rate. The staging is used again in the order of the streams: no thread waits for it but
 the GPU.
 """
 

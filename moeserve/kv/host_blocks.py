@@ -72,7 +72,7 @@ class HostBlocks:
         return self._most * self.block_bytes
 
     def take(self, num_bytes: int) -> HostPage | None:
-        """Room for so many bytes; None: there is none."""
+        """Room for `num_bytes` bytes; None: there is none."""
         count = -(-num_bytes // self.block_bytes)
         while True:
             with self._lock:

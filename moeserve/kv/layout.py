@@ -23,11 +23,11 @@ class KvDtype:
     scales: Literal["none", "block", "head"] = "none"
 
     def num_scales(self, head_dim: int) -> int:
-        """Of a token's head."""
+        """Scales of a token's head."""
         return {"none": 0, "block": head_dim // KV_BLOCK, "head": 1}[self.scales]
 
     def head_bytes(self, head_dim: int) -> int:
-        """Of one vector, keys or values, of one head."""
+        """Bytes of one vector, keys or values, of one head."""
         return head_dim * self.number_bytes + self.num_scales(head_dim) * SCALE_BYTES
 
 
@@ -54,7 +54,7 @@ class KvLayout:
     dtype: KvDtype = FLOAT16
 
     def layer_bytes(self, layer: int) -> int:
-        """Of one token in one layer."""
+        """Bytes of one token in one layer."""
         attention = self.shape.layers[layer].attention
         if attention is None:
             return 0
@@ -66,7 +66,7 @@ class KvLayout:
         return 0 if delta_net is None else delta_net.heads.state_values
 
     def state_bytes(self, layers: Iterable[int] | None = None) -> int:
-        """Of one sequence's recurrent state in these layers; None: in all."""
+        """Bytes of one sequence's recurrent state in these layers; None: in all."""
         indices = range(self.shape.num_layers) if layers is None else layers
         return 4 * sum(self.state_values(index) for index in indices)
 
@@ -86,7 +86,7 @@ class KvLayout:
         return max((shape.window for shape in shapes if isinstance(shape, AttentionShape)), default=0)
 
     def token_bytes(self, layers: Iterable[int] | None = None) -> int:
-        """Of one token in these layers; None: in all."""
+        """Bytes of one token in these layers; None: in all."""
         indices = range(self.shape.num_layers) if layers is None else layers
         return sum(self.layer_bytes(index) for index in indices)
 

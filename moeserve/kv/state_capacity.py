@@ -22,7 +22,7 @@ class StateCapacity:
 
 
 def state_slots(config: ServerConfig, bytes_per_state: int, free_bytes: int) -> StateCapacity:
-    """Of a model whose states take so much each, as the flags ask. Raises as `plan_state_slots`."""
+    """The state slots that the flags ask for, where a state takes `bytes_per_state`. Raises as `plan_state_slots`."""
     budget = config.state_snapshot_budget
     of_snapshots = None if budget is None else int(budget * GIB)
     return plan_state_slots(bytes_per_state, config.max_num_seqs, of_snapshots, free_bytes)

@@ -12,7 +12,7 @@ class StateCache:
     """The states of some consecutive layers in `num_slots` slots. One writer: the recurrent blocks of those layers, but
     for copies between slots.
 
-    states: float32 [slots, values], a slot's layers one after another. Nobody reads a slot that was not written or
+    states: float32 [slots, values], a slot's layers one after another. No kernel reads a slot that was not written or
     zeroed before, and pages of RAM come with their first use.
     """
 
@@ -25,7 +25,7 @@ class StateCache:
         *,
         zeroed: bool = False,
     ) -> None:
-        """zeroed: for timing steps that belong to nobody, whose KV must be finite."""
+        """zeroed: for dummy steps that are timed, whose KV must be finite."""
         sizes = [layout.state_values(layer) for layer in layers]
         allocate = torch.zeros if zeroed else torch.empty
         self.states = allocate(num_slots, sum(sizes), device=device)

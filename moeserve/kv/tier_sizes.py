@@ -13,7 +13,7 @@ STAGING_BYTES = 16 << 20  # of GPU memory that pages pass through, in each direc
 def default_ram_bytes(
     config: ServerConfig, pool_bytes: int, free_bytes: int, *, has_window_pool: bool
 ) -> int:
-    """Of the tier in RAM, where the user does not say. 0: none, as behind two pools."""
+    """Bytes of the tier in RAM where the user does not say. 0: none, as behind two pools."""
     if config.prefix_cache == "off" or has_window_pool:
         return 0
     chosen = min(int(free_bytes * RAM_SHARE_OF_FREE_MEMORY), MOST_POOLS * pool_bytes)
@@ -27,5 +27,6 @@ def has_tiers(config: ServerConfig) -> bool:
 
 
 def staging_bytes(config: ServerConfig, state_bytes: int) -> int:
-    """Of GPU memory for the tiers. state_bytes: of one slot of recurrent state, which passes through as a whole."""
+    """Bytes of GPU memory for the tiers. state_bytes: those of one slot of recurrent state, which passes through as a
+    whole."""
     return 2 * max(STAGING_BYTES, state_bytes) if has_tiers(config) else 0

@@ -40,12 +40,12 @@ class WindowPool:
     least: int  # slots that running requests may need
 
     def slots_beside(self, slots: int) -> int:
-        """Window slots that are this share where so many others are the rest. Never fewer for more."""
+        """Window slots that are this share where `slots` slots are the rest. Never fewer for more."""
         of_share = slots * self.full_bytes * self.share / (self.windowed_bytes * (1 - self.share))
         return max(self.least, int(of_share))
 
     def num_bytes(self, tokens: int) -> int:
-        """Of the KV of so many tokens: in two pools, or in one for all layers where that takes no more."""
+        """Bytes of the KV of `tokens` tokens: in two pools, or in one for all layers where that takes no more."""
         return min(self._in_two(tokens), tokens * (self.full_bytes + self.windowed_bytes))
 
     def _in_two(self, slots: int) -> int:
@@ -113,7 +113,7 @@ def divide(
 
 
 def log_pools(config: ServerConfig, layout: KvLayout, pools: KvPools, *, is_divided: bool) -> None:
-    """Of a model that could have two: whether it has, and why not."""
+    """Logs whether a model that could have two KV pools has them, and if not, why."""
     if not layout.window or len(layout.windowed_layers) == layout.shape.num_layers:
         return
     if pools.num_window_slots:

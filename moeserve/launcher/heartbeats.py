@@ -11,7 +11,7 @@ MOST_MISSED: Final = 4  # intervals without an answer
 
 class Heartbeats:
     """Counts the intervals in which a process owed an answer. Intervals, not seconds: where the whole machine stood
-    still for a while, nobody has missed more than one."""
+    still for a while, no process has missed more than one."""
 
     def __init__(self, limit_s: float) -> None:
         """After `limit_s` seconds without an answer a process counts as hung."""

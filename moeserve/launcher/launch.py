@@ -258,7 +258,7 @@ class Launcher:
         if httpserver.alive:
             httpserver.send_signal(signal.SIGTERM)
         if self._succession.current is None:
-            self._listeners.close()  # httpserver answers what comes, and later nobody does
+            self._listeners.close()  # httpserver answers what comes; later no process does
         self._sleep_until(
             lambda: not httpserver.alive or self._lost_while_draining(),
             self.config.shutdown_timeout + DRAIN_MARGIN_S,
@@ -269,7 +269,7 @@ class Launcher:
             self._sleep_until(lambda: not self._processes.is_alive(ROUTER), EXIT_TIMEOUT_S)
             self._processes[WORKER].kill()
         if not {ROUTER, WORKER} <= self.ready.keys():
-            self._processes[WORKER].kill()  # nobody tells it to end
+            self._processes[WORKER].kill()  # no process tells it to end
         self._processes.want_no_other_worker()
         self._sleep_until(lambda: len(self._processes.dead()) == len(self._processes), EXIT_TIMEOUT_S)
         return self._outcome()
@@ -288,7 +288,7 @@ class Launcher:
         return code if code >= 0 else EXIT_FAILED
 
     def _outcome(self) -> int:
-        """Of an orderly end: whether every process has ended by itself and well, the worker's death apart."""
+        """The exit code of an orderly end: EXIT_STOPPED where every process but the worker ended by itself with 0."""
         if self.signals > 1:
             log.warning("second signal: stopping at once")
             return EXIT_FAILED

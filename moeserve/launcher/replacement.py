@@ -60,7 +60,7 @@ class Replacement:
         return self._replace_worker()
 
     def _replace_httpserver(self) -> bool:
-        """Whose requests have nobody left who reads their answers."""
+        """Replaces httpserver, whose requests have lost their reader. False where it cannot be."""
         if not self._may_try_again(self._processes[HTTPSERVER]):
             return False
         self._processes.first_request_id += REQUEST_IDS_PER_HTTPSERVER

@@ -85,7 +85,7 @@ def remove_stale(base: Path) -> None:
 
 @contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    """Holds the directory's lock. The file gets its name when it is locked: nobody finds one that is not."""
+    """Holds the directory's lock. The file gets its name when it is locked: no process finds an unlocked one."""
     unnamed = directory / f".{LOCK}"
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)  # not inherited by children
     try:

@@ -30,7 +30,7 @@ class Hung:
 
 @dataclass(slots=True)
 class _Seen:
-    """Of one process, with those that it has started."""
+    """What was seen of one process and those that it has started."""
 
     activity: tuple[float, int]
     still: int = 0  # looks since it last did something, where it owes something

@@ -154,7 +154,7 @@ class Succession:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the server that serves; None while it or one before runs."""
+        """The exit code of the server that serves; None while it or one before runs."""
         if (
             self.current is None
             or self.current.alive

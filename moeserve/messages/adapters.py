@@ -22,7 +22,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """The name is nobody's from now on; the adapter's running requests go on. Answered with an AdapterAnswer."""
+    """The name is free from now on; the adapter's running requests go on. Answered with an AdapterAnswer."""
 
     ticket: int
     name: str
@@ -72,7 +72,7 @@ class AdaptersWanted(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdapterState(msgspec.Struct, frozen=True, array_like=True):
-    """Of one source: loaded where it has a key, failed where it has an error, else on its way."""
+    """The state of one source: loaded where it has a key, failed where it has an error, else on its way."""
 
     order: int
     key: str = ""

@@ -12,8 +12,8 @@ from moeserve.messages.metric import Metric
 
 
 class ExpertCacheCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Of one step, or of several: a step counts each expert of a layer once, however many tokens use it. Steps that
-    stream are not counted."""
+    """Counts of one step or of several: a step counts each expert of a layer once, however many tokens use it. Steps
+    that stream are not counted."""
 
     hits: Annotated[
         int,

@@ -55,7 +55,7 @@ class RankExpertsWanted(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankExperts(msgspec.Struct, frozen=True, tag=True):
-    """Of a rank's layers, all experts of each."""
+    """The experts of a rank's layers, all of each."""
 
     first_layer: int
     layers: int

@@ -71,7 +71,7 @@ class GenerateBatch(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, requests: Sequence[GenerateRequest]) -> GenerateBatch:
-        """Of requests with the same grammar."""
+        """A batch of requests with the same grammar."""
         without = [_with_grammar(request, "") for request in requests]
         return cls(requests[0].sampling.grammar, without)
 
@@ -103,7 +103,7 @@ class EngineReadyRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class RouterStarted(msgspec.Struct, frozen=True, tag=True):
-    """The first message of a router: the requests of one before it are nobody's, and come again under other ids."""
+    """The first message of a router: the requests of one before it are void, and come again under other ids."""
 
 
 class DetokenizeStart(msgspec.Struct, frozen=True, tag=True):
@@ -275,7 +275,7 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
 
 
 class HttpserverLost(msgspec.Struct, frozen=True, tag=True):
-    """From the launcher to the router: nobody waits for the requests with ids below `first_id` any more. The next
+    """From the launcher to the router: the requests with ids below `first_id` have no reader any more. The next
     httpserver's requests have ids from there on."""
 
     first_id: int

@@ -80,7 +80,7 @@ class OverlappingWorker(Worker, Protocol):
     @property
     @abstractmethod
     def is_under_way(self) -> bool:
-        """A plan has been launched whose result nobody has."""
+        """A plan has been launched whose result has not been read."""
         ...
 
     @property

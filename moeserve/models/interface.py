@@ -49,7 +49,7 @@ class AttentionShape:
     qk_norm: QkNorm = "none"
     qkv_bias: bool = False
     output_bias: bool = False
-    # Of a head's dimensions the first so many rotate, half against half; None: all.
+    # How many of a head's dimensions rotate, from the first, half against half; None: all.
     rotated: int | None = None
     window: int = 0  # a position sees itself and the window - 1 before it; 0: all before it
     has_sinks: bool = False  # each head's softmax has one more logit, which has no value
@@ -84,7 +84,7 @@ class AttentionShape:
 
     @property
     def q_rows(self) -> int:
-        """Of q's matrix."""
+        """Rows of q's matrix."""
         return self.q_width * (2 if self.is_gated else 1)
 
     @property
@@ -93,7 +93,7 @@ class AttentionShape:
 
     @property
     def output_width(self) -> int:
-        """Of what the last product takes."""
+        """Width of what the last product takes."""
         return self.q_width
 
     @property
@@ -206,14 +206,15 @@ class LayerShape:
 
     @property
     def unrouted_width(self) -> int:
-        """Of the feed-forward that every token passes: the shared expert, or the only one. 0 where there is none."""
+        """Width of the feed-forward that every token passes: the shared expert, or the only one. 0 where there is
+        none."""
         if isinstance(self.ffn, DenseFfnShape):
             return self.ffn.width
         return 0 if self.ffn.shared is None else self.ffn.shared.width
 
     @property
     def unrouted_activation(self) -> Activation:
-        """Of that feed-forward."""
+        """The activation of that feed-forward."""
         if isinstance(self.ffn, DenseFfnShape) or self.ffn.shared is None:
             return "silu"
         return self.ffn.shared.activation
@@ -263,29 +264,29 @@ class ModelShape:
 
     @property
     def forms(self) -> tuple[AttentionForm, ...]:
-        """Of attention in the layers, each once."""
+        """The forms of attention in the layers, each once."""
         attending = (layer.attention for layer in self.layers if layer.attention is not None)
         return tuple(dict.fromkeys(attention.form for attention in attending))
 
     @property
     def heads(self) -> AttentionShape | LatentAttentionShape:
-        """Of every layer that attends, as far as buffers, angles and plans ask, where there is one form: not its
-        window, say."""
+        """The heads of every layer that attends, as far as buffers, angles and plans ask, where there is one form: not
+        its window, say."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
     def latent(self) -> LatentAttentionShape | None:
-        """Of every layer, where attention is latent."""
+        """The latent attention of every layer, None where attention is not latent."""
         return self.heads if isinstance(self.heads, LatentAttentionShape) else None
 
     @property
     def delta_net(self) -> GatedDeltaNetShape | None:
-        """Of every recurrent layer; None where all attend."""
+        """The gated DeltaNet of every recurrent layer; None where all attend."""
         return next((layer.delta_net for layer in self.layers if layer.delta_net is not None), None)
 
     @property
     def mixed_width(self) -> int:
-        """Of what a layer's mixer gives to its last product."""
+        """Width of what a layer's mixer gives to its last product."""
         recurrent = 0 if self.delta_net is None else self.delta_net.heads.value_width
         return max(recurrent, *(attention.output_width for attention in self._attending))
 
@@ -299,7 +300,7 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Of k and of v; 0 of latent attention, which has neither."""
+        """Width of k and of v; 0 for latent attention, which has neither."""
         return max(a.kv_width if isinstance(a, AttentionShape) else 0 for a in self._attending)
 
     @property
@@ -318,7 +319,7 @@ class ModelShape:
 
     @property
     def num_experts(self) -> int:
-        """Of a layer that has any."""
+        """The experts of a layer that has any."""
         return max(layer.num_experts for layer in self.layers)
 
     @property
@@ -336,7 +337,7 @@ class ModelShape:
 
     @property
     def dense_width(self) -> int:
-        """Of the feed-forward of a layer without experts."""
+        """Width of the feed-forward of a layer without experts."""
         return max((0 if layer.moe else layer.unrouted_width for layer in self.layers), default=0)
 
     @property

@@ -43,7 +43,7 @@ class LatentAttentionShape:
 
     @property
     def head_dim(self) -> int:
-        """Of what is cached, and of a query in the latent space."""
+        """Width of what is cached, and of a query in the latent space."""
         return self.rank + self.rotary_dim
 
     @property
@@ -52,22 +52,22 @@ class LatentAttentionShape:
 
     @property
     def q_width(self) -> int:
-        """Of all heads' queries in the latent space."""
+        """Width of all heads' queries in the latent space."""
         return self.num_heads * self.head_dim
 
     @property
     def q_rows(self) -> int:
-        """Of q's matrix."""
+        """Rows of q's matrix."""
         return self.num_heads * (self.nope_dim + self.rotary_dim)
 
     @property
     def latent_width(self) -> int:
-        """Of all heads' attention in the latent space."""
+        """Width of all heads' attention in the latent space."""
         return self.num_heads * self.rank
 
     @property
     def output_width(self) -> int:
-        """Of what the last product takes."""
+        """Width of what the last product takes."""
         return self.num_heads * self.value_dim
 
     @property

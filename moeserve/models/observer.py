@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class LayerRouting(NamedTuple):
-    """Of the rows of a layer with experts."""
+    """The routing of the rows of a layer with experts."""
 
     router_logits: Tensor  # [n, experts]
     expert_ids: Tensor  # int32 [n, top_k]

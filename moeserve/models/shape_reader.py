@@ -106,14 +106,14 @@ class ShapeReader:
         return num_heads, num_kv_heads, head_dim
 
     def rotated(self, head_dim: int) -> int:
-        """Of a head's dimensions, how many rotate: the first."""
+        """How many of a head's dimensions rotate: the first ones."""
         rotated = self.integer("rope.dimension_count", 2, head_dim, default=head_dim)
         if rotated % 2:
             raise self.error("rope.dimension_count", f"is {rotated}; RoPE needs an even number")
         return rotated
 
     def delta_heads(self, *, is_tiled: bool) -> DeltaHeads:
-        """Of the recurrent layers. is_tiled: how the file orders value heads."""
+        """The heads of the recurrent layers. is_tiled: how the file orders value heads."""
         key_heads = self.integer("ssm.group_count", 1, 1024)
         value_heads = self.integer("ssm.time_step_rank", key_heads, 1024)
         if value_heads % key_heads:
@@ -230,7 +230,7 @@ class ShapeReader:
         return options
 
     def dense_width(self) -> int:
-        """Of the feed-forward of a layer without experts."""
+        """Width of the feed-forward of a layer without experts."""
         return self.integer("feed_forward_length", 1, 1 << 20)
 
     def model(

@@ -23,7 +23,7 @@ class SkippedLayers:
 
 
 def skipped_layers(shape: ModelShape, source: ModelSource) -> SkippedLayers:
-    """Of a source that `read_checked_shape` has passed."""
+    """The skipped layers of a source that `read_checked_shape` has passed."""
     behind = {
         name: tensor.nbytes
         for name, tensor in source.tensors.items()

@@ -21,11 +21,11 @@ CPU_LOGIT_ROWS = 64  # rows of logits that the CPU computes at a time: 39 MB at 
 GPU_LOGIT_ROWS = 256  # 156 MB
 ALIGNMENT = 256  # bytes, of every buffer in a GPU's arena
 
-# Up to so many rows products on a GPU take int8 activations (kernels/linear), and experts every route by itself
+# The most rows whose products on a GPU take int8 activations (kernels/linear), and experts every route by itself
 # (kernels/experts). Steps of 16 rows are 1.05 to 1.4 times as fast without, those of 8 no faster
 # (docs/results/gpu-kernels.md).
 SMALL_BATCH_ROWS = 8
-# Steps of up to so many rows keep what is between two products in float32: it costs them nothing. Larger ones round it,
+# The most rows of steps that keep what is between two products in float32: it costs them nothing. Larger ones round it,
 # but not where weights are floats: there it would be much of the error (BF16, a whole prompt: 5.6e-5 from the truth,
 # where llama.cpp is at 3.6e-5: docs/results/accuracy.md).
 FLOAT32_ROWS = 64
@@ -35,7 +35,7 @@ FLOAT32_ROWS = 64
 UNPACK_DENSE_ROWS = 64
 UNPACK_ROWS = 1024
 UNPACK_BYTES_OF_ROW = 32 << 10
-UNPACK_ROUTES = 192  # of each expert, on average: so many make up for unpacking its weights
+UNPACK_ROUTES = 192  # of each expert, on average, from which on unpacking its weights pays
 # Steps whose experts are multiplied by warpgroups, where the matrices' types allow it (kernels/experts/quads.py;
 # docs/results/gpu-kernels.md).
 QUAD_ROWS = range(129, 2049)
@@ -43,7 +43,7 @@ INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 
 def unpacks_experts(rows: int, top_k: int, experts: int) -> bool:
-    """Whether a step of so many rows unpacks experts."""
+    """Whether a step of `rows` rows unpacks experts."""
     return rows > UNPACK_ROWS and rows * top_k >= UNPACK_ROUTES * experts
 
 
@@ -70,8 +70,8 @@ def step_sizes(max_tokens: int) -> list[int]:
 def gpu_step_buffers(
     model: ModelShape, rows: int, floats: GpuFloat, *, float_weights: bool, adapter_rank: int = 0
 ) -> tuple[Buffer, ...]:
-    """Of a GPU's step of up to `rows` rows. floats: what the tensor cores multiply. float_weights: attention or experts
-    are not quantised. adapter_rank: the largest that LoRA adapters may have, 0: there are none."""
+    """The buffers of a GPU's step of up to `rows` rows. floats: what the tensor cores multiply. float_weights:
+    attention or experts are not quantised. adapter_rank: the largest that LoRA adapters may have, 0: there are none."""
     wide: GpuFloat = "float32" if rows <= FLOAT32_ROWS or float_weights else floats
     small = rows <= SMALL_BATCH_ROWS
     acts = "float32" if small else floats
@@ -158,7 +158,7 @@ def _adapter_buffers(model: ModelShape, rows: int, rank: int, wide: GpuFloat) ->
 
 
 def _dense_numbers(model: ModelShape, projected: int) -> int:
-    """Of the largest matrix of a layer's attention. projected: columns of what the norm is multiplied with."""
+    """Numbers of the largest matrix of a layer's attention. projected: columns of what the norm is multiplied with."""
     hidden, latent = model.hidden_size, model.latent
     dense = max(projected * hidden, hidden * model.mixed_width)
     return dense if latent is None else max(dense, latent.q_rows * latent.q_rank)
@@ -189,7 +189,7 @@ def arena_bytes(buffers: Iterable[Buffer]) -> int:
 def gpu_arena_bytes(
     model: ModelShape, max_tokens: int, floats: GpuFloat, *, float_weights: bool, adapter_rank: int = 0
 ) -> int:
-    """Of the steps of all sizes up to `max_tokens` rows, which lie over one another."""
+    """Bytes of the steps of all sizes up to `max_tokens` rows, which lie over one another."""
     return max(
         arena_bytes(
             gpu_step_buffers(model, size, floats, float_weights=float_weights, adapter_rank=adapter_rank)
@@ -199,8 +199,9 @@ def gpu_arena_bytes(
 
 
 def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
-    """Of a CPU's step of up to `rows` rows, without logits. Activations are held as floats and as int8, whatever
-    weights ask for, but for `h`, which is held in the forms that the experts' weights read: int8 is counted."""
+    """The buffers of a CPU's step of up to `rows` rows, without logits. Activations are held as floats and as int8,
+    whatever weights ask for, but for `h`, which is held in the forms that the experts' weights read: int8 is
+    counted."""
     hidden = model.hidden_size
     unrouted = [_pair("unrouted_h", rows, model.unrouted_width)] if model.unrouted_width else []
     latent = [] if model.latent is None else _cpu_latent_buffers(model.latent, rows)
@@ -233,7 +234,7 @@ def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
 
 
 def most_drafts(step_tokens: int, max_num_seqs: int, drafts: int) -> int:
-    """Of a step: so many a row, but the router gives no more than half of a step's tokens to drafts."""
+    """The most drafts of a step: `drafts` a row, but at most half of the step's tokens, as the router grants them."""
     return min(max_num_seqs * drafts, step_tokens // 2)
 
 

@@ -35,9 +35,9 @@ def gpu_reserved_bytes(
     adapter_rank: int = 0,
     on_cuda: bool = True,
 ) -> int:
-    """Of a GPU engine whose largest step has `max_tokens` rows: the steps' buffers, logits, tables of slots and angles,
-    the sampler, what pages of KV pass through, and on CUDA its overhead and what the allocator loses of the weights.
-    usable: bytes of the GPU that the engine may take: no more of the weights, whose `sizes` they are, go there.
+    """Bytes that a GPU engine whose largest step has `max_tokens` rows takes beside weights and KV: the steps' buffers,
+    logits, tables of slots and angles, the sampler, staging for pages of KV, and on CUDA its overhead and what the
+    allocator loses of the weights. sizes: those of the weights. usable: bytes of the GPU that the engine may take.
     adapter_rank: as `gpu_step_buffers` has it. on_cuda: no for Triton's interpreter, which multiplies float32."""
     length = config.max_model_len or shape.context_length
     head_rows = max(size for size in step_sizes(max_tokens) if size <= GPU_LOGIT_ROWS)
@@ -79,5 +79,5 @@ def draft_record_bytes(config: ServerConfig, shape: ModelShape, step_tokens: int
 
 
 def cpu_logits_bytes(shape: ModelShape, max_num_seqs: int) -> int:
-    """Of as many rows as are ever sampled together: pages come with their first use."""
+    """Bytes of the logits of as many rows as are ever sampled together: pages come with their first use."""
     return 4 * min(max_num_seqs, CPU_LOGIT_ROWS) * shape.vocab_size

@@ -50,7 +50,7 @@ class _Written(msgspec.Struct):
 
 
 def read_heat(path: Path, layers: int, experts: int) -> ExpertHeat:
-    """The heat of a model with so many layers and experts. Raises ConfigError, which names the file."""
+    """The heat of a model with these numbers of layers and experts. Raises ConfigError, which names the file."""
     try:
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES + 1)

@@ -311,7 +311,7 @@ class _Planner:
         return max(1, self._sizes.kv_bytes(self._dense.in_ram))
 
     def _kv_bytes(self, tokens: int) -> int:
-        """Of the KV pools that hold so many."""
+        """Bytes of the KV pools for `tokens` tokens."""
         second = self._options.window_pool
         if second is None or self._dense.in_ram:
             return tokens * self._kv_bytes_per_token

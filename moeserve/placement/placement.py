@@ -66,7 +66,7 @@ class Placement:
 
     @property
     def num_experts(self) -> int:
-        """Of a layer that has any."""
+        """The experts of a layer that has any."""
         return max(layer.num_experts for layer in self.layers)
 
     @property

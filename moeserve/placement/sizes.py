@@ -20,7 +20,7 @@ from moeserve.models.tensors import dense_tensors, expert_bias_tensors, expert_t
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Of one part: where it lies decides which of the two counts."""
+    """Bytes of one part: where it lies decides which of the two counts."""
 
     cpu: int
     cuda: int
@@ -77,32 +77,32 @@ class ModelSizes:
         )
 
     def with_experts(self, counts: Sequence[int]) -> ModelSizes:
-        """Of a part of the model that has so many of each layer's experts."""
+        """The sizes of a part of the model with `counts` of each layer's experts."""
         layers = (replace(layer, num_experts=n) for layer, n in zip(self.layers, counts, strict=True))
         return replace(self, layers=tuple(layers))
 
     @property
     def num_experts(self) -> int:
-        """Of a layer that has any."""
+        """The experts of a layer that has any."""
         return max(layer.num_experts for layer in self.layers)
 
     @property
     def cpu_layer_bytes(self) -> int:
-        """Of all layers together, in RAM."""
+        """Bytes of all layers together, in RAM."""
         return sum(layer.dense.cpu + layer.num_experts * layer.expert.cpu for layer in self.layers)
 
     @property
     def gpu_bytes(self) -> int:
-        """Of all weights, on a GPU."""
+        """Bytes of all weights on a GPU."""
         layers = sum(layer.dense.cuda + layer.num_experts * layer.expert.cuda for layer in self.layers)
         return self.embedding.cuda + self.head.cuda + layers
 
     def kv_bytes(self, first: int = 0, end: int | None = None) -> int:
-        """Of one token in the layers from `first` up to `end`."""
+        """Bytes of one token in the layers from `first` up to `end`."""
         return sum(layer.kv for layer in self.layers[first:end])
 
     def state_bytes(self, first: int = 0, end: int | None = None) -> int:
-        """Of one sequence's recurrent state in the layers from `first` up to `end`."""
+        """Bytes of one sequence's recurrent state in the layers from `first` up to `end`."""
         return sum(layer.state for layer in self.layers[first:end])
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from moeserve.processes.control_groups import cpu_quota
 
-DRIVER_CORES = 8  # of so many, the thread that drives a GPU has one: docs/results/experts-in-ram.md
+DRIVER_CORES = (
+    8  # from this many cores on, the thread that drives a GPU has one: docs/results/experts-in-ram.md
+)
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -18,7 +20,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def pool_threads(device: str, root: Path = Path("/")) -> int:
-    """The compute threads where nobody says how many: a thread for each usable core; but of 8 cores or more, where
+    """The default number of compute threads: a thread for each usable core; but of 8 cores or more, where
     there may be a GPU, one core stays free for the thread that drives it. device: --device."""
     count = usable_cores(root)
     may_have_gpu = device == "cuda" or (device == "auto" and (root / "proc/driver/nvidia/version").exists())

@@ -106,7 +106,7 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
 
 
 def listen_at(path: Path) -> socket.socket:
-    """Opens a Unix socket, in place of one that nobody listens at any more. Raises ConfigError."""
+    """Opens a Unix socket, in place of one without a listener. Raises ConfigError."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         if path.is_socket():

@@ -4,8 +4,8 @@
     router      makes a link of its own as the request arrives, and removes it when no plan may name it any more
     worker      reads the router's link when the request is bound, again after a preemption or its own replacement
 
-Each process removes only names that it has made, so nobody waits for another to have read: the rows stay until the last
-name is gone, and at the latest until the server ends, whose launcher removes the run directory.
+Each process removes only names that it has made, so no process waits for another to have read: the rows stay until the
+last name is gone, and at the latest until the server ends, whose launcher removes the run directory.
 """
 
 from __future__ import annotations

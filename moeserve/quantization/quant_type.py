@@ -21,6 +21,7 @@ class Scale(IntEnum):
     F16 = 3  # half g of the words. s = half
     F16_MIN = 4  # word g: s in the lower half, -m in the upper
     E8M0 = 5  # byte g of the word: s = 2^(byte - 128)
+    UE4M3 = 6  # byte g of the words: s is half of an unsigned float of 4 and 3 bits
 
 
 class StoredScales(IntEnum):
@@ -46,7 +47,7 @@ _PLANE_SCALE = {
     StoredScales.SIX_BIT_MIN: Scale.U8_MIN,
     StoredScales.SIX_BIT_Q3_K: Scale.I8,
     StoredScales.SIX_BIT_IQ4_XS: Scale.I8,
-    StoredScales.UE4M3: Scale.F16,
+    StoredScales.UE4M3: Scale.UE4M3,
 }
 # float16 numbers that a block stores for its scales.
 _HALVES = {
@@ -232,7 +233,7 @@ def _check(row: QuantType, layout: BlockLayout) -> None:
         end = at + nbytes
     if end != row.block_bytes:
         raise ValueError(f"{row.name}: the parts of a block take {end} bytes of {row.block_bytes}")
-    columns = SUPER_BLOCK if layout.has_super else layout.group
+    columns = SUPER_BLOCK if layout.has_super else layout.group * (layout.octets or 1)
     if row.gpu and row.block_columns != columns:
         raise ValueError(f"{row.name}: a block of {row.block_columns} columns, {columns} go with its scales")
     if layout.group not in (16, 32) or layout.low_bits not in (2, 4, 8) or layout.high_bits not in (0, 1, 2):

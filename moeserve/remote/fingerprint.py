@@ -11,8 +11,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def fingerprint(source: ModelSource) -> str:
-    """Of all metadata (the tokenizer and the chat template among them), and of every tensor's name, shape and type. A
-    GGUF file may end before its tensors."""
+    """A hash of all metadata (the tokenizer and the chat template among them) and of every tensor's name, shape and
+    type. A GGUF file may end before its tensors."""
     digest = hashlib.blake2b(digest_size=16)
 
     def add(part: bytes) -> None:

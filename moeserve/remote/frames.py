@@ -1,4 +1,4 @@
-"""What link and gate send each other within TLS: frames of a kind, a length and so many bytes.
+"""What link and gate send each other within TLS: frames of a kind, a length and that many bytes.
 
 The gate speaks first: a Welcome, or an End that says why not. Then both send the bytes of rpyc's connection as Data,
 and a Heartbeat where they have sent nothing for a while. An End is the last frame.

@@ -42,7 +42,7 @@ class Session:
         self.name = address
         self.tunnel: Tunnel | None = None
         self.deadline: float | None = now + HANDSHAKE_S  # when it is given up; None: while it is served
-        self.awaits_cause = False  # the worker has closed its socket, and nobody has said why
+        self.awaits_cause = False  # the worker has closed its socket without a stated cause
 
     @property
     def due(self) -> float:
@@ -102,7 +102,7 @@ class Gate:
         while True:
             try:
                 sock, address = self._listener.accept()
-            except OSError:  # nobody waits, or has waited too long
+            except OSError:  # the other end does not wait, or has waited too long
                 return
             name = f"{address[0]}, port {address[1]}"
             with suppress(OSError):  # it may have gone already

@@ -167,7 +167,7 @@ class Link:
                     poller.register(channel.fileno(), zmq.POLLIN | (zmq.POLLOUT if channel.has_unsent else 0))
                     poller.poll(milliseconds_until(channel.due))
             finally:
-                path.unlink()  # nobody else may connect meanwhile
+                path.unlink()  # no other process may connect meanwhile
 
     def _pump(self, tunnel: Tunnel, channel: FrameChannel) -> None:
         """Raises ConnectionLost, LocalClosed."""

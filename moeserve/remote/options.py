@@ -41,7 +41,7 @@ def worker_options() -> tuple[str, ...]:
 
 
 def check_server(config: ServerConfig) -> None:
-    """Of what the user asked for, before defaults are filled in. Raises ConfigError for a flag that would have no
+    """Checks what the user asked for, before defaults are filled in. Raises ConfigError for a flag that would have no
     effect, and for certificates that are missing."""
     if config.worker is None:
         for name in TLS_OPTIONS:
@@ -67,7 +67,7 @@ def check_server(config: ServerConfig) -> None:
 
 
 def tls_files(config: ServerConfig) -> TlsFiles:
-    """Of a server with `worker`."""
+    """The TLS files of a server with `worker`."""
     assert config.worker_ssl_certfile is not None
     assert config.worker_ssl_ca_certs is not None
     return TlsFiles(config.worker_ssl_certfile, config.worker_ssl_keyfile, config.worker_ssl_ca_certs)

@@ -30,7 +30,7 @@ from moeserve.messages.steps import WorkerReady
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.02  # between two questions to the worker while it reads
-LINGER_S = 10.0  # that a new router keeps what nobody asks for: requests of the one before come again
+LINGER_S = 10.0  # that a new router keeps unreferenced adapters: requests of the one before come again
 
 
 class _Entry(msgspec.Struct):
@@ -181,7 +181,7 @@ class AdapterRegistry:
         self._answer(message, 200, f"Success: LoRA adapter '{message.name}' added successfully.")
 
     def _restored(self, entry: _Entry, state: AdapterState) -> None:
-        """Of one that there was before this worker."""
+        """Takes the state of an adapter that was there before this worker."""
         if state.error is None and not state.key:
             return
         if state.key == entry.key:

@@ -2,8 +2,8 @@
 
 It keeps what a crash must not cost again, and what serves is a fork (`keeper.py`). On the CPU that is the model. On a
 GPU, whose driver survives no fork, it is what comes before the GPU is asked: the modules and the vocabulary
-(`inherited.py`); each fork loads the model. Where several GPUs have the model, or nobody asks for forks, one process
-does everything.
+(`inherited.py`); each fork loads the model. Where several GPUs have the model, or no launcher asks for forks, one
+process does everything.
 """
 
 from __future__ import annotations

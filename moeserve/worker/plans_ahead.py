@@ -38,7 +38,7 @@ class PlansAhead:
         return worker.finish()
 
     def answer(self, call: Callable[[], WorkerAnswer]) -> WorkerAnswer:
-        """Of a call that needs the steps before it to have ended."""
+        """Answers a call that needs the steps before it to have ended."""
         worker = self._overlapping
         if worker is None or not worker.is_under_way:
             return call()
@@ -46,8 +46,8 @@ class PlansAhead:
         return worker.finish()
 
     def _result(self, worker: OverlappingWorker) -> WorkerAnswer:
-        """Of the last call, with those that come meanwhile. What a nested call has left is done when its answer, the
-        result of the step before, is on its way."""
+        """The result of the last call, with those that come meanwhile. What a nested call has left is done when its
+        answer, the result of the step before, is on its way."""
         while worker.is_under_way:
             worker.launch_rest()
             if worker.is_computed:

@@ -118,7 +118,7 @@ class Sequences:
 
 
 def log_bound(seq: NewSeq, num_tokens: int) -> None:
-    """A request has its slot, with so many tokens."""
+    """Logs that a request has its slot, with `num_tokens` tokens."""
     if log.isEnabledFor(logging.DEBUG):
         cached = len(seq.prefix_slots) // 4
         extra = {"request_id": seq.request_id}
@@ -129,7 +129,7 @@ class StepLayout:
     """A plan's rows as arrays; `offset[i]` is row i's first place in the step."""
 
     def __init__(self, rows: list[Row], drafted: Sequence[int] | None = None) -> None:
-        """drafted: so many of each row's last tokens are drafts; None: of none."""
+        """drafted: how many of each row's last tokens are drafts; None: none."""
         self.rows = rows
         self.drafted: Int32s | None = None if drafted is None else np.array(drafted, np.int32)
         counts = [row.count for row in rows]

@@ -80,7 +80,7 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
             return _error_bytes(error)
 
     def take_calls_of(self, connection: Connection | None) -> None:
-        """Whose calls may be executed while a step is computed; None: nobody's."""
+        """connection: whose calls may run while a step is computed; None: no calls may."""
         self._connection = connection
 
     def _take_call(self) -> None:
@@ -139,7 +139,7 @@ def _accept(path: Path, on_listening: Callable[[], None]) -> socket.socket:
         listener.listen(1)
         on_listening()
         client, _ = listener.accept()
-    path.unlink()  # nobody else may connect while this one is served
+    path.unlink()  # no other process may connect while this one is served
     return client
 
 

@@ -19,6 +19,7 @@ from tests.support.accuracy import Fixture, agreed_length, distances, top_of
 TYPES = ("bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs")
 NAMES = [
     *(f"tiny-qwen3moe-{name}" for name in TYPES),
+    "next/tiny-qwen3moe-nvfp4",
     *(f"families/tiny-qwen2moe-{name}" for name in ("f16", "q8_0", "q4_k_m")),
     *(f"families/tiny-qwen3-{name}" for name in ("f16", "q4_k_m")),
     *(f"families/tiny-gptoss-{name}" for name in ("f16", "q8_0", "mxfp4")),

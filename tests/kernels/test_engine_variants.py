@@ -1,4 +1,4 @@
-"""The engine's layouts, threads and memory nodes change its speed, never a bit of its answers."""
+"""The engine's layouts, threads and NUMA nodes change its speed, never a bit of its answers."""
 
 from __future__ import annotations
 

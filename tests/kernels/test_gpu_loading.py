@@ -45,7 +45,7 @@ def placed(header: Path, rules: str) -> Placement:
 
 @pytest.mark.parametrize("rules", [STREAMED, IN_RAM], ids=["a rule asks for it", "nobody asks for it"])
 def test_experts_that_cannot_be_streamed(header: Path, rules: str, caplog: pytest.LogCaptureFixture) -> None:
-    """On two memory nodes they are not; what a rule says must hold all the same."""
+    """On two NUMA nodes they are not; what a rule says must hold all the same."""
     placement = placed(header, rules)
     assert placement.stream_bytes > 0
     config = small_config(header, threads=2, numa_nodes=2, cpu_binding="none")
@@ -60,10 +60,10 @@ def test_experts_that_cannot_be_streamed(header: Path, rules: str, caplog: pytes
     )
     if rules == STREAMED:
         with pytest.raises(
-            ConfigError, match=r"rule 1 \(match: 'exps'.*prefill: cuda\) cannot be.*memory nodes"
+            ConfigError, match=r"rule 1 \(match: 'exps'.*prefill: cuda\) cannot be.*NUMA nodes"
         ):
             pinned_panels(experts, placement, device)
         return
     with caplog.at_level(logging.WARNING):
         assert pinned_panels(experts, placement, device) is None
-    assert "several memory nodes" in caplog.text
+    assert "several NUMA nodes" in caplog.text

@@ -1,4 +1,4 @@
-"""Where weights lie (packed, in the mapped file, on several memory nodes) does not change a bit of any result."""
+"""Where weights lie (packed, in the mapped file, on several NUMA nodes) does not change a bit of any result."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from moeserve.httpserver.generation.dry_breakers import closed_breakers
+from moeserve.httpserver.generation.resolve.dry_breakers import closed_breakers
 from moeserve.kernels.sampling import reference
 from moeserve.kernels.sampling.cpu import SamplerState
 from moeserve.kernels.sampling.reference import Params

@@ -52,7 +52,7 @@ def test_chunks_and_threads_do_not_change_a_bit(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_where_the_weights_lie_does_not_change_a_bit(isa: str) -> None:
-    """Packed, in the mapped file, divided among two memory nodes."""
+    """Packed, in the mapped file, divided among two NUMA nodes."""
     tokens = own_fixture().tokens[2]
     two_nodes = CpuStream([ThreadPlacement(0), ThreadPlacement(1)], isa)
     packed = Engine(stream_of(isa), TINY_MODEL).logits(tokens)

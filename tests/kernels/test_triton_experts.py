@@ -123,6 +123,7 @@ MIX = (Type.Q4_K, Type.Q4_K, Type.Q6_K)
 
 
 OTHERS = (Type.Q8_0, Type.MXFP4, Type.Q5_0)
+SMALL_GROUPS = (Type.NVFP4, Type.NVFP4, Type.Q6_K)
 FLOATS = [(Type.F16, Type.Q4_K, Type.F16), (Type.Q4_K, Type.F32, Type.Q8_0)]
 
 
@@ -130,6 +131,7 @@ FLOATS = [(Type.F16, Type.Q4_K, Type.F16), (Type.Q4_K, Type.F32, Type.Q8_0)]
     ("kinds", "tokens"),
     [
         (MIX, 1),
+        (SMALL_GROUPS, 2),
         pytest.param(MIX, 8, marks=pytest.mark.slow),
         pytest.param(OTHERS, 8, marks=pytest.mark.slow),
         *((kinds, 2) for kinds in FLOATS),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,8 @@ from fastapi import APIRouter, Request, Response
 from moeserve.config import ServerConfig
 from moeserve.httpserver.app import APIS
 from moeserve.httpserver.generation.prepare import prepare
-from moeserve.httpserver.generation.request.spec import GenerationSpec
+from moeserve.httpserver.generation.request.asked import Asked
+from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.server import serve
 from moeserve.httpserver.transport.api_table import Api
@@ -30,10 +30,8 @@ class ToyRequest(RequestModel):
     ask: str
     words: int = 4
 
-    def generation_spec(self) -> GenerationSpec:
-        return GenerationSpec(
-            arrival=time.monotonic(), prompts=[self.ask], prompt_param="ask", max_tokens=self.words
-        )
+    def asked(self, caller: Caller) -> Asked:
+        return Asked(caller, [self.ask], prompt_param="ask", max_tokens=self.words)
 
 
 class AskedBefore:
@@ -49,11 +47,13 @@ class AskedBefore:
 @router.post("/toy/ask", openapi_extra=documented(ToyRequest, {"ask": "Hello"}))
 async def ask(request: Request) -> Response:
     """Asks the toy."""
-    return await answer(request, _answer(service_of(request), await read_body(request, ToyRequest)))
+    caller = caller_of(request)
+    body = await read_body(request, ToyRequest)
+    return await answer(request, _answer(service_of(request), body, caller))
 
 
-async def _answer(service: Service, body: ToyRequest) -> dict[str, Any]:
-    prepared = await prepare(service, body.generation_spec())
+async def _answer(service: Service, body: ToyRequest, caller: Caller) -> dict[str, Any]:
+    prepared = await prepare(service, body.asked(caller))
     (items,) = await prepared.complete()
     state = service.api_states["toy"]
     assert isinstance(state, AskedBefore)

@@ -213,7 +213,8 @@ def test_other_commands_explain_the_servers_options_as_it_does(
     with pytest.raises(SystemExit):
         cli.main([*command, "--help"])
     words = " ".join(capsys.readouterr().out.split())
-    assert "--max-num-batched-tokens N tokens in one step: decode rows" in words
+    (explained,) = (one for one in dataclasses.fields(ServerConfig) if one.name == "max_num_batched_tokens")
+    assert f"--max-num-batched-tokens N {explained.metadata['help'][:50]}" in words
     assert "[MOESERVE_MAX_NUM_BATCHED_TOKENS]" in words
 
 

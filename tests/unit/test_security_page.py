@@ -9,8 +9,8 @@ import pytest
 
 from moeserve.grammar import check_process, checker
 from moeserve.httpserver import server
-from moeserve.httpserver.generation import request_builder
 from moeserve.httpserver.generation.engine import open_generations
+from moeserve.httpserver.generation.resolve import request_builder
 from moeserve.httpserver.responses import store
 from moeserve.httpserver.transport import (
     connection,

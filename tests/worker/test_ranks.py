@@ -24,7 +24,7 @@ from tests.conftest import TINY_MODEL
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two memory nodes of four cores, of two threads each: core i is CPUs i and i + 8."""
+    """Two NUMA nodes of four cores, of two threads each: core i is CPUs i and i + 8."""
     for node, cpus in ((0, "0-3,8-11"), (1, "4-7,12-15")):
         folder = tmp_path / f"devices/system/node/node{node}"
         folder.mkdir(parents=True)

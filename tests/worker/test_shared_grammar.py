@@ -10,6 +10,7 @@ from moeserve.grammar.translate import to_grammar
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.generation.engine.generation_stream import GenerationStream
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.messages import codec
 from moeserve.messages.sampling import SamplingParams, TextOptions
@@ -83,7 +84,7 @@ def test_httpserver_sends_it_once_and_once_more_to_another_router() -> None:
 
     async def ask() -> None:
         engine = EngineClient(line, None, Metrics("m"), state=EngineState(True, ready=runner_ready))  # type: ignore[arg-type]
-        async with GenerationStream(engine, choices(engine)):
+        async with GenerationStream(engine, choices(engine), Caller(0.0)):
             (frame,) = line.sent
             assert len(frame) < len(GRAMMAR) + SMALL
             await engine._process_lost(ProcessLost("router", "signal 9", by_itself=False))

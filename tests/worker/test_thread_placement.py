@@ -1,4 +1,4 @@
-"""Which cores and memory nodes the compute threads get."""
+"""Which cores and NUMA nodes the compute threads get."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moeserve.worker.loading.cpu.thread_placement import memory_nodes, place_thr
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A sysfs of two memory nodes of two cores of two hyper-threads: CPUs 0-3 and 8-11, siblings 0,1 and 2,3 and so
+    """A sysfs of two NUMA nodes of two cores of two hyper-threads: CPUs 0-3 and 8-11, siblings 0,1 and 2,3 and so
     on; CPU 3 is outside our cpuset."""
     nodes = tmp_path / "devices/system/node"
     for node, cpus in enumerate(("0-3", "8-11")):

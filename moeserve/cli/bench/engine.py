@@ -86,7 +86,7 @@ class EngineBench:
             timed = Timed(*self._measured(partial(self.prefill, batch, prompt)))
             after = self.read_gb_s()
             yield Figure.of("prefill", batch, prompt, 0, 0, timed, (before, after))
-            self.decode(batch, prompt, 1)  # a GPU's kernels of so many rows are loaded, and captured
+            self.decode(batch, prompt, 1)  # loads and captures a GPU's kernels for this number of rows
             for phase, first, steps in (("warm-up", 0, warm_up), ("decode", warm_up, gen)):
                 if steps:
                     timed, before = self._decode_timed(batch, prompt, first, steps), after

@@ -62,7 +62,7 @@ class WordCount:
     per_word: float
 
     def words(self, tokens: int, *, first: bool = False) -> int:
-        """Words for so many tokens, at least one; the `first` text of a prompt pays for the empty one."""
+        """Words for `tokens` tokens, at least one; the `first` text of a prompt pays for the empty one."""
         return max(round((tokens - (self.empty if first else 0.0)) / self.per_word), 1)
 
 

@@ -128,8 +128,7 @@ class StepBench:
         return np.arange(self._num_slots - count, self._num_slots, dtype=np.int32).tobytes()
 
     def _together(self, prompts: int) -> None:
-        """So many new prompts, whole, in one step. Their KV comes to lie where the long prompt's is: it takes as long
-        whatever is there."""
+        """Computes several new prompts, whole, in one step. Their KV overwrites the long prompt's."""
         rows = []
         for seq in range(1, 1 + prompts):
             slots = np.arange((seq - 1) * TOGETHER, seq * TOGETHER, dtype=np.int32).tobytes()
@@ -138,7 +137,7 @@ class StepBench:
         self.samples.append(_sample(plan, self._runner.step(plan)))
 
     def _share_out(self, batch: int) -> None:
-        """Binds so many sequences, each with its part of as many KV slots as the long prompt has as a cached prefix,
+        """Binds several sequences, each with its part of as many KV slots as the long prompt has as a cached prefix,
         and computes their next token."""
         each = self._long_prompt // batch
         new, rows = [], []
@@ -181,7 +180,7 @@ class StepBench:
         return StepPlan(self._num_steps, list(new), rows)
 
     def _new(self, seq: int, count: int, prefix: bytes = b"", in_window: bytes = b"") -> NewSeq:
-        """Of `count` random tokens. prefix, in_window: NewSeq's slots of what is computed."""
+        """A new sequence of `count` random tokens. prefix, in_window: NewSeq's slots of what is computed."""
         tokens = self._random.integers(0, self._runner.ready().vocab_size, count, dtype=np.int32)
         sampling = SamplingParams(max_tokens=1 << 20, seed=seq)
         return NewSeq(seq, tokens.tobytes(), count, prefix, sampling, prefix_window_slots=in_window)

@@ -36,7 +36,8 @@ NEVER = 1 << 30
 
 
 class Tolerances(NamedTuple):
-    """Of a row's relative distance. Past a near tie: plain + tie x the weight of the experts that were swapped."""
+    """Tolerances of a row's relative distance. Past a near tie: plain + tie x the weight of the experts that were
+    swapped."""
 
     plain: float
     tie: float

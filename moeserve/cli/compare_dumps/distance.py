@@ -87,7 +87,7 @@ def swapped_weight(
     weights_a: npt.NDArray[Any],
     weights_b: npt.NDArray[Any],
 ) -> float:
-    """Of one row's weights, what went to experts that the other side did not choose."""
+    """The part of one row's weights that went to experts which the other side did not choose."""
     only_a, only_b = swapped(ids_a, ids_b)
     in_a, in_b = weights_a[np.isin(ids_a, only_a)].sum(), weights_b[np.isin(ids_b, only_b)].sum()
     return float(max(in_a, in_b))

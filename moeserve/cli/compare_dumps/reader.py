@@ -119,7 +119,7 @@ class Dump:
         return set.intersection(*(set(step.shapes) for step in self.steps))
 
     def width(self, tensor: str) -> int:
-        """Of its rows, in the first step."""
+        """The width of the tensor's rows in the first step."""
         return int(np.prod(self.steps[0].shapes[tensor][1:], dtype=np.int64))
 
     @property

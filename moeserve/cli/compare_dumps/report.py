@@ -110,7 +110,7 @@ def _line(result: Result, layer: int) -> list[str]:
 
 
 def _outside(result: Result, tensor: str) -> Iterator[str]:
-    """Of what is not in a layer."""
+    """The line about a tensor that is not in a layer."""
     cell = result.cells.get(TensorPlace(None, tensor))
     if cell is not None:
         tied = f"of {cell.tied} rows past a near tie {cell.worst_tied:.1e}" if cell.tied else ""

@@ -24,7 +24,7 @@ MOST_STREAMS = 16  # more streams of different texts leave a cache little to fol
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Of some steps of so many streams. A layer that has no cache counts nothing."""
+    """How some steps of a number of streams use the cache. A layer without a cache counts nothing."""
 
     steps: list[StepUse]
     expert_bytes: npt.NDArray[np.int64]  # [layers], of one that is promoted
@@ -51,7 +51,7 @@ class CacheForecast:
 
 
 def trace_tokens(streams: int) -> int:
-    """What a trace must have for so many."""
+    """Tokens that a trace must have for this number of streams."""
     return streams * (SETTLING_STEPS + STEPS)
 
 

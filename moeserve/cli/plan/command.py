@@ -160,7 +160,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
             args,
             memory.kv_tokens,
             has_gpu=gpu is not None,
-            # On a GPU, a placement reserves one pool's bytes for so many tokens.
+            # On a GPU, a placement reserves one pool's bytes for these tokens.
         ),
         cautions=_cautions(config, args, memory, speed, note, cache),
     )

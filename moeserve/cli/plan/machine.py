@@ -97,7 +97,7 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
 
 
 def _explained(rates: CpuRates, rows: int) -> float:
-    """Of a step of the packaged model: what its products, attention and operations take."""
+    """The time of a step of the packaged model that its products, attention and operations explain."""
     gguf = open_model(demonstration_model())
     model = read_checked_shape(gguf)
     speed = CpuSpeed(model, ModelSizes.of(gguf.tensors, KvLayout(model)), RoutingProbabilities(model), rates)
@@ -105,7 +105,7 @@ def _explained(rates: CpuRates, rows: int) -> float:
 
 
 def _last_level_cache(sysfs: Path = Path("/sys")) -> int:
-    """Of the first CPU; 0 where sysfs does not say."""
+    """Bytes of the first CPU's last-level cache; 0 where sysfs does not say."""
     sizes = [0]
     for size in (sysfs / "devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = size.read_text().strip()

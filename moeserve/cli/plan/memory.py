@@ -30,8 +30,8 @@ CUDA_LIBRARIES_BYTES = 600 << 20  # RAM: torch with CUDA, its context, Triton
 
 
 def usable_gpu_bytes(config: ServerConfig, gpu: int) -> int:
-    """Of a GPU that has `gpu` bytes: its budget, or all but the CUDA context, as the server counts them for the most
-    tokens of a step (worker/loading/gpu/device_memory.py)."""
+    """What the engine may use of a GPU with `gpu` bytes: its budget, or all but the CUDA context, as the server counts
+    them for the most tokens of a step (worker/loading/gpu/device_memory.py)."""
     budget = config.gpu_memory_budget
     return gpu - CUDA_CONTEXT_BYTES if budget is None else int(budget * GIB)
 
@@ -126,7 +126,7 @@ def _kv_pools(
     free_ram: int,
     step_tokens: int,
 ) -> KvPools:
-    """What `kv/capacity.py` makes of room for so many tokens in one pool."""
+    """What `kv/capacity.py` makes of the room for `tokens` tokens in one pool."""
     layout = layout_of(config, model)
     wanted = config.max_model_len or model.context_length
     num_bytes = int(free_ram * SHARE_OF_FREE_MEMORY)

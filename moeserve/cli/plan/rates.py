@@ -9,7 +9,7 @@ OPS_A_LAYER = 9  # operations that the CPU engine queues for a layer
 
 @dataclass(frozen=True, slots=True)
 class CpuRates:
-    """Of all threads together."""
+    """The rates of all threads together."""
 
     read: float  # bytes a second, of weights that are read and nothing else
     dense_ops: float  # multiplications and additions a second, of a matrix with many tokens

@@ -26,11 +26,11 @@ class RoutingProbabilities:
         self._p: npt.NDArray[np.float64] = np.minimum(p, 1.0)
 
     def touched(self, layer: int, tokens: int) -> npt.NDArray[np.float64]:
-        """[experts]: the probability that any of so many tokens is routed to an expert."""
+        """[experts]: the probability that at least one of the tokens is routed to an expert."""
         touched: npt.NDArray[np.float64] = 1.0 - (1.0 - self._p[layer]) ** tokens
         return touched
 
     def share(self, layer: int, experts: Sequence[int]) -> float:
-        """Of a layer's routes, those to these experts; 0 without experts."""
+        """The share of a layer's routes that go to these experts; 0 without experts."""
         p = self._p[layer]
         return float(p[list(experts)].sum() / p.sum()) if experts else 0.0

@@ -46,7 +46,7 @@ DECODE_PARTS = (1, 2)
 
 @dataclass(frozen=True, slots=True)
 class GpuPlan:
-    """Of one GPU."""
+    """The plan for one GPU."""
 
     share: RankShare
     sizes: ModelSizes
@@ -147,7 +147,7 @@ class GroupSpeed:
         return streams / self._fastest(seconds, possible, streams)
 
     def prefill(self, tokens: int, in_a_step: int) -> float:
-        """Tokens a second of one prompt, in steps of at most so many."""
+        """Tokens per second of one prompt, in steps of at most `in_a_step`."""
         total = 0.0
         for start in range(0, tokens, in_a_step):
             step = min(in_a_step, tokens - start)
@@ -160,7 +160,8 @@ class GroupSpeed:
         return tokens / total
 
     def _fastest(self, seconds: Callable[[int], list[float]], parts: Sequence[int], rows: int) -> float:
-        """Of a step of so many rows. seconds: of each GPU for a part, by the number of parts."""
+        """Seconds of a step of `rows` rows in the fastest number of parts. seconds: those of each GPU for a part, by
+        the number of parts."""
         if not self._is_staged:
             numbers = rows * self._hidden
             nbytes = numbers * (2 if rows > 64 else 4)
@@ -173,7 +174,7 @@ class GroupSpeed:
 def _speed_of(
     plan: GpuPlan, counts: Sequence[Sequence[int]] | None, cpu: CpuRates, gpu: GpuRates
 ) -> HybridSpeed:
-    """Of a share as a model of its own, which has its experts and the routes that go to them."""
+    """The speed of a share, taken as a model of its own with the share's experts and the routes that go to them."""
     share, shape, constants = plan.share, plan.share.shape, H200
     if share.is_stage:
         shape = replace(shape, vocab_size=shape.vocab_size if share.rank == 0 else 1)

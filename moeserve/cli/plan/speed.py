@@ -56,12 +56,12 @@ class Step:
 
     @property
     def pairs(self) -> int:
-        """Of a token and a position that it attends to."""
+        """Pairs of a token and a position that it attends to."""
         return self.rows * (self.tokens * self.context + self.tokens * (self.tokens + 1) // 2)
 
 
 class CpuSpeed:
-    """Of the CPU engine."""
+    """The speed of the CPU engine."""
 
     def __init__(
         self, model: ModelShape, sizes: ModelSizes, routing: RoutingProbabilities, rates: CpuRates
@@ -77,7 +77,7 @@ class CpuSpeed:
         return streams / self.seconds(Step(streams, 1, context))
 
     def prefill(self, tokens: int, step_tokens: int) -> float:
-        """Tokens a second of one prompt, in steps of at most so many."""
+        """Tokens per second of one prompt, in steps of at most `step_tokens`."""
         seconds = sum(
             self.seconds(Step(1, min(step_tokens, tokens - start), start))
             for start in range(0, tokens, step_tokens)
@@ -122,8 +122,8 @@ class CpuSpeed:
 
 
 class HybridSpeed:
-    """Of a GPU with the CPU's pool beside it: both compute their experts of a layer at the same time.
-    The first layers may be the CPU's alone.
+    """The speed of a GPU beside the CPU's pool: both compute their experts of a layer at the same time. The first
+    layers may be on the CPU only.
 
     A layer takes its kernels' start, its dense part, the longer of both sides' experts, and the hand-off. Few rows read
     an expert's weights once for each route (those that share an expert find it in the GPU's cache, which is hardly
@@ -182,7 +182,7 @@ class HybridSpeed:
         return (self._cache.at_first if at_first else self._cache.settled).get(streams)
 
     def prefill(self, tokens: int, step_tokens: int) -> float:
-        """Tokens a second of one prompt, in steps of at most so many."""
+        """Tokens per second of one prompt, in steps of at most `step_tokens`."""
         seconds = 0.0
         for start in range(0, tokens, step_tokens):
             step = Step(1, min(step_tokens, tokens - start), start)
@@ -196,7 +196,7 @@ class HybridSpeed:
         return tokens / seconds
 
     def _gpu_attention_seconds(self, step: Step) -> float:
-        """Of a prompt's chunk in all layers, with what a large step has beside products."""
+        """Seconds of a prompt chunk's attention in all layers, with what a large step has beside products."""
         c, ops = self._constants, attention_ops(self._model, step)
         if not _unpacks(step.all_tokens):
             return ops / (self._gpu.ops * c.ops)
@@ -222,7 +222,7 @@ class HybridSpeed:
         return min(self._layer_seconds(step, index), *ways)
 
     def _streamed_seconds(self, step: Step, index: int, part: float) -> float:
-        """Of a layer of which this part of the RAM experts is streamed: the longest of the copies, the GPU's work and
+        """Seconds of a layer that streams this part of its RAM experts: the longest of the copies, the GPU's work and
         the CPU's."""
         c, expert = self._constants, self._sizes.layers[index].expert
         in_ram = self._placement.layers[index].num_cpu_experts
@@ -274,7 +274,7 @@ class HybridSpeed:
         )
 
     def _gpu_experts_seconds(self, step: Step, index: int, *, everything: bool) -> float:
-        """Of the layer's experts on the GPU; `everything`: of all, as if they were there."""
+        """Seconds of the layer's experts on the GPU; `everything`: of all its experts, as if they were there."""
         layer = self._placement.layers[index]
         experts = range(layer.num_experts) if everything else layer.gpu_experts
         if not experts:
@@ -309,7 +309,7 @@ class HybridSpeed:
         return 2.0 * step.all_tokens * expert_parameters(self._model, index)
 
     def _cpu_attention_seconds(self, step: Step, share: float) -> float:
-        """Of the layers in RAM."""
+        """Seconds of attention in the layers in RAM."""
         in_ram = self._placement.layers_in_ram / self._model.num_layers
         return in_ram * attention_ops(self._model, step) / (share * self._cpu.expert_ops)
 
@@ -317,7 +317,7 @@ class HybridSpeed:
         return math.hypot(nbytes / (self._cpu.read * self._constants.ram_read), ops / (rate * PRODUCT_SHARE))
 
     def _product_seconds(self, nbytes: float, ops: float, rows: int, *, can_unpack: bool = True) -> float:
-        """Of matrices on the GPU, each read once. can_unpack: in steps that unpack."""
+        """Seconds of products with matrices on the GPU, each read once. can_unpack: in steps that unpack."""
         c, gpu = self._constants, self._gpu
         if rows <= SMALL_BATCH_ROWS:
             return nbytes / (gpu.read * c.dense_read)
@@ -331,12 +331,12 @@ def _unpacks(rows: int) -> bool:
 
 
 def dense_parameters(model: ModelShape, layer: int) -> int:
-    """Of a layer, outside the routed experts."""
+    """Parameters of a layer outside its routed experts."""
     return sum(prod(shape) for shape in dense_tensors(model, layer).values() if len(shape) > 1)
 
 
 def expert_parameters(model: ModelShape, layer: int) -> int:
-    """Of a layer, of the experts that one token is routed to."""
+    """Parameters of the experts of a layer that one token is routed to."""
     moe = model.layers[layer].moe
     return 0 if moe is None else moe.top_k * 3 * model.hidden_size * moe.width
 

@@ -50,7 +50,7 @@ def forecast_tiers(
     max_model_len: int,
 ) -> dict[Tier, TierForecast]:
     """tiers: of each its bytes, and how many a second are read from it; those of no bytes are none. prefill: tokens a
-    second of a prompt of so many."""
+    second of a prompt of that length."""
     token_bytes, state_bytes = sizes.kv_bytes(), sizes.state_bytes()
     prompt = min(LONG_PROMPT, max_model_len)
     return {

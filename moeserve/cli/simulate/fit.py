@@ -80,7 +80,7 @@ def relative_errors(model: StepTime, samples: Sequence[StepSample]) -> Floats:
 
 
 def _features(load: StepLoad, knots: list[int], decode: list[int], adds_rows: bool) -> Floats:
-    """How much of the first point of `base` and of each rise to the next a step of so many tokens has, then the same of
+    """The part of `base`'s first point and of each rise to the next that a step with these tokens has, then the same of
     the points of decode steps, then those of `_linear`; float64."""
     if decode and load.is_decode:
         # That they sample is in the points; of prompts they have nothing.

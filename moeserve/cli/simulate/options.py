@@ -102,7 +102,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=real(0, 1e9),
         default=0.0,
         metavar="N",
-        help="size of a state of recurrent layers in tiers, as that of the KV of so many tokens (default: 0)",
+        help="size of a recurrent state in tiers, as the number of tokens whose KV is as large (default: 0)",
     )
     for name, value in dataclasses.asdict(DEFAULT_TIMING).items():
         flag = f"--{name.replace('_', '-')}-ms"

@@ -88,7 +88,7 @@ _SHAPE: dict[str, tuple[tuple[str, ...], Callable[[str], Any], str]] = {
         "mean seconds between an answer and the conversation's next turn (exponential)",
     ),
     "long_input_len": (("--long-input-len",), _TOKENS, "new prompt tokens of the long requests"),
-    "long_every": (("--long-every",), whole(0, 1 << 20), "every so many requests one is long; 0: none"),
+    "long_every": (("--long-every",), whole(0, 1 << 20), "every N-th request is long; 0: none"),
 }
 # Without the second, the first would have no effect.
 _NEEDS = {"num_prefixes": "prefix_len", "long_input_len": "long_every"}

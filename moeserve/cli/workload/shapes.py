@@ -27,7 +27,7 @@ class WorkloadShape:
     num_turns: int = 1  # requests a session: each continues the one before
     think_time: float = 0.0  # mean seconds between an answer and the next turn, exponential
     long_input_len: int = 16000
-    long_every: int = 0  # every so many requests one has long_input_len new tokens; 0: none
+    long_every: int = 0  # one request in this many has long_input_len new tokens; 0: none
 
 
 PRESETS: dict[str, WorkloadShape] = {

@@ -61,7 +61,7 @@ class Schemas:
         self._named: dict[int, Named] = {}
 
     def keywords(self, place: Place) -> dict[str, Any]:
-        """Of a place whose schema is an object."""
+        """The keywords of a place whose schema is an object."""
         found = self._keywords.get(id(place.schema))
         if found is None:
             found = self._keywords[id(place.schema)] = simplified(place, self.document)

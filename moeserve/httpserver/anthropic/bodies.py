@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -25,9 +26,10 @@ from moeserve.httpserver.generation.chat.chat_tools import (
     ToolName,
     without_hosted,
 )
+from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_MESSAGES, ModelName, StopString
 from moeserve.httpserver.generation.request.sampling_fields import AnthropicSampling
-from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.generation.request.thinking import BUDGETS, ThinkingOptions
 from moeserve.httpserver.generation.request.tool_use import Tool, ToolUse
 from moeserve.httpserver.transport.request_model import (
@@ -229,18 +231,20 @@ class CountTokensRequest(RequestModel):
         schema = json.dumps(self.output_config.format.schema_)
         return GrammarConstraint(grammar.JsonSchema(schema), "output_config.format")
 
-    def generation_spec(self, arrival: float) -> GenerationSpec:
+    def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for."""
-        return GenerationSpec(
-            arrival=arrival,
+        return Asked(
+            caller=caller,
             model=self.model,
-            messages=self.for_template(),
-            continue_final_message=self.is_begun,
-            add_generation_prompt=not self.is_begun,
+            prompt=ChatPrompt(
+                messages=self.for_template(),
+                tools=self.tool_use,
+                thinking=self.thinking_options,
+                add_generation_prompt=not self.is_begun,
+                continue_final_message=self.is_begun,
+                show_reasoning=self.thinking is None or self.thinking.display != "omitted",
+            ),
             prompt_param="messages",
-            tools=self.tool_use,
-            thinking=self.thinking_options,
-            show_reasoning=self.thinking is None or self.thinking.display != "omitted",
             grammar=self.grammar_constraint,
         )
 
@@ -265,11 +269,11 @@ class MessagesRequest(CountTokensRequest, AnthropicSampling):
             raise PydanticCustomError("thinking", "budget_tokens must be less than max_tokens")
         return self
 
-    def generation_spec(self, arrival: float) -> GenerationSpec:
-        spec = super().generation_spec(arrival)
-        # A bound: Anthropic's clients ask for more than the context has.
-        spec.default_max_tokens = self.max_tokens
-        spec.stop = tuple(self.stop_sequences)
-        spec.sampler = self.sampler_settings()
-        spec.chosen = self.chosen_settings()
-        return spec
+    def asked(self, caller: Caller) -> Asked:
+        return replace(
+            super().asked(caller),
+            default_max_tokens=self.max_tokens,  # a bound: Anthropic's clients ask for more than the context has
+            stop=tuple(self.stop_sequences),
+            sampler=self.sampler_settings(),
+            chosen=self.chosen_settings(),
+        )

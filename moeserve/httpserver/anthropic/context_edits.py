@@ -102,7 +102,7 @@ class ClearToolUses(RequestModel):
         return chosen if isinstance(chosen, bool) else name in chosen
 
     def is_due(self, messages: Conversation, tokens: int) -> bool:
-        """Whether a conversation of so many tokens is long enough."""
+        """Whether a conversation of `tokens` tokens is long enough."""
         is_of_tokens = isinstance(self.trigger, InputTokenAmount)
         return (tokens if is_of_tokens else len(_tool_uses(messages))) > self.trigger.value
 

@@ -32,7 +32,7 @@ class ThinkingBlock(RequestModel):
 
 
 class RedactedThinkingBlock(RequestModel):
-    """Thinking that Anthropic's servers have encrypted, of a conversation that began there: nobody else can read it."""
+    """Thinking that Anthropic's servers have encrypted, of a conversation that began there."""
 
     type: Literal["redacted_thinking"]
     data: Annotated[Any, NO_EFFECT]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,9 @@ from moeserve.httpserver.anthropic.objects import (
     TokenCount,
 )
 from moeserve.httpserver.generation.chat.answers import Answer, AnswerReader
-from moeserve.httpserver.generation.prepare import PreparedRequest, count_prompt_tokens, prepare
+from moeserve.httpserver.generation.prepare import count_prompt_tokens, prepare
+from moeserve.httpserver.generation.prepared import PreparedRequest
+from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import UsageTally
 from moeserve.httpserver.transport.body import read_body
@@ -50,10 +51,10 @@ Body = TypeVar("Body", bound=CountTokensRequest)
 )
 async def create_message(request: Request) -> Response:
     """Answers a conversation, Anthropic's way."""
-    arrival = time.monotonic()
+    caller = caller_of(request)
     body = await read_body(request, MessagesRequest)
     request_id = request_id_of(request)
-    handler = MessagesHandler(service_of(request), body, f"msg_{request_id}", arrival)
+    handler = MessagesHandler(service_of(request), body, f"msg_{request_id}", caller)
     if not body.stream:
         return await answer(request, handler.whole())
     return EventStream(
@@ -70,30 +71,31 @@ async def create_message(request: Request) -> Response:
 )
 async def count_tokens(request: Request) -> Response:
     """How many tokens a conversation's prompt has."""
+    caller = caller_of(request)
     body = await read_body(request, CountTokensRequest)
-    return await answer(request, _count(service_of(request), body))
+    return await answer(request, _count(service_of(request), body, caller))
 
 
-async def _count(service: Service, body: CountTokensRequest) -> TokenCount:
+async def _count(service: Service, body: CountTokensRequest, caller: Caller) -> TokenCount:
     counted: TokenCount = {"input_tokens": 0}
     if body.context_management is not None:
-        original = await _tokens(service, body)
+        original = await _tokens(service, body, caller)
         counted["context_management"] = {"original_input_tokens": original}
-        body, _ = await _edited(service, body)
-    counted["input_tokens"] = await _tokens(service, body)
+        body, _ = await _edited(service, body, caller)
+    counted["input_tokens"] = await _tokens(service, body, caller)
     return counted
 
 
-async def _tokens(service: Service, body: CountTokensRequest) -> int:
-    return await count_prompt_tokens(service, body.generation_spec(time.monotonic()))
+async def _tokens(service: Service, body: CountTokensRequest, caller: Caller) -> int:
+    return await count_prompt_tokens(service, body.asked(caller))
 
 
-async def _edited(service: Service, body: Body) -> tuple[Body, list[AppliedEdit]]:
+async def _edited(service: Service, body: Body, caller: Caller) -> tuple[Body, list[AppliedEdit]]:
     """Returns the body with its context edits done."""
     assert body.context_management is not None
     of_messages = partial(_with_messages, body)
     messages, applied = await edited(
-        body.messages, body.context_management.edits, lambda some: _tokens(service, of_messages(some))
+        body.messages, body.context_management.edits, lambda some: _tokens(service, of_messages(some), caller)
     )
     return of_messages(messages), applied
 
@@ -107,7 +109,7 @@ class MessagesHandler:
     service: Service
     body: MessagesRequest
     id: str
-    arrival: float
+    caller: Caller
 
     def __post_init__(self) -> None:
         self._applied: list[AppliedEdit] = []
@@ -158,8 +160,8 @@ class MessagesHandler:
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
         if self.body.context_management is not None:
-            self.body, self._applied = await _edited(self.service, self.body)
-        return await prepare(self.service, self.body.generation_spec(self.arrival))
+            self.body, self._applied = await _edited(self.service, self.body, self.caller)
+        return await prepare(self.service, self.body.asked(self.caller))
 
     def _edits(self) -> AppliedEdits | None:
         """What the request's context edits did; None where it has none."""

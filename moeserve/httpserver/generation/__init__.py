@@ -1,10 +1,10 @@
-"""What the APIs share, from a request body to the engine and back.
+"""What the APIs share, from a request body to the engine and back. It goes one way:
 
-fields.py, grammar_fields.py, chat_messages.py, chat_tools.py    parts of request bodies
-spec.py              GenerationSpec, which a body fills
-prepare.py           resolves a spec against the model (conversation.py, structured_output.py) ...
-request_builder.py   ... and freezes it into GenerateRequests
-engine_client.py     sends them to the router and receives their text
-answers.py, usage.py, logprobs.py    read the answers
-service.py           what every route works with
+request/      what a client asks for: parts of bodies, and `Asked`, which a body is mapped to
+chat/         a conversation's prompt, and the form of its answer
+resolve/      `Resolved`, what that is for the served model, and the messages to the engine
+prepare.py    goes that way with a request
+engine/       sends the messages to the router, and delivers what comes back
+usage.py, logprobs.py, chat/answers.py    read the answers
+service.py    what every route works with
 """

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def beside_streams(values: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Returns what `work` does, which writes about so many values of an answer: tokens, log-probabilities."""
+    """Returns what `work` does, which writes about `values` values of an answer: tokens, log-probabilities."""
     if values <= VALUES_AT_ONCE:
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)

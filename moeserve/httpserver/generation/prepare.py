@@ -1,107 +1,84 @@
-"""From a GenerationSpec to requests for the engine: everything that may refuse a request happens here."""
+"""From what a request asks for to what is sent to the engine: everything that may refuse a request happens here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from msgspec.structs import replace
-
-from moeserve.httpserver.generation import dry_breakers, token_choice
-from moeserve.httpserver.generation.chat import conversation
-from moeserve.httpserver.generation.chat.answers import AnswerReader
+from moeserve.httpserver.generation.chat import chat_prompt
+from moeserve.httpserver.generation.chat.answer_form import AnswerForm, form_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
-from moeserve.httpserver.generation.engine.engine_client import EngineClient
-from moeserve.httpserver.generation.engine.generation_stream import GenerationStream
-from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults
-from moeserve.httpserver.generation.request.spec import GenerationSpec
-from moeserve.httpserver.generation.request.structured_output import compile_grammar
+from moeserve.httpserver.generation.prepared import PreparedRequest
+from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, PlainPrompts
+from moeserve.httpserver.generation.request.tool_use import ToolUse
+from moeserve.httpserver.generation.resolve.dry_breakers import breakers_of
+from moeserve.httpserver.generation.resolve.resolved import Resolved
+from moeserve.httpserver.generation.resolve.room import check_room
+from moeserve.httpserver.generation.resolve.sampler import with_defaults
+from moeserve.httpserver.generation.resolve.served import Served
+from moeserve.httpserver.generation.resolve.structured_output import compile_grammar
+from moeserve.httpserver.generation.resolve.token_choice import token_choice
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.generation.usage import UsageTally
-from moeserve.messages.schema import GenerateRequest, TextItem
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """One HTTP request, ready for the engine. Choices are ordered by prompt, then by number."""
-
-    engine: EngineClient
-    text: ModelText
-    prompt_ids: list[list[int]]
-    requests: list[GenerateRequest]  # one a choice
-    readers: list[AnswerReader]  # one a choice of a conversation; empty for plain prompts
-    tally: UsageTally
-    stop_token_ids: tuple[int, ...]  # the client's own
-
-    def stream(self) -> GenerationStream:
-        """Use it as `async with prepared.stream() as stream`."""
-        return GenerationStream(self.engine, self.requests, "chat" if self.readers else "text_completion")
-
-    async def complete(self) -> list[list[TextItem]]:
-        """Returns all items of each request. Raises ApiError."""
-        answers: list[list[TextItem]] = [[] for _ in self.requests]
-        async with self.stream() as stream:
-            async for index, item in stream:
-                answers[index].append(item)
-        return answers
-
-    def stop_reason(self, end: TextItem) -> str | int | None:
-        """Returns the client's stop string or token; None for the tag that ends the only call that is allowed."""
-        is_tag = end.stop_reason is not None and end.stop_reason == self.text.formats.call_end
-        return None if is_tag and end.stop_reason not in self.stop_token_ids else end.stop_reason
+async def prepare(service: Service, asked: Asked) -> PreparedRequest:
+    """Resolves the request against the model and freezes it. Raises ApiError."""
+    served = service.ready(asked.model)
+    check_room(asked, service.max_generations, service.engine.room, served.max_num_seqs)
+    resolved = await _resolve(service, served, asked)
+    requests = service.request_builder.build(served, resolved)
+    reading = resolved.form.reading
+    readers = [] if reading is None else [reading.reader() for _ in requests]
+    tally = UsageTally([len(prompt) for prompt in resolved.prompts], asked.n)
+    return PreparedRequest(service.engine, served.text, resolved, requests, readers, tally)
 
 
-def _set_defaults(spec: GenerationSpec, defaults: SamplingDefaults) -> None:
-    """Sets the server's own defaults where the client has chosen nothing."""
-    if spec.chosen is None:
-        return
-    spec.sampler = replace(
-        spec.sampler, **{name: value for name, value in defaults.settings.items() if name not in spec.chosen}
-    )
-    if spec.default_max_tokens is None:  # else the API's, or the client's own
-        spec.default_max_tokens = defaults.max_tokens
-
-
-async def prepare(service: Service, spec: GenerationSpec) -> PreparedRequest:
-    """Resolves the spec against the model and freezes it. Raises ApiError."""
-    text, limit = service.ready(spec.model)
-    service.request_builder.check_room(len(spec.prompts) if spec.messages is None else 1, spec)
-    _set_defaults(spec, service.sampling_defaults)
-    token_choice.resolve(spec, text)
-    await dry_breakers.resolve(spec, text.tokenizer)
-    end = None
-    if spec.messages is None:
-        prompts = await _encode(text, limit, spec)
+async def _resolve(service: Service, served: Served, asked: Asked) -> Resolved:
+    text, limit = served.text, served.limit
+    sampler, bound = with_defaults(asked, service.sampling_defaults)
+    choice = token_choice(asked, text)
+    breakers = await breakers_of(asked, sampler, text.tokenizer)
+    if isinstance(asked.prompt, ChatPrompt):
+        prompts = [await chat_prompt.encode(text, limit, asked, asked.prompt)]
+        form, tools = form_of(asked, asked.prompt, choice.grammar, text, prompts[0]), asked.prompt.tools
     else:
-        prompts = [await conversation.encode(text, limit, spec)]
-        end = conversation.resolve(spec, text, prompts[0])
-    if spec.truncate_prompt_tokens is not None:
-        prompts = [_last_tokens(prompt, limit, spec) for prompt in prompts]
-    if spec.grammar is not None:
-        spec.compiled_grammar = await compile_grammar(service.grammars, spec, spec.grammar)
-    spec.adapter = service.adapter_of(spec.model)
-    requests = service.request_builder.build(text, prompts, spec)
-    readers = [] if end is None else [conversation.reader(spec, text.formats, end) for _ in requests]
-    tally = UsageTally([len(prompt) for prompt in prompts], spec.n)
-    return PreparedRequest(service.engine, text, prompts, requests, readers, tally, spec.stop_token_ids)
+        prompts = await _encode(text, limit, asked, asked.prompt)
+        form, tools = AnswerForm(choice.grammar), ToolUse()
+    prompts = [_last_tokens(prompt, limit, asked, bound) for prompt in prompts]
+    compiled = ""
+    if form.grammar is not None:
+        compiled = await compile_grammar(service.grammars, asked, form.grammar, tools)
+    return Resolved(
+        asked,
+        prompts=tuple(prompts),
+        sampler=sampler,
+        default_max_tokens=bound,
+        logit_bias={**choice.logit_bias, **form.logit_bias},
+        bad_sequences=choice.bad_sequences,
+        dry_breakers=breakers,
+        form=form,
+        grammar=compiled,
+        adapter=service.adapter_of(asked.model),
+    )
 
 
-def _last_tokens(prompt: list[int], limit: int, spec: GenerationSpec) -> list[int]:
+def _last_tokens(prompt: list[int], limit: int, asked: Asked, bound: int | None) -> list[int]:
     """Returns the end of a prompt: as much as `truncate_prompt_tokens` says, which must fit with the answer."""
-    assert spec.truncate_prompt_tokens is not None
-    most = spec.truncate_prompt_tokens
+    most = asked.truncate_prompt_tokens
+    if most is None:
+        return prompt
     if most < 0:
-        most = max(limit - max(spec.max_tokens or spec.default_max_tokens or 1, 1), 1)
+        most = max(limit - max(asked.max_tokens or bound or 1, 1), 1)
     return prompt[-most:]
 
 
-async def count_prompt_tokens(service: Service, spec: GenerationSpec) -> int:
+async def count_prompt_tokens(service: Service, asked: Asked) -> int:
     """Returns the length of a conversation's prompt in tokens. Raises ApiError."""
-    text, limit = service.ready(spec.model)
-    return len(await conversation.encode(text, limit, spec))
+    served = service.ready(asked.model)
+    assert isinstance(asked.prompt, ChatPrompt)
+    return len(await chat_prompt.encode(served.text, served.limit, asked, asked.prompt))
 
 
-async def _encode(text: ModelText, limit: int, spec: GenerationSpec) -> list[list[int]]:
+async def _encode(text: ModelText, limit: int, asked: Asked, prompts: PlainPrompts) -> list[list[int]]:
     """Returns the token ids of each plain prompt."""
-    texts = [prompt for prompt in spec.prompts if isinstance(prompt, str)]
-    encoded = iter(await text.encode(texts, limit=limit, param=spec.prompt_param) if texts else [])
-    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in spec.prompts]
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = iter(await text.encode(texts, limit=limit, param=asked.prompt_param) if texts else [])
+    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]

@@ -14,7 +14,8 @@ from moeserve.grammar.checker import GrammarChecker
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults
-from moeserve.httpserver.generation.request_builder import RequestBuilder
+from moeserve.httpserver.generation.resolve.request_builder import RequestBuilder
+from moeserve.httpserver.generation.resolve.served import Served
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.api_table import ApiState
 from moeserve.httpserver.transport.errors import ApiError
@@ -36,20 +37,21 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        max_generations = self.config.max_num_queued_reqs + self.config.max_num_seqs
-        self.request_builder = RequestBuilder(self.engine, self.config.seed, max_generations)
+        self.max_generations = (
+            self.config.max_num_queued_reqs + self.config.max_num_seqs
+        )  # running and waiting
+        self.request_builder = RequestBuilder(self.engine.next_id, self.config.seed)
         self.grammars = GrammarChecker(Path(self.config.model), serves_others=self.engine.serves_others)
 
-    def ready(self, model: str | None) -> tuple[ModelText, int]:
-        """Returns the tokenizer and the longest prompt plus answer in tokens. Raises ApiError: 404 for a model that is
-        not the served one, 503 unless a request could run now."""
+    def ready(self, model: str | None) -> Served:
+        """Raises ApiError: 404 for a model that is not the served one, 503 unless a request could run now."""
         if model is not None and not self.has_model(model):
             raise self.unknown_model(model)
-        self.engine.state.require_ready()
+        ready = self.engine.state.require_ready()
         limit = self.engine.state.max_model_len
         assert self.text is not None  # require_ready has passed
         assert limit is not None
-        return self.text, limit
+        return Served(self.text, limit, min(ready.vocab_size, self.text.vocab_size), ready.max_num_seqs)
 
     @property
     def adapters(self) -> Mapping[str, ServedAdapter]:

@@ -13,6 +13,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
+from moeserve.httpserver.generation.request.asked import Asked, GrammarConstraint
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -23,7 +25,6 @@ from moeserve.httpserver.generation.request.fields import (
 )
 from moeserve.httpserver.generation.request.grammar_fields import Grammar, Pattern, Schema
 from moeserve.httpserver.generation.request.sampling_fields import LightLLMSampling
-from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.transport.request_model import RequestModel, unsupported
 
 StopTokens = Annotated[list[TokenId], Field(min_length=1, max_length=1)]
@@ -96,15 +97,15 @@ class GenerateRequestBody(RequestModel):
     parameters: Annotated[GenerateParameters, Field(default_factory=GenerateParameters)]
     multimodal_params: Annotated[Any, unsupported("multimodal input", {})] = None
 
-    def generation_spec(self, arrival: float) -> GenerationSpec:
+    def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for. LightLLM's answers always have the chosen token's logprob, and
-        LightLLM counts the end token in min_new_tokens; GenerationSpec.min_tokens counts the tokens before it."""
+        LightLLM counts the end token in min_new_tokens; Asked.min_tokens counts the tokens before it."""
         parameters = self.parameters
         stops = parameters.stop_sequences
         settings = parameters.sampler_settings()
-        return GenerationSpec(
-            arrival=arrival,
-            prompts=[self.inputs],
+        return Asked(
+            caller=caller,
+            prompt=[self.inputs],
             prompt_param="inputs",
             n=parameters.n,
             max_tokens=parameters.max_new_tokens,

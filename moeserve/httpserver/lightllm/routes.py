@@ -5,7 +5,6 @@ Source: LightLLM's `api_lightllm.py`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -13,7 +12,9 @@ from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.generation.beside_streams import beside_streams, values_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
-from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.prepare import prepare
+from moeserve.httpserver.generation.prepared import PreparedRequest
+from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.lightllm.bodies import GenerateRequestBody
 from moeserve.httpserver.lightllm.objects import GenerateEvent, GenerateResponse, GenerateToken
@@ -35,9 +36,9 @@ router = APIRouter(tags=["LightLLM"])
 )
 async def generate(request: Request) -> Response:
     """Completes a prompt, LightLLM's way."""
-    arrival = time.monotonic()
+    caller = caller_of(request)
     body = await read_body(request, GenerateRequestBody)
-    return await answer(request, GenerateHandler(service_of(request), body, arrival).whole())
+    return await answer(request, GenerateHandler(service_of(request), body, caller).whole())
 
 
 @router.post(
@@ -52,18 +53,18 @@ async def generate(request: Request) -> Response:
 )
 async def generate_stream(request: Request) -> Response:
     """Completes a prompt, LightLLM's way, token by token."""
-    arrival = time.monotonic()
+    caller = caller_of(request)
     body = await read_body(request, GenerateRequestBody)
     if body.parameters.n != 1:
         raise ApiError(400, "parameters.n: must be 1 for /generate_stream", param="parameters.n")
-    return EventStream(GenerateHandler(service_of(request), body, arrival).events(), end=b"")
+    return EventStream(GenerateHandler(service_of(request), body, caller).events(), end=b"")
 
 
 @dataclass
 class GenerateHandler:
     service: Service
     body: GenerateRequestBody
-    arrival: float
+    caller: Caller
 
     async def whole(self) -> GenerateResponse:
         prepared = await self._prepare()
@@ -112,7 +113,7 @@ class GenerateHandler:
 
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
-        return await prepare(self.service, self.body.generation_spec(self.arrival))
+        return await prepare(self.service, self.body.asked(self.caller))
 
 
 def _all_tokens(text: ModelText, answers: list[list[TextItem]]) -> list[list[GenerateToken]]:

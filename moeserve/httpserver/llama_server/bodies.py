@@ -11,6 +11,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
+from moeserve.httpserver.generation.request.asked import Asked, GrammarConstraint
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -22,7 +24,6 @@ from moeserve.httpserver.generation.request.fields import (
 from moeserve.httpserver.generation.request.grammar_fields import Grammar, Schema
 from moeserve.httpserver.generation.request.sampler_fields import SAMPLER_LISTS, SamplerFields
 from moeserve.httpserver.generation.request.sampling_fields import LlamaServerSampling
-from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.transport.request_model import NO_EFFECT, Elsewhere
 
 _OFF: Final = Elsewhere((False,))
@@ -87,7 +88,8 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
         Field(
             ge=0,
             le=MAX_TOP_LOGPROBS,
-            description="`completion_probabilities` has each token's log-probability and so many most likely.",
+            description="`completion_probabilities` has the log-probabilities of each token and of this many most "
+            "likely ones.",
         ),
     ] = 0
     timings_per_token: Annotated[bool, Field(description="Each chunk of a stream has `timings`.")] = False
@@ -102,12 +104,12 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
             raise PydanticCustomError("json_schema", "only one of grammar and json_schema")
         return self
 
-    def generation_spec(self, arrival: float) -> GenerationSpec:
+    def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for."""
-        return GenerationSpec(
-            arrival=arrival,
+        return Asked(
+            caller=caller,
             model=self.model,
-            prompts=[self.prompt],
+            prompt=[self.prompt],
             max_tokens=None if self.n_predict < 0 else self.n_predict,
             max_tokens_param="n_predict",
             ends_with_context=True,

@@ -14,7 +14,9 @@ from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 
 from moeserve import __version__
-from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.prepare import prepare
+from moeserve.httpserver.generation.prepared import PreparedRequest
+from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import Timings, UsageTally, prompt_progress
 from moeserve.httpserver.llama_server.bodies import CompletionBody
@@ -46,9 +48,9 @@ router = APIRouter(tags=["llama-server"])
 )
 async def completion(request: Request) -> Response:
     """Completes a prompt, llama-server's way."""
-    arrival = time.monotonic()
+    caller = caller_of(request)
     body = await read_body(request, CompletionBody)
-    handler = CompletionHandler(service_of(request), body, arrival)
+    handler = CompletionHandler(service_of(request), body, caller)
     return EventStream(handler.chunks(), end=b"") if body.stream else await answer(request, handler.whole())
 
 
@@ -56,7 +58,8 @@ async def completion(request: Request) -> Response:
 async def props(request: Request) -> Response:
     """What a client of llama-server asks first: the context's length, the template, the defaults."""
     service = service_of(request)
-    text, limit = service.ready(None)
+    served = service.ready(None)
+    text, limit = served.text, served.limit
     vocabulary = text.tokenizer.vocabulary
     defaults = service.sampling_defaults
     settings = replace(DEFAULTS, **defaults.settings)
@@ -68,7 +71,7 @@ async def props(request: Request) -> Response:
         },
         "total_slots": service.config.max_num_seqs,
         "model_alias": service.model_name,
-        "model_path": service.model_name,  # the file's own path is nobody's concern
+        "model_path": service.model_name,  # clients do not learn the file's path
         "chat_template": text.renderer.source or "",
         "bos_token": "" if vocabulary.bos_id is None else text.token_text(vocabulary.bos_id),
         "eos_token": text.token_text(vocabulary.eos_ids[0]) if vocabulary.eos_ids else "",
@@ -82,7 +85,7 @@ async def props(request: Request) -> Response:
 class CompletionHandler:
     service: Service
     body: CompletionBody
-    arrival: float
+    caller: Caller
 
     async def whole(self) -> LlamaCompletion:
         prepared = await self._prepare()
@@ -115,7 +118,7 @@ class CompletionHandler:
 
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
-        return await prepare(self.service, self.body.generation_spec(self.arrival))
+        return await prepare(self.service, self.body.asked(self.caller))
 
     def _piece(self, prepared: PreparedRequest, text: str, ids: list[int]) -> CompletionPiece:
         usage = prepared.tally.usage()
@@ -135,7 +138,7 @@ class CompletionHandler:
         return _llama_timings(
             cached=0,
             read=usage["prompt_tokens"],
-            prefill_ms=round((first - self.arrival) * 1e3, 3),
+            prefill_ms=round((first - self.caller.arrival) * 1e3, 3),
             written=usage["completion_tokens"],
             decode_ms=round(decoded * 1e3, 3),
         )

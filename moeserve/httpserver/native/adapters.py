@@ -56,7 +56,7 @@ async def unload_adapter(request: Request) -> Response:
 
 
 def _directory(service: Service) -> str:
-    """Of --lora-dir. Raises ApiError."""
+    """The folder of --lora-dir. Raises ApiError."""
     directory = service.config.lora_dir
     if directory is None:
         message = "adapters cannot be loaded or unloaded: the server was started without --lora-dir"

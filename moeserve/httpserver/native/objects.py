@@ -83,7 +83,7 @@ class Loads(TypedDict):
 
 
 class ExpertCacheTotals(TypedDict):
-    """Of all steps since the start; a step counts each expert of a layer once."""
+    """Totals of all steps since the start; a step counts each expert of a layer once."""
 
     hits: int  # experts that a step used and found in GPU memory
     misses: int  # those that the CPU computed

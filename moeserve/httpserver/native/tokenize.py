@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.generation.chat.model_text import ModelText
-from moeserve.httpserver.generation.request_builder import check_ids
+from moeserve.httpserver.generation.resolve.token_ids import check_ids
 from moeserve.httpserver.generation.service import service_of
 from moeserve.httpserver.native.bodies import (
     DetokenizeRequest,
@@ -17,6 +17,7 @@ from moeserve.httpserver.native.bodies import (
 from moeserve.httpserver.native.objects import TokenizerInfo
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.openapi import documented
+from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import JsonResponse, answer
 
 router = APIRouter(tags=["Tokenizer"])
@@ -30,8 +31,10 @@ router = APIRouter(tags=["Tokenizer"])
 async def tokenize(request: Request) -> Response:
     """The token ids of a prompt, or of a conversation as the chat template writes it."""
     body = await read_body(request, TokenizeRequest)
-    text, limit = service_of(request).ready(body.model)
-    return await answer(request, _tokenized(body, text, limit))
+    served = service_of(request).ready(body.model)
+    text, limit = served.text, served.limit
+    tenant = state_of(request.scope).tenant
+    return await answer(request, _tokenized(body, text, limit, tenant))
 
 
 @router.post(
@@ -42,7 +45,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids, control tokens included."""
     body = await read_body(request, DetokenizeRequest)
-    text, _ = service_of(request).ready(body.model)
+    text = service_of(request).ready(body.model).text
     check_ids("tokens", body.tokens, text.vocab_size)
     return await answer(request, _detokenized(body, text))
 
@@ -50,7 +53,8 @@ async def detokenize(request: Request) -> Response:
 @router.get("/tokenizer_info", responses={200: {"model": TokenizerInfo}})
 async def tokenizer_info(request: Request) -> Response:
     """The tokenizer's special tokens and the chat template (vLLM)."""
-    text, limit = service_of(request).ready(None)
+    served = service_of(request).ready(None)
+    text, limit = served.text, served.limit
     vocabulary = text.tokenizer.vocabulary
     eos = text.token_text(vocabulary.eos_ids[0]) if vocabulary.eos_ids else None
     info: TokenizerInfo = {
@@ -66,7 +70,7 @@ async def tokenizer_info(request: Request) -> Response:
     return JsonResponse(info)
 
 
-async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int) -> TokenizeResponse:
+async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int, tenant: str) -> TokenizeResponse:
     add_special = body.add_special_tokens
     if body.messages is not None:
         pieces = await text.render_chat(
@@ -75,6 +79,7 @@ async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int) -> Toke
             add_generation_prompt=body.add_generation_prompt,
             kwargs=body.chat_template_kwargs,
             limit=limit,
+            tenant=tenant,
         )
         ids = await text.encode_chat(pieces, add_special=False if add_special is None else add_special)
     elif body.prompt is not None:

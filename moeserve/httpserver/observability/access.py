@@ -14,11 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moeserve.httpserver.observability.metrics import Metrics
-from moeserve.httpserver.observability.request_record import (
-    RequestRecord,
-    record_of_request,
-    trace_of_request,
-)
+from moeserve.httpserver.observability.request_record import RequestRecord, record_of
 from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST
 from moeserve.httpserver.transport.refuse import refusal_of
 from moeserve.processes.tracing import Span, Tracer
@@ -44,8 +40,7 @@ class Access:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        record = RequestRecord(time.monotonic())
-        record_of_request.set(record)
+        record = record_of(scope)
         span = self._begin(scope, record)
         status = CLIENT_CLOSED_REQUEST  # unless an answer begins
 
@@ -75,7 +70,7 @@ class Access:
             is_server=True,
             tracestate=headers.get("tracestate", ""),
         )
-        trace_of_request.set(span.traceparent)
+        record.trace = span.traceparent
         return span
 
     def _ended(self, scope: Scope, record: RequestRecord, status: int, span: Span | None) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+from starlette.types import Scope
 
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import GenerateRequest, Usage
+
+_KEY: Final = "moeserve_record"  # in the scope's state
 
 
 @dataclass(slots=True)
@@ -17,6 +21,7 @@ class RequestRecord:
 
     arrival: float  # time.monotonic()
     error: str = ""
+    trace: str = ""  # traceparent of the request's span; "" where it is not traced
     generations: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -68,5 +73,10 @@ class RequestRecord:
         return "; ".join(parts)
 
 
-record_of_request: ContextVar[RequestRecord | None] = ContextVar("record", default=None)
-trace_of_request: ContextVar[str] = ContextVar("trace", default="")  # traceparent of the request's span
+def record_of(scope: Scope) -> RequestRecord:
+    """The record that lies in a request's scope."""
+    state = scope.setdefault("state", {})
+    if _KEY not in state:
+        state[_KEY] = RequestRecord(time.monotonic())
+    record: RequestRecord = state[_KEY]
+    return record

@@ -6,6 +6,7 @@ Source: Ollama's API reference and its Python client's types.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -14,6 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.chat.chat_tools import Tools, tool_use
+from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint, PlainPrompts
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -22,7 +25,6 @@ from moeserve.httpserver.generation.request.fields import (
     ModelName,
 )
 from moeserve.httpserver.generation.request.sampling_fields import OllamaSampling
-from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions, thinking_options
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.transport.request_model import (
@@ -121,16 +123,16 @@ class _Body(RequestModel):
     ] = None
     keep_alive: Annotated[Any, NO_EFFECT] = None
 
-    def spec(self, arrival: float) -> GenerationSpec:
+    def shared_asked(self, caller: Caller, prompt: ChatPrompt | PlainPrompts) -> Asked:
         options = self.options
         predict = options.num_predict
-        return GenerationSpec(
-            arrival=arrival,
+        return Asked(
+            caller=caller,
+            prompt=prompt,
             model=served_name(self.model),
             max_tokens=None if predict is None or predict < 0 else max(predict, 1),
             max_tokens_param="options.num_predict",
             ends_with_context=True,
-            thinking=self.thinking,
             grammar=self.grammar_constraint,
             sampler=options.sampler_settings(),
             seed=options.seed,
@@ -171,12 +173,10 @@ class ChatBody(_Body):
         """Without messages Ollama loads the model and answers nothing."""
         return not self.messages
 
-    def generation_spec(self, arrival: float) -> GenerationSpec:
-        spec = self.spec(arrival)
-        spec.messages = [message.for_template() for message in self.messages]
-        spec.prompt_param = "messages"
-        spec.tools = self.tool_use
-        return spec
+    def asked(self, caller: Caller) -> Asked:
+        messages = [message.for_template() for message in self.messages]
+        prompt = ChatPrompt(messages, self.tool_use, self.thinking)
+        return replace(self.shared_asked(caller, prompt), prompt_param="messages")
 
 
 class GenerateBody(_Body):
@@ -192,14 +192,12 @@ class GenerateBody(_Body):
     def only_loads(self) -> bool:
         return not self.prompt
 
-    def generation_spec(self, arrival: float) -> GenerationSpec:
-        spec = self.spec(arrival)
+    def asked(self, caller: Caller) -> Asked:
         if self.raw:
-            spec.prompts = [self.prompt]
-            return spec
+            return self.shared_asked(caller, [self.prompt])
         head = [{"role": "system", "content": self.system}] if self.system else []
-        spec.messages = [*head, {"role": "user", "content": self.prompt}]
-        return spec
+        messages = [*head, {"role": "user", "content": self.prompt}]
+        return self.shared_asked(caller, ChatPrompt(messages, thinking=self.thinking))
 
 
 class ShowBody(RequestModel):

@@ -44,7 +44,8 @@ async def show(request: Request) -> Response:
     """The model's template and what it can do."""
     body = await read_body(request, ShowBody)
     service = service_of(request)
-    text, limit = service.ready(served_name(body.model or body.name or ""))
+    served = service.ready(served_name(body.model or body.name or ""))
+    text, limit = served.text, served.limit
     capabilities = ["completion"]
     if text.formats.calls_tools:
         capabilities.append("tools")

@@ -26,7 +26,7 @@ class ChatMessage(TypedDict):
 
 
 class Figures(TypedDict):
-    """Of the last line of an answer."""
+    """The figures of an answer's last line."""
 
     done_reason: NotRequired[str]
     total_duration: NotRequired[int]

@@ -13,7 +13,9 @@ from fastapi import APIRouter, Request, Response
 
 from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
 from moeserve.httpserver.generation.chat.answers import new_call_id
-from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.prepare import prepare
+from moeserve.httpserver.generation.prepared import PreparedRequest
+from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.ollama.bodies import ChatBody, GenerateBody, served_name
 from moeserve.httpserver.ollama.objects import Call, ChatLine, ChatMessage, Figures, GenerateLine
@@ -40,8 +42,8 @@ _NS: Final = 1_000_000  # of a millisecond
 )
 async def chat(request: Request) -> Response:
     """Answers a conversation, Ollama's way."""
-    arrival = time.monotonic()
-    return await _answered(request, await read_body(request, ChatBody), arrival)
+    caller = caller_of(request)
+    return await _answered(request, await read_body(request, ChatBody), caller)
 
 
 @router.post(
@@ -58,12 +60,12 @@ async def chat(request: Request) -> Response:
 )
 async def generate(request: Request) -> Response:
     """Answers a prompt, Ollama's way."""
-    arrival = time.monotonic()
-    return await _answered(request, await read_body(request, GenerateBody), arrival)
+    caller = caller_of(request)
+    return await _answered(request, await read_body(request, GenerateBody), caller)
 
 
-async def _answered(request: Request, body: ChatBody | GenerateBody, arrival: float) -> Response:
-    handler = OllamaHandler(service_of(request), body, arrival)
+async def _answered(request: Request, body: ChatBody | GenerateBody, caller: Caller) -> Response:
+    handler = OllamaHandler(service_of(request), body, caller)
     if body.stream:
         return JsonLines(handler.lines(), error_body=lambda error: {"error": error.message})
     return await answer(request, handler.whole())
@@ -73,7 +75,7 @@ async def _answered(request: Request, body: ChatBody | GenerateBody, arrival: fl
 class OllamaHandler:
     service: Service
     body: ChatBody | GenerateBody
-    arrival: float
+    caller: Caller
 
     async def whole(self) -> Mapping[str, Any]:
         """Joins the lines of a stream."""
@@ -93,7 +95,7 @@ class OllamaHandler:
         if self.body.only_loads:
             yield {**self._line("", "", []), "done": True, "done_reason": "load"}
             return
-        prepared = await prepare(self.service, self.body.generation_spec(self.arrival))
+        prepared = await prepare(self.service, self.body.asked(self.caller))
         reader = _Reader(prepared)
         async with prepared.stream() as stream:
             async for index, item in stream:
@@ -126,7 +128,7 @@ class OllamaHandler:
         usage, timings = prepared.tally.usage(), prepared.tally.timings()
         return {
             "done_reason": "length" if end.finish_reason == "length" else "stop",
-            "total_duration": int((time.monotonic() - self.arrival) * 1e9),
+            "total_duration": int((time.monotonic() - self.caller.arrival) * 1e9),
             "load_duration": 0,
             "prompt_eval_count": usage["prompt_tokens"],
             "prompt_eval_duration": int(timings["prefill_ms"] * _NS),

@@ -5,12 +5,11 @@ Source: llama-server's README, of 2026. Its body is the chat's.
 
 from __future__ import annotations
 
-import time
-
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from moeserve.httpserver.generation.chat import conversation
+from moeserve.httpserver.generation.chat import chat_prompt
+from moeserve.httpserver.generation.request.caller import caller_of
 from moeserve.httpserver.generation.service import service_of
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
 from moeserve.httpserver.transport.body import read_body
@@ -31,8 +30,11 @@ class AppliedTemplate(TypedDict):
 )
 async def apply_template(request: Request) -> Response:
     """The conversation of a chat request as the chat template writes it."""
+    caller = caller_of(request)
     body = await read_body(request, ChatCompletionRequest)
-    text, limit = service_of(request).ready(body.model)
-    pieces = await conversation.render(text, limit, body.generation_spec(time.monotonic()))
+    served = service_of(request).ready(body.model)
+    text, limit = served.text, served.limit
+    asked, prompt = body.asked(caller), body.chat_prompt()
+    pieces = await chat_prompt.render(text, limit, asked, prompt)
     applied: AppliedTemplate = {"prompt": "".join(pieces)}
     return JsonResponse(applied)

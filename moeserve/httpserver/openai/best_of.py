@@ -23,6 +23,6 @@ def best_answers(
 
 
 def mean_logprob(items: Sequence[TextItem]) -> float:
-    """Of a candidate's tokens; of one without any, less than of all others."""
+    """The mean log-probability of a candidate's tokens; for one without any, less than all others'."""
     logprobs = [token.logprob for item in items for token in item.logprobs or ()]
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf

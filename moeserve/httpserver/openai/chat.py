@@ -18,7 +18,9 @@ from moeserve.httpserver.generation.logprobs import (
     encoded_chat_logprobs,
     prompt_logprobs,
 )
-from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.prepare import prepare
+from moeserve.httpserver.generation.prepared import PreparedRequest
+from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import UsageInfo, prompt_progress
 from moeserve.httpserver.openai.chat_answer import ChatAnswer
@@ -54,9 +56,9 @@ router = APIRouter(tags=["OpenAI"])
 )
 async def create_chat_completion(request: Request) -> Response:
     """Answers a conversation through the model's chat template."""
-    arrival = time.monotonic()
+    caller = caller_of(request)
     body = await read_body(request, ChatCompletionRequest)
-    handler = ChatHandler(service_of(request), body, f"chatcmpl-{request_id_of(request)}", arrival)
+    handler = ChatHandler(service_of(request), body, f"chatcmpl-{request_id_of(request)}", caller)
     return EventStream(handler.chunks()) if body.stream else await answer(request, handler.whole())
 
 
@@ -65,7 +67,7 @@ class ChatHandler:
     service: Service
     body: ChatCompletionRequest
     id: str
-    arrival: float
+    caller: Caller
 
     def __post_init__(self) -> None:
         self.created = int(time.time())
@@ -117,7 +119,7 @@ class ChatHandler:
 
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
-        return await prepare(self.service, self.body.generation_spec(self.arrival))
+        return await prepare(self.service, self.body.asked(self.caller))
 
     def _answer(self) -> ChatAnswer:
         return ChatAnswer(self.body.custom_tools, is_legacy=bool(self.body.functions))

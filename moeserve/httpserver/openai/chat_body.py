@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,8 +21,9 @@ from moeserve.httpserver.generation.chat.chat_tools import (
     tool_of,
     tool_use,
 )
+from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_TOP_LOGPROBS
-from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.generation.request.thinking import BUDGETS, Effort, ThinkingOptions, thinking_options
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.openai import other_servers
@@ -157,23 +159,26 @@ class ChatCompletionRequest(OpenAIRequest):
             budget = self.reasoning.max_tokens if self.reasoning.enabled else None
         return thinking_options(effort, None if budget == -1 else budget, self.chat_template_kwargs)
 
-    def generation_spec(self, arrival: float) -> GenerationSpec:
+    def chat_prompt(self) -> ChatPrompt:
+        return ChatPrompt(
+            messages=[message.for_template() for message in self.messages],
+            tools=self.tool_use,
+            thinking=self.thinking,
+            template_kwargs=self.chat_template_kwargs,
+            add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
+            continue_final_message=self.continue_final_message,
+            show_reasoning=self.include_reasoning and not (self.reasoning and self.reasoning.exclude),
+            separate_reasoning=self.separate_reasoning,
+        )
+
+    def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for."""
-        spec = self.shared_spec(arrival)
-        spec.messages = [message.for_template() for message in self.messages]
-        spec.prompt_param = "messages"
-        spec.template_kwargs = self.chat_template_kwargs
-        spec.continue_final_message = self.continue_final_message
-        spec.add_generation_prompt = self.add_generation_prompt and not self.continue_final_message
-        spec.tools = self.tool_use
-        spec.thinking = self.thinking
-        spec.show_reasoning = self.include_reasoning and not (self.reasoning and self.reasoning.exclude)
-        spec.separate_reasoning = self.separate_reasoning
-        spec.logprobs = self.top_logprobs if self.logprobs else None
-        spec.max_tokens = self.max_tokens
-        if self.max_completion_tokens is not None:
-            spec.max_tokens = self.max_completion_tokens
-            spec.max_tokens_param = "max_completion_tokens"
-        if spec.max_tokens == -1:
-            spec.max_tokens = None
-        return spec
+        is_newer = self.max_completion_tokens is not None
+        max_tokens = self.max_completion_tokens if is_newer else self.max_tokens
+        return replace(
+            self.shared_asked(caller, self.chat_prompt()),
+            prompt_param="messages",
+            logprobs=self.top_logprobs if self.logprobs else None,
+            max_tokens=None if max_tokens == -1 else max_tokens,
+            max_tokens_param="max_completion_tokens" if is_newer else "max_tokens",
+        )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from moeserve.httpserver.generation.request.asked import Asked
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_CHOICES
-from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.openai import other_servers
 from moeserve.httpserver.openai.shared_body import OpenAIRequest
 from moeserve.httpserver.transport.request_model import unsupported
@@ -73,7 +75,12 @@ class CompletionRequest(OpenAIRequest):
     ] = None
     echo: bool = False
     logprobs: Annotated[
-        int | None, Field(ge=0, le=MAX_LOGPROBS, description="The chosen token's and so many most likely.")
+        int | None,
+        Field(
+            ge=0,
+            le=MAX_LOGPROBS,
+            description="Log-probabilities of the chosen token and of this many most likely tokens.",
+        ),
     ] = None
     return_token_ids: Annotated[
         bool,
@@ -120,17 +127,18 @@ class CompletionRequest(OpenAIRequest):
         prompts: list[Prompt] = self.prompt
         return prompts
 
-    def generation_spec(self, arrival: float) -> GenerationSpec:
+    def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for."""
-        spec = self.shared_spec(arrival)
-        spec.prompts = self.prompts
-        if self.max_tokens != -1:
-            spec.max_tokens = self.max_tokens
-            spec.default_max_tokens = DEFAULT_MAX_TOKENS
-        spec.logprobs = self.logprobs
-        if self.num_candidates > self.n:
-            spec.n = self.num_candidates
-            spec.logprobs = self.logprobs or 0
+        is_bounded = self.max_tokens != -1
+        chooses = self.num_candidates > self.n
+        scores = self.prompt_logprobs
         if self.echo and self.logprobs is not None:
-            spec.prompt_logprobs = max(self.logprobs, self.prompt_logprobs or 0)
-        return spec
+            scores = max(self.logprobs, scores or 0)
+        return replace(
+            self.shared_asked(caller, self.prompts),
+            max_tokens=self.max_tokens if is_bounded else None,
+            default_max_tokens=DEFAULT_MAX_TOKENS if is_bounded else None,
+            n=self.num_candidates,
+            logprobs=self.logprobs or 0 if chooses else self.logprobs,
+            prompt_logprobs=scores,
+        )

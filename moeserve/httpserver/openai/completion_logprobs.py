@@ -93,7 +93,8 @@ class CompletionLogprobsWriter:
 
 
 class EchoedLogprobs:
-    """Of one prompt, as JSON. The lists of a choice are those of its prompt and then of its answer."""
+    """The log-probabilities of one prompt, as JSON. The lists of a choice are those of its prompt and then of its
+    answer."""
 
     def __init__(
         self, writer: CompletionLogprobsWriter, first_id: int, tokens: Sequence[TokenLogprob]
@@ -110,7 +111,8 @@ class EchoedLogprobs:
 
 
 def encoded_logprobs(writer: CompletionLogprobsWriter, tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
-    """Of one choice without its prompt, as JSON to be encoded with the response and for nothing else."""
+    """The log-probabilities of one choice without its prompt, as JSON to be encoded with the response and for nothing
+    else."""
     return _object([*_pieces(writer, tokens)])
 
 

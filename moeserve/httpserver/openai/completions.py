@@ -12,7 +12,9 @@ from fastapi import APIRouter, Request, Response
 from moeserve.httpserver.generation.beside_streams import beside_streams, values_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.logprobs import prompt_logprobs
-from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.prepare import prepare
+from moeserve.httpserver.generation.prepared import PreparedRequest
+from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import prompt_progress
 from moeserve.httpserver.openai.best_of import best_answers
@@ -48,9 +50,9 @@ router = APIRouter(tags=["OpenAI"])
 )
 async def create_completion(request: Request) -> Response:
     """Completes prompts."""
-    arrival = time.monotonic()
+    caller = caller_of(request)
     body = await read_body(request, CompletionRequest)
-    handler = CompletionHandler(service_of(request), body, f"cmpl-{request_id_of(request)}", arrival)
+    handler = CompletionHandler(service_of(request), body, f"cmpl-{request_id_of(request)}", caller)
     return EventStream(handler.chunks()) if body.stream else await answer(request, handler.whole())
 
 
@@ -155,7 +157,7 @@ class CompletionHandler:
     service: Service
     body: CompletionRequest
     id: str
-    arrival: float
+    caller: Caller
 
     def __post_init__(self) -> None:
         self.created = int(time.time())
@@ -203,11 +205,11 @@ class CompletionHandler:
     async def _prepare(self) -> tuple[PreparedRequest, list[ChoiceWriter]]:
         """Returns the request and a writer for each choice of the answer. Raises ApiError."""
         body = self.body
-        prepared = await prepare(self.service, body.generation_spec(self.arrival))
+        prepared = await prepare(self.service, body.asked(self.caller))
         text = prepared.text
         echoes = [
             await self._echo(text, prompt, ids)
-            for prompt, ids in zip(body.prompts, prepared.prompt_ids, strict=True)
+            for prompt, ids in zip(body.prompts, prepared.resolved.prompts, strict=True)
         ]
         return prepared, [ChoiceWriter(text, body, echo) for echo in echoes for _ in range(body.n)]
 

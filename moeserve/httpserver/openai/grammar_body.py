@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
+from moeserve.httpserver.generation.request.asked import GrammarConstraint
 from moeserve.httpserver.generation.request.grammar_fields import MAX_PATTERN_CHARS, Grammar, Pattern, Schema
-from moeserve.httpserver.generation.request.spec import GrammarConstraint
 from moeserve.httpserver.transport.request_model import (
     Advisory,
     JsonSchemaDict,

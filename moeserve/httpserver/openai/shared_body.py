@@ -8,6 +8,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, PlainPrompts
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -22,7 +24,6 @@ from moeserve.httpserver.generation.request.fields import (
 )
 from moeserve.httpserver.generation.request.sampler_fields import SAMPLER_LISTS, SamplerFields
 from moeserve.httpserver.generation.request.sampling_fields import OpenAISampling
-from moeserve.httpserver.generation.request.spec import GenerationSpec
 from moeserve.httpserver.openai.beam_body import BeamFields
 from moeserve.httpserver.openai.grammar_body import StructuredFields
 from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel
@@ -97,7 +98,12 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
     ] = None
     prompt_logprobs: Annotated[
         int | None,
-        Field(ge=0, le=20, description="Of each prompt token but the first, and so many most likely (vLLM)."),
+        Field(
+            ge=0,
+            le=20,
+            description="Log-probabilities of each prompt token but the first, and of this many most likely tokens "
+            "(vLLM).",
+        ),
     ] = None
     priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX, description="Lower is sooner.")] = 0
     cache_salt: CacheSalt = ""
@@ -125,10 +131,11 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
     def beams(self) -> BeamParams | None:
         return self.beam_params(self.n)
 
-    def shared_spec(self, arrival: float) -> GenerationSpec:
-        """Returns a spec with the fields of this class; the subclass adds the prompt and its own."""
-        return GenerationSpec(
-            arrival=arrival,
+    def shared_asked(self, caller: Caller, prompt: ChatPrompt | PlainPrompts) -> Asked:
+        """Returns what the fields of this class ask for; the subclass replaces its own."""
+        return Asked(
+            caller=caller,
+            prompt=prompt,
             model=self.model,
             n=self.n,
             beams=self.beams,

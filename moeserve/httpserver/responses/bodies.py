@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.chat.chat_messages import TemplateKwargs
 from moeserve.httpserver.generation.chat.chat_tools import ToolMode, tool_use
+from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
@@ -26,7 +29,6 @@ from moeserve.httpserver.generation.request.fields import (
     StopStrings,
 )
 from moeserve.httpserver.generation.request.sampling_fields import ResponsesSampling
-from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.generation.request.thinking import Effort, ThinkingOptions, thinking_options
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.responses.items import Item, messages_of
@@ -96,13 +98,17 @@ Include = Literal[
 ]
 
 
-def _with_known_parts(include: Any) -> Any:
+def _with_known_parts(include: Any, info: ValidationInfo) -> Any:
     """Leaves out parts that newer clients know: no answer has them."""
     if not isinstance(include, list) or len(include) > MAX_PARTS:
         return include
     known = get_args(Include)
     unknown = [part for part in include if isinstance(part, str) and part not in known]
-    return [part for part in include if part not in unknown] if drop_unknown("include=", unknown) else include
+    return (
+        [part for part in include if part not in unknown]
+        if drop_unknown(info, "include=", unknown)
+        else include
+    )
 
 
 def _to_items(value: Any) -> Any:
@@ -196,16 +202,18 @@ class InputTokensRequest(RequestModel):
             return GrammarConstraint(grammar.JsonSchema(json.dumps(format.schema_)), "text.format.schema")
         return GrammarConstraint(grammar.ANY_OBJECT, "text.format") if format.type == "json_object" else None
 
-    def generation_spec(self, arrival: float, items: list[Item]) -> GenerationSpec:
+    def asked(self, caller: Caller, items: list[Item]) -> Asked:
         """Returns what the request asks the engine for; `items` are the whole conversation's."""
-        return GenerationSpec(
-            arrival=arrival,
+        return Asked(
+            caller=caller,
             model=self.model,
-            messages=messages_of(self.instructions, items, self.toolbox),
+            prompt=ChatPrompt(
+                messages=messages_of(self.instructions, items, self.toolbox),
+                tools=self.tool_use,
+                thinking=self.thinking,
+                template_kwargs=self.chat_template_kwargs,
+            ),
             prompt_param="input",
-            template_kwargs=self.chat_template_kwargs,
-            tools=self.tool_use,
-            thinking=self.thinking,
             grammar=self.grammar_constraint,
         )
 
@@ -277,15 +285,16 @@ class ResponsesRequest(InputTokensRequest, ResponsesSampling):
     def wants_encrypted_reasoning(self) -> bool:
         return "reasoning.encrypted_content" in self.include
 
-    def generation_spec(self, arrival: float, items: list[Item]) -> GenerationSpec:
-        spec = super().generation_spec(arrival, items)
-        spec.sampler = self.sampler_settings()
-        spec.chosen = self.chosen_settings()
-        spec.seed = self.seed
-        spec.stop = tuple(self.stop)
-        spec.logprobs = self.top_logprobs if self.wants_logprobs else None
-        spec.truncate_prompt_tokens = self.truncate_prompt_tokens
-        spec.max_tokens = self.max_output_tokens
-        spec.max_tokens_param = "max_output_tokens"
-        spec.cache_salt = self.cache_salt
-        return spec
+    def asked(self, caller: Caller, items: list[Item]) -> Asked:
+        return replace(
+            super().asked(caller, items),
+            sampler=self.sampler_settings(),
+            chosen=self.chosen_settings(),
+            seed=self.seed,
+            stop=tuple(self.stop),
+            logprobs=self.top_logprobs if self.wants_logprobs else None,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            max_tokens=self.max_output_tokens,
+            max_tokens_param="max_output_tokens",
+            cache_salt=self.cache_salt,
+        )

@@ -12,7 +12,9 @@ from moeserve.chatformat.events import Event, Text
 from moeserve.httpserver.generation.beside_streams import beside_streams, values_of
 from moeserve.httpserver.generation.chat.answers import Answer
 from moeserve.httpserver.generation.logprobs import ChatLogprob, chat_logprobs
-from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.prepare import prepare
+from moeserve.httpserver.generation.prepared import PreparedRequest
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.generation.usage import UsageTally
 from moeserve.httpserver.responses.bodies import InputTokensRequest, ResponsesRequest
@@ -21,24 +23,23 @@ from moeserve.httpserver.responses.objects import OutputItem, ResponseEvent, Res
 from moeserve.httpserver.responses.store import ResponseStore, Stored
 from moeserve.httpserver.responses.writer import ItemWriter, new_id, output_of
 from moeserve.httpserver.transport.errors import ApiError
-from moeserve.httpserver.transport.keys import key_owner
 from moeserve.messages.schema import TextItem
 
 log = logging.getLogger(__name__)
 
 
-async def conversation_of(store: ResponseStore, body: InputTokensRequest) -> list[Item]:
+async def conversation_of(store: ResponseStore, owner: str, body: InputTokensRequest) -> list[Item]:
     """Returns the items of all responses that a request builds on, oldest first, and its own with those in place that
-    it refers to. Raises ApiError 404."""
+    it refers to. `owner` is the client's (`Caller.key_owner`). Raises ApiError 404."""
     earlier: list[dict[str, Any]] = []
     if body.previous_response_id is not None:
-        for stored in await store.chain(key_owner.get(), body.previous_response_id):
+        for stored in await store.chain(owner, body.previous_response_id):
             earlier += [*stored.input, *stored.response["output"]]
     items = stored_items(earlier)
     wanted = [item.id for item in body.input if isinstance(item, ItemReference)]
     there = {item.id: item for item in items if not isinstance(item, ItemReference)}
     if missing := [one for one in wanted if one not in there]:
-        found = stored_items(await store.items(key_owner.get(), missing))
+        found = stored_items(await store.items(owner, missing))
         there |= {item.id: item for item in found if not isinstance(item, ItemReference)}
     given = [there[item.id] if isinstance(item, ItemReference) else item for item in body.input]
     return items + given
@@ -56,7 +57,7 @@ class ResponsesHandler:
     store: ResponseStore
     body: ResponsesRequest
     id: str
-    arrival: float
+    caller: Caller
 
     def __post_init__(self) -> None:
         self.created = int(time.time())
@@ -131,8 +132,8 @@ class ResponsesHandler:
 
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
-        self._items = await conversation_of(self.store, self.body)
-        return await prepare(self.service, self.body.generation_spec(self.arrival, self._items))
+        self._items = await conversation_of(self.store, self.caller.key_owner, self.body)
+        return await prepare(self.service, self.body.asked(self.caller, self._items))
 
     def _logprobs_of(self, prepared: PreparedRequest, item: TextItem) -> list[ChatLogprob]:
         """Returns those of the item's text. Tokens without text so far, parts of a character or of a possible stop
@@ -154,7 +155,7 @@ class ResponsesHandler:
             item.setdefault("id", new_id("item"))
         previous = self.body.previous_response_id
         try:
-            await self.store.put(Stored(self.id, key_owner.get(), previous, given, dict(response)))
+            await self.store.put(Stored(self.id, self.caller.key_owner, previous, given, dict(response)))
         except ApiError as error:  # a full disk: the client gets its answer all the same
             log.error("the response %s is not stored: %s", self.id, error.message)
             response["store"] = False

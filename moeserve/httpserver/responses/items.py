@@ -197,7 +197,7 @@ class ReasoningText(RequestModel):
 
 class ReasoningItem(_Item):
     """The thinking of an earlier turn; its text is in `content`, or else in `encrypted_content`. What another server
-    has encrypted nobody else can read: it is left out."""
+    has encrypted cannot be read here: it is left out."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryText], NO_EFFECT, Field(max_length=MAX_PARTS, default_factory=list)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.generation.prepare import count_prompt_tokens
+from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.responses.bodies import InputTokensRequest, ResponsesRequest
 from moeserve.httpserver.responses.handler import ResponsesHandler, conversation_of, error_event
@@ -22,7 +22,6 @@ from moeserve.httpserver.responses.store import ResponseStore
 from moeserve.httpserver.responses.writer import new_id
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.errors import ApiError, invalid
-from moeserve.httpserver.transport.keys import key_owner
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import EventStream, JsonResponse, answer
 
@@ -41,10 +40,10 @@ _MAX_LISTED: Final = 100
 )
 async def create_response(request: Request) -> Response:
     """Answers a text or a list of items."""
-    arrival = time.monotonic()
+    caller = caller_of(request)
     body = await read_body(request, ResponsesRequest)
     service = service_of(request)
-    handler = ResponsesHandler(service, _store(service), body, new_id("resp"), arrival)
+    handler = ResponsesHandler(service, _store(service), body, new_id("resp"), caller)
     if body.stream:
         return EventStream(handler.events(), end=b"", named=True, error_body=error_event)
     return await answer(request, handler.whole())
@@ -57,22 +56,25 @@ async def create_response(request: Request) -> Response:
 )
 async def count_input_tokens(request: Request) -> Response:
     """How many tokens a response's prompt would have."""
+    caller = caller_of(request)
     body = await read_body(request, InputTokensRequest)
-    return await answer(request, _count(service_of(request), body))
+    return await answer(request, _count(service_of(request), body, caller))
 
 
 @router.get("/v1/responses/{response_id}", responses={200: {"model": ResponseObject}})
 async def get_response(request: Request, response_id: str) -> Response:
     """A stored response."""
     _refuse_queries(request)
-    return JsonResponse((await _store(service_of(request)).get(key_owner.get(), response_id)).response)
+    return JsonResponse(
+        (await _store(service_of(request)).get(caller_of(request).key_owner, response_id)).response
+    )
 
 
 @router.delete("/v1/responses/{response_id}", responses={200: {"model": DeletedResponse}})
 async def delete_response(request: Request, response_id: str) -> Response:
     """Deletes a stored response."""
     _refuse_queries(request)
-    await _store(service_of(request)).delete(key_owner.get(), response_id)
+    await _store(service_of(request)).delete(caller_of(request).key_owner, response_id)
     deleted: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
     return JsonResponse(deleted)
 
@@ -81,7 +83,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 async def list_input_items(request: Request, response_id: str) -> Response:
     """The input items of a stored response."""
     limit, order, after = _page(request)
-    items = (await _store(service_of(request)).get(key_owner.get(), response_id)).input
+    items = (await _store(service_of(request)).get(caller_of(request).key_owner, response_id)).input
     if order == "desc":
         items = items[::-1]
     ids = [item["id"] for item in items]
@@ -117,10 +119,10 @@ def _page(request: Request) -> tuple[int, str, str | None]:
     return int(limit), order, query.get("after")
 
 
-async def _count(service: Service, body: InputTokensRequest) -> InputTokens:
+async def _count(service: Service, body: InputTokensRequest, caller: Caller) -> InputTokens:
     service.ready(body.model)  # before the store is read
-    spec = body.generation_spec(time.monotonic(), await conversation_of(_store(service), body))
-    return {"object": "response.input_tokens", "input_tokens": await count_prompt_tokens(service, spec)}
+    asked = body.asked(caller, await conversation_of(_store(service), caller.key_owner, body))
+    return {"object": "response.input_tokens", "input_tokens": await count_prompt_tokens(service, asked)}
 
 
 def _store(service: Service) -> ResponseStore:

@@ -59,7 +59,7 @@ class Stored:
     """`input` are the items that the client sent, `response` is the response object."""
 
     id: str
-    owner: str  # of the API key that it was asked with (`keys.key_owner`); "" without keys
+    owner: str  # of the API key that it was asked with (`RequestState.key_owner`); "" without keys
     previous: str | None
     input: list[dict[str, Any]]
     response: dict[str, Any]

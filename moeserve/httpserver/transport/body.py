@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.request_model import RequestModel
-from moeserve.httpserver.transport.unknown_fields import UnknownFields
+from moeserve.httpserver.transport.unknown_fields import Dropped, UnknownFields
 from moeserve.httpserver.transport.validation import from_validation
 
 NO_MEMORY: Final = "Not enough memory"  # orjson's words where an allocation failed
@@ -30,8 +30,8 @@ async def read_body(request: Request, model: type[M]) -> M:
     """Raises ApiError 400; 413 comes from the middleware that bounds every body."""
     raw = await request.body()
     unknown: UnknownFields = request.app.state.unknown_fields
-    with _no_collections(), unknown.dropped_from(model, request.scope):
-        return _parsed(raw, model)
+    with _no_collections(), unknown.dropped_from(model, request.scope) as dropped:
+        return _parsed(raw, model, dropped)
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def _no_collections() -> Iterator[None]:
         gc.enable()
 
 
-def _parsed(raw: bytes, model: type[M]) -> M:
+def _parsed(raw: bytes, model: type[M], dropped: Dropped | None) -> M:
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -55,6 +55,6 @@ def _parsed(raw: bytes, model: type[M]) -> M:
     if not isinstance(data, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context=dropped)
     except ValidationError as error:
         raise from_validation(model, error.errors(include_url=False)) from error

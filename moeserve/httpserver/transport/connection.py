@@ -29,7 +29,7 @@ MAX_FIELDS: Final = 128  # header lines, and again trailers: whatever looks for 
 MAX_FRAMING_BYTES: Final = 1 << 20  # of a body in chunks, beside the body's own
 HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 120.0  # the largest takes 2.3 Mbit/s
-BODY_INTERVAL_S: Final = 10.0  # in each of which so many bytes of a body must come
+BODY_INTERVAL_S: Final = 10.0  # in each of which a least number of bytes of a body must come
 BODY_INTERVAL_BYTES: Final = 32 << 10
 SPARE_DESCRIPTORS: Final = 128  # for --health-port, children and files, whatever connects to the API
 
@@ -150,7 +150,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         self._fields += 1
         if self._fields > MAX_FIELDS:
             self._refuse_head()
-        elif self._body_timer is None:  # else it is a trailer, which nobody has asked for
+        elif self._body_timer is None:  # else it is a trailer, which no handler has asked for
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

@@ -29,7 +29,7 @@ class Decompress:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         encoding = headers.get("content-encoding", "identity").strip().lower()
-        if encoding in ("identity", "") or scope["method"] in ("GET", "HEAD"):  # whose bodies nobody reads
+        if encoding in ("identity", "") or scope["method"] in ("GET", "HEAD"):  # whose bodies are not read
             await self.app(scope, receive, send)
             return
         if encoding not in _WINDOW_BITS:

@@ -15,8 +15,8 @@ class Idle(Protocol):
 
 
 class IdleConnections:
-    """Of each address those without a request, the one that has waited longest first. One more than `most` closes that
-    one: a client that opens many and sends nothing then displaces its own."""
+    """The connections without a request of each address, the longest-waiting first. One more than `most` closes the
+    first: a client that opens many and sends nothing then displaces its own."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -47,7 +47,7 @@ class IdleConnections:
         return True
 
     def begin_request(self, connection: Idle) -> None:
-        """The first bytes of a request are there: it makes room for nobody."""
+        """The first bytes of a request are there: it makes room for no other connection."""
         self._kept_alive.pop(connection, None)
 
     def remove(self, address: str | None, connection: Idle) -> None:

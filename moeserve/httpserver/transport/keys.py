@@ -5,16 +5,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from contextvars import ContextVar
 from pathlib import Path
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-
-# The key's name of the request that this task answers; written by `middleware.ApiKey`. "" without keys.
-key_name: ContextVar[str] = ContextVar("key_name", default="")
-# The owner of what the request stores (`ApiKeys.owner_of`); written by `middleware.ApiKey`.
-key_owner: ContextVar[str] = ContextVar("key_owner", default="")
 
 
 class ApiKeys:

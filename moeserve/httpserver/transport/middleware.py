@@ -14,11 +14,11 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moeserve.httpserver.transport import response_notes
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
-from moeserve.httpserver.transport.keys import ApiKeys, fault_of, key_name, key_owner
-from moeserve.httpserver.transport.refuse import REQUEST_ID_KEY, refuse
+from moeserve.httpserver.transport.keys import ApiKeys, fault_of
+from moeserve.httpserver.transport.refuse import refuse
+from moeserve.httpserver.transport.request_state import state_of
 from moeserve.messages.refusal import Refusal
 from moeserve.processes import logs
 
@@ -45,9 +45,9 @@ class RequestId:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})[REQUEST_ID_KEY] = request_id
+        state = state_of(scope)
+        state.request_id = request_id
         logs.request_id.set(request_id)  # for the lines that this request's task writes
-        notes = response_notes.begin()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -55,7 +55,7 @@ class RequestId:
                 headers["x-request-id"] = request_id
                 if (name := self._apis.request_id_header(scope["path"])) is not None:
                     headers[name] = request_id
-                for name, text in notes.items():
+                for name, text in state.notes.items():
                     headers[name] = text
             await send(message)
 
@@ -91,8 +91,8 @@ class ApiKey:
             return
         key = self._keys.key_in(scope["headers"])
         if key is not None:
-            key_name.set(self._keys.name_of(key) or "")  # of this request's task and those that it starts
-            key_owner.set(self._keys.owner_of(key))
+            state = state_of(scope)
+            state.tenant, state.key_owner = self._keys.name_of(key) or "", self._keys.owner_of(key)
             await self.app(scope, receive, send)
             return
         fault = fault_of(scope["headers"])
@@ -132,7 +132,7 @@ class BodyLimit:
             await refuse(scope, send, self._apis, too_large)
             return
         received = 0
-        key = key_name.get()
+        key = state_of(scope).tenant
 
         async def receive_bounded() -> Message:
             nonlocal received

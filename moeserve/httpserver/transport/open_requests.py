@@ -8,13 +8,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
-from moeserve.httpserver.transport.keys import key_name
 from moeserve.httpserver.transport.refuse import refuse
+from moeserve.httpserver.transport.request_state import state_of
 from moeserve.messages.refusal import Refusal
 
 
 class OpenRequests:
-    """Answers 503 to a key's request beyond so many whose answers have not ended, before its body is read. Paths that
+    """Answers 503 to a key's request when too many of its answers have not ended, before the body is read. Paths that
     need no key count for none."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable, most: int) -> None:
@@ -24,8 +24,7 @@ class OpenRequests:
         self._open: Counter[str] = Counter()  # by the key's name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key = key_name.get()
-        if scope["type"] != "http" or not key:
+        if scope["type"] != "http" or not (key := state_of(scope).tenant):
             await self.app(scope, receive, send)
             return
         if self._open[key] >= self._most:

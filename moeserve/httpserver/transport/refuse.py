@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import orjson
 from fastapi import Request
 from starlette.types import Scope, Send
 
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.request_state import state_of
 from moeserve.messages.refusal import Refusal
-
-REQUEST_ID_KEY: Final = "request_id"  # in the scope's state
-_REFUSAL_KEY: Final = "refusal"
 
 
 def request_id_of(request: Request) -> str:
-    request_id: str = request.scope["state"][REQUEST_ID_KEY]
-    return request_id
+    return state_of(request.scope).request_id
 
 
 def note_refusal(scope: Scope, error: ApiError) -> None:
     """Keeps why the request is refused, for the count of refusals. The first reason stays."""
-    if error.refusal is not None:
-        scope.setdefault("state", {}).setdefault(_REFUSAL_KEY, error.refusal)
+    state = state_of(scope)
+    if state.refusal is None:
+        state.refusal = error.refusal
 
 
 def refusal_of(scope: Scope) -> Refusal | None:
-    refusal: Refusal | None = scope.get("state", {}).get(_REFUSAL_KEY)
-    return refusal
+    return state_of(scope).refusal
 
 
 async def refuse(scope: Scope, send: Send, apis: ApiTable, error: ApiError) -> None:
     """Answers with `error`. Where the body has not come yet, the connection ends with that (`sliced_connection.py`)."""
     note_refusal(scope, error)
-    body = orjson.dumps(apis.error_body(scope["path"], error, scope["state"][REQUEST_ID_KEY]))
+    body = orjson.dumps(apis.error_body(scope["path"], error, state_of(scope).request_id))
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),

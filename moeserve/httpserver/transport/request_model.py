@@ -16,6 +16,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -105,7 +106,7 @@ class RequestModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _only_what_is_asked(cls, data: Any) -> Any:
+    def _only_what_is_asked(cls, data: Any, info: ValidationInfo) -> Any:
         if not isinstance(data, dict):
             return data
         if len(data) > MAX_FIELDS:
@@ -121,7 +122,7 @@ class RequestModel(BaseModel):
             for name in asked.keys() & advisory(cls).keys()
             if not _reads(advisory(cls)[name], asked[name])
         ]
-        if unread and drop_unknown(cls, unread, are_known=True):
+        if unread and drop_unknown(info, cls, unread, are_known=True):
             for name in unread:
                 del asked[name]
         if not (others := asked.keys() - declared(cls)):
@@ -133,7 +134,7 @@ class RequestModel(BaseModel):
                 del asked[name]
             elif there is None:
                 unknown.append(name)
-        if unknown and drop_unknown(cls, unknown):
+        if unknown and drop_unknown(info, cls, unknown):
             for name in unknown:
                 del asked[name]
         return asked

@@ -20,7 +20,7 @@ from moeserve.httpserver.transport.held_input import HeldInput
 from moeserve.httpserver.transport.turns import BYTE_S, READ_S, Account, Need, Turns
 
 HELD_BYTES: Final = 64 << 10  # of requests behind the one that is answered
-LINGER_S: Final = 5.0  # in which what is under way of a body that nobody reads is dropped
+LINGER_S: Final = 5.0  # in which the rest of an unread body is dropped
 LINGER_BYTES: Final = 32 << 20  # the largest body
 
 PROBES: Final = b"/health"  # the beginning of their paths

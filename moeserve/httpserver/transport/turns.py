@@ -18,11 +18,13 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextvars import ContextVar
 from enum import Enum
+from functools import partial
 from typing import Any, Final, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from moeserve.httpserver.transport.request_state import state_of
 
 SHARE: Final = 0.1  # of the thread's time, for strangers while answers are under way
 BURST_S: Final = 0.05  # of the thread's time, saved up while there are none
@@ -208,7 +210,7 @@ class Turns:
         self, app: ASGIApp, connection: Waiting, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Runs `app`; what it takes is charged to `connection`."""
-        _of_task.set((self, connection))
+        state_of(scope).admit = partial(self.admit, connection)
         await _Metered(self, connection, app(scope, receive, send).__await__())
 
     # ------------------------------------------------------------ turns
@@ -305,13 +307,3 @@ class _Metered:
 
     def close(self) -> None:
         self._steps.close()
-
-
-_of_task: ContextVar[tuple[Turns, Waiting] | None] = ContextVar("connection", default=None)
-
-
-def admit() -> None:
-    """The request that this task answers has reached the engine."""
-    if (found := _of_task.get()) is not None:
-        turns, connection = found
-        turns.admit(connection)

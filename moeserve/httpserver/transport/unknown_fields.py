@@ -13,15 +13,14 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationInfo
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from moeserve.httpserver.transport.response_notes import IGNORED_FIELDS, note
+from moeserve.httpserver.transport.request_state import IGNORED_FIELDS, state_of
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +39,16 @@ class _Dropped(typing.NamedTuple):
     is_known: bool  # its value could not be read, and has no effect
 
 
-# The fields that the body being parsed lost so far; None: they are left for the model to refuse.
-_dropped: ContextVar[dict[_Dropped, None] | None] = ContextVar("dropped", default=None)
+# The fields that a body has lost so far: the context in which pydantic validates it.
+Dropped = dict[_Dropped, None]
 
 
-def drop_unknown(owner: Owner, names: Iterable[str], *, are_known: bool = False) -> bool:
+def drop_unknown(
+    info: ValidationInfo, owner: Owner, names: Iterable[str], *, are_known: bool = False
+) -> bool:
     """Notes the unknown fields of one object, or (`are_known`) those without effect that cannot be read. Returns False
-    where they must be refused instead."""
-    dropped = _dropped.get()
+    where they must be refused instead: the validation has no context."""
+    dropped: Dropped | None = info.context
     if dropped is None:
         return False
     for name in names:
@@ -66,17 +67,13 @@ class UnknownFields:
         self._logged: set[str] = set()
 
     @contextmanager
-    def dropped_from(self, model: type[BaseModel], scope: Scope) -> Iterator[None]:
-        """While a body is parsed as `model`."""
+    def dropped_from(self, model: type[BaseModel], scope: Scope) -> Iterator[Dropped | None]:
+        """While a body is parsed as `model`, in the context that it yields."""
         if self._policy == "error":
-            yield
+            yield None
             return
-        dropped: dict[_Dropped, None] = {}
-        token = _dropped.set(dropped)
-        try:
-            yield
-        finally:
-            _dropped.reset(token)
+        dropped: Dropped = {}
+        yield dropped
         if dropped:
             self._tell(model, scope, [_Field.of(model, one) for one in dropped])
 
@@ -85,7 +82,7 @@ class UnknownFields:
         self._count(route, len(fields))
         if self._policy == "warn":
             names = [field.name for field in fields]
-            note(IGNORED_FIELDS, ", ".join(names[:MAX_NAMED]))
+            state_of(scope).notes[IGNORED_FIELDS] = ", ".join(names[:MAX_NAMED])
             log.warning("%s: ignored %s%s", route, _listed(names), _client(scope))
             return
         for field in fields:

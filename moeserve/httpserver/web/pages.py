@@ -2,8 +2,8 @@
 that they use, as scripts/vendor_web.sh fetched them.
 
 The content security policy lets a page load only the other files and talk only to this server, and text never becomes
-HTML or script in it (trusted types). What reads PDF files may talk to nobody. Pages need no API key; their requests to
-the API do.
+HTML or script in it (trusted types). The reader of PDF files has no network access. Pages need no API key; their
+requests to the API do.
 """
 
 from __future__ import annotations

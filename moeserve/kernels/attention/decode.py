@@ -150,7 +150,7 @@ def decode_kernel(
     the GPU where all rows are as long; where they would have more than LONG blocks, up to SPLITS: one long row among
     many short ones is not what they all wait for.
     sinks float32 [HEADS], where given: a logit more of each head, which the first split counts. WINDOW: of a row's keys
-    only so many are seen, the last ones; 0: all. SCALE: what scores are multiplied with, to powers of two.
+    the number of last positions that are seen; 0: all. SCALE: what scores are multiplied with, to powers of two.
     """
     if PDL:
         gdc_launch_dependents()

@@ -18,7 +18,7 @@ from moeserve.kernels.rope.op import rotary_dim
 LOG2E = 1.4426950408889634
 PROGRAMS = 528  # of a decode launch, about: four to a multiprocessor of an H200
 MAX_SPLITS = 64
-LONG_SPLITS = 16  # at least, of a long row among so many that they fill a GPU without
+LONG_SPLITS = 16  # at least, for a long row among rows that fill a GPU without splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class DecodeWorkspace:
         splits: int | None = None,
         room: DecodeWorkspace | None = None,
     ) -> None:
-        """splits: a power of two, at most MAX_SPLITS, that every row has; None: as many as fill a GPU with so many
+        """splits: a power of two, at most MAX_SPLITS, that every row has; None: as many as fill a GPU with these
         rows, and more for a row that is long. room: one that is never used at the same time, whose memory serves this
         one too if it suffices."""
         self.fill = splits or splits_that_fill(rows, kv_heads)
@@ -236,7 +236,7 @@ def tile_tokens(heads: int, kv_heads: int, dim: int) -> int:
 
 
 def prefill_tile(dim: int) -> PrefillTile:
-    """Of heads of this width."""
+    """The tile of prefill attention for heads of this width."""
     width = max(128, next_power_of_2(dim))
     is_small = shared_memory() < HOPPER_SHARED_MEMORY
     return PREFILL_SMALL.get(width, PREFILL[width]) if is_small else PREFILL[width]

@@ -1,4 +1,4 @@
-"""Of several ways to sum over GPUs, the fastest for each size, as measured with the first message of that size."""
+"""The fastest of several ways to sum over GPUs for each size, as measured with the first message of that size."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ class FastestSum:
 
 
 def seconds_of_call(way: Way, x: Tensor) -> float:
-    """Of a call with messages like x, where many follow one another."""
+    """Seconds of a call with messages like x where many follow one another."""
     y = torch.zeros_like(x)
     return seconds_of(lambda: way(y))
 
 
 def seconds_of(call: Callable[[], None]) -> float:
-    """Of what a call launches on the current GPU, where many follow one another."""
+    """Seconds on the current GPU of what a call launches, where many follow one another."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -38,5 +38,5 @@ class Inboxes:
 
 
 def padded(nbytes: int) -> int:
-    """What an inbox of so many bytes takes of its region."""
+    """Bytes of its region that an inbox of `nbytes` bytes takes."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -39,7 +39,7 @@ class MessageSize:
 
     @property
     def region_bytes(self) -> int:
-        """Of the memory that the others write to."""
+        """Bytes of the memory that the other ranks write to."""
         words = [2 * self.ranks * n * self.hidden * torch.int64.itemsize for n in (WORD_ROWS, *ROUTER_ROWS)]
         rows = 2 * (self.ranks - 1) * self.capacity
         as_rows = [rows * torch.int32.itemsize, rows * self.hidden * ROW_TYPE.itemsize]
@@ -47,7 +47,8 @@ class MessageSize:
 
 
 class SumNorm:
-    """Of partial sums of up to `rows` rows of `hidden` numbers. Every rank makes the same calls in the same order."""
+    """Sums partial sums of up to `rows` rows of `hidden` numbers within their norm. Every rank makes the same calls in
+    the same order."""
 
     def __init__(self, rank: int, size: MessageSize, region: Tensor, addresses: Sequence[int]) -> None:
         """region: uint8 [size.region_bytes] of zeros, which all ranks can write to; addresses: of all ranks'."""
@@ -78,15 +79,15 @@ class SumNorm:
         return own.dtype == ROW_TYPE and len(own) <= self._capacity
 
     def choose(self, own: Tensor) -> None:
-        """Of such, from now on, `takes` is true."""
+        """From now on `takes()` returns true for batches of as many rows."""
         self._chosen.add(len(own))
 
     def takes(self, own: Tensor) -> bool:
-        """It is to be summed so."""
+        """Whether a batch is to be summed in this way."""
         return len(own) in self._chosen and self.fits(own)
 
     def trial(self, is_trial: bool) -> None:
-        """From now on calls end even where nothing comes from the other GPUs, with wrong sums; or do not, again."""
+        """While is_trial is true, calls end even where nothing comes from the other GPUs, with wrong sums."""
         self._is_trial = is_trial
 
     def add_norm(

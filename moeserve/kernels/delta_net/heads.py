@@ -32,7 +32,7 @@ class DeltaHeads:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: q, k and v."""
+        """Channels of the convolution: q, k and v."""
         return 2 * self.key_width + self.value_width
 
     @property

@@ -42,7 +42,7 @@ class Gates:
 
 @dataclass(frozen=True, slots=True)
 class DeltaTensors:
-    """Of one layer's step. n: its rows, padded."""
+    """The tensors of one layer's step. n: its rows, padded."""
 
     qkv: Tensor  # [n, channels], rows at any stride
     mixed: Tensor  # [n, channels]: scratch, what the convolution gives

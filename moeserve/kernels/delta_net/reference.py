@@ -24,7 +24,7 @@ class DeltaWeights(NamedTuple):
 
 
 class DeltaState(NamedTuple):
-    """Of one sequence after some tokens; zeros before the first."""
+    """The state of one sequence after some tokens; zeros before the first."""
 
     delta: Tensor  # [value_heads, key_dim, value_dim]
     conv: Tensor  # [conv_kernel - 1, channels]: the last inputs, the oldest first

@@ -133,8 +133,8 @@ def dot_experts(
     x_codes, x_scales, codes, scales, supers, experts, weights, r,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, KB: tl.constexpr,
 ):  # fmt: skip
-    """Of a token: rows r [1, BR, NB] of its experts' matrices times their rows of activations, weighed and summed,
-    float32 [BR, NB]. All pointers but the matrices' at its first route.
+    """Rows r [1, BR, NB] of a token's experts' matrices times their rows of activations, weighted and summed, float32
+    [BR, NB]. All pointers but the matrices' are at the token's first route.
 
     Its experts are one long row of TOP_K times as many K blocks, of which a thread takes every KB-th.
     """

@@ -53,13 +53,13 @@ def method_for(tokens: int) -> Method:
 
 
 def num_blocks(tokens: int, top_k: int, experts: int, block: int) -> int:
-    """Blocks that any routing of so many rows needs at most."""
+    """The most blocks that any routing of `tokens` tokens needs."""
     routes = tokens * top_k
     return routes if block == 1 else min(routes, experts + routes // block)
 
 
 def routes_at_once(routes: int) -> tuple[int, int]:
-    """Of a pass over so many routes, and the warps of it (8,192 rows of 128 experts: 71 us instead of 143)."""
+    """The routes of a pass over `routes` routes, and its warps (8,192 rows of 128 experts: 71 us instead of 143)."""
     if routes >= 8192:
         return 8192, 16
     return min(1024, max(64, next_power_of_2(routes))), 4

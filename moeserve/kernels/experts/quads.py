@@ -68,12 +68,12 @@ def _takes_quads(planes: Planes) -> bool:
 
 
 class QuadWorkspace:
-    """Of steps of up to `tokens` rows."""
+    """The workspace of steps of up to `tokens` rows."""
 
     def __init__(
         self, tokens: int, top_k: int, experts: int, x: Tensor, method: QuadMethod | None = None
     ) -> None:
-        """x: [tokens, hidden] of a step's arena, for activations in quad order. method: None: that of so many rows."""
+        """x: [tokens, hidden] of a step's arena, for activations in quad order. method: None: the default one."""
         self.x = x
         self.method = quad_method(tokens) if method is None else method
         block = self.method.block

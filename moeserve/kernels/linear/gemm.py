@@ -51,7 +51,8 @@ def field_numbers(low, high, f: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def field_codes(low, high, f: tl.constexpr, F: tl.constexpr, dtype: tl.constexpr):
-    """Of field f, from the bytes of the parts that hold it: signed codes or code + 128, exact in either float type."""
+    """The codes of field f, from the bytes of the parts that hold it: signed codes or code + 128, exact in either float
+    type."""
     if F.is_signed or dtype != tl.bfloat16 or not COMPILED:
         numbers = field_numbers(low, high, f, F) * (1.0 / F.unit)
         if F.is_signed:
@@ -117,9 +118,9 @@ def field_weights(
 
 @triton.jit
 def row_pointers(codes, scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
-    """Of rows r [BN] and K blocks `first` on: pointers to the bytes of part 0 [BN, KB * 16] and which exist, pointers
-    to the scale words [BN, KB] and which exist, the super-blocks' words. Given: pointers to the expert's first row,
-    codes uint8."""
+    """Pointers for rows r [BN] from K block `first` on: to the bytes of part 0 [BN, KB * 16] and which exist, to the
+    scale words [BN, KB] and which exist, and the super-blocks' words. Given: pointers to the expert's first row, codes
+    uint8."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     u = first + tl.arange(0, KB)
     b = tl.arange(0, KB * 16)
@@ -227,7 +228,7 @@ def multiply(
 
 @triton.jit
 def route_pointers(x, block_routes, count, routes, COLS: tl.constexpr, TOP_K: tl.constexpr):
-    """Of places in blocks: their routes (dense: tokens), which of them exist, and pointers to their rows of x."""
+    """The routes (dense: tokens) at places in blocks, which of them exist, and pointers to their rows of x."""
     if block_routes is not None:
         routes = tl.load(block_routes + routes)
         live = routes >= 0

@@ -65,9 +65,9 @@ def k_block_indices(KB: tl.constexpr, BR: tl.constexpr):
 
 @triton.jit
 def load_k_blocks(codes, scales, supers, r, u, live, COLS: tl.constexpr, F: tl.constexpr):
-    """Of K blocks u [KB, BR, 1] of rows r [1, BR, NB]: the words of all parts [.., 4], a tuple, the scale words, a
-    tuple, and the super-blocks' words. Zeros where not live. Pointers to the expert's first row, or one for each K
-    block; codes as int32."""
+    """Loads K blocks u [KB, BR, 1] of rows r [1, BR, NB]: the words of all parts [.., 4], a tuple, the scale words, a
+    tuple, and the super-blocks' words. Zeros where not live. Given: pointers to the expert's first row, or one for each
+    K block; codes as int32."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     code = codes + r * ((F.low_bits + F.high_bits) * K_BLOCKS * 4) + u * 4
     code = code[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]
@@ -125,8 +125,8 @@ def load_columns(x_codes, x_scales, at, live):
 
 @triton.jit
 def mirrored_dot(words, x0, x1, F: tl.constexpr):
-    """Of each word the dot product of its codes' levels, OFFSET more each, with the activations: of the field of the
-    lower nibbles x0, and x1."""
+    """For each word, the dot product of its codes' levels, OFFSET more each, with the activations: x0 for the field of
+    the lower nibbles, x1 for the other."""
     others = words ^ -0x77777778  # 0x88888888
     dot = dp4a(shifted_levels(words, others, F), in_turn(x0, x1, 0), tl.zeros_like(words))
     return dp4a(shifted_levels(words >> 16, others >> 16, F), in_turn(x0, x1, 2), dot)

@@ -30,8 +30,8 @@ _LARGE = FloatTile(BLOCK, 256, 64, 8, 4)  # 533 and 479 TFLOP/s of an H200 for g
 
 
 def dense_float_tile(tokens: int, rows: int) -> FloatTile:
-    """Of a product without experts: of few tokens so small that there are 128 programs or more. Measured up to 256
-    tokens (docs/results/gpu-kernels.md)."""
+    """The tile of a product without experts: for few tokens small enough that there are 128 programs or more. Measured
+    up to 256 tokens (docs/results/gpu-kernels.md)."""
     if tokens > 1024:
         return _LARGE
     if tokens > 512:

@@ -25,7 +25,7 @@ NARROW_ROWS, NARROW_TOKENS = 256, 512  # a router's few rows fill no larger tile
 
 
 def gemv_tokens(rows: int) -> int:
-    """Up to so many tokens a product with a quantised matrix of so many rows is a GEMV, which takes them as int8; more
+    """The most tokens for which a product with `rows` rows of a quantised matrix is a GEMV, with them as int8; more
     it takes as floats."""
     return GEMV_TOKENS if rows <= MANY_ROWS else MANY_ROWS_GEMV_TOKENS
 
@@ -98,7 +98,7 @@ def gemv_tile(weight: Weight, *, blocks: int = 1, tokens: int = 1, warps: int = 
 
 
 def float_columns(weight: Weight, rows: int) -> int:
-    """Columns at once of a program with so many rows of a float matrix: 8 KB at most."""
+    """Columns that a program takes at once of `rows` rows of a float matrix: 8 KB at most."""
     fitting = max(K_BLOCK, 8192 // (rows * weight.codes.element_size()))
     return min(max(K_BLOCK, next_power_of_2(weight.cols)), fitting)
 
@@ -144,7 +144,7 @@ def dense_tile(tokens: int, rows: int) -> GemmTile:
 
 @dataclass(frozen=True, slots=True)
 class PairsTile:
-    """Of `narrow_gemm.py`."""
+    """A tile of `narrow_gemm.py`."""
 
     tokens: int
     rows: int  # of the matrix
@@ -161,8 +161,8 @@ def pairs_tile(tokens: int) -> PairsTile:
 
 
 def narrow_tile(tokens: int) -> GemmTile:
-    """Of a float matrix of few rows, a router's: larger tiles than these leave most of a GPU without a program. 34 us
-    for 513 to 1,024 tokens and 128 rows where dense_tile's take 84 (docs/results/gpu-kernels.md)."""
+    """The tile of a float matrix with few rows, such as a router: larger tiles leave most of a GPU without a program.
+    34 us for 513 to 1,024 tokens and 128 rows where dense_tile's take 84 (docs/results/gpu-kernels.md)."""
     return GemmTile(32, 64, 2, 4, 2) if tokens <= 4096 else GemmTile(32, 128, 2, 8, 2)
 
 

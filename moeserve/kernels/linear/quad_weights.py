@@ -38,7 +38,7 @@ def by_word(values, KB: tl.constexpr):
 def quad_scales(
     scales, supers, selectors, r, first, q, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr
 ):
-    """Of rows r [BN] and K blocks `first` on: the words that have the scales and mins of the q-th two low parts, the
+    """For rows r [BN] from K block `first` on: the words with the scales and mins of the q-th two low parts, the
     super-blocks' words, and where in the words the first byte is: [BN, KB] each."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     BN: tl.constexpr = r.shape[0]
@@ -89,7 +89,7 @@ def group_scale(word, min_word, d, at, g: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def byte_weights(low, high, s, m, byte: tl.constexpr, i: tl.constexpr, F: tl.constexpr, dtype: tl.constexpr):
-    """Of one byte of each word, by way of float32."""
+    """The weights of one byte of each word, by way of float32."""
     low_byte, high_byte = (low >> 8 * byte) & 255, (high >> 8 * byte) & 255
     codes = merge_codes(low_byte, high_byte, i * F.low_bits % 8, i * F.high_bits % 8, F, BYTE_ONES)
     return (codes.to(tl.float32) * s + m).to(dtype)

@@ -69,7 +69,7 @@ def minus_offset_like(bytes, F: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def code_pointers(codes, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
-    """Of rows r [BN] and K blocks `first` on: pointers to the bytes of part 0 [BN, KB * 16], and which exist. codes:
+    """Pointers to the bytes of part 0 [BN, KB * 16] for rows r [BN] from K block `first` on, and which exist. codes:
     uint8, the expert's first row."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     b = tl.arange(0, KB * 16)
@@ -91,8 +91,8 @@ def halves(pair):
 
 @triton.jit
 def load_scales(scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
-    """Of rows r [BN] and K blocks `first` on: a tuple of their scale words and the super-blocks' words, each [KB, BN].
-    Words are loaded two at a time: the number of loads is what counts."""
+    """Loads the scale words, a tuple, and the super-blocks' words of rows r [BN] from K block `first` on, each [KB,
+    BN]. Words are loaded two at a time: the number of loads is what counts."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     u = (first + tl.arange(0, KB))[None, :]
     there = u < K_BLOCKS

@@ -15,7 +15,7 @@ from moeserve.kernels.linear.op import RouteBlocks
 from moeserve.kernels.lora.small_batch import expand_small_batch_kernel, shrink_small_batch_kernel
 from moeserve.kernels.lora.triton import expand_kernel, expand_sum_kernel, shrink_kernel
 
-ROWS_BY_THEMSELVES = 64  # steps of up to so many rows take each by itself; larger ones in blocks
+ROWS_BY_THEMSELVES = 64  # the most rows of a step that takes each by itself; larger steps take blocks
 BLOCK = 64
 RANK_TILE = 16
 # What a program of a small batch multiplies at once, which it holds in registers.

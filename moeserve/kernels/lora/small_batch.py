@@ -23,7 +23,7 @@ def row_matrix(
     table, slots, count, row, part, COLUMN: tl.constexpr, PARTS: tl.constexpr, SLOT_STRIDE: tl.constexpr,
     FLOAT: tl.constexpr,
 ):  # fmt: skip
-    """Of a row's product: A (COLUMN 0) or B (1), and the rank, 0 where nothing is added."""
+    """The matrix of a row's product, A (COLUMN 0) or B (1), and its rank, 0 where nothing is added."""
     slot = tl.where(row < tl.load(count), tl.load(slots + row), -1)
     entry = table_entry(table, tl.maximum(slot, 0), part, 0, PARTS, 1, SLOT_STRIDE)
     matrix, rank = matrix_and_rank(entry, COLUMN, FLOAT)

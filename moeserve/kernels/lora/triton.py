@@ -28,7 +28,7 @@ def block_items(
     slots, ids, block_expert, block_routes, count, block, TOP_K: tl.constexpr, IDS_STRIDE: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """Of a block: its items [BM], which exist, their adapters' slots (-1: none), and the expert of all of them."""
+    """The items [BM] of a block, which exist, their adapters' slots (-1: none), and the expert of all of them."""
     items = block * BM + tl.arange(0, BM)
     expert = tl.full([], 0, tl.int32)
     if block_routes is not None:

@@ -121,5 +121,5 @@ def sandwich_sum(
 
 
 def norm_warps(size: int) -> int:
-    """Of a program with a row of so many columns, rounded up to a power of two."""
+    """Warps of a program with a row of `size` columns, rounded up to a power of two."""
     return max(1, min(16, size // 256))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def page_bytes(rows: Sequence[Tensor], page_slots: int) -> int:
-    """Of a page of so many slots. rows: uint8 [slots, bytes of a slot] each."""
+    """Bytes of a page of `page_slots` slots. rows: uint8 [slots, bytes of a slot] each."""
     return page_slots * sum(each.shape[1] for each in rows)
 
 

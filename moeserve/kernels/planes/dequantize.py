@@ -57,6 +57,10 @@ def _scales(f: BlockLayout, words: Tensor, supers: Tensor | None) -> tuple[Tenso
     octets = words.contiguous().view(torch.uint8)  # [rows, k blocks, bytes]
     if f.scale == Scale.E8M0:
         return torch.ldexp(torch.ones_like(octets, dtype=torch.float32), octets.int() - 128)[..., None], None
+    if f.scale == Scale.UE4M3:
+        # A float16 of these bits has 8 less in its exponent.
+        halves = ((octets & 127).to(torch.int16) << 7).view(torch.float16)
+        return torch.where(octets == 127, 0.0, halves.float() * 128)[..., None], None
     if f.scale == Scale.F16:
         return octets.view(torch.float16).float()[..., None], None
     if f.scale == Scale.F16_MIN:

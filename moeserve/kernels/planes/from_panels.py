@@ -60,7 +60,7 @@ class PanelLayout:
 
 
 def panels_to_planes(panels: Tensor, planes: Planes) -> None:
-    """panels: uint8, the bytes of a `_C.Matrix` packed on one memory node, of the planes' type and shape. Fills the
+    """panels: uint8, the bytes of a `_C.Matrix` packed on one NUMA node, of the planes' type and shape. Fills the
     planes, which are on the same device. ValueError where the sizes differ."""
     count = planes.experts * -(-planes.rows // PANEL_ROWS)
     if planes.rows % PANEL_ROWS:

@@ -45,14 +45,14 @@ class Planes:
 
 
 def layout_of(kind: QuantType) -> BlockLayout:
-    """Of a quantised type. ValueError for a float."""
+    """The block layout of a quantised type. ValueError for a float type."""
     if kind.layout is None:
         raise ValueError(f"{kind.name} is not quantised")
     return kind.layout
 
 
 def float_dtype(kind: QuantType) -> torch.dtype:
-    """Of a float type. ValueError for a quantised one."""
+    """The dtype of a float type. ValueError for a quantised one."""
     if kind.is_quantised:
         raise ValueError(f"{kind.name} is quantised")
     dtype: torch.dtype = getattr(torch, kind.float_name)

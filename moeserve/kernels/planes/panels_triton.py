@@ -74,7 +74,7 @@ def move_scales(
     STORED: tl.constexpr, BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, HALVES: tl.constexpr, OCTETS: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Of a panel's 32 rows. panels, scales: bytes; supers: int32, where the type has any.
+    """Moves the scales of a panel's 32 rows. panels, scales: bytes; supers: int32, where the type has any.
 
     STORED: quantization.StoredScales; BYTES: a row's of scales; BLOCKS of a row, with BLOCK_GROUPS scales each, BLOCK
     in bytes; the header's halves and octets. Y, S: powers of two from BYTES and BLOCKS on.

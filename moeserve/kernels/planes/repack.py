@@ -157,7 +157,7 @@ def unpack_scales(f: BlockLayout, halves: Tensor, octets: Tensor, codes: Tensor)
     [n, blocks, bytes]."""
     stored = f.stored_scales
     if not f.has_super:
-        return Unpacked(codes, octets if stored == StoredScales.E8M0 else halves)
+        return Unpacked(codes, octets if f.octets else halves)
     supers = halves if f.halves == 2 else torch.cat([halves, torch.zeros_like(halves)], dim=-1)
     if stored == StoredScales.SIX_BIT_MIN:
         first, second, third = octets[..., :4], octets[..., 4:8], octets[..., 8:]

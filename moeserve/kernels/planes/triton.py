@@ -21,6 +21,7 @@ _NIBBLE_MIN = tl.constexpr(int(Scale.NIBBLE_MIN))
 _I8 = tl.constexpr(int(Scale.I8))
 _F16 = tl.constexpr(int(Scale.F16))
 _F16_MIN = tl.constexpr(int(Scale.F16_MIN))
+_UE4M3 = tl.constexpr(int(Scale.UE4M3))
 
 
 @triton.constexpr_function
@@ -153,6 +154,14 @@ def power_of_two(byte):
 
 
 @triton.jit
+def half_of_ue4m3(byte):
+    """Half of an unsigned float of 4 and 3 bits; 0 of 127, which is not a number. A float16 of these bits has 8 less in
+    its exponent."""
+    half = ((byte & 127) << 7).to(tl.int16).to(tl.float16, bitcast=True)
+    return tl.where(byte == 127, 0.0, half.to(tl.float32) * 128)
+
+
+@triton.jit
 def load_words(words, g, mask, F: tl.constexpr):
     """The words with the scale (and the min) of group g. words: pointers to a k block's first word."""
     if F.scale == _U8_MIN:
@@ -182,6 +191,8 @@ def scale_and_min(word, min_word, supers, g, F: tl.constexpr):
             s = low_half(supers) * ((word << (24 - shift)) >> 24).to(tl.float32)
         elif F.scale == _F16:
             s = low_half(word >> (16 * (g % 2)))
+        elif F.scale == _UE4M3:
+            s = half_of_ue4m3((word >> shift) & 255)
         else:
             s = power_of_two((word >> shift) & 255)
         m = s * F.offset

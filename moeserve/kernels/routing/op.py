@@ -115,16 +115,16 @@ def norm_router(
 
 
 def experts_at_once(rows: int) -> int:
-    """Of a program of `norm_router`."""
+    """The experts of one program of `norm_router`."""
     return max(1, min(8, next_power_of_2(rows) >> 1))  # 128 programs or 256
 
 
 def select_streamed_routes(
     ids: Tensor, expert_map: Tensor, streamed_ids: Tensor, local_expert_ids: Tensor
 ) -> None:
-    """Of routes ids int32 [n, top_k], those to the experts of expert_map int32 [experts] (below 0: not one of them) as
-    well: streamed_ids int32 [n, top_k] = expert_map[ids], -1 for ids below 0, and
-    local_expert_ids = max(local_expert_ids, streamed_ids). They may be columns of wider tensors, all of one width."""
+    """Selects the routes, ids int32 [n, top_k], to the experts of expert_map int32 [experts] (below 0: not one of
+    them): streamed_ids int32 [n, top_k] = expert_map[ids], -1 for ids below 0, and local_expert_ids =
+    max(local_expert_ids, streamed_ids). They may be columns of wider tensors, all of one width."""
     select_streamed_routes_kernel(
         (-(-ids.numel() // BLOCK),),
         ids,

@@ -37,7 +37,7 @@ class RouterOptions:
             raise ValueError(f"group_best {self.group_best} is neither 1 nor 2")
 
     def check(self, experts: int, top_k: int) -> None:
-        """Raises ValueError where a router of so many experts cannot choose top_k of them in this way."""
+        """Raises ValueError where a router of `experts` experts cannot choose top_k of them in this way."""
         if experts % self.groups:
             raise ValueError(f"{experts} experts do not divide into {self.groups} groups")
         if not 1 <= top_k <= experts // self.groups * self.top_groups:

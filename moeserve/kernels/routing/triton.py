@@ -18,7 +18,7 @@ EPS = tl.constexpr(SIGMOID_EPS)
 
 @triton.jit
 def scores_of(logits, SCORING: tl.constexpr):
-    """Of all experts' logits [BT, E], those of no expert -inf."""
+    """The scores of all experts' logits [BT, E], -inf where there is no expert."""
     if SCORING == "sigmoid":
         scores = 1.0 / (1.0 + tl.exp(-logits))
     elif SCORING == "softmax":

@@ -145,7 +145,7 @@ class Segment:
 
     @property
     def num_bytes(self) -> int:
-        """Of both files, whatever they hold."""
+        """Bytes of both files, whatever they hold."""
         return size_of(self.path)
 
     def _read_records(self) -> None:

@@ -171,7 +171,7 @@ class PageStore:
         return entry
 
     def _make_room(self, num_bytes: int) -> list[bytes]:
-        """Deletes segments until so many more bytes are within the budget: first those of no use, then the least
+        """Deletes segments until `num_bytes` more bytes are within the budget: first those of no use, then the least
         recently used."""
         gone: list[bytes] = []
         while self.num_bytes + num_bytes > self._budget and self._entries:

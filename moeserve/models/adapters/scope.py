@@ -27,7 +27,7 @@ _SCOPES = {
 
 
 def scope_of(parts: Iterable[str]) -> AdapterScope:
-    """Of an adapter that changes the matrices of these names (products.py)."""
+    """The scope of an adapter that changes the matrices of these names (products.py)."""
     found = AdapterScope.NONE
     for part in parts:
         found |= _SCOPES[part]

@@ -9,7 +9,7 @@ from moeserve.models.adapters.adapter import FLOAT32_BYTES
 from moeserve.models.adapters.products import products_of
 from moeserve.models.interface import ModelShape
 
-# As the CPU's kernels read them: B in panels of so many rows, and ranks a multiple of RANK_STEP.
+# As the CPU's kernels read them: B in panels of this many rows, and ranks a multiple of RANK_STEP.
 PANEL_ROWS = 32
 RANK_STEP = 4
 GPU_RANK_STEP = 16  # as the GPU's do
@@ -47,7 +47,7 @@ def gpu_matrix_bytes(sizes: Iterable[PairSize], float_bytes: int) -> int:
 
 
 def gpu_table_bytes(shape: ModelShape, capacity: int) -> int:
-    """Of the table that says where the matrices of so many adapters are."""
+    """Bytes of the table that says where the matrices of `capacity` adapters are."""
     products = (p for layer in range(shape.num_layers) for p in products_of(shape, layer).values())
     return capacity * GPU_ENTRY_BYTES * sum(product.experts for product in products)
 
@@ -58,7 +58,7 @@ def gpu_rank(rank: int) -> int:
 
 
 def workspace_bytes(shape: ModelShape, tokens: int, rank: int) -> int:
-    """Of what a step of so many tokens has between the two matrices of adapters up to `rank`."""
+    """Bytes of what a step of `tokens` tokens holds between the two matrices of adapters up to `rank`."""
     return max(MOST_TABLES, 2 * shape.top_k) * tokens * _up(rank, RANK_STEP) * FLOAT32_BYTES
 
 

@@ -18,7 +18,7 @@ def rope_tables(
     """cos and sin of every position's angles: float32 [length, rotary_dim / 2] each, YaRN's magnitude included.
 
     form: the model's only one, if it is left out. factors [rotary_dim / 2]: divide the frequencies of a form that has
-    them. The two take no more than a layer of the KV pool of so many tokens; the angles in float64 would be four times
+    them. The two take no more than a layer of a KV pool with as many tokens; the angles in float64 would be four times
     that.
     """
     scaling = config.rope_scaling
@@ -47,7 +47,7 @@ def _yarn(inverse: torch.Tensor, config: ModelShape) -> torch.Tensor:
     (https://arxiv.org/abs/2309.00071, section 3.2)."""
     scaling = config.rope_scaling
 
-    def dimension(rotations: float) -> float:  # where a frequency makes so many turns
+    def dimension(rotations: float) -> float:  # where a frequency makes this number of turns
         turns = scaling.original_context_length / (rotations * 2 * math.pi)
         return rotary_dim * math.log(turns) / (2 * math.log(config.rope_theta))
 

@@ -76,7 +76,8 @@ def _attention(reader: ShapeReader, scaling: RopeScaling) -> LatentAttentionShap
 
 
 def _magnitude(reader: ShapeReader, scaling: RopeScaling) -> float:
-    """Of q and k each, by which YaRN makes the softmax of long contexts sharper. The key has 0.1 * mscale_all_dim."""
+    """The factor of q and of k by which YaRN makes the softmax of long contexts sharper. The key has 0.1 *
+    mscale_all_dim."""
     if scaling.type != "yarn":
         return 1.0
     return 1.0 + reader.number(n.YARN_LOG_MULTIPLIER, 0.0, 10.0, default=0.0) * math.log(scaling.factor)

@@ -277,7 +277,7 @@ class CpuLoader:
 
 
 def _expert_bytes(layers: list[CpuLayer]) -> int:
-    """Of the routed experts."""
+    """Bytes of the routed experts."""
     return sum(
         matrix.bytes for layer in layers if layer.moe is not None for matrix in layer.moe.experts.matrices
     )

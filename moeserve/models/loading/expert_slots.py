@@ -73,7 +73,7 @@ class ExpertSlots:
         return self._is_filling
 
     def bytes_of(self, layer: int) -> int:
-        """Of one expert, as it is copied."""
+        """Bytes of one expert as it is copied."""
         of = self._layers[layer]
         return 0 if of is None else of.bytes
 

@@ -94,8 +94,8 @@ class ExpertStream:
         return self._raw[0]
 
     def begin(self, counts: Sequence[int]) -> None:
-        """Of each layer, how many of its experts in RAM the step takes: the first by place. The first two copies start
-        at once."""
+        """Begins a step that takes `counts` of each layer's experts in RAM, the first by place. The first two copies
+        start at once."""
         self._split(list(counts))
         self._order = [layer for layer, count in enumerate(counts) if count]
         self._next = self._taken = 0

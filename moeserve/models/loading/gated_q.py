@@ -9,6 +9,6 @@ import numpy.typing as npt
 
 
 def rows_of(data: npt.NDArray[np.uint8], num_heads: int, part: Literal["q", "gate"]) -> npt.NDArray[np.uint8]:
-    """Of the matrix's bytes, those of all heads' q or of all heads' gates, contiguous."""
+    """The bytes of all heads' q or of all heads' gates within the matrix's, contiguous."""
     per_head = data.reshape(num_heads, 2, -1)
     return np.ascontiguousarray(per_head[:, ("q", "gate").index(part)]).reshape(-1)

@@ -111,7 +111,7 @@ class GpuMoe:
 
     @property
     def dense_bytes(self) -> int:
-        """Of what every step reads."""
+        """Bytes that every step reads."""
         return self.router.nbytes + (0 if self.shared is None else self.shared.experts.nbytes)
 
 
@@ -122,7 +122,7 @@ class GpuDenseFfn:
 
     @property
     def dense_bytes(self) -> int:
-        """Of what every step reads."""
+        """Bytes that every step reads."""
         return self.expert.experts.nbytes
 
 
@@ -143,7 +143,7 @@ class GpuLayer:
 
     @property
     def dense_bytes(self) -> int:
-        """Of what every step reads."""
+        """Bytes that every step reads."""
         return self.mixer.nbytes + self.ffn.dense_bytes
 
     @property
@@ -167,7 +167,7 @@ def plane_tensors(planes: Planes) -> list[Tensor]:
 
 
 def has_float_weights(weights: GpuWeights) -> bool:
-    """Of mixers or feed-forwards. (The router's always are.)"""
+    """Whether mixers or feed-forwards have float weights. (The router's always are.)"""
     matrices = [layer.mixer.output.first for layer in weights.layers]
     experts = [layer.own_experts for layer in weights.layers if layer.own_experts is not None]
     matrices += [matrix for e in experts for matrix in (e.gate, e.down)]

@@ -124,7 +124,7 @@ class PromotionTables:
         self._native.write(batch)
 
     def matrices(self, batch: Batch) -> list[int]:
-        """Of each kind, in the whole batch."""
+        """How many matrices of each kind the whole batch has."""
         counts: list[int] = np.bincount(self._kind[batch[:, 0]].ravel(), minlength=len(self.kinds)).tolist()
         return counts
 

@@ -72,5 +72,5 @@ class Upload:
 
 
 def bytes_of_row(planes: Planes) -> int:
-    """Of the GGUF's row."""
+    """Bytes of the GGUF's row."""
     return planes.type.row_bytes(planes.cols)

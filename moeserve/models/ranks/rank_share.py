@@ -57,7 +57,7 @@ class RankShare:
     is_stage: bool = False  # whole layers
 
     def counts_of(self, counts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Of the share's experts, from counts of all: [layers][experts]."""
+        """Counts of the share's experts, from counts of all: [layers][experts]."""
         return [[counts[self.first_layer + at][e] for e in ids] for at, ids in enumerate(self.experts)]
 
     def name_in_model(self, name: str) -> str:
@@ -95,7 +95,7 @@ def share_of(
 
 
 def why_undivided(shape: ModelShape, num_ranks: int) -> str:
-    """Why so many ranks cannot have a part of each layer; nothing where they can."""
+    """Why `num_ranks` ranks cannot each have a part of each layer; empty where they can."""
     if shape.is_sandwiched:
         return f"{shape.architecture} has norms behind its blocks, which are not divided"
     for index, layer in enumerate(shape.layers):
@@ -138,7 +138,7 @@ def _of_no_layer(shape: ModelShape) -> frozenset[str]:
 
 
 def cut_layers(sizes: Sequence[int], attends: Sequence[bool], parts: int) -> list[int]:
-    """Where each of so many parts begins, and the end: such that the largest part in bytes is the least possible, and
+    """Where each of `parts` parts begins, and the end: such that the largest part in bytes is the least possible, and
     each has a layer that attends. ValueError where that cannot be."""
     count = len(sizes)
     before = [0, *accumulate(sizes)]
@@ -162,7 +162,7 @@ def cut_layers(sizes: Sequence[int], attends: Sequence[bool], parts: int) -> lis
 
 
 class _Division:
-    """Of one model among `num_ranks`, as `rank` sees it; used once."""
+    """The division of one model among `num_ranks`, as `rank` sees it; used once."""
 
     def __init__(
         self,

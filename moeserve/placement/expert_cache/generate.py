@@ -47,7 +47,7 @@ def generate(
     topic_tokens: int | None = None,
     seed: int = 0,
 ) -> RoutingTrace:
-    """topic_tokens: after so many the topic changes: what was used lately is as likely as any. ValueError where top_k
+    """topic_tokens: tokens of a topic; after a change all experts are equally likely. ValueError where top_k
     is larger than experts."""
     if not 0 < top_k <= experts:
         raise ValueError(f"{top_k} of {experts} experts")

@@ -69,7 +69,7 @@ class CachePolicy:
         self._scores += used
 
     def choose(self, used: Mask, most: int, *, pays: bool = True) -> list[Move]:
-        """At most so many moves, of the greatest gains in score; they count as done. `used`: the step's, observed.
+        """At most `most` moves with the greatest gains in score; they count as done. `used`: the step's, observed.
         pays: only those that are expected to."""
         found = self._candidates(used)
         if pays:

@@ -21,7 +21,7 @@ SETTLING_STEPS = 64
 
 
 class StepUse(NamedTuple):
-    """Of one step: experts, int [layers] each."""
+    """The use of experts in one step: int [layers] each."""
 
     used: npt.NDArray[np.int64]
     missed: npt.NDArray[np.int64]

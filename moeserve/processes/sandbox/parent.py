@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# By the clock a question may take so many times its limit of CPU time: a busy machine may make it so much slower.
+# By the clock a question may take this multiple of its limit of CPU time: a busy machine may make it so much slower.
 PATIENCE = 10
 LAST_LINES_S = 2.0  # for a process that has closed its line to say why, and end
 START_SECONDS = 60.0  # until the process runs, before it has met its work: a cold disk, a busy machine

@@ -214,7 +214,7 @@ class Scheduler:
 
     @property
     def step_awaited(self) -> tuple[int, float] | None:
-        """The oldest plan in flight, and how long it was expected to take in milliseconds; 0: nobody knows."""
+        """The oldest plan in flight, and how long it was expected to take in milliseconds; 0: not known."""
         return self._in_flight.awaited
 
     def close(self, cause: str) -> None:

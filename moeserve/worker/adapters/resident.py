@@ -2,7 +2,7 @@
 
 One helper thread reads and checks an adapter's files and makes what the kernels read of them. The thread that computes
 puts it among the others between two steps, which takes milliseconds. A file that is not an adapter of this model is
-the order's error and nobody else's.
+the error of this order only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AdapterSlots(Protocol[Matrices]):
         ...
 
     def needed_bytes(self, checked: PeftAdapter | GgufAdapter) -> int:
-        """Of the adapters' memory, while it is read."""
+        """Bytes of the adapters' memory while it is read."""
         ...
 
     def prepare(self, adapter: Adapter) -> Matrices:
@@ -55,7 +55,7 @@ class AdapterSlots(Protocol[Matrices]):
         ...
 
     def held_bytes(self, matrices: Matrices) -> int:
-        """Of the adapters' memory, from then on."""
+        """Bytes of the adapters' memory from then on."""
         ...
 
     def put(self, number: int, matrices: Matrices) -> None:
@@ -136,7 +136,7 @@ class ResidentAdapters(Generic[Matrices]):
             del self._sizes[key]
 
     def _collect(self, orders: set[int]) -> None:
-        """Of what the helper has read."""
+        """Collects what the helper has read."""
         if self._reading is None or not self._reading[1].done():
             return
         (source, future), self._reading = self._reading, None
@@ -146,7 +146,7 @@ class ResidentAdapters(Generic[Matrices]):
             state = self._install(source, future.result())
         except (UserError, OSError, MemoryError) as error:
             state = self._failed(source, str(error) or "there is too little memory for it")
-        except Exception as error:  # a reader's bug on a file that nobody vouches for ends no answers
+        except Exception as error:  # a reader's bug on an untrusted file ends no answers
             log.exception("adapter %s", source.name)
             state = self._failed(source, f"{source.path}: {type(error).__name__}: {error}")
         self._outcomes[source.order] = state

@@ -63,7 +63,7 @@ class GrammarCompiler:
             waiting.compiled.set_result(self.engine.result().compile(waiting.grammar))
         except Exception as error:
             waiting.compiled.set_exception(error)
-            raise  # into a future that nobody reads
+            raise  # into a future that is never read
 
     def _next(self) -> _Waiting | None:
         with self._lock:

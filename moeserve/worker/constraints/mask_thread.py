@@ -1,5 +1,5 @@
 """The thread that makes masks. What a step will want soon goes first, in the order in which it was asked for. What may
-take long is done in between, one answer at a time, and tenants take turns at it: so nobody's cheap mask waits for more
+take long is done in between, one answer at a time, and tenants take turns at it: so no cheap mask waits for more
 than one costly one.
 """
 

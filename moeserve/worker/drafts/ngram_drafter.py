@@ -99,7 +99,7 @@ class NgramDrafter:
         last.update(zip(hashes.tolist(), range(first, length), strict=True))
 
     def _hashes(self, tokens: Int32s) -> npt.NDArray[np.uint64]:
-        """Of each `shortest` tokens in a row."""
+        """Hashes of each `shortest` tokens in a row."""
         ids = tokens.astype(np.uint64) + np.uint64(1)
         count = len(ids) - self._shortest + 1
         hashes = np.zeros(count, np.uint64)

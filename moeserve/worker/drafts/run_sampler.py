@@ -35,7 +35,7 @@ class DraftingEngine(Engine, Protocol):
         ...
 
     def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:
-        """So many of the drafts of each row were right: recurrent states take them in. Without this call they are those
+        """Tells how many drafts of each row were right: recurrent states take them in. Without this call they are those
         before the drafts. accepted: int32 [rows]."""
         ...
 
@@ -77,7 +77,7 @@ class RunSampler:
         return found
 
     def _groups(self, layout: StepLayout, drafted: Sequence[int]) -> Iterator[_Group]:
-        """Of rows that sample, in order."""
+        """The groups of rows that sample, in order."""
         rows = np.array([index for index, row in enumerate(layout.rows) if row.sample], np.int32)
         depth = 1 + np.array(drafted, np.int32)[rows]
         last = layout.offset[rows] + layout.count[rows]

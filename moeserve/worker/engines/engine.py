@@ -19,7 +19,7 @@ TokenMasks = tuple[Int32s, Int32s]
 
 
 class ExpertCounts(NamedTuple):
-    """Of all layers, those of every device together."""
+    """Expert counts of all layers, those of every device together."""
 
     tokens: npt.NDArray[np.int64]  # [layers, experts]: routed to each expert since the start
     on_gpu: npt.NDArray[np.uint8]  # [layers, experts]: 1 for an expert in GPU memory

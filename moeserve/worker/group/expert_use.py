@@ -21,9 +21,9 @@ def rank_experts(engine: Engine, first_layer: int) -> RankExperts:
 
 
 def together(ranks: Sequence[RankExperts], num_experts: int, experts_per_token: int) -> ExpertUse:
-    """Of the whole model, of all ranks in their order. A layer that several have was counted by each of them alike; an
-    expert is in GPU memory where one of them has it there. Raises ValueError for counts of another size than they
-    say."""
+    """The expert use of the whole model, from that of all ranks in their order. A layer that several have was counted
+    by each of them alike; an expert is in GPU memory where one of them has it there. Raises ValueError for counts of
+    another size than they say."""
     layers = max(rank.first_layer + rank.layers for rank in ranks)
     tokens = np.zeros((layers, num_experts), np.int64)
     on_gpu = np.zeros((layers, num_experts), np.uint8)

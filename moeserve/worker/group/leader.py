@@ -106,7 +106,7 @@ class LeaderGroup(RankGroup):
         self._tell(RankForget())
 
     def experts(self) -> list[RankExperts]:
-        """Of each follower, between two steps."""
+        """The experts of each follower, between two steps."""
         self._tell(RankExpertsWanted())
         counts = []
         for rank in range(1, self.num_ranks):

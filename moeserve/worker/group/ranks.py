@@ -57,7 +57,7 @@ class RankGroup(ABC):
 
     def connect(self, rows: Sequence[int], hidden: int, experts: int) -> RankSums:
         """Waits for all ranks. The sum over them, for messages of `rows` rows of `hidden` numbers, float32 or of 16
-        bits, behind which there may be a router of so many experts. Once in a process: PyTorch's symmetric memory does
+        bits, behind which there may be a router of `experts`. Once in a process: PyTorch's symmetric memory does
         not meet a second time. On GPUs each size has been summed when it returns: what that takes of the memory, and
         keeps, is taken before others count what is free."""
         group = self._meet()

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """Of one rank with the others: sums, or the neighbours of its layers."""
+    """The connections of one rank with the others: sums, or the neighbours of its layers."""
 
     sums: GpuSums | None = None
     from_first: FromFirst | None = None
@@ -65,7 +65,7 @@ def connect(share: RankShare, ranks: RankGroup, max_tokens: int, *, is_observed:
 
 
 def gpu_experts(placement: Placement, share: RankShare | None) -> list[list[int]]:
-    """Of each layer on the GPU, the ids of its experts there."""
+    """The ids of the experts on the GPU, for each layer there."""
     if share is None:
         return [list(layer.gpu_experts) for layer in placement.gpu_layers]
     return [

@@ -29,7 +29,7 @@ def load_runner(
 
     Raises ModelError for a bad file, ConfigError where the memory does not suffice, the CPU lacks `config.isa`, or
     there is no such device. The model has been tried then (`self_test.py`), by the first worker at the latest.
-    forced_rows: steps of up to so many rows take the routers' choice from a trace, for measurements. start: see
+    forced_rows: the most rows of steps that take the routers' choice from a trace, for measurements. start: see
     `Start`; None: from nothing.
     """
     start = start or Start()

@@ -71,7 +71,7 @@ def step_path(folder: Path, step: int) -> Path:
 
 
 def step_tensors(model: DumpShape, rows: int, sampled: int) -> dict[str, Form]:
-    """Of a step of `rows` rows, `sampled` of which get a next token."""
+    """The tensors of a step of `rows` rows, `sampled` of which get a next token."""
     m, widths = model, {ROUTER: model.experts, IDS: model.top_k, WEIGHTS: model.top_k}
     forms = {CONTEXTS: Form("I64", (rows,)), PREVIOUS: Form("I64", (rows,))}
     forms |= {name: Form("I32", (rows,)) for name in (TOKENS, POSITIONS, SLOTS)}

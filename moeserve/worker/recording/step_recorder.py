@@ -18,7 +18,7 @@ from moeserve.worker.sequences import Sequences, StepLayout
 
 
 class StepRecord(LayerObserver, Protocol):
-    """Of one step."""
+    """The record of one step."""
 
     def logits(self, first: int, logits: Tensor) -> None:
         """float32 [m, vocab], of the sampled rows from `first` on, before the sampler changes them."""

@@ -12,9 +12,9 @@ SAMPLES_OF_A_FILE = 1024  # of a Hugging Face folder, whose tensors are converte
 
 
 def model_hash(source: ModelSource, *, dummy: bool) -> str:
-    """Of the plain metadata, of every tensor's name, shape and type, and of samples of the weights. The files are not
-    read as a whole for it: a changed number in the middle of a tensor may go unnoticed, another model, quantisation or
-    fine-tune does not.
+    """A hash of the plain metadata, of every tensor's name, shape and type, and of samples of the weights. The files
+    are not read as a whole for it: a changed number in the middle of a tensor may go unnoticed, another model,
+    quantisation or fine-tune does not.
 
     dummy: the weights are not the file's, which may end before its tensors.
     """

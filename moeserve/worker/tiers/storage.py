@@ -152,7 +152,7 @@ def refuse_tiers(config: ServerConfig, where: str) -> None:
 def ram_tier_bytes(
     config: ServerConfig, pool_bytes: int, free_bytes: int, *, has_window_pool: bool = False
 ) -> int:
-    """As --kv-ram says, next to a KV pool of so many bytes on a GPU. free_bytes: RAM, after the weights. Raises
+    """As --kv-ram says, next to a KV pool of `pool_bytes` bytes on a GPU. free_bytes: RAM, after the weights. Raises
     ConfigError where that does not suffice."""
     if config.kv_ram is None:
         chosen = default_ram_bytes(config, pool_bytes, free_bytes, has_window_pool=has_window_pool)

@@ -12,7 +12,8 @@ import pytest
 
 from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
-from moeserve.httpserver.generation.request.thinking import ThinkingOptions, template_effort
+from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
+from moeserve.httpserver.generation.request.thinking import ThinkingOptions
 from moeserve.tokenizer.chat_template import ChatTemplate
 from tests.support.family_templates import DEEPSEEK_V31, KIMI, TEMPLATES
 from tests.support.family_vocabulary import write_family_model

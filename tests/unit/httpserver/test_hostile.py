@@ -23,17 +23,19 @@ from moeserve.httpserver.generation.engine import open_generations
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.generation.engine.generation_stream import GenerationStream
-from moeserve.httpserver.generation.request.spec import GenerationSpec
-from moeserve.httpserver.generation.request_builder import check_sizes
+from moeserve.httpserver.generation.request.asked import Asked
+from moeserve.httpserver.generation.request.caller import Caller
+from moeserve.httpserver.generation.resolve.request_builder import check_sizes
+from moeserve.httpserver.generation.resolve.resolved import Resolved
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport import connection, middleware
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.hosts import KnownHost
-from moeserve.httpserver.transport.keys import key_name
 from moeserve.httpserver.transport.middleware import BodyLimit, body_limit
 from moeserve.httpserver.transport.request_model import MAX_VALUES
+from moeserve.httpserver.transport.request_state import state_of
 from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.messages.schema import Abort, GenerateBatch, GenerateRequest
 from tests.support.rpc_child import READY
@@ -161,7 +163,6 @@ class HeldBodies:
 
     async def _status(self, pieces: list[int], key: str) -> int:
         sent: list[Message] = []
-        key_name.set(key)
 
         async def receive() -> Message:
             return {
@@ -173,7 +174,8 @@ class HeldBodies:
         async def send(message: Message) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "path": "/", "headers": [], "state": {"request_id": "x"}}
+        scope = {"type": "http", "path": "/", "headers": []}
+        state_of(scope).tenant = key
         await self.limit(scope, receive, send)
         status: int = sent[0]["status"]
         return status
@@ -281,15 +283,19 @@ def test_arguments_beyond_reason_stay_text() -> None:
 
 def test_small_bodies_that_ask_for_very_much() -> None:
     """A grammar of 3.9 MB with 2,000 choices took 9.6 GB; 16 choices of echoed prompts with log-probabilities 1 GB."""
-    one = GenerationSpec(arrival=0.0, compiled_grammar="x" * 4_000_000)
-    check_sizes([[1]], one)
+
+    def check(*prompts: list[int], grammar: str = "", n: int = 1) -> None:
+        asked = Asked(Caller(0.0), prompts, n=n, prompt_logprobs=None if grammar else 20)
+        check_sizes(Resolved(asked, prompts, grammar=grammar))
+
+    large = "x" * 4_000_000
+    check([1], grammar=large)
     with pytest.raises(ApiError, match="67108864 at most"):
-        check_sizes([[1]] * 20, one)
-    scored = GenerationSpec(arrival=0.0, prompt_logprobs=20, n=16)
-    check_sizes([[1] * 2000], scored)
+        check(*[[1]] * 20, grammar=large)
+    check([1] * 2000, n=16)
     with pytest.raises(ApiError, match="1000000 at most"):
-        check_sizes([[1] * 2000] * 8, scored)
-    check_sizes([[1] * 100_000], GenerationSpec(arrival=0.0, prompt_logprobs=20))
+        check(*[[1] * 2000] * 8, n=16)
+    check([1] * 100_000)
 
 
 def test_grammars_of_all_requests_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,11 +310,11 @@ def test_grammars_of_all_requests_have_a_bound(monkeypatch: pytest.MonkeyPatch) 
         engine = EngineClient(Router(), None, Metrics("m"), state=EngineState(True, ready=READY))  # type: ignore[arg-type]
         sampling = SamplingParams(max_tokens=1, grammar="x" * 400)
         requests = [GenerateRequest(id, bytes(4), sampling, TextOptions(), 0.0) for id in range(4)]
-        async with GenerationStream(engine, requests[:2]):
+        async with GenerationStream(engine, requests[:2], Caller(0.0)):
             with pytest.raises(ApiError, match="too much memory"):
-                async with GenerationStream(engine, requests[2:3]):
+                async with GenerationStream(engine, requests[2:3], Caller(0.0)):
                     pass
-        async with GenerationStream(engine, requests[3:]):  # the others have left
+        async with GenerationStream(engine, requests[3:], Caller(0.0)):  # the others have left
             pass
         await engine.flush()
 

@@ -12,6 +12,7 @@ import pytest
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.generation.engine.generation_stream import GenerationStream
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.errors import ApiError
@@ -94,7 +95,7 @@ def request(engine: EngineClient, **sampling: Any) -> GenerateRequest:
 
 
 def started(engine: EngineClient, choices: int = 1) -> GenerationStream:
-    return GenerationStream(engine, [request(engine) for _ in range(choices)])
+    return GenerationStream(engine, [request(engine) for _ in range(choices)], Caller(0.0))
 
 
 async def tell(router: Router, *messages: object) -> None:
@@ -120,7 +121,7 @@ async def texts(stream: GenerationStream) -> list[str]:
 def test_a_lost_router_gets_what_a_client_has_and_the_client_nothing_twice() -> None:
     async def scene(engine: EngineClient, router: Router) -> None:
         asked = request(engine, prompt_logprobs=0)
-        async with GenerationStream(engine, [asked]) as stream:
+        async with GenerationStream(engine, [asked], Caller(0.0)) as stream:
             scored = [TokenLogprob(2, -1.0, 1, (), ())]
             await tell(
                 router,

@@ -72,7 +72,7 @@ OF_LIBRARIES = {path for path in pages.PATHS if path.startswith("/web/vendor/") 
 @pytest.mark.parametrize("path", sorted(pages.PATHS - OF_LIBRARIES))
 def test_a_file_names_only_others_that_are_there(client: httpx.Client, path: str) -> None:
     text = client.get(path).text
-    named = re.findall(r'(?:src|href)="([^"]+)"|from "([^"]+)"|url\((?!"?data:)([^)]+)\)', text)
+    named = re.findall(r'(?:src|href)="([^"]+)"|from "([^"]+)"|url\("?(?!data:)([^)"]+)"?\)', text)
     for one in ("".join(groups) for groups in named):
         assert str(httpx.URL(f"http://host{path}").join(one).path) in pages.PATHS, f"{path}: {one}"
     if path in PAGES:

@@ -9,6 +9,7 @@ import pytest
 
 from moeserve.httpserver.anthropic import bodies as anthropic_bodies
 from moeserve.httpserver.anthropic.bodies import MessagesRequest
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.ollama import bodies as ollama_bodies
 from moeserve.httpserver.ollama.bodies import ChatBody
 from moeserve.httpserver.openai import chat_body
@@ -83,8 +84,8 @@ def test_tools_and_reasoning_are_parsed_once(
     parsed: Any = body.model_validate(given)
     for _ in range(2):
         if body is ResponsesRequest:
-            parsed.generation_spec(0.0, parsed.input)
+            parsed.asked(Caller(0.0), parsed.input)
             assert parsed.toolbox is parsed.toolbox
         else:
-            parsed.generation_spec(0.0)
+            parsed.asked(Caller(0.0))
     assert {name: calls[name] for name in parsers} == dict.fromkeys(parsers, 1)

@@ -15,6 +15,7 @@ from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.generation.engine.prompt_scores import PromptScores
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.openai.completion_body import CompletionRequest
@@ -140,7 +141,7 @@ def test_whole_answers_are_written_on_a_thread(monkeypatch: pytest.MonkeyPatch) 
 
     def answer(**more: Any) -> list[dict[str, Any]]:
         body = CompletionRequest(model="m", prompt=PROMPT, max_tokens=0, n=3, **more)
-        whole = asyncio.run(CompletionHandler(service, body, "x", time.monotonic()).whole())
+        whole = asyncio.run(CompletionHandler(service, body, "x", Caller(time.monotonic())).whole())
         choices: list[dict[str, Any]] = orjson.loads(orjson.dumps(whole))["choices"]
         return choices
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from moeserve.httpserver.transport import turns
+from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.turns import SHARE, Account, Need, Turns
 
 
@@ -164,7 +165,7 @@ def test_what_a_request_takes_is_charged_until_it_is_admitted() -> None:
             spend(0.05)
             await asyncio.sleep(0)
             if admits:
-                turns.admit()
+                state_of(scope).admit()
             spend(0.05)
 
         client.account.begin_request()

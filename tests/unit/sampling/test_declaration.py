@@ -39,7 +39,9 @@ import msgspec
 from pydantic import ValidationError
 from moeserve.config import ServerConfig
 from moeserve.httpserver.app import openapi_document
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.sampling_defaults import sampling_defaults
+from moeserve.httpserver.generation.resolve.resolved import Resolved
 from moeserve.httpserver.llama_server.bodies import CompletionBody
 from moeserve.httpserver.llama_server.objects import sampler_object
 from moeserve.httpserver.ollama.bodies import ChatBody
@@ -49,9 +51,10 @@ sys.path.insert(0, "scripts")
 from sampling_reference import sampling_page
 
 def frozen(body):
-    spec = body.generation_spec(0.0)
-    params = spec.sampling(max_tokens=1, seed=0, stop_token_ids=(), scores_prompt=False)
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams), spec.chosen
+    asked = body.asked(Caller(0.0))
+    resolved = Resolved(asked, sampler=asked.sampler)
+    params = resolved.sampling(max_tokens=1, seed=0, stop_token_ids=(), scores_prompt=False)
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams), asked.chosen
 
 HI = [{"role": "user", "content": "Hi"}]
 params, chosen = frozen(ChatCompletionRequest(messages=HI, toy_share=0.75))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from moeserve.chatformat import harmony
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.request.asked import ChatPrompt, GrammarConstraint
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
@@ -29,11 +29,11 @@ class Channels:
 
 
 def channel_grammar(
-    spec: GenerationSpec, combined: GrammarConstraint | None, channels: Channels
+    prompt: ChatPrompt, combined: GrammarConstraint | None, channels: Channels
 ) -> GrammarConstraint | None:
     """Returns the grammar of the answer's messages: what `combined` asks for, a bound on thinking, and no call where
     none may be made. None where all may come."""
-    tools, thinking = spec.tools, spec.thinking
+    tools, thinking = prompt.tools, prompt.thinking
     bound = _bound(thinking)
     if combined is None:
         is_silent = bool(tools.tools) and not tools.may_call

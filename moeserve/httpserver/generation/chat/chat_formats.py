@@ -19,7 +19,7 @@ from moeserve.httpserver.generation.chat import template_input
 from moeserve.httpserver.generation.chat.channels import Channels
 from moeserve.httpserver.generation.chat.template_probe import shapes_of
 from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
-from moeserve.httpserver.generation.request.thinking import ThinkingTokens
+from moeserve.httpserver.generation.chat.thinking_tokens import ThinkingTokens
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 

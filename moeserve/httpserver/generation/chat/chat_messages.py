@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.httpserver.generation.chat.chat_tools import (
@@ -29,7 +29,7 @@ from moeserve.tokenizer.renderer import RESERVED
 _TEXT_PARTS: Final = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
 
 
-def _parts_to_text(content: Any) -> Any:
+def _parts_to_text(content: Any, info: ValidationInfo) -> Any:
     """Joins text parts by newlines, as vLLM does: the templates we serve take strings."""
     if not isinstance(content, list):
         return content
@@ -48,7 +48,7 @@ def _parts_to_text(content: Any) -> Any:
             )
         given = {name for name, value in part.items() if value is not None}
         unknown = given - {"type", field} - IDLE_ANYWHERE
-        if unknown and not drop_unknown("messages[].content[].", unknown):
+        if unknown and not drop_unknown(info, "messages[].content[].", unknown):
             raise PydanticCustomError(
                 "content_part", "a text part has no field {name}", {"name": repr(min(unknown))[:80]}
             )

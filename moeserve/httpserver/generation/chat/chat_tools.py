@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     PlainValidator,
     Tag,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -40,7 +41,7 @@ def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def without_hosted(tools: Any, hosted: tuple[str, ...]) -> Any:
+def without_hosted(tools: Any, info: ValidationInfo, *, hosted: tuple[str, ...]) -> Any:
     """Leaves out the tools that the API's own company would run, whose types begin so (and may go on with a date): the
     model answers without them."""
     if not isinstance(tools, list):
@@ -49,7 +50,7 @@ def without_hosted(tools: Any, hosted: tuple[str, ...]) -> Any:
     for tool in tools:
         kind = tool.get("type") if isinstance(tool, dict) else None
         is_hosted = isinstance(kind, str) and kind.startswith(hosted)
-        if not (is_hosted and drop_unknown("tools[].type=", [str(kind)])):
+        if not (is_hosted and drop_unknown(info, "tools[].type=", [str(kind)])):
             kept.append(tool)
     return kept
 
@@ -97,8 +98,8 @@ def _of_its_kind(function: type[RequestModel], custom: type[RequestModel]) -> Pl
     """Reads as `custom` what has that type, and all else as `function`. (Pydantic's own discriminator would put the
     type into the names of wrong fields.)"""
 
-    def read(value: Any) -> RequestModel:
-        return (custom if _is_custom(value) else function).model_validate(value)
+    def read(value: Any, info: ValidationInfo) -> RequestModel:
+        return (custom if _is_custom(value) else function).model_validate(value, context=info.context)
 
     return PlainValidator(read, json_schema_input_type=function | custom)
 

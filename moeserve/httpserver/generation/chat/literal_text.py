@@ -1,6 +1,6 @@
 """Text of users and tools in which control tokens stay text, though a chat template's own are tokens.
 
-The template mixes both into one text. So a spelled-out token is broken by a mark that nobody can know, and what the
+The template mixes both into one text. So a spelled-out token is broken by a mark that cannot be guessed, and what the
 template returns is cut at the marks: no piece has the whole token.
 """
 

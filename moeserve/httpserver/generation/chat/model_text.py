@@ -16,7 +16,6 @@ from typing import Any
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.literal_text import LiteralText
 from moeserve.httpserver.transport.errors import ApiError, Overflow
-from moeserve.httpserver.transport.keys import key_name
 from moeserve.messages.refusal import Refusal
 from moeserve.tokenizer.errors import TemplateError
 from moeserve.tokenizer.renderer import ChatRenderer
@@ -102,12 +101,16 @@ class ModelText:
         add_generation_prompt: bool,
         kwargs: dict[str, Any],
         limit: int,
+        tenant: str,
         param: str = "messages",
         continue_final_message: bool = False,
     ) -> list[str]:
-        """Returns a conversation as the chat template writes it, control tokens included; with
+        (
+            """Returns a conversation as the chat template writes it, control tokens included; with
         `continue_final_message`, as far as the last message's content. It is cut where a control token must stay text.
-        Raises ApiError 400, also if the template fails on it or takes too long."""
+        `tenant` is `Caller.tenant`. Raises ApiError 400, also if the template fails on it or takes too long."""
+            ""
+        )
         mark = secrets.token_hex(16) if continue_final_message else ""
         if mark:
             messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + mark}]
@@ -123,7 +126,7 @@ class ModelText:
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 kwargs=kwargs,
-                tenant=key_name.get(),
+                tenant=tenant,
             )
         except TemplateError as error:
             raise ApiError(400, f"{param}: {error}", param=param, code="chat_template_error") from error

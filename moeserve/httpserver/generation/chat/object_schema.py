@@ -6,7 +6,7 @@ from typing import Any
 
 
 def object_schema(required: tuple[str, ...], **properties: dict[str, Any]) -> dict[str, Any]:
-    """Of an object with these properties and no others."""
+    """The schema of an object with these properties and no others."""
     return {
         "type": "object",
         "properties": properties,

@@ -27,7 +27,6 @@ from moeserve.httpserver.generation.engine.queue_room import QueueRoom
 from moeserve.httpserver.generation.engine.served_adapters import ServedAdapters
 from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics
-from moeserve.httpserver.transport import turns
 from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.adapters import AdapterAnswer, AdaptersServed, ServedAdapter
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
@@ -91,7 +90,6 @@ class EngineClient:
         """Sends the generations of one HTTP request, whose items go to `delivery` from now on. Raises ApiError 503."""
         self.state.require_ready()
         self._open.add(delivery, requests)
-        turns.admit()
         try:
             await self._send(requests)
         except ChannelFull as error:

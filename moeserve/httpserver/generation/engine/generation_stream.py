@@ -10,14 +10,10 @@ from typing import Protocol
 import msgspec
 
 from moeserve.httpserver.generation.engine.delivery import Delivered, Delivery
+from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.observability import generation_span
 from moeserve.httpserver.observability.generation_span import Operation
 from moeserve.httpserver.observability.metrics import Metrics
-from moeserve.httpserver.observability.request_record import (
-    RequestRecord,
-    record_of_request,
-    trace_of_request,
-)
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.sampling import RequestContext
 from moeserve.messages.schema import GenerateRequest
@@ -42,16 +38,20 @@ class GenerationStream:
     failed, or the task was cancelled."""
 
     def __init__(
-        self, engine: Engine, requests: Sequence[GenerateRequest], operation: Operation = "chat"
+        self,
+        engine: Engine,
+        requests: Sequence[GenerateRequest],
+        caller: Caller,
+        operation: Operation = "chat",
     ) -> None:
         self._engine = engine
+        self._caller = caller
         self._requests = requests
         self._operation = operation
         self._unfinished = len(requests)
         self._span: Span | None = None
-        self._record = record_of_request.get() or RequestRecord(time.monotonic())
-        self._record.started(requests)
-        self._delivery = Delivery(requests, self._record)
+        caller.record.started(requests)
+        self._delivery = Delivery(requests, caller.record)
 
     async def __aenter__(self) -> GenerationStream:
         """Sends the requests. Raises ApiError 503."""
@@ -61,15 +61,16 @@ class GenerationStream:
         except BaseException:  # cancellation too; it is raised again
             await self.__aexit__()
             raise
+        self._caller.admit()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._engine.abort(self._delivery)
         if self._span is not None:
-            generation_span.end(self._span, self._record)
+            generation_span.end(self._span, self._caller.record)
 
     def _begin_span(self) -> None:
-        tracer, trace = self._engine.tracer, trace_of_request.get()
+        tracer, trace = self._engine.tracer, self._caller.record.trace
         if tracer is None or not trace:
             return
         self._span = generation_span.begin(

@@ -1,24 +1,19 @@
-"""Thinking: how much of it a client asks for, in the words of the APIs, and the tokens that delimit it."""
+"""Thinking: how much of it a client asks for, in the words of the APIs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from pydantic_core import PydanticCustomError
 
-from moeserve.chatformat.reasoning import QWEN3, ThoughtTags
 from moeserve.httpserver.generation.request.fields import INT32_MAX
-from moeserve.messages.sampling import Thinking
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Tokens of thinking by effort; efforts that are not listed set no bound.
 BUDGETS: Final[Mapping[str, int]] = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096, "high": 16384}
-
-# At the end of a prompt. Closed: it has ended the thinking, or forbids it. Possible: the model may begin to think.
-ThinkingState = Literal["closed", "open", "possible"]
 
 
 @dataclass(frozen=True)
@@ -31,43 +26,6 @@ class ThinkingOptions:
     budget: int | None = None  # tokens
     param: str = "thinking_token_budget"
     effort: Effort | None = None
-
-
-@dataclass(frozen=True)
-class ThinkingTokens:
-    """The model's tokens around its thinking."""
-
-    open: int
-    close: int
-    ending: tuple[int, ...]  # ends thinking that is cut short, as the template writes it
-    tags: ThoughtTags = QWEN3
-
-    def state(self, prompt: Sequence[int], special: frozenset[int]) -> ThinkingState:
-        """Returns the state at the end of the prompt. Only the turn that the prompt opens counts: what follows its last
-        control token."""
-        for token_id in reversed(prompt):
-            if token_id == self.close:
-                return "closed"
-            if token_id == self.open:
-                return "open"
-            if token_id in special:
-                break
-        return "possible"
-
-    def message(self, is_open: bool, budget: int | None, call_token: int | None = None) -> Thinking:
-        return Thinking(self.open, self.close, self.ending, is_open, budget, call_token)
-
-
-def template_effort(options: ThinkingOptions) -> str | None:
-    """Returns the word for gpt-oss's template, which knows three: that of the effort, or the one whose budget is the
-    client's or more. None leaves it to the template."""
-    budget = 0 if options.is_enabled is False else options.budget
-    if options.effort is not None:
-        budget = BUDGETS.get(options.effort)
-    elif budget is None:
-        return None
-    fitting = (word for word in ("low", "medium") if budget is not None and budget <= BUDGETS[word])
-    return next(fitting, "high")
 
 
 def thinking_options(

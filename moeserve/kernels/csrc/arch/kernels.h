@@ -61,12 +61,12 @@ struct Q8Rows {
 };
 
 // Lines of memory that are wanted after this block. The kernels ask for a few between products: a burst of requests is waited
-// for, as only so many are under way at a time.
+// for, as only a limited number is under way at a time.
 struct Upcoming {
   const char* const* lines;
   int count;
   int at = 0, together = 1;
-  // For so many calls of `ask` to come.
+  // For the given number of calls of `ask` to come.
   void spread(int calls) { together = (count - at + calls - 1) / std::max(calls, 1); }
   void ask() {
     for (int i = 0; i < together && at < count; ++i) __builtin_prefetch(lines[at++]);

@@ -45,7 +45,7 @@ class Stream {
   Pool& pool() { return pool_; }
   void wait() { pool_.wait(); }
 
-  // GGUF rows at an address of so many bytes.
+  // GGUF rows: their address and number of bytes.
   std::unique_ptr<Matrix> pack(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
                                int64_t experts);
   std::unique_ptr<Matrix> view(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,

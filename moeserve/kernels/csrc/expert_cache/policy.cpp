@@ -14,7 +14,7 @@ constexpr double kEvidence =
     4 * ExpertCachePolicy::kWatched;  // watched steps without which nothing is expected
 constexpr double kDoubt = 2.0;        // standard deviations that chance may have added
 constexpr uint32_t kNever = 0u - 2 * ExpertCachePolicy::kWatched;  // before the first step
-constexpr int32_t kNobody = std::numeric_limits<int32_t>::max();   // in the place of a score's bits
+constexpr int32_t kNone = std::numeric_limits<int32_t>::max();     // in the place of a score's bits
 
 // By themselves, as the compiler takes bytes that are written through members for anything.
 void find_missed(const uint8_t* used, const uint8_t* movable, const uint8_t* cached, size_t size,
@@ -22,12 +22,12 @@ void find_missed(const uint8_t* used, const uint8_t* movable, const uint8_t* cac
   for (size_t i = 0; i < size; ++i) missed[i] = used[i] & movable[i] & (cached[i] ^ 1);
 }
 
-// The scores of those who may go, as bits, which are in their order as scores are not negative; kNobody for all others.
+// The scores of those who may go, as bits, which are in their order as scores are not negative; kNone for all others.
 void find_going(const uint8_t* used, const uint8_t* movable, const uint8_t* cached, const float* scores,
                 int n, int32_t* going) {
   for (int e = 0; e < n; ++e) {
     const int32_t mask = -static_cast<int32_t>(cached[e] & movable[e] & (used[e] ^ 1));
-    going[e] = (std::bit_cast<int32_t>(scores[e]) & mask) | (kNobody & ~mask);
+    going[e] = (std::bit_cast<int32_t>(scores[e]) & mask) | (kNone & ~mask);
   }
 }
 
@@ -45,7 +45,7 @@ ExpertCachePolicy::ExpertCachePolicy(int layers, int experts, const uint8_t* cac
   came_band_.assign(size, 0);
   went_band_.assign(size, 0);
   missed_.assign(size, 0);
-  going_.assign(experts, kNobody);
+  going_.assign(experts, kNone);
 }
 
 void ExpertCachePolicy::observe(const uint8_t* used) {
@@ -130,11 +130,11 @@ void ExpertCachePolicy::find_candidates(const uint8_t* used) {
 }
 
 int ExpertCachePolicy::take_lowest() {
-  int32_t lowest = kNobody;
+  int32_t lowest = kNone;
   for (const int32_t score : going_) lowest = std::min(lowest, score);
-  if (lowest == kNobody) return -1;
+  if (lowest == kNone) return -1;
   const auto at = std::find(going_.begin(), going_.end(), lowest);
-  *at = kNobody;
+  *at = kNone;
   return static_cast<int>(at - going_.begin());
 }
 

@@ -26,7 +26,7 @@ class ExpertCachePolicy {
   // A step used these experts, [layers, experts].
   void observe(const uint8_t* used);
 
-  // At most so many moves, of the greatest gains; they count as done. used: the step's, observed. pays: only those that
+  // At most `most` moves, those with the greatest gains; they count as done. used: the step's, observed. pays: only those that
   // are expected to. Sorted by layer.
   const std::vector<ExpertMove>& choose(const uint8_t* used, int64_t most, bool pays);
 
@@ -63,7 +63,7 @@ class ExpertCachePolicy {
   std::vector<Candidate> candidates_, could_;  // those of this step, and those that are to be watched
   std::vector<uint8_t> missed_;                // [layers, experts]
   std::vector<std::pair<float, int>> coming_;  // of a layer: the score, negative, and the expert
-  std::vector<int32_t> going_;                 // of a layer: each expert's score in bits, or nobody's
+  std::vector<int32_t> going_;                 // of a layer: each expert's score in bits, or kNone
   std::vector<ExpertMove> moves_;
 };
 

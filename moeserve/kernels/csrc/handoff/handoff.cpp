@@ -18,7 +18,7 @@ constexpr int kLayerSpins = 20000;
 constexpr int kLooksApart = 32;
 constexpr auto kDoze = std::chrono::microseconds(50), kSleep = std::chrono::microseconds(2000);
 
-constexpr int kFewExperts = 2;  // a panel of so many is still a small piece of work
+constexpr int kFewExperts = 2;  // a panel of this many is still a small piece of work
 
 constexpr auto kPoisonPeriod = std::chrono::milliseconds(1);
 
@@ -123,7 +123,7 @@ bool Handoff::serve_turn(Team& team, uint32_t step, int place, bool is_deferred)
   return turn.is_followed != 0;
 }
 
-// Waits until the turn is ready, and prepares it if nobody else does. False when all is given up.
+// Waits until the turn is ready, and prepares it if no other thread does. False when all is given up.
 bool Handoff::prepare_in_time(Team& team, uint32_t step, int place, bool is_deferred, uint32_t number) {
   const int layer = cpu_layers_[place];
   for (int looks = 0; !failed_.load(std::memory_order_relaxed); ++looks) {

@@ -72,7 +72,7 @@ struct AttentionOp {
   const float* gate;   // [n, heads, value_dim]: out is multiplied by its sigmoid; or nullptr
   const float* sinks;  // [heads]: one more logit in each softmax's denominator; or nullptr
   int64_t slot_stride() const { return is_latent ? dim : int64_t{kv_heads} * dim; }
-  // The heads are in so many parts, each of one KV head, of so many heads.
+  // The number of parts of the heads, each of one KV head, and of heads in a part.
   int parts() const { return kv_heads * plan->cuts; }
   int part_heads() const { return heads / parts(); }
   bool is_sliced() const { return plan->slices > 0 && !is_latent && !keys.is_q8(); }

@@ -14,7 +14,7 @@
 namespace moeserve {
 
 // A weight matrix, or one per expert: in panels of its own (anonymous memory, huge pages asked for), or as the GGUF
-// rows in the mapped file, which the caller keeps. Panels lie node by node, so that each memory node's part is
+// rows in the mapped file, which the caller keeps. Panels lie node by node, so that each NUMA node's part is
 // contiguous; a page goes to the node whose thread writes it first.
 class Matrix {
  public:
@@ -315,7 +315,7 @@ struct SortRoutesOp {
 class Parts {
  public:
   float* data() { return rows_.data(); }
-  // For so many routes of experts of `hidden` outputs; waits for the pool if that takes another buffer.
+  // For the routes of experts of `hidden` outputs; waits for the pool if that takes another buffer.
   void fit(Pool& pool, int routes, int64_t hidden) {
     const size_t size = static_cast<size_t>(std::min(routes, ExpertsOp::kMostParts)) * hidden;
     if (size <= rows_.size()) return;

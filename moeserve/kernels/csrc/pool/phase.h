@@ -1,5 +1,5 @@
 // How the pool's threads share one phase of an operation: units of work in a range for each thread, from which others
-// take what its owner has not come to. A phase is over when all its units are done, whoever did them: nobody waits for a
+// take what its owner has not come to. A phase is over when all its units are done, whoever did them: no thread waits for a
 // thread that has none in hand, and a thread that comes late finds the phase over and goes on.
 //
 // Phases are numbered from 1 over the life of a pool, and every counter carries the number of the phase that it counts
@@ -45,7 +45,7 @@ struct alignas(64) WorkRange {
 // them, the phase cannot end; all others must write nothing.
 class Claim {
  public:
-  // flag: the latest phase in which this unit was claimed; nullptr: nobody else has the unit.
+  // flag: the latest phase in which this unit was claimed; nullptr: no other thread has the unit.
   Claim(std::atomic<uint64_t>* flag, uint64_t phase) : flag_(flag), phase_(phase) {}
 
   bool operator()() {

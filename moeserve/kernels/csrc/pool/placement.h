@@ -1,4 +1,4 @@
-// Where threads run, and which memory node owns which panels.
+// Where threads run, and which NUMA node owns which panels.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@ namespace moeserve {
 
 // Where a thread runs.
 struct ThreadPlacement {
-  int node;               // memory node, counted from 0; a node's threads stand together
+  int node;               // NUMA node, counted from 0; a node's threads stand together
   std::vector<int> cpus;  // what it is bound to; empty: not bound
 };
 
-// Panels are divided among memory nodes in contiguous ranges: node i of n owns [first_panel(i), first_panel(i + 1)).
+// Panels are divided among NUMA nodes in contiguous ranges: node i of n owns [first_panel(i), first_panel(i + 1)).
 constexpr int64_t first_panel(int64_t panels, int node, int nodes) { return panels * node / nodes; }
 constexpr int node_of_panel(int64_t panels, int64_t panel, int nodes) {
   return static_cast<int>(((panel + 1) * nodes - 1) / panels);

@@ -251,7 +251,7 @@ void Pool::leave(Team& team) {
   }
 }
 
-// Whether all threads are done with the first so many operations, and read nothing of them any more.
+// Whether all threads are done with the first `operations` operations, and read nothing of them any more.
 bool Pool::all_left(uint32_t operations) const {
   return std::all_of(teams_.begin(), teams_.end(), [&](const std::unique_ptr<Team>& team) {
     return static_cast<int32_t>(team->left_.load(std::memory_order_seq_cst) - operations) >= 0;

@@ -73,7 +73,7 @@ class Team {
     share(all_threads(n), f, flags(n, 0), idle);
   }
 
-  // The same for `outer` x `panels` pairs, f(o, panel), where memory node i owns the panels of its range
+  // The same for `outer` x `panels` pairs, f(o, panel), where NUMA node i owns the panels of its range
   // (Pool::first_panel): only its own threads work on them. A thread's pairs run panel by panel within an o.
   template <class F>
   void for_panels(int64_t outer, int64_t panels, F&& f) {
@@ -111,8 +111,8 @@ class Team {
 
   static bool no_idle() { return false; }  // for who has nothing to do meanwhile
 
-  // So many phases without work, in place of those that other threads may have had: a thread that comes late leaves out
-  // what is over, and all leave out what nobody has.
+  // Phases without work, in place of those that other threads may have had: a thread that comes late leaves out
+  // what is over, and all leave out what no thread has.
   void skip_phases(int count);
 
   // The first of this thread's own range in for_panels(outer, panels, f): a pair (o, panel).
@@ -221,7 +221,7 @@ class Pool {
   uint64_t recomputed() const { return recomputed_.load(std::memory_order_relaxed); }
   // Operations whose weights a thread fetched while it waited in an earlier one. At any time.
   uint64_t fetched_ahead() const { return fetched_ahead_.load(std::memory_order_relaxed); }
-  // From now on each thread keeps the times of so many phases, or of none with 0. The pool is idle.
+  // From now on each thread keeps the times of `room` phases, or of none with 0. The pool is idle.
   void time_phases(size_t room);
   const std::vector<PhaseTime>& phase_times(int thread) const { return teams_[thread]->times_.all(); }
   const std::vector<std::string>& operation_names() const { return operation_names_; }
@@ -231,7 +231,7 @@ class Pool {
  private:
   friend class Team;
   static constexpr size_t kOpBytes = 320;
-  static constexpr int kSlots = 1024;  // submit() waits while so many operations are pending
+  static constexpr int kSlots = 1024;  // submit() waits while this many operations are pending
 
   struct alignas(64) Slot {
     unsigned char bytes[kOpBytes];

@@ -13,7 +13,7 @@
 //                    may come (a grammar's)
 //   samplers         in the order that the request asks for, or in this one:
 //     temperature    0 is greedy: the largest logit, of equal ones the lowest id
-//     top_n_sigma    logits within so many standard deviations of the largest
+//     top_n_sigma    logits within n standard deviations of the largest
 //     top_k          the k largest
 //     typical_p      of the tokens whose surprise is nearest to the entropy, the shortest head whose probabilities
 //                    sum to >= typical_p

@@ -31,7 +31,7 @@ def piecewise_attention(
 def gradients(
     inputs: tuple[Tensor, ...], out_gradient: Tensor, distance: int, causal: bool, scale: float | None = None
 ) -> tuple[Tensor, ...]:
-    """Of q1, k1, q2, k2, v, from that of the result: computed in float64, given in the inputs' types."""
+    """The gradients of q1, k1, q2, k2 and v from the result's: computed in float64, given in the inputs' types."""
     q1, k1, q2, k2, v = inputs
     scale = _scale(q1, scale)
     weights, _, is_far = _weights(q1, k1, q2, k2, distance, causal, scale)

@@ -86,7 +86,7 @@ class Pointwise:
         return tensors[0].new_empty_strided(shape, result_strides(shape, tensors), dtype=steps[-1].kind.dtype)
 
     def source(self, *arguments: Argument, out: Tensor | None = None) -> str:
-        """Of the kernel that such a call launches."""
+        """The source of the kernel that such a call launches."""
         return self._source(plan_of(self.expression, arguments, out).kind)
 
     def _note(

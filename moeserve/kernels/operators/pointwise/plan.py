@@ -19,7 +19,7 @@ Argument = Tensor | Number
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Of all calls with arguments of the same shapes, strides, types and alignments."""
+    """The plan of all calls with arguments of the same shapes, strides, types and alignments."""
 
     shape: torch.Size
     strides: tuple[int, ...]  # of a result that the call allocates

@@ -24,7 +24,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Of an argument or a step: its type, and its rank in promotion."""
+    """The type of an argument or a step, and its rank in promotion."""
 
     dtype: torch.dtype
     rank: int

@@ -43,7 +43,7 @@ def mix(
 def feed_forward(
     stream: CpuStream, w: CpuDenseFfn, eps: float, n: int, space: CpuWorkspace, adapters: LayerAdapters | None
 ) -> None:
-    """Of a layer without experts."""
+    """Queues the feed-forward of a layer without experts."""
     stream.norm(space.x, w.norm, eps, n, space.y)
     _add_unrouted(stream, w.expert, n, space, adapters, names.FFN_PARTS)
 

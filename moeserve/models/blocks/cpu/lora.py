@@ -99,7 +99,7 @@ class CpuAdapters:
             self._table(key.layer, key.part).set(number, key.expert, None, None)
 
     def layer(self, index: int, rows: AdapterRows | None) -> LayerAdapters | None:
-        """Of a step; None where no row of it asks for an adapter."""
+        """A layer's adapters for the step; None where no row of it asks for an adapter."""
         return None if rows is None else LayerAdapters(index, rows, self._tables, self._shrunk)
 
     def _table(self, layer: int, part: str) -> LoraTable:

@@ -91,7 +91,7 @@ class GpuDecoder:
         """kv, states: of the weights' layers; states: none where none of them is recurrent. slot_table: int32
         [requests, length], the KV slots of each request by position. handoff, expert_stream, prefill: see
         `GpuFfnBlock`. from_cpu: float32 [max_tokens, hidden] in pinned memory, where a step's x is instead of coming
-        from an embedding. forced_rows: steps of up to so many rows take the routers' choice from `forced_routing`.
+        from an embedding. forced_rows: the most rows of a step that takes the routers' choice from `forced_routing`.
         sums: where several GPUs compute the model; None: every block is whole. adapters: those that rows may ask for.
         window_table: the slot table of windowed layers; None: they have no slots of their own. stage: where other GPUs
         have the layers before or behind. num_in_ram: see `GpuFfnBlock`."""
@@ -172,7 +172,7 @@ class GpuDecoder:
 
     @property
     def num_kv_slots(self) -> int:
-        """Of the smallest KV pool; 0 where all layers are recurrent."""
+        """Slots of the smallest KV pool; 0 where all layers are recurrent."""
         return min((len(layer.keys) for layer in self._kv if len(layer.keys)), default=0)
 
     @property
@@ -291,7 +291,7 @@ class GpuDecoder:
         return torch.stack([everywhere if m is None else (m >= 0).cpu() for m in maps])
 
     def weight_bytes(self, used: Tensor) -> int:
-        """Of GPU weights that a step reads which uses these experts: bool [layers, experts], on the CPU."""
+        """Bytes of GPU weights that a step reads which uses these experts: bool [layers, experts], on the CPU."""
         w = self._weights
         total = 0 if w.output is None else w.output.nbytes
         for layer, count in zip(w.layers, (used & self.on_gpu).sum(dim=1).tolist(), strict=True):
@@ -362,13 +362,13 @@ class GpuDecoder:
 
 
 def _experts_here(weights: GpuWeights) -> int:
-    """Of the layer that has most of them."""
+    """The experts on this GPU of the layer that has most of them."""
     here = [layer.moe.experts for layer in weights.layers if layer.moe is not None]
     return max((experts.gate.experts for experts in here if experts is not None), default=0)
 
 
 def _as_planes(rows: Tensor, device: torch.device) -> Planes:
-    """Of floats, wherever they lie."""
+    """Float weights as planes, wherever they lie."""
     empty = torch.empty(0, dtype=torch.int32, device=device)
     count, cols = rows.shape
     return Planes(F32, 1, count, cols, rows[None], empty, empty)

@@ -224,7 +224,7 @@ class GpuFfnBlock:
         return (after - x).float()
 
     def routing(self, index: int, s: GpuWorkspace) -> LayerRouting | None:
-        """Of the layer's rows, for an observer."""
+        """The routing of the layer's rows, for an observer."""
         routes, top_k = self._routes(index, s), self._shapes[index].num_routes
         if not top_k:
             return None
@@ -238,7 +238,7 @@ class GpuFfnBlock:
         return not ffn.router.first.quantised
 
     def _sum_over_gpus(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
-        """Of a large batch in s.output: attention's has been added to x by then."""
+        """Sums a large batch in s.output over the GPUs: attention's output has been added to x by then."""
         routes = self._routes(index, s)
         total = routes.parts
         if not s.is_small_batch:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class ForcedRouting:
-    """Of steps of up to `rows` rows; larger ones route as the weights say."""
+    """Forces the routes of steps of up to `rows` rows; larger ones route as the weights say."""
 
     def __init__(self, layers: int, experts: int, rows: int, device: torch.device) -> None:
         self._logits = torch.zeros(layers, rows, experts, device=device)

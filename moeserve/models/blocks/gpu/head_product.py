@@ -22,7 +22,7 @@ def quad_tile(rows: int) -> tuple[int, QuadTile]:
 
 
 class HeadProduct:
-    """Of up to `rows` rows; owns its input in quad order."""
+    """The head's product for up to `rows` rows; owns its input in quad order."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ _ENTRY = 4  # int64s of a product: kernels/lora/triton.py
 
 
 class _Products(NamedTuple):
-    """Of one matrix of a layer, or of its experts'."""
+    """The adapters' products of one matrix of a layer, or of its experts'."""
 
     first: int  # among all products
     experts: int
@@ -158,7 +158,7 @@ class GpuAdapters:
         return next(scope for scope in self.scopes if wanted & scope == wanted)
 
     def table(self, layer: int, parts: Sequence[str]) -> AdapterTable | None:
-        """Of parts that lie one behind the other; None where the layer has none of them."""
+        """The table of parts that lie one behind the other; None where the layer has none of them."""
         places = [self._places[layer, part] for part in parts if (layer, part) in self._places]
         if not places:
             return None

@@ -65,7 +65,7 @@ class LayerAdapters:
 
 @dataclass(frozen=True, slots=True)
 class ExpertAdapters:
-    """Of the experts of a layer; of a step's routes once `of_routes` has named them."""
+    """The adapters of a layer's experts, for a step's routes once `of_routes` has named them."""
 
     gate_up: AdapterTable
     down: AdapterTable

@@ -18,7 +18,7 @@ from moeserve.models.blocks.gpu.workspace import GpuWorkspace
 
 
 class GpuSums:
-    """Of all layers."""
+    """The sums over GPUs of all layers."""
 
     def __init__(
         self, mixer: AllReduce | None, ffns: Sequence[AllReduce | None], within_norm: SumNorm | None

@@ -38,8 +38,8 @@ from moeserve.models.step_buffers import (
 )
 
 MAX_DECODE_ROWS = 256  # rows that decode attention has splits for; more go in parts
-# Beside prompts there may be few such rows, with long contexts: so many go together, each in so many splits. (With the
-# one split of 256 rows, a row 8,000 tokens on took a step of 48 layers 15 ms.)
+# Beside prompts there may be few such rows, with long contexts: how many go together, each in how many splits. (With
+# the one split of 256 rows, a row 8,000 tokens on took a step of 48 layers 15 ms.)
 MIXED_DECODE_ROWS, MIXED_SPLITS = 64, 8
 FLOATS: dict[torch.dtype, GpuFloat] = {
     torch.float32: "float32",
@@ -83,7 +83,8 @@ class GpuBatch:
 
 
 class Routes(NamedTuple):
-    """Of a layer whose tokens pass so many feed-forwards each: those chosen by the router, then what all pass."""
+    """The routes of a layer whose tokens pass several feed-forwards each: the experts chosen by the router, then the
+    shared ones."""
 
     expert_ids: Tensor  # int32 [rows, parts]
     local_expert_ids: Tensor  # the same as places among the GPU's experts
@@ -93,7 +94,7 @@ class Routes(NamedTuple):
 
 
 class AttentionWorkspace(NamedTuple):
-    """Of the layers whose attention has one form."""
+    """The workspace of the layers whose attention has one form."""
 
     q: Tensor  # of the type that keys are read as, [rows, heads, head_dim]
     attended: GpuActivations
@@ -265,7 +266,7 @@ def _attentions(shape: ModelShape) -> list[AttentionShape | LatentAttentionShape
 
 
 def _queries(memory: Tensor, shape: AttentionShape | LatentAttentionShape) -> Tensor:
-    """Of the form's heads, in the memory of the widest form's."""
+    """The queries of the form's heads, in the memory of the widest form's."""
     if isinstance(shape, LatentAttentionShape):
         return memory.view(len(memory), shape.num_heads, -1)
     return _narrowed(memory, shape.q_width).view(len(memory), shape.num_heads, shape.head_dim)

@@ -74,7 +74,7 @@ class DummyFile(GGUFFile):
 
 
 def std_of(tensor: TensorInfo) -> float:
-    """Of a matrix' weights."""
+    """The standard deviation of a matrix's weights."""
     scale = ROUTER if n.FFN_GATE_INP in tensor.name else 1.0
     return float(scale / np.sqrt(tensor.shape[-1]))
 

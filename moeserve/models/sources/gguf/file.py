@@ -93,7 +93,7 @@ def open_gguf(path: Path, *, has_tensors: bool = True) -> GGUFFile:
 
 
 def _stored_bytes(tensor: MappedTensor) -> int:
-    """Of what the file has from its offset on."""
+    """Bytes that the file has from the tensor's offset on."""
     return tensor.nbytes if tensor.half is None else 2 * tensor.nbytes
 
 

@@ -83,7 +83,7 @@ class HuggingFaceMapping:
 
     @property
     def model_types(self) -> tuple[str, ...]:
-        """Of config.json, of all the forms that are read."""
+        """The values of config.json's `model_type`, in all the forms that are read."""
         wrapped = () if self.wrapped_in is None else (self.wrapped_in,)
         return self.model_type, *self.other_model_types, *wrapped
 

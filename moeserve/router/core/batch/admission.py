@@ -56,7 +56,7 @@ class AdmissionPolicy:
         matched, idle = self._memory.lookup(candidate)
         known = len(candidate.tokens)
         lengths += self._lengths(candidate, known - (matched - idle), known)
-        # Shared slots whose first holder has left are nobody's own; they are freed only when the last sharer ends.
+        # Shared slots whose first holder has left belong to no request; they are freed only when the last sharer ends.
         lasting = self._memory.num_held - brought
         return lasting + peak_tokens(lengths) <= self._memory.num_slots
 

@@ -2,8 +2,8 @@
 `preemption.py` chooses who is preempted.
 
 **Beam searches.** A search is one request with a request slot for each beam. It is bound, preempted and released as
-one. When it is preempted or its worker is lost, it begins again behind its prompt: nobody has got anything of it yet,
-and it finds the same beams.
+one. When it is preempted or its worker is lost, it begins again behind its prompt: no client has got anything of it
+yet, and it finds the same beams.
 
 **Postponement.** A grammar may take a second to compile, and a step does not wait for it. The request then leaves the
 batch, its prompt's KV stays cached, and it is tried again after a few steps, each time after twice as many.
@@ -176,7 +176,7 @@ class RunningBatch:
         self._left_spans += [(self.last_planned, span.handle) for span in spans]
 
     def take_handles(self) -> list[str]:
-        """Of spans that no plan will name any more."""
+        """Takes the handles of spans that no plan will name any more."""
         handles = []
         while self._left_spans and self._left_spans[0][0] <= self.last_finished:
             handles.append(self._left_spans.popleft()[1])

@@ -8,7 +8,7 @@ share what their answers have in common:
                                  `-- e --- f      beam 2: a e f
 
 A path's node is one KV slot with the number of beams and nodes behind it. A fork adds one, a beam that is given up
-takes one away, and a slot that nobody has left is free. Nothing is copied, because slots are of single tokens. Of a
+takes one away, and a slot without a holder is free. Nothing is copied, because slots are of single tokens. Of a
 model with recurrent state, a fork copies the state.
 
 The first continuation of a beam stays in the beam's request slot. Others take request slots of beams that were given
@@ -72,7 +72,7 @@ class BeamRows:
 
     @property
     def position(self) -> int:
-        """Of the rows' tokens."""
+        """The position of the rows' tokens."""
         return self._num_prompt + self.search.length - 1
 
     def bound(self, req_slots: list[int]) -> None:

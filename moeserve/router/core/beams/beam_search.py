@@ -198,6 +198,6 @@ class BeamSearch:
         group.answers.append(FoundAnswer(score, beam, stop_token))
 
     def answers(self) -> list[FoundAnswer]:
-        """Of all groups, best first."""
+        """The answers of all groups, best first."""
         found = [answer for group in self._groups for answer in group.answers]
         return sorted(found, key=lambda answer: -answer.score)

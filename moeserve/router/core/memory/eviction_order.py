@@ -1,4 +1,4 @@
-"""The leaves of the prefix tree that nobody references, in the order in which they are evicted."""
+"""The unreferenced leaves of the prefix tree, in the order in which they are evicted."""
 
 from __future__ import annotations
 

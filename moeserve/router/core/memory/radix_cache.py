@@ -166,7 +166,7 @@ class RadixCache:
         return surplus, end
 
     def discard(self, node: Node) -> array[int]:
-        """Ends a reference and removes the nodes from `node` upwards that nobody references and that have no children;
+        """Ends a reference and removes the nodes from `node` upwards that are unreferenced and have no children;
         returns their slots, for the caller to free."""
         self.release(node, b"", array("i"))
         freed = array("i")
@@ -191,8 +191,8 @@ class RadixCache:
             return surplus, node
         rest, rest_tokens = slots[at:], tokens[at * TOKEN_BYTES :]
         self.num_tokens += len(rest)
-        nobody_else = node.refs == 0 or (node is start and node.refs == 1)
-        if nobody_else and self._may_grow(node):
+        is_unshared = node.refs == 0 or (node is start and node.refs == 1)
+        if is_unshared and self._may_grow(node):
             # The caller's own node becomes idle as a whole when `release` ends its reference.
             node.tokens += rest_tokens
             node.slots.extend(rest)

@@ -1,7 +1,8 @@
 """What the rest of the core may ask of the memories of sequences: room for one, slots for its rows, what a step moves.
 
 Behind it are the KV slots with the prefix tree, the windowed layers' own pool, recurrent states, and the tiers in RAM
-and on disk (`kv_memory.py`). Nobody else names them: a scheduling decision is the same whichever of them a model has.
+and on disk (`kv_memory.py`). No other module names them: a scheduling decision is the same whichever of them a model
+has.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ A cut costs a step, so there are few. What comes next is one of these:
 - Another prompt that began like this one: a shared system prompt, an edited last message. The tree knows how far this
   prompt matches an earlier one; a second one that departs there makes a third likely, so that is a border (as in
   Marconi, arXiv:2411.19379).
-- The first edit of a message, whose place nobody knows. Borders at distances from the last one that double each time
+- The first edit of a message, whose place is not known. Borders at distances from the last one that double each time
   bound what is computed again to about twice the edited part, for a logarithm of the prompt's length in snapshots.
 """
 
@@ -45,8 +45,9 @@ def border_spacing(max_num_batched_tokens: int) -> BorderSpacing:
 
 
 def window_spacing(window: int) -> BorderSpacing:
-    """Of islands of windowed layers. They cost no step, and of a prompt's windowed KV they take a quarter. So where
-    nothing else is left of them, a prompt that departs from an earlier one computes at most four windows again."""
+    """The spacing of window segments of windowed layers. They cost no step, and take a quarter of a prompt's windowed
+    KV. So where nothing else is left of them, a prompt that departs from an earlier one computes at most four windows
+    again."""
     return BorderSpacing(least=min(DEFAULT_SPACING.least, window), first=4 * window, is_even=True)
 
 

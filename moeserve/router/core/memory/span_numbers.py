@@ -69,7 +69,7 @@ class SpanNumbers:
         return [one if one >= 0 else self._by_number[one].placeholder for one in ids]
 
     def keys_in(self, tokens: bytes | bytearray) -> list[bytes]:
-        """Of the spans that have some of these positions, in order; of one that follows itself, once."""
+        """The keys of the spans that have some of these positions, in order."""
         if not self._by_number:
             return []
         return [self._by_number[one].key for one in _numbers(tokens)]

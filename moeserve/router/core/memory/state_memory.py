@@ -124,7 +124,7 @@ class StateMemory:
         return snapshot.slot not in self._copies[1::2]
 
     def take_for_load(self, max_running: int) -> int | None:
-        """A slot that a state in a tier is loaded to, which nobody else uses until `loaded`. None where it might be
+        """A slot that a state in a tier is loaded to, which no request uses until `loaded`. None where it might be
         missing for one of `max_running` requests."""
         if len(self._loading) + max_running >= self.num_slots:
             return None

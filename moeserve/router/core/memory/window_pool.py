@@ -1,7 +1,7 @@
 """The slots of a windowed model's second KV pool, each with who holds it.
 
 A slot stores the K and V of one token in the windowed layers. Requests that run and islands of the prefix tree
-(`window_memory.py`) may hold the same slot; it is free once nobody does.
+(`window_memory.py`) may hold the same slot; it is free once none does.
 """
 
 from __future__ import annotations

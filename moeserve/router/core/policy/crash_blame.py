@@ -3,7 +3,7 @@
 Every request with a row in flight at a crash is suspected of it until its next token. After a worker that ended by
 itself, the suspects are bound one at a time, beside those that are cleared; so the next crash shows which one it is.
 
-Somebody may also kill workers from outside, at any moment and more than once. That is nobody's fault, so requests go on
+Workers may also be killed from outside, at any moment and more than once. That is no request's fault, so requests go on
 together at first, and it takes more kills until one is blamed.
 """
 

@@ -207,7 +207,7 @@ def chunk_context(start: int, count: int) -> int:
 
 class _NormalEquations:
     """The normal equations of one kind of steps. The target is always 1, for features are divided by the duration. Of
-    the symmetric matrix, what lies below its diagonal stays 0 and is read by nobody."""
+    the symmetric matrix, what lies below its diagonal stays 0 and is never read."""
 
     def __init__(self) -> None:
         self.matrix: list[Vector] = [[0.0] * NUM_FEATURES for _ in range(NUM_FEATURES)]

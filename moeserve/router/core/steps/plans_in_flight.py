@@ -61,5 +61,5 @@ class PlansInFlight:
 
     @property
     def awaited(self) -> tuple[int, float] | None:
-        """The oldest one's number, and how long it was expected to take in milliseconds; 0: nobody knows."""
+        """The oldest one's number, and how long it was expected to take in milliseconds; 0: not known."""
         return (self._plans[0].step, self._plans[0].expected_ms) if self._plans else None

@@ -121,7 +121,7 @@ class ScheduledStep:
         return complete
 
     def add_draft_row(self, request: Request, drafts: int, slots: int, memory: SequenceMemory) -> None:
-        """A row that may have so many drafts, before all others, and is granted `slots` positions."""
+        """Adds a row with room for drafts, before all others, granted `slots` positions."""
         self._decode_context += request.num_planned
         granted = memory.grant(request, slots)
         self.rows.append(Row(request.req_slot, CONTINUES, 1 + drafts, granted.kv, True, granted.window))

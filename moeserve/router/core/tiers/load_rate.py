@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from moeserve.messages.pages import Tier, TierCounts
 
 KEEP = 0.5  # of the bytes and of the time so far, beside a new measurement
-MOST_MS = 20_000.0  # of a load, while nobody knows what computing takes: no step was measured yet
+MOST_MS = 20_000.0  # of a load, before a step was measured, while it is not known what computing takes
 # Prompts that were recomputed, after which a window of pages shows the tier's rate anew; from RAM it costs little.
 RETRY_AFTER: dict[Tier, int] = {"ram": 4, "disk": 32}
 
 
 class LoadRates:
-    """Of some tiers, by number."""
+    """The load rates of some tiers, by number."""
 
     def __init__(self, tiers: Sequence[Tier], counts: Sequence[TierCounts]) -> None:
         """counts: one for each tier."""
@@ -27,9 +27,9 @@ class LoadRates:
         self._ms_without_bytes = [0.0] * num_tiers  # since the last bytes
 
     def observe(self, tier: int, num_bytes: int, ms: float) -> None:
-        """So many bytes came from the tier while it was busy for `ms` milliseconds. Of a page that was being read when
-        one report was made and arrived before the next, the time is in the first and the bytes are in the second. So
-        the rate is of sums, and time without bytes belongs to the next ones."""
+        """Notes that `num_bytes` came from the tier while it was busy for `ms` milliseconds. A page that was being read
+        at one report and arrived before the next has its time in the first and its bytes in the second. So the rate is
+        of sums, and time without bytes belongs to the next ones."""
         self._ms_without_bytes[tier] += ms
         if num_bytes <= 0:
             return
@@ -40,8 +40,8 @@ class LoadRates:
             self.bytes_per_ms[tier] = self._num_bytes[tier] / self._ms[tier]
 
     def pays(self, num_bytes: Sequence[int], recompute_ms: float) -> bool:
-        """Whether so many bytes of each tier are expected sooner from there than computed in `recompute_ms`; 0: nobody
-        knows. A tier of unknown rate is tried."""
+        """Whether these bytes of each tier are expected sooner from there than computed in `recompute_ms`; 0: not
+        known. A tier of unknown rate is tried."""
         return sum(self._times(num_bytes)) < (recompute_ms or MOST_MS)
 
     def admits(self, num_bytes: Sequence[int], recompute_ms: float) -> bool:

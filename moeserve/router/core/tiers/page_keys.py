@@ -12,8 +12,8 @@ from moeserve.router.core.memory.span_numbers import SpanNumbers
 def page_keys(
     namespace: Namespace, tokens: bytes, page_tokens: int, spans: SpanNumbers | None = None
 ) -> list[bytes]:
-    """Of the whole pages of `tokens`, int32. The namespace (an API key's name, a salt, an adapter) is part of every
-    key and cannot be read out of it. spans: those that may be among the tokens."""
+    """The keys of the whole pages of `tokens`, int32. The namespace (an API key's name, a salt, an adapter) is part of
+    every key and cannot be read out of it."""
     key = blake2b(repr(namespace).encode(), digest_size=PAGE_KEY_BYTES).digest()
     step = page_tokens * TOKEN_BYTES
     keys = []
@@ -25,7 +25,7 @@ def page_keys(
 
 
 def state_key(key: bytes) -> bytes:
-    """Of the recurrent state after all tokens that a page's key stands for."""
+    """The key of the recurrent state after all tokens that a page's key stands for."""
     return blake2b(key, digest_size=PAGE_KEY_BYTES, person=b"state").digest()
 
 

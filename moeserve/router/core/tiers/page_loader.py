@@ -117,7 +117,7 @@ class PageLoader:
         return key in self._under_way
 
     def leave(self, request: HeldSequence) -> None:
-        """A request no longer waits. A load for nobody orders no further pages."""
+        """A request no longer waits. A load without a request orders no further pages."""
         for job in self._jobs:
             if request in job.waiters:
                 job.waiters.remove(request)
@@ -154,11 +154,11 @@ class PageLoader:
         return most - sum(each == tier for _, _, each in self._under_way.values())
 
     def _bytes_left(self, job: LoadJob) -> list[int]:
-        """Of what a load has not ordered yet, by tier."""
+        """Bytes that a load has not ordered yet, by tier."""
         return self.bytes_of(job.keys[job.num_ordered : job.end], with_state=job.end > job.num_pages)
 
     def bytes_of(self, keys: list[bytes], *, with_state: bool) -> list[int]:
-        """Of pages, and of a state that is the last of them, by tier."""
+        """Bytes of pages, and of a state that is the last of them, by tier."""
         sizes = [0] * len(self._tiers)
         for index, key in enumerate(keys, 1):
             is_state = with_state and index == len(keys)

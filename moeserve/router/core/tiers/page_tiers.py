@@ -30,7 +30,7 @@ from moeserve.router.core.tiers.tier_sizes import TierSizes
 
 @dataclass(slots=True)
 class _TierPages:
-    """Of one tier."""
+    """The pages of one tier."""
 
     counts: TierCounts
     keys: set[bytes] = field(default_factory=set)  # of pages and states
@@ -236,7 +236,7 @@ class PageTiers:
         pages.counts.load_ms += news.load_ms
 
     def _written(self, tier: int, key: bytes) -> int:
-        """The bytes of an order to write that has been answered; 0 for what nobody has ordered."""
+        """The bytes of an order to write that has been answered; 0 for an order that was not made."""
         if tier == 0:
             return self._writer.answered(key)
         assert self._to_disk is not None

@@ -61,7 +61,7 @@ def _batch(
 
 
 def adapter_rows(adapters: Int32s) -> AdapterRows | None:
-    """Of the adapter of each row, -1 for none. None where no row asks for one."""
+    """The rows of each adapter, from the adapter of each row, -1 for none. None where no row asks for one."""
     if adapters.max(initial=-1) < 0:
         return None
     order = np.argsort(adapters, kind="stable").astype(np.int32)
@@ -108,7 +108,7 @@ class CpuEngine:
 
     @property
     def description(self) -> str:
-        nodes = f" on {self._stream.nodes} memory nodes" if self._stream.nodes > 1 else ""
+        nodes = f" on {self._stream.nodes} NUMA nodes" if self._stream.nodes > 1 else ""
         return f"cpu ({self._stream.isa}, {self._stream.threads} threads{nodes})"
 
     @property

@@ -302,7 +302,7 @@ class GpuEngine:
 
     @property
     def prompt_sizes(self) -> list[int]:
-        """Of steps that may go in parts."""
+        """The sizes of steps that may go in parts."""
         return [size for size in self._model.sizes if size > SMALL_BATCH_ROWS]
 
     @property

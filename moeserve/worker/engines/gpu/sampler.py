@@ -21,7 +21,8 @@ Int32s = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of some rows, on the device or here: the targets' log-probabilities and ranks, the MAX_TOP most likely tokens."""
+    """The scores of some rows, on the device or here: the targets' log-probabilities and ranks, the MAX_TOP most likely
+    tokens."""
 
     targets: Tensor  # int32 [n]
     logprobs: Tensor  # float32 [n]

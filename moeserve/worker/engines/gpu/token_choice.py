@@ -23,7 +23,7 @@ class LogitRows(NamedTuple):
 
 
 class TokenChoice:
-    """Of one engine. The host may launch the next step before it reads what this one has chosen."""
+    """The token choice of one engine. The host may launch the next step before it reads what this one has chosen."""
 
     def __init__(self, sampler: GpuSampler, done: StepCompletion) -> None:
         self._sampler, self._done = sampler, done
@@ -42,7 +42,7 @@ class TokenChoice:
         self._is_marked = True
 
     def mark_end(self) -> None:
-        """Of a step that chooses nothing, too."""
+        """Marks the end of a step, also of one that chooses nothing."""
         if not self._is_marked:
             self._done.mark()
         self._is_marked = False

@@ -21,7 +21,8 @@ _NOTHING: Final = object()
 
 
 class WarmUp:
-    """Of one engine. Before its first step there is one call: `compile` and then `capture`, or `put_off`."""
+    """The warm-up of one engine. Before its first step there is one call: `compile` and then `capture`, or
+    `put_off`."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ class GpuWeightReads:
         return of_stage + (0 if experts is None else experts.bytes_of(used & ~self._model.on_gpu))
 
     def read(self) -> tuple[float, int]:
-        """Of all experts in RAM; where there are none, a copy within the GPU's memory."""
+        """Seconds and bytes of one read of all experts in RAM or, where there are none, of a copy on the GPU."""
         if not self._reads_ram:
             return read_by_copying(self._model.device)
         reads = [part.read() for part in (self._cpu_stage, self._ram_experts) if part is not None]

@@ -71,7 +71,7 @@ class CpuModel:
 
     @property
     def most_rows(self) -> int:
-        """Of a step."""
+        """The most rows of a step."""
         return max(self.step_tokens, self.config.max_num_seqs)
 
 

@@ -20,7 +20,7 @@ def open_stream(config: ServerConfig) -> CpuStream:
 
 
 def check_ram(weight_bytes: int, remedy: str = "or leave more experts to the GPU") -> None:
-    """Raises ConfigError where so many bytes are not free."""
+    """Raises ConfigError where `weight_bytes` bytes are not free."""
     free = available_bytes()
     if weight_bytes > free:
         raise ConfigError(

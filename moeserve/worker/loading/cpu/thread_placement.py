@@ -1,4 +1,4 @@
-"""Which memory node and which cores each compute thread gets."""
+"""Which NUMA node and which cores each compute thread gets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def place_threads(
 ) -> list[ThreadPlacement]:
     """One placement a thread, node by node. Only CPUs of our affinity (a container's cpuset) are used.
 
-    Threads and weights are divided evenly among `num_nodes` memory nodes; None takes the machine's. Asking for more
+    Threads and weights are divided evenly among `num_nodes` NUMA nodes; None takes the machine's. Asking for more
     than the machine has makes logical nodes out of its cores. Binding "cores" gives each thread a core of its own;
     "nodes" keeps them where their memory is; "none" leaves them to the kernel. "auto" is "cores" where there are
     enough, else "nodes": unbound, threads that wake together may be put on one core until the next tick.
@@ -43,7 +43,7 @@ def place_threads(
 
 
 def memory_nodes(sysfs: Path = SYSFS) -> list[list[int]]:
-    """The CPUs that we may use, by memory node; nodes without any are left out. One node where sysfs is silent."""
+    """The CPUs that we may use, by NUMA node; nodes without any are left out. One node where sysfs is silent."""
     return list(numbered_nodes(sysfs).values()) or [sorted(os.sched_getaffinity(0))]
 
 
@@ -70,7 +70,7 @@ def _bound(cpus: Sequence[int], threads: int, binding: str, sysfs: Path) -> list
     own = cores(set(cpus), sysfs)
     if len(own) < threads:
         raise ConfigError(
-            f"--cpu-binding {binding}: {threads} threads do not fit the {len(own)} cores of their memory node: "
+            f"--cpu-binding {binding}: {threads} threads do not fit the {len(own)} cores of their NUMA node: "
             "lower --threads, or choose another binding"
         )
     return [tuple(core) for core in own[:threads]]

@@ -40,7 +40,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def usable_bytes(device: torch.device, config: ServerConfig) -> int:
-    """Of the GPU's memory: its budget, or all that is free."""
+    """What the engine may use of the GPU's memory: its budget, or all that is free."""
     budget = config.gpu_memory_budget
     return free_bytes(device) if budget is None else int(budget * GIB)
 

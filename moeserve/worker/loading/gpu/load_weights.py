@@ -60,7 +60,7 @@ def _in_ram(
 
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
-    """Of this process."""
+    """The weights that this process has loaded."""
 
     on_gpu: GpuWeights
     in_ram: InRam | None

@@ -83,7 +83,7 @@ def pinned_panels(experts: RamExperts, placement: Placement, device: torch.devic
     if not placement.stream_bytes and not placement.has_cache:
         return None
     if experts.stream.nodes > 1:
-        _cannot_move(placement, "they lie on several memory nodes", "say --numa-nodes 1")
+        _cannot_move(placement, "they lie on several NUMA nodes", "say --numa-nodes 1")
         return None
     try:
         return PinnedPanels(experts.layers, device)

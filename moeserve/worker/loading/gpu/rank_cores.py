@@ -13,7 +13,7 @@ from moeserve.worker.loading.cpu.thread_placement import SYSFS, memory_nodes, nu
 
 
 def cores_of_rank(rank: int, gpu_nodes: Sequence[int | None], sysfs: Path = SYSFS) -> list[int]:
-    """CPUs, whole cores of them. Where each GPU is at a memory node whose CPUs we may use, of that node, which the GPUs
+    """CPUs, whole cores of them. Where each GPU is at a NUMA node whose CPUs we may use, of that node, which the GPUs
     there share evenly; else an even part of all. gpu_nodes: of each rank's GPU, None where it is not known. Of fewer
     cores than GPUs, all."""
     nodes = numbered_nodes(sysfs)
@@ -34,7 +34,7 @@ def _part(cpus: Sequence[int], part: int, parts: int, sysfs: Path) -> list[int]:
 
 
 def gpu_node(device: int, sysfs: Path = SYSFS) -> int | None:
-    """The memory node that a GPU is at; None where the kernel does not say."""
+    """The NUMA node that a GPU is at; None where the kernel does not say."""
     of: Any = torch.cuda.get_device_properties(device)  # older PyTorch does not name the PCI address
     try:
         address = f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}.0"

@@ -13,7 +13,7 @@ from moeserve.worker.loading.gpu.rank_cores import cores_of_rank, gpu_node
 
 
 def open_rank_stream(config: ServerConfig, ranks: RankGroup) -> CpuStream:
-    """A rank has an even part of the threads, on cores at its GPU's memory node. This process keeps to them from here
+    """A rank has an even part of the threads, on cores at its GPU's NUMA node. This process keeps to them from here
     on. Raises ConfigError as `open_stream` does."""
     nodes = [gpu_node(device) for device in ranks.devices] or [None] * ranks.num_ranks
     mine = cores_of_rank(ranks.rank, nodes)

@@ -40,7 +40,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Seconds of steps of so many tokens."""
+    """Seconds of steps by their number of tokens."""
 
     tokens: int
     on_cpu: float

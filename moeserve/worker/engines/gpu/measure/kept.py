@@ -70,7 +70,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class KeptMeasurements:
-    """Of one key, in `folder`, which is made when something is written."""
+    """The measurements of one key, in `folder`, which is made when something is written."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._file = folder / f"{key}.json"
@@ -136,7 +136,7 @@ def step_key(*parts: object) -> str:
 
 @cache  # later workers are forks of a process that has asked, and run what was imported then
 def kernel_sources() -> str:
-    """Of all kernels and what launches them: a checkout changes them without another version."""
+    """A hash of all kernels and what launches them: a checkout changes them without another version."""
     found = hashlib.sha256()
     for path in sorted(Path(moeserve.kernels.__file__).parent.rglob("*.py")):
         found.update(path.read_bytes())

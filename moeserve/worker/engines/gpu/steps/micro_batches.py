@@ -140,7 +140,7 @@ def _decode_part(rows: int) -> StepPath:
 
 
 def split(rows: Sequence[Row], at_most: int) -> list[StepLayout]:
-    """A step's rows in parts of exactly so many tokens each, but for the last; a chunk may be divided."""
+    """A step's rows in parts of exactly `at_most` tokens each, but for the last; a chunk may be divided."""
     parts: list[list[Row]] = [[]]
     room = at_most
     for row in rows:

@@ -7,18 +7,20 @@ from array import array
 from functools import lru_cache
 from typing import Final
 
-from moeserve.httpserver.generation.request.spec import GenerationSpec
+from moeserve.httpserver.generation.request.asked import Asked
 from moeserve.httpserver.transport.errors import invalid
+from moeserve.sampling.parameters import SamplerSettings
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 MAX_TAIL: Final = 20  # tokens behind the one with which a breaker begins
 MAX_SEQUENCES: Final = 1 << 16  # of several tokens
 
 
-async def resolve(spec: GenerationSpec, tokenizer: TextTokenizer) -> None:
-    """Sets `dry_breakers` where the request has DRY. Raises ApiError 400."""
-    if spec.sampler.dry_multiplier:
-        spec.dry_breakers = await asyncio.to_thread(closed_breakers, tokenizer, spec.dry_sequence_breakers)
+async def breakers_of(asked: Asked, sampler: SamplerSettings, tokenizer: TextTokenizer) -> bytes:
+    """Returns `SamplingParams.dry_breakers`: empty where the request has no DRY. Raises ApiError 400."""
+    if not sampler.dry_multiplier:
+        return b""
+    return await asyncio.to_thread(closed_breakers, tokenizer, asked.dry_sequence_breakers)
 
 
 @lru_cache(maxsize=16)

@@ -8,32 +8,32 @@ from functools import lru_cache
 from moeserve.grammar.checker import GrammarChecker
 from moeserve.grammar.errors import GrammarError
 from moeserve.grammar.relax import relaxed
-from moeserve.httpserver.generation.request.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.request.asked import Asked, GrammarConstraint
+from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.transport.errors import ApiError, invalid
-from moeserve.httpserver.transport.keys import key_name
-from moeserve.httpserver.transport.response_notes import RELAXED_SCHEMAS, note
+from moeserve.httpserver.transport.request_state import RELAXED_SCHEMAS
 
 log = logging.getLogger(__name__)
 
 
 async def compile_grammar(
-    grammars: GrammarChecker, spec: GenerationSpec, constraint: GrammarConstraint
+    grammars: GrammarChecker, asked: Asked, constraint: GrammarConstraint, tools: ToolUse
 ) -> str:
     """Returns the constraint's grammar. Raises ApiError 400 for one that does not compile, and for fields that conflict
     with a grammar, which ends the answer itself."""
-    if spec.ignore_eos:
+    if asked.ignore_eos:
         raise invalid("ignore_eos", f"cannot be combined with {constraint.param}: a grammar has an end")
-    if spec.min_tokens > 0:
+    if asked.min_tokens > 0:
         raise invalid(
             "min_tokens", f"cannot be combined with {constraint.param}: its grammar sets the length"
         )
-    strict = {tool.name for tool in spec.tools.tools if tool.is_strict}
+    strict = {tool.name for tool in tools.tools if tool.is_strict}
     try:
         grammar, lost = await grammars.check_or(
-            constraint.spec, relaxed(constraint.spec, strict), key_name.get()
+            constraint.spec, relaxed(constraint.spec, strict), asked.caller.tenant
         )
         if lost is not None:
-            note(RELAXED_SCHEMAS, constraint.param)
+            asked.caller.notes[RELAXED_SCHEMAS] = constraint.param
             _tell_once(f"{constraint.param}: held to what a grammar can express of their schemas: {lost}")
         return grammar
     except GrammarError as error:

@@ -1,0 +1,140 @@
+"""What a conversation's tools and reasoning ask of its answer: a grammar, tokens, and how the answer is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from msgspec.structs import replace
+
+from moeserve.chatformat import harmony
+from moeserve.grammar import spec as grammar
+from moeserve.httpserver.generation.chat.answer_reading import AnswerReading
+from moeserve.httpserver.generation.chat.channels import channel_grammar
+from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
+from moeserve.httpserver.generation.chat.thinking_tokens import ThinkingState
+from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
+from moeserve.httpserver.generation.request.tool_use import ToolUse
+from moeserve.httpserver.transport.errors import invalid
+from moeserve.messages.sampling import Thinking
+
+_NEVER: Final = -100.0  # a logit bias that excludes a token
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    grammar: GrammarConstraint | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)  # beside the client's own
+    thinking: Thinking | None = None
+    shown_tokens: tuple[int, ...] = ()  # control tokens that the chat format reads from the text
+    stop_token_ids: tuple[int, ...] = ()  # the chat format's, after which the answer is complete
+    reading: AnswerReading | None = None  # None: the answer is plain text
+
+
+PLAIN_TEXT: Final = AnswerForm()
+
+
+def form_of(
+    asked: Asked, prompt: ChatPrompt, given: GrammarConstraint | None, text: ModelText, ids: Sequence[int]
+) -> AnswerForm:
+    """Returns the form for this model. `given` is the grammar that the client asked for, `ids` the prompt's tokens.
+    Raises ApiError 400."""
+    formats, tools, wanted = text.formats, prompt.tools, prompt.thinking
+    if formats.channels is not None:
+        begun = formats.channels.prompt_end(text.tokenizer, ids)
+        constraint = given
+        if harmony.MESSAGE not in begun:  # a grammar begins with the message, else with its text
+            constraint = channel_grammar(prompt, _combined(tools, given), formats.channels)
+        reading = AnswerReading(prompt, formats, asked.stop_token_ids, constraint, begun=begun)
+        return AnswerForm(constraint, shown_tokens=tuple(formats.channels.tokens.values()), reading=reading)
+    state: ThinkingState = "closed"
+    if formats.thinking is not None:
+        state = formats.thinking.state(ids, text.tokenizer.vocabulary.special)
+    constraint = _grammar(tools, given, formats)
+    call_token = _call_token(constraint, formats)
+    stops = _call_end(tools, constraint, formats)
+    if wanted.budget and formats.thinking is None:
+        raise invalid(wanted.param, "this model has no thoughts to bound (see --reasoning-parser)")
+    thinking: Thinking | None = None  # named to the worker where a budget or a grammar depends on it
+    is_asked = wanted.budget is not None or constraint is not None
+    if formats.thinking is not None and state != "closed" and is_asked:
+        thinking = formats.thinking.message(state == "open", wanted.budget, call_token)
+        _check_ending(asked, wanted.param, thinking, stops)
+    return AnswerForm(
+        constraint,
+        logit_bias=_without_calls(tools, formats),
+        thinking=thinking,
+        shown_tokens=tuple(formats.control_tokens.values()) if tools.may_call else (),
+        stop_token_ids=stops,
+        reading=AnswerReading(prompt, formats, asked.stop_token_ids, constraint, call_token, state),
+    )
+
+
+def _grammar(
+    tools: ToolUse, given: GrammarConstraint | None, formats: ChatFormats
+) -> GrammarConstraint | None:
+    """Returns the grammar of the answer, its calls in the model's own format."""
+    combined = _combined(tools, given)
+    if combined is None and tools.may_call and not tools.parallel and formats.call_end is None:
+        combined = GrammarConstraint(tools.any_call(), "parallel_tool_calls")
+    if combined is None or formats.call_form is None or not isinstance(combined.spec, grammar.WithCalls):
+        return combined
+    in_tags = None if formats.own_form is None else with_tagged_arguments(combined.spec.tools)
+    if in_tags is None:
+        return GrammarConstraint(replace(combined.spec, form=formats.call_form), combined.param)
+    return GrammarConstraint(replace(combined.spec, form=formats.own_form, tools=in_tags), combined.param)
+
+
+def _combined(tools: ToolUse, given: GrammarConstraint | None) -> GrammarConstraint | None:
+    """Combines the grammar that the client asked for with that of its tools."""
+    of_tools = tools.grammar_spec() if tools.may_call else None
+    if given is None:
+        return None if of_tools is None else GrammarConstraint(of_tools, tools.param)
+    if not tools.may_call:
+        return given
+    if isinstance(given.spec, grammar.JsonSchema):
+        if of_tools is not None and tools.choice != "auto":
+            return GrammarConstraint(of_tools, tools.param)  # a call must come, so no text has the format
+        shapes = [tool.for_grammar() for tool in tools.callable]
+        either = grammar.JsonOrToolCalls(given.spec.schema, shapes, tools.parallel)
+        return GrammarConstraint(either, given.param)
+    what = "a tool call that must come" if tools.choice != "auto" else "tools"
+    raise invalid(given.param, f"cannot be combined with {what}; set tool_choice to none")
+
+
+def _without_calls(tools: ToolUse, formats: ChatFormats) -> dict[int, float]:
+    """Excludes the opening tag if no call is allowed."""
+    is_silent = bool(tools.tools) and tools.choice == "none"
+    return {formats.tool_open: _NEVER} if is_silent and formats.tool_open is not None else {}
+
+
+def _call_end(tools: ToolUse, constraint: GrammarConstraint | None, formats: ChatFormats) -> tuple[int, ...]:
+    """If one call is allowed, its closing tag ends the answer, where it is a token; else a grammar has seen to it."""
+    is_single = tools.may_call and not tools.parallel
+    return (formats.call_end,) if is_single and constraint is None and formats.call_end is not None else ()
+
+
+def _call_token(constraint: GrammarConstraint | None, formats: ChatFormats) -> int | None:
+    """Returns the token with which a call of the grammar ends a thought."""
+    has_calls = constraint is not None and isinstance(constraint.spec, grammar.WithCalls)
+    return formats.tool_open if has_calls else None
+
+
+def _check_ending(asked: Asked, param: str, thinking: Thinking, format_stops: tuple[int, ...]) -> None:
+    """Thinking that is cut short ends with given tokens: they must not be forbidden then. `param` is the client's name
+    of its bound. Raises ApiError 400."""
+    if thinking.budget is None:
+        return
+    forbidden = {*asked.stop_token_ids, *format_stops}
+    first = thinking.budget + (not thinking.is_open)  # the position in the output
+    for position, token_id in enumerate(thinking.ending, first):
+        if position < asked.min_tokens and token_id in forbidden:
+            message = (
+                f"no token would be allowed where thinking is cut short after {thinking.budget} tokens: it ends with "
+                f"token {token_id}, one of {asked.stop_token_ids_param}, which min_tokens forbids until "
+                f"{asked.min_tokens} came"
+            )
+            raise invalid(param, message)

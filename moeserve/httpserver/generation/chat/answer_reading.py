@@ -1,0 +1,53 @@
+"""AnswerReading: how the answers to a conversation are read, each choice's by a reader of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeserve.chatformat.harmony import HarmonyParser
+from moeserve.chatformat.output import AnswerParser, OutputParser
+from moeserve.chatformat.reasoning import ReasoningParser
+from moeserve.grammar import spec as grammar
+from moeserve.httpserver.generation.chat.answers import AnswerReader
+from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
+from moeserve.httpserver.generation.chat.thinking_tokens import ThinkingState
+from moeserve.httpserver.generation.request.asked import ChatPrompt, GrammarConstraint
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReading:
+    prompt: ChatPrompt
+    formats: ChatFormats
+    stop_token_ids: tuple[int, ...]  # the client's own
+    constraint: GrammarConstraint | None = None
+    call_token: int | None = None  # with which a call of the constraint ends a thought
+    thinking: ThinkingState = "closed"  # at the prompt's end
+    begun: str = ""  # in channels: the message that the prompt has begun, as far as it goes
+
+    def reader(self) -> AnswerReader:
+        return AnswerReader(
+            self._parser(),
+            self.prompt.show_reasoning,
+            end_tags=self.formats.end_tags,
+            stop_token_ids=self.stop_token_ids,
+        )
+
+    def _parser(self) -> AnswerParser:
+        formats, tools = self.formats, self.prompt.tools
+        if formats.channels is not None:
+            separates = formats.channels.separates_thoughts and self.prompt.separate_reasoning
+            return HarmonyParser(self.begun, tools.may_call, separates)
+        thoughts = None
+        if formats.thinking is not None and self.thinking != "closed" and self.prompt.separate_reasoning:
+            thoughts = ReasoningParser(self.thinking == "open", formats.thinking.tags)
+        if not tools.may_call or formats.tools is None:
+            return OutputParser(thoughts, None)
+        schemas = {tool.name: tool.parameters for tool in tools.tools}
+        offered = {tool.name for tool in tools.callable}
+        if self.constraint is None:
+            return OutputParser(thoughts, formats.tools.parser(schemas), offered)
+        spec = self.constraint.spec
+        in_tags = isinstance(spec, grammar.WithCalls) and spec.form.tags is not None
+        calls = formats.tools.parser(schemas, "own" if in_tags else "json")
+        named = offered if self.call_token is not None else ()
+        return OutputParser(thoughts, calls, named, calls_end_thoughts=True)

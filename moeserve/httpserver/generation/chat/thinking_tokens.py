@@ -1,0 +1,51 @@
+"""The tokens that delimit the model's thinking, and the words in which its template asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from moeserve.chatformat.reasoning import QWEN3, ThoughtTags
+from moeserve.httpserver.generation.request.thinking import BUDGETS, ThinkingOptions
+from moeserve.messages.sampling import Thinking
+
+# At the end of a prompt. Closed: it has ended the thinking, or forbids it. Possible: the model may begin to think.
+ThinkingState = Literal["closed", "open", "possible"]
+
+
+@dataclass(frozen=True)
+class ThinkingTokens:
+    """The model's tokens around its thinking."""
+
+    open: int
+    close: int
+    ending: tuple[int, ...]  # ends thinking that is cut short, as the template writes it
+    tags: ThoughtTags = QWEN3
+
+    def state(self, prompt: Sequence[int], special: frozenset[int]) -> ThinkingState:
+        """Returns the state at the end of the prompt. Only the turn that the prompt opens counts: what follows its last
+        control token."""
+        for token_id in reversed(prompt):
+            if token_id == self.close:
+                return "closed"
+            if token_id == self.open:
+                return "open"
+            if token_id in special:
+                break
+        return "possible"
+
+    def message(self, is_open: bool, budget: int | None, call_token: int | None = None) -> Thinking:
+        return Thinking(self.open, self.close, self.ending, is_open, budget, call_token)
+
+
+def template_effort(options: ThinkingOptions) -> str | None:
+    """Returns the word for gpt-oss's template, which knows three: that of the effort, or the one whose budget is the
+    client's or more. None leaves it to the template."""
+    budget = 0 if options.is_enabled is False else options.budget
+    if options.effort is not None:
+        budget = BUDGETS.get(options.effort)
+    elif budget is None:
+        return None
+    fitting = (word for word in ("low", "medium") if budget is not None and budget <= BUDGETS[word])
+    return next(fitting, "high")

@@ -1,0 +1,93 @@
+"""Asked: what one HTTP request asks for, in terms that all APIs share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from moeserve.grammar.spec import GrammarSpec
+from moeserve.httpserver.generation.request.caller import Caller
+from moeserve.httpserver.generation.request.sampler_fields import DRY_BREAKERS
+from moeserve.httpserver.generation.request.thinking import ThinkingOptions
+from moeserve.httpserver.generation.request.tool_use import ToolUse
+from moeserve.messages.beams import BeamParams
+from moeserve.sampling.parameters import DEFAULTS, SamplerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarConstraint:
+    """A grammar that the answer must match. `param` is the client's name for it, for messages."""
+
+    spec: GrammarSpec
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation for the chat template."""
+
+    messages: Sequence[dict[str, Any]]
+    tools: ToolUse = field(default_factory=ToolUse)
+    thinking: ThinkingOptions = field(default_factory=ThinkingOptions)
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # the answer goes on from the last message, which is the assistant's
+    show_reasoning: bool = True
+    separate_reasoning: bool = True  # False: it is part of the text
+
+
+PlainPrompts = Sequence[str | list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An API's body maps to it, with that API's names and defaults; `resolve/` makes of it what the model is to do.
+
+    Fields of sampling and text mean the same as in SamplingParams and TextOptions. `*_param` are the client's names of
+    fields, for messages.
+    """
+
+    caller: Caller
+    prompt: ChatPrompt | PlainPrompts
+    prompt_param: str = "prompt"
+    truncate_prompt_tokens: int | None = None  # how many to keep, the last ones; -1: as many as fit
+    model: str | None = None  # None: the served one
+
+    n: int = 1  # choices for each prompt
+    beams: BeamParams | None = None  # they are the answers of a beam search
+    max_tokens: int | None = None  # None: `default_max_tokens`
+    default_max_tokens: int | None = (
+        None  # an upper bound only; None: the server's, or the rest of the context
+    )
+    max_tokens_param: str = "max_tokens"
+    ends_with_context: bool = False  # max_tokens beyond the context means its end; else it is refused
+    min_tokens: int = 0
+    grammar: GrammarConstraint | None = None
+
+    sampler: SamplerSettings = DEFAULTS
+    # Names of sampler parameters that the request itself has set; others get the server's defaults. None: all stay.
+    chosen: Set[str] | None = None
+    samplers: tuple[str, ...] = ()  # their order; empty: DEFAULT_ORDER
+    dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()  # the only ones of the answer; empty: all
+    seed: int | None = None  # None: one is drawn
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # the client's own
+    stop_token_ids_param: str = "stop_token_ids"
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    ignore_eos: bool = False
+
+    priority: int = 0
+    cache_salt: str = ""
+    progress: bool = False
+
+    @property
+    def num_prompts(self) -> int:
+        return 1 if isinstance(self.prompt, ChatPrompt) else len(self.prompt)

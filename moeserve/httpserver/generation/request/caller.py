@@ -1,0 +1,40 @@
+"""Caller: who sent one HTTP request, and where what becomes of it is noted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from moeserve.httpserver.observability.request_record import RequestRecord, record_of
+from moeserve.httpserver.transport.request_state import state_of
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """It goes with a request from the route to the engine. `record`, `notes` and `admit` lead back to the log line, the
+    answer's headers and the connection."""
+
+    arrival: float  # time.monotonic()
+    request_id: str = ""
+    tenant: str = ""
+    key_owner: str = ""
+    record: RequestRecord = field(default_factory=lambda: RequestRecord(time.monotonic()))
+    notes: dict[str, str] = field(default_factory=dict)
+    admit: Callable[[], None] = lambda: None
+
+
+def caller_of(request: Request) -> Caller:
+    """Called where a route begins: now is the request's arrival."""
+    state = state_of(request.scope)
+    return Caller(
+        time.monotonic(),
+        state.request_id,
+        state.tenant,
+        state.key_owner,
+        record_of(request.scope),
+        state.notes,
+        state.admit,
+    )

@@ -1,0 +1,59 @@
+"""Resolved: what a request comes to for the served model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from moeserve.httpserver.generation.chat.answer_form import PLAIN_TEXT, AnswerForm
+from moeserve.httpserver.generation.request.asked import Asked
+from moeserve.messages.sampling import SamplingParams, TextOptions
+from moeserve.sampling.order import heeded
+from moeserve.sampling.parameters import DEFAULTS, SamplerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Everything that the requests to the engine are made of, but their ids and seeds."""
+
+    asked: Asked
+    prompts: tuple[list[int], ...] = ()  # token ids
+    sampler: SamplerSettings = DEFAULTS
+    default_max_tokens: int | None = None  # an upper bound only; None: the rest of the context
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    dry_breakers: bytes = b""
+    form: AnswerForm = PLAIN_TEXT
+    grammar: str = ""  # compiled, of the form's
+    adapter: str = ""  # GenerateRequest.adapter
+
+    def sampling(
+        self, *, max_tokens: int, seed: int, stop_token_ids: tuple[int, ...], scores_prompt: bool
+    ) -> SamplingParams:
+        """Returns the parameters of one choice; the arguments depend on its prompt and on the model. scores_prompt:
+        one choice of a prompt does, for all (`prompt_scores.py`)."""
+        asked = self.asked
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=asked.min_tokens,
+            **heeded(self.sampler, asked.samplers),
+            samplers=asked.samplers,
+            dry_breakers=self.dry_breakers,
+            logit_bias=self.logit_bias,
+            seed=seed,
+            logprobs=asked.logprobs,
+            prompt_logprobs=asked.prompt_logprobs if scores_prompt else None,
+            stop_token_ids=stop_token_ids,
+            bad_sequences=self.bad_sequences,
+            grammar=self.grammar,
+            thinking=self.form.thinking,
+        )
+
+    def text_options(self) -> TextOptions:
+        asked = self.asked
+        return TextOptions(
+            stop=asked.stop,
+            include_stop=asked.include_stop,
+            skip_special_tokens=asked.skip_special_tokens,
+            shown_tokens=self.form.shown_tokens,
+            min_tokens=asked.min_tokens,
+        )

@@ -1,0 +1,18 @@
+"""The sampling parameters of a request, with the server's own where it has chosen none."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from moeserve.httpserver.generation.request.asked import Asked
+from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults
+from moeserve.sampling.parameters import SamplerSettings
+
+
+def with_defaults(asked: Asked, defaults: SamplingDefaults) -> tuple[SamplerSettings, int | None]:
+    """Returns the sampling parameters, and the most tokens of an answer whose request and API set no bound."""
+    if asked.chosen is None:
+        return asked.sampler, asked.default_max_tokens
+    settings = {name: value for name, value in defaults.settings.items() if name not in asked.chosen}
+    bound = defaults.max_tokens if asked.default_max_tokens is None else asked.default_max_tokens
+    return replace(asked.sampler, **settings), bound

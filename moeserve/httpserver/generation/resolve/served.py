@@ -1,0 +1,15 @@
+"""Served: the model as a request finds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeserve.httpserver.generation.chat.model_text import ModelText
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    text: ModelText
+    limit: int  # tokens of the longest prompt plus answer
+    vocab_size: int  # of the tokens that both the engine and the tokenizer have
+    max_num_seqs: int  # generations that run at once

@@ -1,0 +1,66 @@
+"""Fields that name the tokens an answer may or may not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from moeserve.grammar import spec as grammar
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.request.asked import Asked, GrammarConstraint
+from moeserve.httpserver.generation.resolve.token_ids import check_ids
+from moeserve.httpserver.transport.errors import invalid
+
+MAX_WORD_TOKENS: Final = 32  # of `bad_words`, which are compared at each token
+EXCLUDED: Final = -1e4  # a logit bias that no logit outweighs
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    logit_bias: Mapping[int, float]  # the client's own, and that of words of one token
+    bad_sequences: tuple[tuple[int, ...], ...]  # those of several
+    grammar: GrammarConstraint | None  # the client's own, or that of `allowed_token_ids`
+
+
+def token_choice(asked: Asked, text: ModelText) -> TokenChoice:
+    """Raises ApiError 400."""
+    sequences = _sequences_of(asked.bad_words, text)
+    biases = {ids[0]: EXCLUDED for ids in sequences if len(ids) == 1}
+    longer = tuple(sorted(ids for ids in sequences if len(ids) > 1))
+    return TokenChoice({**asked.logit_bias, **biases}, longer, _grammar(asked, text))
+
+
+def _grammar(asked: Asked, text: ModelText) -> GrammarConstraint | None:
+    if not asked.allowed_token_ids:
+        return asked.grammar
+    if asked.grammar is not None:
+        raise invalid("allowed_token_ids", f"cannot be combined with {asked.grammar.param}")
+    check_ids("allowed_token_ids", asked.allowed_token_ids, text.vocab_size)
+    allowed = sorted(set(asked.allowed_token_ids) - set(text.eos_ids))
+    if not allowed:
+        raise invalid("allowed_token_ids", "must have a token that does not end the answer")
+    lark = f"start: (<[{_ranges(allowed)}]>)+"
+    return GrammarConstraint(grammar.Ebnf(lark), "allowed_token_ids")
+
+
+def _sequences_of(words: tuple[str, ...], text: ModelText) -> set[tuple[int, ...]]:
+    """The tokens of each word, with and without a blank before it. Raises ApiError 400."""
+    found = set()
+    for word in words:
+        for written in (word, f" {word.lstrip()}"):
+            ids = tuple(text.tokenizer.encode(written))
+            if len(ids) > MAX_WORD_TOKENS:
+                message = f"{word[:80]!r} takes {len(ids)} tokens of this model; {MAX_WORD_TOKENS} at most are taken"
+                raise invalid("bad_words", message)
+            if ids:
+                found.add(ids)
+    return found
+
+
+def _ranges(ids: list[int]) -> str:
+    """Writes ascending ids as llguidance does, such as 1-3,7."""
+    runs = [list(run) for _, run in groupby(enumerate(ids), lambda pair: pair[1] - pair[0])]
+    ends = [(run[0][1], run[-1][1]) for run in runs]
+    return ",".join(f"{low}-{high}" if low < high else f"{low}" for low, high in ends)

@@ -1,0 +1,32 @@
+"""RequestState: what the connection and the middlewares know of one HTTP request. It lies in the request's scope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from starlette.types import Scope
+
+from moeserve.messages.refusal import Refusal
+
+IGNORED_FIELDS: Final = "x-moeserve-ignored-fields"
+RELAXED_SCHEMAS: Final = "x-moeserve-relaxed-schemas"
+_KEY: Final = "moeserve_request"  # in the scope's state
+
+
+@dataclass(slots=True)
+class RequestState:
+    request_id: str = ""
+    # The name of its API key; "" without keys. The router gets the name, never the key.
+    tenant: str = ""
+    key_owner: str = ""  # of what it stores: `ApiKeys.owner_of`
+    # Headers of the answer that tell how the request was taken; values are visible ASCII and blanks.
+    notes: dict[str, str] = field(default_factory=dict)
+    refusal: Refusal | None = None  # why it is refused: the first reason
+    admit: Callable[[], None] = lambda: None  # the request has reached the engine: `Turns.admit`
+
+
+def state_of(scope: Scope) -> RequestState:
+    state: RequestState = scope.setdefault("state", {}).setdefault(_KEY, RequestState())
+    return state
