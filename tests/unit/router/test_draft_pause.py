@@ -25,7 +25,7 @@ def world_of(cost: Callable[[int], float]) -> World:
 
 
 def shares(world: World, streams: int, parts: int = 4) -> list[float]:
-    """Of the steps of equal parts of the answers, those that had drafts."""
+    """The share of steps that had drafts, of equal parts of the time."""
     for id in range(streams):
         world.add(request(id, 20, ANSWER))
     had: list[bool] = []

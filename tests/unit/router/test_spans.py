@@ -251,7 +251,7 @@ def test_a_handle_is_free_when_no_plan_may_name_it() -> None:
 
 
 def numbered(before: int, *spans: Span) -> tuple[SpanNumbers, bytes]:
-    """Numbers of a router that had so many other spans before, and TEXT's tokens with these."""
+    """Numbers of a router that had `before` other spans, and TEXT's tokens with these."""
     numbers = SpanNumbers(list)
     for other in range(before):
         numbers.name(array("i", [0]), [span(0, 1, f"other {other}")])

@@ -18,7 +18,7 @@ class DraftPause:
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
         self._drafted = 0.0  # tokens a row, of steps that might have drafts
-        self._accepted = 0.0  # of these, those that were right
+        self._accepted = 0.0  # of these, right ones
         self._made = 1.0  # of the drafts that rows may have, the share that the worker makes
         self._num_steps = 0  # observed
         self._paused_for = 0  # steps
