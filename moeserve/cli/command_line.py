@@ -59,8 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_shared_options(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, names: Collection[str], **texts: str
 ) -> None:
-    """Those that mean the same to another command, in its `--help` as in the server's; `texts` has the help of
-    options whose default is another there."""
+    """Adds the server's options that mean the same to another command, in its `--help` as in the server's; `texts` has
+    the help of options whose default is another there."""
     options = {option.name: option for option in dataclasses.fields(ServerConfig)}
     for name in names:
         _add(parser, options[name], texts.get(name) or _help(options[name]))

@@ -1,4 +1,4 @@
-"""Flags of llama-server, vLLM and SGLang that a user may type: those that are understood, and advice for the others."""
+"""Flags of llama-server, vLLM and SGLang that a user may type: the understood ones, and advice for the others."""
 
 from __future__ import annotations
 

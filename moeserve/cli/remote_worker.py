@@ -81,7 +81,10 @@ def listen(host: str, port: int) -> socket.socket:
 def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve worker",
-        description="Compute here what a server on another machine (--worker) asks for. Both ends need a certificate.",
+        description=(
+            "Compute for a server on another machine, which names this one with --worker. Both ends need a "
+            "certificate."
+        ),
         allow_abbrev=False,
     )
     network = parser.add_argument_group("Network")

@@ -51,7 +51,7 @@ def choose(name: HubName, sizes: Mapping[str, int]) -> list[str]:
     """The files to download, the one to open first: a GGUF and the rest of its split set, or config.json and all that
     belongs to a folder of safetensors.
 
-    `sizes`: bytes of each file of the repository. Raises HubError, which lists what there is.
+    `sizes`: bytes of each file of the repository. Raises HubError, which lists the repository's files.
     """
     odd = next((file for file in sizes if not _is_plain(file)), None)
     if odd is not None:

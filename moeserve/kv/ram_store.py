@@ -34,8 +34,8 @@ class RamStore:
             return [key for key, entry in self._entries.items() if entry.is_whole]
 
     def reserve(self, key: bytes, num_bytes: int) -> tuple[HostPage | None, list[bytes]]:
-        """Room for a new page, and the keys of those that had to go for it. None: it is there already, or there is no
-        room."""
+        """Room for a new page, and the keys of the pages that had to go for it. None: it is there already, or there is
+        no room."""
         gone: list[bytes] = []
         with self._lock:
             if key in self._entries:
@@ -71,7 +71,7 @@ class RamStore:
             self._entries[key].users -= 1
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """They become the most recently used ones, the last most; those that are not there do not matter."""
+        """Makes these pages the most recently used ones, the last most; keys without a page are ignored."""
         with self._lock:
             for key in keys:
                 if key in self._entries:

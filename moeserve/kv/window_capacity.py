@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KvPools:
-    """Slots of all layers, or of those that are not windowed; and of the windowed ones' own pool, 0: there is none."""
+    """Slots of the pool of all layers, or of the layers without a window, and of the windowed layers' pool, 0: none."""
 
     num_slots: int
     num_window_slots: int = 0

@@ -183,8 +183,8 @@ class ProcessTable:
             worker.given_up, worker.was_stopped = keeper.given_up, keeper.was_stopped
 
     def owing(self, ready: Container[str]) -> list[ServerProcess]:
-        """Those that must do something. They start, and are not in `ready`; or one is the process with the weights,
-        which has to say what has become of its worker, or to fork another."""
+        """The processes that must do something. They start, and are not in `ready`; or one is the process with the
+        weights, which has to say what has become of its worker, or to fork another."""
         keeper, worker = self.keeper, self._processes.get(WORKER)
         awaited = keeper is not None and isinstance(worker, Fork) and worker.awaits_keeper
         starting = [
@@ -198,7 +198,7 @@ class ProcessTable:
         return [*starting, *self._zygote.processes(is_starting=True)]
 
     def never_stopped(self, ready: Container[str]) -> list[ServerProcess]:
-        """Those that may do nothing, of which none asks for a heartbeat."""
+        """The processes that may be idle for long, and are not asked for a heartbeat."""
         worker = [self._processes[WORKER]] if WORKER in ready and self.is_alive(WORKER) else []
         return [*worker, *self._zygote.processes(is_starting=False)]
 

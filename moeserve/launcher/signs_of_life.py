@@ -26,8 +26,8 @@ class SignsOfLife:
         ready: Container[str],
         ask: Mapping[str, Callable[[], None]] = MappingProxyType({}),
     ) -> None:
-        """`limit_s`: `processes.silence.longest_silence`. `ready`: the names of those that have said so; written by the
-        owner. `ask` sends a heartbeat request to the process of a name."""
+        """`limit_s`: `processes.silence.longest_silence`. `ready`: the names of the processes that are ready; written
+        by the owner. `ask` sends a heartbeat request to the process of a name."""
         self._processes = processes
         self._ready = ready
         self._ask = ask
@@ -48,7 +48,7 @@ class SignsOfLife:
         if self._processes.worker_is_left(self._ready):
             due.append(WORKER)
         asked, hung = self._heartbeats.beat(due)
-        # Those that start are asked, too: they may answer late, and know by it that the launcher lives.
+        # Processes that start are asked, too: they may answer late, and know by it that the launcher lives.
         for name in alive:
             if name in asked or name not in self._ready:
                 self._ask[name]()

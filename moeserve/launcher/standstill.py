@@ -30,7 +30,7 @@ class Hung:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of one process and those that it has started."""
+    """What was seen of one process and its child processes."""
 
     activity: tuple[float, int]
     still: int = 0  # looks since it last did something, where it owes something

@@ -17,7 +17,7 @@ _LONG_NAME = re.compile(
 class ModelError(UserError, ValueError):
     """Files that cannot be served: names the file, the key or tensor, the cause and the remedy.
 
-    The text is meant for the user as it stands: what it quotes of the file is neither long nor a terminal's command.
+    The text is meant for the user: what it quotes of the file is neither long nor a terminal's command.
     """
 
     def __init__(self, path: Path, problem: str) -> None:

@@ -1,8 +1,7 @@
 """Metadata keys that change the computation of some architecture, with the values that change nothing.
 
-A family reads those that its network has. Where one has another value and no family's code has asked for it, the model
-would be computed as a different one.
-"""
+A family reads the settings that its network has. Where one has another value and no family's code has asked for it, the
+model would be computed as a different one."""
 
 from __future__ import annotations
 

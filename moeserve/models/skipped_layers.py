@@ -1,4 +1,4 @@
-"""Layers that predict tokens after the next one (MTP, `nextn`): a file may have some behind those that are run.
+"""Layers that predict tokens after the next one (MTP, `nextn`): a file may have some behind the layers that are run.
 
 They are skipped: nothing here runs them, so that their weights would only take memory."""
 

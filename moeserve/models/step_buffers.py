@@ -224,8 +224,8 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
 
 
 def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
-    """By recurrent layer's number: the records of a CPU's step with up to `drafts` drafts, kept until it is known which
-    of them are right."""
+    """What recurrent layers, by number, keep of a CPU's step with up to `drafts` drafts, until it is known which of
+    them are right."""
     return {
         index: Buffer("draft_records", (drafts, layer.delta_net.heads.pending_values))
         for index, layer in enumerate(model.layers)

@@ -78,7 +78,7 @@ def place_share(
 
 
 def refuse_placement_flags(config: ServerConfig) -> None:
-    """Raises ConfigError for those that have no meaning where several GPUs divide a model in this way."""
+    """Raises ConfigError for flags that have no meaning where several GPUs divide a model in this way."""
     flags: dict[str, object] = {
         "--n-gpu-layers": config.n_gpu_layers,
         "--placement-rules": config.placement_rules,

@@ -34,7 +34,7 @@ COPIES = 2  # on their way to the GPU, as they lie in RAM; a third buffer has th
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What there is, and what the GPU engine can do today: what it cannot is an error at the start."""
+    """The GPU's memory, and what the GPU engine can do today: what it cannot do is an error at the start."""
 
     free_bytes: int
     reserved_bytes: int  # what the engine takes beside weights and KV
@@ -196,7 +196,7 @@ class _Planner:
             )
 
     def _open_experts(self, layer: int) -> list[int]:
-        """Those that no rule has placed and that may go to the GPU."""
+        """The experts without a rule that may go to the GPU."""
         if self._dense.layers[layer] == "cpu":
             return []
         return [e for e in range(self._sizes.layers[layer].num_experts) if e not in self._pinned[layer]]

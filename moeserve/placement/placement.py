@@ -34,7 +34,7 @@ class LayerPlacement:
 
     @property
     def num_cpu_experts(self) -> int:
-        """Those that are not in GPU memory."""
+        """The layer's experts that are not in GPU memory."""
         return self.num_experts - len(self.gpu_experts)
 
     @property

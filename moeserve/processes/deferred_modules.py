@@ -29,7 +29,7 @@ class DeferredModule(ModuleType):
 
 
 def defer(*names: str) -> None:
-    """Those that have not been imported yet: an import of one only finds it."""
+    """Defers modules that have not been imported yet: an import of one only finds it."""
     sys.meta_path.insert(0, _Finder(names))
 
 

@@ -1,4 +1,4 @@
-"""The kernel's limits of a process (getrlimit(2)): what a server needs of them, and those that it sets itself."""
+"""The kernel's limits of a process (getrlimit(2)): what a server needs of them, and the limits that it sets itself."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class RuntimePaths:
 
     @property
     def adapters_file(self) -> Path:
-        """The LoRA adapters that there are, as JSON: written by the router, read by the one that follows it. Servers
+        """The present LoRA adapters, as JSON: written by the router, read by the router that follows it. Servers
         that follow one another in an upgrade have one file."""
         return Path(os.environ.get(ADAPTERS_FILE_ENV) or self.directory / ADAPTERS_FILE)
 

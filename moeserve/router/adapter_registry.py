@@ -74,7 +74,7 @@ class AdapterRegistry:
             for name, key in ready.adapters.items()
         ]
         self._loads: dict[int, LoadAdapter] = {}  # by order
-        self._failed: list[tuple[str, str]] = []  # key and cause of those that could not be had again
+        self._failed: list[tuple[str, str]] = []  # key and cause of adapters that could not be restored
         self._out: list[AdaptersServed | AdapterAnswer] = []
         self._linger_until = 0.0
         self._is_awaited = False  # a report

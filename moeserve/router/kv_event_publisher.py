@@ -1,4 +1,4 @@
-"""Sends KV events to gateways: a PUB socket for the batches as they come, a ROUTER socket for those that were missed.
+"""Sends KV events to gateways: a PUB socket for the batches as they come, a ROUTER socket for missed batches.
 
 A thread owns both sockets, so that neither a slow subscriber nor a replay delays the router's next plan. What is held
 for others is bounded:

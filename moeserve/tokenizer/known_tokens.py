@@ -80,7 +80,7 @@ def known_kinds(tokens: Iterable[bytes], kinds: Sequence[int]) -> dict[int, int]
 
 
 def turn_ends(controls: Mapping[str, int]) -> list[str]:
-    """Returns the control tokens, of those that a vocabulary has, that end a turn."""
+    """Returns the control tokens of a vocabulary that end a turn."""
     found = [piece for piece in TURN_ENDS if piece in controls]
     if harmony.END in controls and not any(piece in controls for piece in _MESSAGE_ENDS):
         found.append(harmony.END)

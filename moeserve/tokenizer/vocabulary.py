@@ -143,7 +143,7 @@ def is_spaced(gguf: ModelSource) -> bool:
 
 
 def _corrected(gguf: ModelSource, kinds: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """The kinds of tokens (int [size]), of which those that are known by their text have their own."""
+    """The kinds of tokens (int [size]); tokens known by their text have kinds of their own."""
     kinds = kinds.copy()
     for token_id, kind in known_kinds(gguf.metadata.require_strings(_TOKENS), kinds.tolist()).items():
         kinds[token_id] = kind
@@ -188,7 +188,7 @@ def _token_id(gguf: ModelSource, key: str, size: int) -> int | None:
 
 
 def _eos_ids(gguf: ModelSource, token_bytes: list[bytes], special: frozenset[int]) -> tuple[int, ...]:
-    """The tokens that end an answer: those that the file names, and those that are known by their text. Where a
+    """The tokens that end an answer: tokens that the file names, and tokens known by their text. Where a
     generation_config.json names some, no other one ends a text; a turn's ends do."""
     size = len(token_bytes)
     controls = {token_bytes[token_id].decode("utf-8"): token_id for token_id in special}

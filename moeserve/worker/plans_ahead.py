@@ -1,6 +1,6 @@
 """Calls that come while a step is computed, for a worker that may launch the next plan before it has the result.
 
-A call that is taken meanwhile is nested in the one that waits. Answers leave in the order of the calls, whichever call
+A call that is taken meanwhile is nested in the call that waits. Answers leave in the order of the calls, whichever call
 carries them: the nested one returns the result of the step before it, and the waiting one what was called last.
 """
 
@@ -46,8 +46,8 @@ class PlansAhead:
         return worker.finish()
 
     def _result(self, worker: OverlappingWorker) -> WorkerAnswer:
-        """The result of the last call, with those that come meanwhile. What a nested call has left is done when its
-        answer, the result of the step before, is on its way."""
+        """The result of the last call, with the results that come meanwhile. What a nested call has left is done when
+        its answer, the result of the step before, is on its way."""
         while worker.is_under_way:
             worker.launch_rest()
             if worker.is_computed:

@@ -43,7 +43,7 @@ class LaunchedStep:
     started: float
     compiled: int  # StepResult.kernels_compiled, once all is launched
     prompt_logprobs: dict[int, list[TokenLogprob]]
-    sampled: list[Sampled] = field(default_factory=list)  # those that have been read
+    sampled: list[Sampled] = field(default_factory=list)  # the tokens that have been read
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
     drafted: list[int] | None = None  # drafts of each row; None: this engine makes none
@@ -82,7 +82,7 @@ class Runner:
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
         self._pages = pages
-        self._grammars: dict[int, str] = {}  # of StepPlan.grammars, those that are not dropped yet
+        self._grammars: dict[int, str] = {}  # of StepPlan.grammars, until they are dropped
         self._step_ended = time.perf_counter()
         self._under_way: LaunchedStep | None = None
         self.runs_ahead = engine.runs_ahead and recorder is None  # whether any plan `may_follow`

@@ -1,7 +1,7 @@
 """The worker's end of the line to the router: an rpyc server of one client at a time, one thread, bytes only.
 
 Calls are executed one after another in the order they were sent, which is what lets the router hand out a KV
-slot again while a stale row for it is still on its way. The thread that answers the calls is the one that
+slot again while a stale row for it is still on its way. The thread that answers the calls is the thread that
 computes; between calls it sleeps in poll(2). While it computes, the next plan waits in the socket, unless the worker
 runs ahead: see `PlansAhead`.
 
@@ -35,7 +35,7 @@ from moeserve.worker.plans_ahead import PlansAhead
 IDLE_S: Final = 0.25
 # Between two looks for a call while a step is computed. Other threads of the process run then.
 LOOK_S: Final = 20e-6
-# For a thread that reads an adapter, or compiles a grammar, to let the one that computes go on: that one waits so long
+# For a thread that reads an adapter, or compiles a grammar, to let the computing thread go on: that one waits so long
 # whenever it comes back from C++, many times a step. Python's own is 5 ms.
 SWITCH_S: Final = 2e-4
 

@@ -274,10 +274,10 @@ def command_parser() -> argparse.ArgumentParser:
     )
     add_shared_options(parser, SHARED)
     parser.add_argument(
-        "--prompt", type=_COUNT, default=512, metavar="N", help="prompt tokens a sequence (default: 512)"
+        "--prompt", type=_COUNT, default=512, metavar="N", help="prompt tokens per sequence (default: 512)"
     )
     parser.add_argument(
-        "--gen", type=_COUNT, default=64, metavar="N", help="tokens generated a sequence (default: 64)"
+        "--gen", type=_COUNT, default=64, metavar="N", help="generated tokens per sequence (default: 64)"
     )
     parser.add_argument(
         "--warm-up",
@@ -298,22 +298,28 @@ def command_parser() -> argparse.ArgumentParser:
         type=real(0.0, 2.0),
         default=0.0,
         metavar="T",
-        help="of sampling; 0, the default, is greedy, with which a file of random weights soon repeats itself, so that "
-        "streams share more experts than texts do",
+        help=(
+            "sampling temperature (default: 0, greedy: with random weights the text soon repeats itself, and streams "
+            "share more experts than real texts do)"
+        ),
     )
     parser.add_argument(
         "--routing-trace",
         type=Path,
         metavar="FILE",
-        help="the experts that decode steps use, instead of the routers' choice, which has no locality where weights "
-        "are random (`moeserve bench trace` writes one); on a GPU alone",
+        help=(
+            "file with the experts that decode steps use instead of the routers' choice, which has no locality with "
+            "random weights (`moeserve bench trace` writes one); GPU only"
+        ),
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line instead of a table"
+    )
     parser.add_argument(
         "--save-result",
         type=Path,
         metavar="FILE",
-        help="write the figures as JSON too, for benchmarks.compare (moeserve/cli/bench/results.py has the form)",
+        help="also write the figures as JSON, for benchmarks.compare (the form is in moeserve/cli/bench/results.py)",
     )
     return parser
 

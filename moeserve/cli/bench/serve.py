@@ -65,8 +65,10 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve bench serve",
         usage="%(prog)s [options]",
-        description="Put load on an OpenAI-compatible server and measure what its users would see. "
-        "The API key, where one is needed, is taken from the environment variable OPENAI_API_KEY.",
+        description=(
+            "Put load on an OpenAI-compatible server and measure what its users see. The API key, if needed, is read "
+            "from the environment variable OPENAI_API_KEY."
+        ),
         allow_abbrev=False,
     )
     server = parser.add_argument_group("server")
@@ -74,32 +76,42 @@ def command_parser() -> argparse.ArgumentParser:
         "--url",
         "--base-url",
         metavar="URL",
-        help="where it is, with or without /v1 (default: http://127.0.0.1:8000)",
+        help="URL of the server, with or without /v1 (default: http://127.0.0.1:8000)",
     )
     server.add_argument(
-        "--backend", choices=PATHS, default="openai", help="completions or chat completions (default: openai)"
+        "--backend",
+        choices=PATHS,
+        default="openai",
+        help=("API to use, completions or chat completions (default: openai)"),
     )
     server.add_argument(
         FLAG,
         metavar="FLAGS",
-        help="measure the engine alone first, then start a server of these flags for the load, and set the times side "
-        'by side, e.g. "--model model.gguf --threads 8" (answers do not end before their length)',
+        help=(
+            "measure the engine alone with these server flags first, then start a server with them for the load, and "
+            'compare the times; e.g. "--model model.gguf --threads 8" (answers do not end early)'
+        ),
     )
-    server.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
     server.add_argument(
-        "--ignore-eos", action="store_true", help="answers do not end before their length (vLLM's field)"
+        "--model", metavar="NAME", help="model to ask (default: the first that the server lists)"
+    )
+    server.add_argument(
+        "--ignore-eos", action="store_true", help="let no answer end before its length (vLLM's field)"
     )
     server.add_argument(
         "--text-prompts",
         action="store_true",
-        help="send text even where token ids are taken, as vLLM's benchmark does: tokenising is part of TTFT then",
+        help=(
+            "send prompts as text even if the API takes token ids, as vLLM's benchmark does; TTFT then includes "
+            "tokenising"
+        ),
     )
     server.add_argument(
-        "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields of every request"
+        "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields for every request"
     )
     add_workload_options(parser)
     add_judgement_options(parser)
-    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    parser.add_argument("--disable-tqdm", action="store_true", help="show no progress bar")
     return parser
 
 

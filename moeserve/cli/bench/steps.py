@@ -283,7 +283,10 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve bench steps",
         usage="%(prog)s [options]",
-        description="Measure how long a step takes by what is in it, and fit the model that `moeserve simulate` takes.",
+        description=(
+            "Measure how long steps take depending on their contents, and fit the step-time model for `moeserve "
+            "simulate`."
+        ),
         allow_abbrev=False,
     )
     add_shared_options(parser, SHARED)
@@ -293,7 +296,9 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"tokens of the one long prompt (default: {LONGEST_CHUNKS} full steps; at most what the model takes)",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the model as JSON")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write the step-time model as JSON to this file"
+    )
     return parser
 
 

@@ -52,26 +52,38 @@ def command_parser() -> argparse.ArgumentParser:
         "--model",
         type=Path,
         required=True,
-        help="whose layers and experts the trace has; its header suffices",
+        help="model file whose layers and experts the trace is for; a header is enough",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the trace")
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FILE", help="file to write the trace to"
+    )
     parser.add_argument(
         "--preset",
         choices=sorted(PRESETS),
         default="local",
-        help="local: the reuse distances published for Qwen3-30B-A3B; uniform: every expert is as likely as another "
-        "(default: local)",
+        help=(
+            "reuse of experts. local: the reuse distances published for Qwen3-30B-A3B; uniform: all experts equally "
+            "likely (default: local)"
+        ),
     )
     parser.add_argument(
-        "--tokens", type=whole(1, 1 << 20), default=4096, metavar="N", help="of the text (default: 4096)"
+        "--tokens",
+        type=whole(1, 1 << 20),
+        default=4096,
+        metavar="N",
+        help=("length of the text in tokens (default: 4096)"),
     )
     parser.add_argument(
         "--topic-tokens",
         type=whole(1, 1 << 20),
         metavar="N",
-        help="the topic changes after every N tokens (default: never)",
+        help="change the topic after every N tokens (default: never)",
     )
     parser.add_argument(
-        "--seed", type=whole(0, 1 << 32), default=0, metavar="N", help="of the choices (default: 0)"
+        "--seed",
+        type=whole(0, 1 << 32),
+        default=0,
+        metavar="N",
+        help="seed of the random choices (default: 0)",
     )
     return parser

@@ -10,7 +10,8 @@ from moeserve.messages.steps import WorkerReady
 
 
 class WindowSlots:
-    """Hands them out as a router does: those that no later row of a sequence reads are free for the next plan."""
+    """Hands out window slots as a router does: slots that no later row of a sequence reads are free for the next
+    plan."""
 
     def __init__(self, ready: WorkerReady) -> None:
         self._window = ready.window

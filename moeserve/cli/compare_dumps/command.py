@@ -35,23 +35,27 @@ def command_parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 the same within the tolerance, 1 different, 2 unreadable or nothing to compare.",
         allow_abbrev=False,
     )
-    parser.add_argument("a", type=Path, metavar="A", help="folder of a dump")
-    parser.add_argument("b", type=Path, metavar="B", help="folder of the other")
+    parser.add_argument("a", type=Path, metavar="A", help="folder of the first dump")
+    parser.add_argument("b", type=Path, metavar="B", help="folder of the second dump")
     parser.add_argument(
         "--tolerance",
         type=_distance,
         default=DEFAULT.plain,
         metavar="REL",
-        help="relative distance |a - b| / max(|a|, |b|) of a row up to which it counts as the same; 0: bit for bit "
-        "(default: %(default)s)",
+        help=(
+            "largest relative distance |a - b| / max(|a|, |b|) at which two rows count as equal; 0: the same bits "
+            "(default: %(default)s)"
+        ),
     )
     parser.add_argument(
         "--tie-allowance",
         type=_distance,
         default=DEFAULT.tie,
         metavar="X",
-        help="past a near tie of the router, where other experts were at work, X times their weight is added to the "
-        "tolerance (default: %(default)s)",
+        help=(
+            "behind a near tie of the router, where the dumps used different experts, add X times their weight to the "
+            "tolerance (default: %(default)s)"
+        ),
     )
     return parser
 

@@ -77,7 +77,7 @@ def routing(
 
 
 def swapped(ids_a: npt.NDArray[Any], ids_b: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """The experts of one row that only A chose, and those that only B did."""
+    """The experts of one row that only A chose, and the experts that only B chose."""
     return np.setdiff1d(ids_a, ids_b), np.setdiff1d(ids_b, ids_a)
 
 

@@ -43,7 +43,7 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class CacheForecast:
-    """By the number of streams, of the same ones both: those that the trace is long enough for."""
+    """Both by the number of streams, for the numbers that the trace is long enough for."""
 
     is_assumed: bool  # the trace; else it was recorded
     settled: dict[int, CacheUse]

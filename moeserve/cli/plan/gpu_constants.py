@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuConstants:
-    """Shares are of a rate in `GpuRates` or `CpuRates`: those that the engine reaches.
+    """Shares of a rate in `GpuRates` or `CpuRates` that the engine reaches.
 
     Fitted to Qwen3-30B-A3B's shape in Q4_K_M on an H200. PCIe's is between what two hosts of the same kind gave; the
     hand-off's and RAM's are the pool's own times (docs/results/planner.md, "The pool's share").

@@ -49,8 +49,10 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve plan",
         usage="%(prog)s [options]",
-        description="Where every tensor would go, what fits and how fast it would be, without loading the model. The "
-        "file may end where its tensors begin. Speed is predicted from this machine's, measured in two seconds.",
+        description=(
+            "Show where each tensor would be placed, what fits, and the predicted speed, without loading the model. A "
+            "header without tensors is enough. The prediction uses this machine's rates, measured in two seconds."
+        ),
         allow_abbrev=False,
     )
     add_shared_options(parser, SHARED)
@@ -61,10 +63,10 @@ def command_parser() -> argparse.ArgumentParser:
         return f"default: measured; with --gpu-memory {rate:g} is assumed"
 
     machine.add_argument(
-        "--gpu-memory", type=number, metavar="GIB", help="plan for a GPU with so much memory"
+        "--gpu-memory", type=number, metavar="GIB", help="plan for a GPU with this much memory"
     )
     machine.add_argument(
-        "--ram", type=number, metavar="GIB", help="RAM for the server (default: what is free)"
+        "--ram", type=number, metavar="GIB", help="RAM for the server (default: the free RAM)"
     )
     for flag, metavar, text in (
         ("--cpu-bandwidth", "GB/s", "what all cores together read from RAM (default: measured)"),
@@ -78,9 +80,11 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--routing-trace",
         metavar="FILE",
-        help="predict what the expert cache finds by this trace, which a server has recorded "
-        "(--record-routing-trace; default: a text that uses its experts again as published traces do)",
+        help=(
+            "predict the expert cache's hits from this trace, recorded by a server with --record-routing-trace "
+            "(default: a generated text with the reuse of published traces)"
+        ),
     )
-    parser.add_argument("--verbose", action="store_true", help="every tensor")
-    parser.add_argument("--json", action="store_true", help="JSON instead of text")
+    parser.add_argument("--verbose", action="store_true", help="list every tensor")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser

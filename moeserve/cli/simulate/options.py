@@ -31,12 +31,12 @@ RAM_RATES = (250_000.0, 400_000.0)
 DISK_RATES = (9400.0, 14_000.0)
 RAM_STEP_TOKENS = 672  # whole pages within 64 MiB of 48 layers
 TIMES = {
-    "frontend": "httpserver's time for each request, one after the other",
-    "reply": "from the router to the client, for each token",
-    "hop": "from the router to an idle worker, and back",
-    "gap": "between two steps",
-    "connect": "the client's time to open a connection; those of requests that come at once are all opened first",
-    "token_cpu": "what each token adds to a step where the other processes have no cores of their own",
+    "frontend": "milliseconds of httpserver for each request, one after another",
+    "reply": "milliseconds from the router to the client, for each token",
+    "hop": "milliseconds from the router to an idle worker and back",
+    "gap": "milliseconds between two steps",
+    "connect": "milliseconds of the client to open a connection; connections of simultaneous requests are opened first",
+    "token_cpu": "milliseconds that each token adds to a step if the other processes share the worker's cores",
 }
 
 
@@ -51,13 +51,13 @@ def command_parser() -> argparse.ArgumentParser:
     add_shared_options(
         server,
         SHARED,
-        max_model_len="longest prompt plus answer of one request, in tokens (default: what the KV pool holds)",
-        max_total_tokens="size of the KV pool, in tokens; needed, a server logs its own when it is ready",
+        max_model_len="maximum tokens of one request, prompt and answer together (default: the size of the KV pool)",
+        max_total_tokens="size of the KV pool, in tokens; required; a server logs its own when it is ready",
     )
     _add_engine_options(parser)
     add_workload_options(parser)
     add_judgement_options(parser)
-    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    parser.add_argument("--disable-tqdm", action="store_true", help="show no progress bar")
     return parser
 
 
@@ -71,21 +71,33 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         "Qwen3-30B-A3B in Q4_K_M on two Zen 5 cores)",
     )
     ms = real(0, 1e6)
-    engine.add_argument("--base-ms", type=ms, metavar="MS", help="instead of a file: what every step takes")
-    engine.add_argument("--token-ms", type=ms, metavar="MS", help="and what each of its tokens adds")
+    engine.add_argument(
+        "--base-ms", type=ms, metavar="MS", help=("instead of a file: milliseconds that every step takes")
+    )
+    engine.add_argument(
+        "--token-ms",
+        type=ms,
+        metavar="MS",
+        help=("with the step's milliseconds: what each of its tokens adds"),
+    )
     engine.add_argument(
         "--max-tokens",
         type=whole(1, 1 << 24),
         metavar="N",
-        help="what clients ask for; answers end where they end (default: each asks for what it will get)",
+        help=(
+            "max_tokens of the simulated requests; their answers end at their own lengths (default: each request asks "
+            "for the length of its answer)"
+        ),
     )
     engine.add_argument(
         "--num-state-slots",
         type=whole(0, 1 << 20),
         default=0,
         metavar="N",
-        help="slots of recurrent state, of running requests and snapshots, as a server logs them (default: 0, a model "
-        "without recurrent state)",
+        help=(
+            "number of slots for recurrent state, running requests and snapshots together, as a server logs it "
+            "(default: 0, a model without recurrent state)"
+        ),
     )
     _add_tier_options(engine, "ram", "in RAM", "copied to the GPU", "copied from the GPU", RAM_RATES)
     engine.add_argument(
@@ -93,7 +105,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=whole(PAGE_TOKENS, 1 << 30),
         default=RAM_STEP_TOKENS,
         metavar="N",
-        help="how many tokens' KV is copied from the GPU with a step while answers wait, which makes the step longer "
+        help="tokens whose KV a step copies from the GPU while answers wait, which makes the step longer "
         f"(default: {RAM_STEP_TOKENS}, 64 MiB of 48 layers of 2 KiB a token)",
     )
     _add_tier_options(engine, "disk", "on disk", "read", "written", DISK_RATES)

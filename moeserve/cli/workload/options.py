@@ -60,7 +60,7 @@ _SHAPE: dict[str, tuple[tuple[str, ...], Callable[[str], Any], str]] = {
     "output_len": (
         ("--output-len", "--random-output-len", "--prefix-repetition-output-len"),
         _TOKENS,
-        "tokens to generate a request",
+        "tokens to generate per request",
     ),
     "range_ratio": (
         ("--range-ratio", "--random-range-ratio"),
@@ -70,24 +70,24 @@ _SHAPE: dict[str, tuple[tuple[str, ...], Callable[[str], Any], str]] = {
     "prefix_len": (
         ("--prefix-len", "--random-prefix-len", "--prefix-repetition-prefix-len"),
         whole(0, MAX_TOKENS),
-        "tokens that prompts of one group begin with, before their new ones",
+        "tokens of the prefix that all prompts of a group share, before their new tokens",
     ),
     "num_prefixes": (
         ("--num-prefixes", "--prefix-repetition-num-prefixes"),
         _COUNT,
-        "groups of prompts with the same prefix",
+        "number of groups of prompts, each with a prefix of its own",
     ),
     "num_turns": (
         ("--num-turns",),
         _COUNT,
-        "requests a conversation; each prompt continues the one before and its answer",
+        "requests per conversation; each prompt continues the one before with its answer",
     ),
     "think_time": (
         ("--think-time",),
         real(0, MAX_SECONDS),
         "mean seconds between an answer and the conversation's next turn (exponential)",
     ),
-    "long_input_len": (("--long-input-len",), _TOKENS, "new prompt tokens of the long requests"),
+    "long_input_len": (("--long-input-len",), _TOKENS, "new prompt tokens of a long request"),
     "long_every": (("--long-every",), whole(0, 1 << 20), "every N-th request is long; 0: none"),
 }
 # Without the second, the first would have no effect.
@@ -101,14 +101,14 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
         "--dataset",
         choices=DATASETS,
         metavar="NAME",
-        help=f"defaults of the options below: {', '.join(DATASETS)} (default: random)",
+        help=f"kind of workload, which sets the defaults of the options below: {', '.join(DATASETS)} (default: random)",
     )
     counts = [f"{name}: {case.num_prompts}" for name, case in CASES.items()]
     group.add_argument(
         "--num-prompts",
         type=whole(1, 10_000_000),
         metavar="N",
-        help=f"requests in all (default: {'; '.join([str(DEFAULT_NUM_PROMPTS), *counts])})",
+        help=f"total number of requests (default: {'; '.join([str(DEFAULT_NUM_PROMPTS), *counts])})",
     )
     for name, (flags, kind, text) in _SHAPE.items():
         group.add_argument(
@@ -118,30 +118,36 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
         "--request-rate",
         type=real(0, math.inf, above=True),
         metavar="R",
-        help="conversations that begin a second (a request alone is one of one turn); inf: all at once (default: inf)",
+        help=(
+            "conversations that begin per second (a single request is a conversation of one turn); inf: all at once "
+            "(default: inf)"
+        ),
     )
     group.add_argument(
         "--burstiness",
         type=real(0, 1e6, above=True),
         metavar="B",
-        help="gamma-distributed gaps between arrivals: 1 is a Poisson process, less comes in bursts (default: 1)",
+        help=(
+            "shape of the gamma-distributed gaps between arrivals: 1 is a Poisson process, smaller values give bursts "
+            "(default: 1)"
+        ),
     )
     group.add_argument(
         "--trace",
         "--dataset-path",
         type=Path,
         metavar="FILE",
-        help="replay the requests of a JSONL file at their times, instead of making some up",
+        help="replay the requests of this JSONL file at their times instead of generating some",
     )
-    group.add_argument("--save-trace", type=Path, metavar="FILE", help="write the requests as such a file")
+    group.add_argument("--save-trace", type=Path, metavar="FILE", help="write the requests to such a file")
     group.add_argument(
-        "--seed", type=whole(0, 1 << 62), default=0, help="of lengths, tokens and arrivals (default: 0)"
+        "--seed", type=whole(0, 1 << 62), default=0, help="seed of lengths, tokens and arrivals (default: 0)"
     )
     group.add_argument(
         "--max-concurrency",
         type=_COUNT,
         metavar="N",
-        help="most requests in progress; more wait at the client (default: no limit)",
+        help="maximum number of requests in progress; more wait at the client (default: no limit)",
     )
 
 
@@ -152,23 +158,26 @@ def add_judgement_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME:MS",
-        help="what a good request keeps, e.g. ttft:500 itl:100; of ttft, tpot, itl, e2el",
+        help=(
+            "limits in milliseconds that a request must keep to count as good, e.g. ttft:500 itl:100; of ttft, tpot, "
+            "itl, e2el"
+        ),
     )
     group.add_argument(
         "--metric-percentiles",
         type=_percentiles,
         default=[99.0],
         metavar="P,P",
-        help="percentiles of each metric (default: 99)",
+        help="percentiles to report of each metric (default: 99)",
     )
     group.add_argument(
-        "--save-result", type=Path, metavar="FILE", help="write the figures as JSON, by vLLM's names"
+        "--save-result", type=Path, metavar="FILE", help="write the figures as JSON with vLLM's names"
     )
     group.add_argument(
-        "--save-detailed", action="store_true", help="with --save-result: each request's figures too"
+        "--save-detailed", action="store_true", help="with --save-result: also write each request's figures"
     )
     group.add_argument(
-        "--plot", type=Path, metavar="FILE.svg", help="draw distributions, tokens and requests over time"
+        "--plot", type=Path, metavar="FILE.svg", help="draw distributions, and tokens and requests over time"
     )
 
 

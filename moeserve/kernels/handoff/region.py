@@ -10,7 +10,7 @@
       weights  float32 [tokens, top_k]                      GPU
       result   float32 [tokens, hidden]                     CPU    what the CPU's experts add
 
-csrc/handoff/handoff.h says when each side writes. Of q8 and f32 there are those that the experts' types ask for.
+csrc/handoff/handoff.h says when each side writes. q8 and f32 are there where the experts' types ask for them.
 """
 
 from __future__ import annotations

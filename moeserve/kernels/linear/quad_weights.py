@@ -99,7 +99,7 @@ def byte_weights(low, high, s, m, byte: tl.constexpr, i: tl.constexpr, F: tl.con
 def field_weights(
     low, high, word, min_word, d, at, i: tl.constexpr, F: tl.constexpr, KB: tl.constexpr, dtype: tl.constexpr
 ):
-    """Weights [BN, 16 * KB] of field i of those that words low and high [BN, 4, KB] have; word, min_word, d, at: of
+    """Weights [BN, 16 * KB] of field i in words low and high [BN, 4, KB]; word, min_word, d, at: of
     quad_scales. The interpreter, which knows no assembly, has them in any type of float."""
     BN: tl.constexpr = low.shape[0]
     s, m = group_scale(word, min_word, d, at, i * 16 // F.group, F)

@@ -9,7 +9,7 @@ FLOAT, and the rank, a multiple of 16 with zeros behind; rank 0: the adapter lea
 a launch are PARTS * EXPERTS consecutive ones, and `table` points to the first of slot 0.
 
 An item is a row, or of products of experts a route: row * TOP_K + j, of the expert ids[row, j]. Blocks of BM items are
-consecutive, or those that experts/align.py makes.
+consecutive, or the blocks that experts/align.py makes.
 """
 
 # mypy: ignore-errors

@@ -19,7 +19,7 @@ _TYPES: Final[dict[str, npt.DTypeLike]] = {
     "num_bias": "int32",
     "num_stop": "int32",
     "min_tokens": "int32",
-    "num_output": "int32",  # the one that sampling writes
+    "num_output": "int32",  # sampling writes it
     "history_row": "int32",  # -1: no penalties
 }
 

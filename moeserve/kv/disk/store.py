@@ -144,7 +144,8 @@ class PageStore:
     # ---------------------------------------------------------------- writing
 
     def write(self, key: bytes, page: memoryview) -> list[bytes]:
-        """Adds a page; returns the keys of those that had to go for it. Raises OSError, and has not added it then."""
+        """Adds a page; returns the keys of the pages that had to go for it. Raises OSError, and has not added it
+        then."""
         gone = self._make_room(len(page))
         entry = self._writable(len(page))
         assert entry.segment is not None

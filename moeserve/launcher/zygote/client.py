@@ -41,7 +41,7 @@ class Zygote:
         return self._child is not None and not self._is_ready
 
     def processes(self, *, is_starting: bool | None = None) -> list[Child]:
-        """The one that lives, if any; is_starting: only where it still starts, or does not any more."""
+        """The living zygote, if any; is_starting: only if it is still starting, or only if it has started."""
         is_wanted = is_starting is None or is_starting == self.is_starting
         return [self._child] if self._child is not None and is_wanted else []
 

@@ -59,7 +59,7 @@ class ExpertMaps:
 
     @property
     def on_gpu(self) -> npt.NDArray[np.bool_]:
-        """[layers, experts]: those that a step finds in GPU memory. A copy."""
+        """The experts that a step finds in GPU memory, [layers, experts]. A copy."""
         on_gpu: npt.NDArray[np.bool_] = self.host[GPU] >= 0
         return on_gpu
 

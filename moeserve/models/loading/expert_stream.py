@@ -31,7 +31,7 @@ ALIGNMENT = 256
 
 
 class ExpertStream:
-    """The layers of a step come in order: `begin`, then `take` for each of those that stream."""
+    """The layers of a step come in order: `begin`, then `take` for each layer that streams."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ExpertStream:
         device: torch.device,
         maps: ExpertMaps | None = None,
     ) -> None:
-        """maps: where experts move between the memories; only those that are the pool's at the time are streamed."""
+        """maps: where experts move between the memories; only experts that are the pool's at the time are streamed."""
         self._is_gpu = device.type == "cuda"
         self._panels, self._maps = panels, maps
         some = [layer for layer in layers if layer is not None]
@@ -48,7 +48,7 @@ class ExpertStream:
         # int32 [layers, experts]: the experts' places in RAM where they are the pool's, -1 elsewhere.
         places = [(nowhere if e is None else e.expert_map).cpu().numpy() for e in layers]
         self._in_ram = np.stack(places) if maps is None else maps.host[RAM].copy()
-        # int32 [2, layers, experts]: of those that a step streams, among what `take` gives; of the others, in RAM.
+        # Places, int32 [2, layers, experts]: of streamed experts in what `take` gives, of the others in RAM.
         shape = (2, *self._in_ram.shape)
         self._split_on_host = torch.full(shape, -1, dtype=torch.int32, pin_memory=self._is_gpu)
         self._split_on_host[1] = torch.from_numpy(self._in_ram)
@@ -90,7 +90,7 @@ class ExpertStream:
 
     @property
     def idle_buffer(self) -> Tensor:
-        """uint8, on the device: free between two steps, and during those that stream nothing."""
+        """uint8, on the device: free between two steps, and during steps that stream nothing."""
         return self._raw[0]
 
     def begin(self, counts: Sequence[int]) -> None:
@@ -104,7 +104,7 @@ class ExpertStream:
 
     def take(self, layer: int) -> GpuExperts:
         """Launches the unpacking of a layer's experts, on the current stream behind their copy; they last until the
-        next call. Those that the step does not take have a place there too, without content. The copy of the layer
+        next call. Experts that the step does not take have a place there too, without content. The copy of the layer
         after the next one starts when they are unpacked."""
         assert self._order[self._taken] == layer
         buffer = self._taken % 2
@@ -122,11 +122,11 @@ class ExpertStream:
         return GpuExperts(gate, up, down, self._biases_of(layer))
 
     def expert_map(self, layer: int) -> Tensor:
-        """int32 [the layer's experts]: places among those that `take` gives, -1 for an expert that is not there."""
+        """int32 [the layer's experts]: places in what `take` gives, -1 for an expert that is not there."""
         return self._streamed[layer]
 
     def left(self, layer: int) -> Tensor:
-        """int32 [the layer's experts]: places in RAM of those that the step does not take, -1 for all others."""
+        """int32 [the layer's experts]: places in RAM of experts that the step does not take, -1 for all others."""
         return self._left[layer]
 
     def _split(self, counts: list[int]) -> None:

@@ -148,7 +148,7 @@ class GpuLayer:
 
     @property
     def own_experts(self) -> GpuExperts | None:
-        """Those that are here, or the feed-forward of a layer without."""
+        """The layer's experts that are here, or the feed-forward of a layer without experts."""
         return self.ffn.expert.experts if isinstance(self.ffn, GpuDenseFfn) else self.ffn.experts
 
 

@@ -54,7 +54,7 @@ class CachePolicy:
     """Owns scores and which experts are cached, those included that are on their way."""
 
     def __init__(self, cached: Mask, movable: Mask, decay: float = DECAY, pays: float = PAYS) -> None:
-        """cached: [layers, experts]. movable: those that may come and go; the others stay where they are."""
+        """cached: [layers, experts]. movable: the experts that may come and go; the others stay where they are."""
         self.cached = cached.copy()
         self._movable = movable
         self._decay = np.float32(decay)
@@ -70,7 +70,7 @@ class CachePolicy:
 
     def choose(self, used: Mask, most: int, *, pays: bool = True) -> list[Move]:
         """At most `most` moves with the greatest gains in score; they count as done. `used`: the step's, observed.
-        pays: only those that are expected to."""
+        pays: only moves that are expected to pay."""
         found = self._candidates(used)
         if pays:
             self._could = found

@@ -81,11 +81,11 @@ def replay_cache(
     per_step: list[float] | None = None,
     uses: list[StepUse] | None = None,
 ) -> Replayed:
-    """cached: [layers, experts], what the cache begins with. movable: those that may come and go; None: all.
+    """cached: [layers, experts], what the cache begins with. movable: the experts that may come and go; None: all.
 
-    most: promotions a step; adapts: only those that are expected to spare `pays` reads. late: what a step has missed is
-    not there for the next one, but for the one after it. shared: a slot may go to an expert of any layer. per_step:
-    gets each step's hit rate; uses: what it used of each layer.
+    most: promotions a step; adapts: only promotions that are expected to spare `pays` reads. late: what a step has
+    missed is there for the step after the next. shared: a slot may go to an expert of any layer. per_step: gets each
+    step's hit rate; uses: what it used of each layer.
     """
     layers, experts = cached.shape
     rows = (1, layers * experts) if shared else (layers, experts)
@@ -113,7 +113,7 @@ def replay_cache(
 
 
 def hottest(trace: RoutingTrace, slots: int) -> Mask:
-    """[layers, experts]: of each layer those that the whole trace uses most, which a static placement by heat has."""
+    """[layers, experts]: each layer's experts that the whole trace uses most, as in a static placement by heat."""
     _, layers, _ = trace.ids.shape
     chosen = np.zeros((layers, trace.experts), np.bool_)
     for layer in range(layers):

@@ -1,6 +1,6 @@
-"""Which system calls a sandboxed process has left: those that computing, memory and its one socket take. Who breaks out
-of Jinja's sandbox, or through a fault in a library, finds a process that cannot open, remove, signal, trace or start
-anything, root's included, which RLIMIT_NOFILE alone would not stop. All else fails with EPERM.
+"""Which system calls a sandboxed process has left: the calls that computing, memory and its one socket take. Who breaks
+out of Jinja's sandbox, or through a fault in a library, finds a process that cannot open, remove, signal, trace or
+start anything, root's included, which RLIMIT_NOFILE alone would not stop. All else fails with EPERM.
 
 A seccomp filter: https://docs.kernel.org/userspace-api/seccomp_filter.html.
 """

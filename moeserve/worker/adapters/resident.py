@@ -1,4 +1,4 @@
-"""The adapters that the engine has, and those that are read while it computes.
+"""The adapters that the engine has, and the adapters that are read while it computes.
 
 One helper thread reads and checks an adapter's files and makes what the kernels read of them. The thread that computes
 puts it among the others between two steps, which takes milliseconds. A file that is not an adapter of this model is
@@ -101,7 +101,7 @@ class ResidentAdapters(Generic[Matrices]):
         self._budget = budget + sum(self._sizes.values())
         self._numbers = {"": -1} | {adapter.key: number for number, adapter in enumerate(at_start)}
         self._free = [number for number in range(engine.capacity) if number >= len(at_start)]
-        self._outcomes: dict[int, AdapterState] = {}  # by order, of those that were read
+        self._outcomes: dict[int, AdapterState] = {}  # by order, of adapters that were read
         self._reader = ThreadPoolExecutor(1, "adapters")  # its thread starts with the first order
         self._reading: tuple[AdapterSource, Future[_ReadAdapter[Matrices]]] | None = None
 

@@ -36,7 +36,7 @@ class MaskThread:
         self._error: BaseException | None = None
 
     def soon(self, answers: Sequence[tuple[GuidedAnswer, Work]]) -> None:
-        """Those that are late when their turn comes are done later."""
+        """Computes masks that are wanted soon. A mask that turns out to take long is computed later."""
         self._thread.submit(self._do_all, [_Asked(*one) for one in answers])
 
     def later(self, answer: GuidedAnswer, work: Work) -> None:

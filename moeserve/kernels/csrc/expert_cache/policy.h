@@ -26,7 +26,7 @@ class ExpertCachePolicy {
   // A step used these experts, [layers, experts].
   void observe(const uint8_t* used);
 
-  // At most `most` moves, those with the greatest gains; they count as done. used: the step's, observed. pays: only those that
+  // At most `most` moves, those with the greatest gains; they count as done. used: the step's, observed. pays: only moves that
   // are expected to. Sorted by layer.
   const std::vector<ExpertMove>& choose(const uint8_t* used, int64_t most, bool pays);
 
@@ -44,7 +44,7 @@ class ExpertCachePolicy {
     int band;
   };
   void find_candidates(const uint8_t* used);
-  // Of those in going_ the one that has the lowest score, of equal ones the first, which then is taken; -1: there is none left.
+  // Takes the entry of going_ with the lowest score, of equal ones the first; -1: none is left.
   int take_lowest();
   void watch();
   bool is_watched(uint32_t since) const { return step_ - since <= kWatched; }
@@ -60,7 +60,7 @@ class ExpertCachePolicy {
   uint32_t step_ = 0;
   // Sums that decay: reads spared, reads seen of either expert, and steps for which an exchange was watched.
   std::array<double, kBands> spared_{}, seen_{}, watched_{};
-  std::vector<Candidate> candidates_, could_;  // those of this step, and those that are to be watched
+  std::vector<Candidate> candidates_, could_;  // this step's candidates, and the candidates to be watched
   std::vector<uint8_t> missed_;                // [layers, experts]
   std::vector<std::pair<float, int>> coming_;  // of a layer: the score, negative, and the expert
   std::vector<int32_t> going_;                 // of a layer: each expert's score in bits, or kNone

@@ -165,7 +165,7 @@ void merge_slices(const AttentionOp& op, int64_t number, int kv_head, int slice,
   if (claim()) write_slice(op, queries, slice, b.merged, b.merged_softmax);
 }
 
-// Chunks of a part and KV head, at most: those that a shorter part does not have are nothing to do.
+// The most chunks of a part and KV head; the chunks that a shorter part lacks are empty.
 int64_t chunks_of(const AttentionPlan& plan) {
   int most = 0;
   for (const AttentionPlan::Part& part : plan.parts)

@@ -172,7 +172,7 @@ class Team {
   };
   Pool& pool_;
   int thread_, threads_, node_;
-  uint64_t phase_ = 0;                         // the one that this thread is in
+  uint64_t phase_ = 0;                         // the phase that this thread is in
   bool is_last_ = false;                       // it is, or the next one will be, the operation's last
   bool alone_ = false;                         // it is in a small operation that the others skip
   uint32_t op_ = 0;                            // likewise, by the number of its slot

@@ -1,4 +1,4 @@
-// The candidates of a row: from a scan, which finds the maxima of its blocks, to those that a threshold leaves.
+// The candidates of a row: from a scan, which finds the maxima of its blocks, to the candidates that a threshold leaves.
 #pragma once
 
 #include <algorithm>

@@ -194,7 +194,7 @@ class Chain {
 
   const float* x_;
   int vocab_;
-  float max_;  // of those that are left
+  float max_;  // of the candidates that are left
   const SampleParams& p_;
   Scratch& s_;
   double heat_ = 1;  // what logits are divided by, from `temperature` on

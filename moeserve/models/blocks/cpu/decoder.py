@@ -67,7 +67,7 @@ class CpuDecoder:
     ) -> None:
         """kv, states: of the weights' layers; states: none where none of them is recurrent. most_drafts: rows of a
         step that may be drafts. pinned: a GPU reads x.
-        adapters: those that rows may ask for. angles: `angles_of` the model, where somebody has them already."""
+        adapters: the adapters that rows may ask for. angles: `angles_of` the model, if the caller has them."""
         self.shape = shape
         self._weights = weights
         self._stream = stream

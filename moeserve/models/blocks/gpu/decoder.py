@@ -92,9 +92,9 @@ class GpuDecoder:
         [requests, length], the KV slots of each request by position. handoff, expert_stream, prefill: see
         `GpuFfnBlock`. from_cpu: float32 [max_tokens, hidden] in pinned memory, where a step's x is instead of coming
         from an embedding. forced_rows: the most rows of a step that takes the routers' choice from `forced_routing`.
-        sums: where several GPUs compute the model; None: every block is whole. adapters: those that rows may ask for.
-        window_table: the slot table of windowed layers; None: they have no slots of their own. stage: where other GPUs
-        have the layers before or behind. num_in_ram: see `GpuFfnBlock`."""
+        sums: where several GPUs compute the model; None: every block is whole. adapters: the adapters that rows may ask
+        for. window_table: the slot table of windowed layers; None: they have no slots of their own. stage: where other
+        GPUs have the layers before or behind. num_in_ram: see `GpuFfnBlock`."""
         self.shape = shape
         self.device = slot_table.device
         self.adapters = adapters

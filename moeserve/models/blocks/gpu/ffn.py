@@ -318,7 +318,7 @@ class GpuFfnBlock:
     def _share_experts(
         self, index: int, moe: GpuMoe, local_expert_ids: Tensor, s: GpuWorkspace, count: Tensor
     ) -> None:
-        """The pool computes its experts while the GPU computes its own, then those that are streamed to it (which is
+        """The pool computes its experts while the GPU computes its own, then the streamed ones (which is
         not for a graph). Where the pool takes part in a step it expects all layers, those too that leave it nothing."""
         stream = self._expert_stream if self._streamed[index] else None
         routes, top_k = self._routes(index, s), self._shapes[index].num_routes

@@ -13,7 +13,7 @@ from moeserve.models.sources.gguf.metadata import MetadataValue
 
 from .mapping import DEFAULTED, HuggingFaceMapping
 
-_ROPE_KEYS = {  # of each rope_type, beside those that all have
+_ROPE_KEYS = {  # of each rope_type, beside the keys that all have
     "default": set[str](),
     "yarn": {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"},
     "linear": set[str](),

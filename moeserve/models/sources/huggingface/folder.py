@@ -243,7 +243,7 @@ def open_mapped_folder(
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Those that the index names, else model.safetensors, else all there are."""
+    """The files that the index names, else model.safetensors, else all safetensors files."""
     index = folder / INDEX
     if not index.exists():
         single = folder / SINGLE

@@ -67,7 +67,7 @@ class HuggingFaceMapping:
     derived: Callable[[Path, Mapping[str, Any]], dict[str, MetadataValue]] | None = None
     # The same of RoPE, in place of what config_json.py makes of it.
     rope: Callable[[Path, Mapping[str, Any]], dict[str, MetadataValue]] | None = None
-    # Of YaRN, beside those that all families have: `derived` reads them.
+    # YaRN's keys beside the keys that all families have: `derived` reads them.
     rope_settings: frozenset[str] = frozenset()
     other_model_types: tuple[str, ...] = ()  # that are read in the same way
     # GGUF's keys without the architecture, of what no config.json says.

@@ -52,7 +52,7 @@ def check_spaced(path: Path, tokenizer: Mapping[str, Any]) -> None:
         if model.get(key) not in supported:
             raise ModelError(path, f"'model' has {key} {model.get(key)!r}; BPE as Gemma's is supported")
     if tokenizer.get("pre_tokenizer") not in _PRE_TOKENIZERS:
-        raise ModelError(path, "its pre_tokenizer is none of those that are supported")
+        raise ModelError(path, "its pre_tokenizer is not supported")
 
 
 def spaced_kinds(

@@ -117,7 +117,7 @@ def _split(path: Path, tokenizer: Mapping[str, Any]) -> Split:
     if isinstance(steps, list) and len(steps) > 1 and all(isinstance(step, dict) for step in steps):
         split = _split_of(steps[:-1], steps[-1])
     if split is None:
-        raise ModelError(path, "its pre_tokenizer is none of those that are supported")
+        raise ModelError(path, "its pre_tokenizer is not supported")
     return split
 
 

@@ -62,9 +62,9 @@ class ExpertCache:
         expert_token_counts: Tensor,
         pool_reads: Callable[[Mask], int],
     ) -> None:
-        """movable: [layers, experts], those that may come and go, all of which lie in RAM. expert_token_counts: int64
-        [layers, experts] on the device, written by the steps. pool_reads: how many experts the pool has read since the
-        start, of these layers."""
+        """movable: [layers, experts], the experts that may come and go, all of which lie in RAM. expert_token_counts:
+        int64 [layers, experts] on the device, written by the steps. pool_reads: how many experts the pool has read
+        since the start, of these layers."""
         self._maps, self._slots = maps, slots
         self._on_device = expert_token_counts
         is_gpu = expert_token_counts.device.type == "cuda"

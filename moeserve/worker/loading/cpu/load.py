@@ -205,7 +205,7 @@ def _refuse_records_of_drafts(config: ServerConfig) -> None:
 
 
 def _refuse_gpu_flags(config: ServerConfig) -> None:
-    """Raises ConfigError for those that would be ignored here and are not about what lies where: `place` refuses the
+    """Raises ConfigError for flags that would be ignored here and are not about what lies where: `place` refuses the
     others."""
     if config.max_deferred_experts_per_token:
         flag = "--max-deferred-experts-per-token"

@@ -3,7 +3,7 @@
 
 All graphs are captured before the first request. A worker in the place of one that was lost is waited for: it puts that
 off (`plan`), launches kernel by kernel what it needs meanwhile, and captures one graph after another between its steps,
-first those that steps have asked for.
+first the graphs that steps have asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class GraphSteps:
         self._graphs = CudaGraphs(model.device)
         self._captured: dict[GraphKey, Launches] = {}
         self._planned: list[GraphKey] = []  # still to be captured, in this order
-        self._wanted: list[GraphKey] = []  # of these, those that steps have asked for
+        self._wanted: list[GraphKey] = []  # of these, the graphs that steps have asked for
         self.logits: dict[int, Tensor] = {}  # by size: where graphs with the head leave them
         self.late = 0  # steps that asked for a graph that was still to be captured
 

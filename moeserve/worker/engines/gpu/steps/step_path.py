@@ -1,6 +1,6 @@
 """How a GPU executes a step: as a CUDA graph, kernel by kernel, or in parts. Pure: no torch, no device, no state.
 
-`path_of` alone decides. Those that ask it:
+`path_of` alone decides. Its callers:
 
     GpuEngine.forward       executes the path (`step_launcher.py`)
     GraphSteps              captures the graphs that a path can name: `graph_keys`, `captured_path`
