@@ -39,6 +39,7 @@ from moeserve.messages.codec import TO_HTTP
 from moeserve.messages.schema import EngineReadyRequest
 from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.models.errors import ModelError
+from moeserve.models.facts import facts_of
 from moeserve.models.open import open_metadata
 from moeserve.processes.lifecycle import Process
 from moeserve.processes.listeners import BACKLOG, Listeners, open_listeners, url_of
@@ -257,7 +258,8 @@ def load_text(config: ServerConfig) -> tuple[ModelText, SamplingDefaults]:
         formats = formats_of(config, tokenizer, *renderer.sources).probed(renderer)
         log.info("chat format: tool calls %s, reasoning %s", *formats.names())
         parses = config.control_tokens_in_text == "parse"
-        return ModelText.of(tokenizer, renderer, formats, parses_user_text=parses), defaults
+        facts = facts_of(gguf)
+        return ModelText.of(tokenizer, renderer, formats, parses_user_text=parses, facts=facts), defaults
     except ConfigError:
         renderer.close()
         raise

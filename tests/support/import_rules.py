@@ -87,6 +87,7 @@ HTTPSERVER: dict[str, set[str]] = {
     | {
         "moeserve.httpserver.transport",
         "moeserve.httpserver.observability",
+        "moeserve.models.facts",
         "moeserve.tokenizer",
         "moeserve.grammar",
         "moeserve.chatformat",
@@ -102,6 +103,7 @@ HTTPSERVER: dict[str, set[str]] = {
             "moeserve.sampling",
             "moeserve.chatformat",
             "moeserve.grammar.spec",
+            "moeserve.models.facts",
             "moeserve",
         }
         for api in HTTP_APIS
@@ -133,6 +135,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.adapters.modules",
         "moeserve.tokenizer",
         "moeserve.models.errors",
+        "moeserve.models.facts",
         "moeserve.models.open",
         "moeserve.models.sources.source",
         "moeserve.grammar",

@@ -191,7 +191,12 @@ def test_what_users_of_other_servers_type(arguments: list[str], config: dict[str
 @pytest.mark.parametrize("command", [[], ["serve"]])
 def test_a_model_needs_no_flag(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[ServerConfig] = []
-    monkeypatch.setattr("moeserve.launcher.launch.launch", lambda config: served.append(config) or 0)
+
+    def launch(config: ServerConfig) -> int:
+        served.append(config)
+        return 0
+
+    monkeypatch.setattr("moeserve.launcher.launch.launch", launch)
     monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
     assert cli.main([*command, str(command_line.demonstration_model()), "-c", "512"]) == 0
     assert served[0].max_model_len == 512

@@ -21,6 +21,7 @@ from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
     INT64_MAX,
     MAX_MESSAGES,
+    MAX_TOP_LOGPROBS,
     ManyStopStrings,
     ModelName,
 )
@@ -121,6 +122,10 @@ class _Body(RequestModel):
         bool | Literal["low", "medium", "high", "max"] | None,
         Field(description="Default: as the model does."),
     ] = None
+    logprobs: bool = False
+    top_logprobs: Annotated[
+        int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="Alternatives of each token, with logprobs.")
+    ] = 0
     keep_alive: Annotated[Any, NO_EFFECT] = None
 
     def shared_asked(self, caller: Caller, prompt: ChatPrompt | PlainPrompts) -> Asked:
@@ -136,6 +141,7 @@ class _Body(RequestModel):
             grammar=self.grammar_constraint,
             sampler=options.sampler_settings(),
             seed=options.seed,
+            logprobs=self.top_logprobs if self.logprobs else None,
             stop=tuple(options.stop),
             chosen=options.chosen_settings(),
         )

@@ -13,16 +13,19 @@ from fastapi import APIRouter, Request, Response
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.ollama.bodies import ShowBody, served_name
-from moeserve.httpserver.ollama.objects import Details, Model, Models, OllamaVersion, Shown
+from moeserve.httpserver.ollama.objects import Details, Model, Models, OllamaVersion, RunningModels, Shown
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import JsonResponse
+from moeserve.models.facts import UNKNOWN
 from moeserve.sampling.parameters import PARAMETERS
 
 router = APIRouter(tags=["Ollama"])
 
-# Clients compare it with the version of Ollama that has what they need: tools, thinking, schemas as formats.
-OLLAMA_VERSION: Final = "0.12.0"
+# Clients compare it with the version of Ollama that has what they need: tools, thinking, schemas as formats, logprobs.
+OLLAMA_VERSION: Final = "0.12.11"
+# What is loaded stays: so far off, as where Ollama is told to keep a model.
+NEVER: Final = "2318-01-01T00:00:00Z"
 
 
 @router.get("/api/tags", responses={200: {"model": Models}})
@@ -31,10 +34,18 @@ async def tags(request: Request) -> Response:
     return JsonResponse(_models(service_of(request)))
 
 
-@router.get("/api/ps", responses={200: {"model": Models}})
+@router.get("/api/ps", responses={200: {"model": RunningModels}})
 async def running(request: Request) -> Response:
-    """The same: what is there is loaded."""
-    return JsonResponse(_models(service_of(request)))
+    """The same, which is loaded, with its context."""
+    service = service_of(request)
+    limit = service.engine.state.max_model_len or 0
+    found: RunningModels = {
+        "models": [
+            {**model, "expires_at": NEVER, "size_vram": 0, "context_length": limit}
+            for model in _models(service)["models"]
+        ]
+    }
+    return JsonResponse(found)
 
 
 @router.post(
@@ -59,9 +70,10 @@ async def show(request: Request) -> Response:
         "template": text.renderer.source or "",
         "details": _details(service),
         "model_info": {
-            "general.architecture": "moeserve",
-            "moeserve.context_length": limit,
+            "general.architecture": text.facts.architecture,
             "general.basename": service.model_name,
+            "general.parameter_count": text.facts.parameters,
+            f"{text.facts.architecture}.context_length": limit,
         },
         "capabilities": capabilities,
         "modified_at": _modified_at(service),
@@ -106,11 +118,12 @@ def _modified_at(service: Service) -> str:
 
 def _details(service: Service) -> Details:
     is_file = Path(service.config.model).suffix == ".gguf"
+    facts = UNKNOWN if service.text is None else service.text.facts  # it is loading
     return {
         "parent_model": "",
         "format": "gguf" if is_file else "safetensors",
-        "family": "moe",
-        "families": ["moe"],
-        "parameter_size": "",
-        "quantization_level": "",
+        "family": facts.architecture,
+        "families": [facts.architecture],
+        "parameter_size": facts.size,
+        "quantization_level": facts.quantization,
     }

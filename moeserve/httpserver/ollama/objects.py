@@ -37,23 +37,34 @@ class Figures(TypedDict):
     eval_duration: NotRequired[int]
 
 
-class ChatLine(Figures):
-    """The answer, and each line of a stream."""
+class OllamaLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
 
+
+class OllamaTokenLogprob(OllamaLogprob):
+    top_logprobs: NotRequired[list[OllamaLogprob]]
+
+
+class Line(Figures):
     model: str
     created_at: str
-    message: ChatMessage
+    logprobs: NotRequired[list[OllamaTokenLogprob]]
     done: bool
 
 
-class GenerateLine(Figures):
+class ChatLine(Line):
     """The answer, and each line of a stream."""
 
-    model: str
-    created_at: str
+    message: ChatMessage
+
+
+class GenerateLine(Line):
+    """The answer, and each line of a stream."""
+
     response: str
     thinking: NotRequired[str]
-    done: bool
 
 
 class Details(TypedDict):
@@ -76,6 +87,16 @@ class Model(TypedDict):
 
 class Models(TypedDict):
     models: list[Model]
+
+
+class RunningModel(Model):
+    expires_at: str
+    size_vram: int  # 0: how much of it a GPU holds is not told here
+    context_length: int
+
+
+class RunningModels(TypedDict):
+    models: list[RunningModel]
 
 
 class Shown(TypedDict):

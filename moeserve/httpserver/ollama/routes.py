@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
 from moeserve.httpserver.generation.chat.answers import new_call_id
+from moeserve.httpserver.generation.logprobs import chat_logprobs
 from moeserve.httpserver.generation.prepare import prepare
 from moeserve.httpserver.generation.prepared import PreparedRequest
 from moeserve.httpserver.generation.request.caller import Caller, caller_of
@@ -81,13 +82,19 @@ class OllamaHandler:
         """Joins the lines of a stream."""
         text = thinking = ""
         calls: list[Call] = []
+        logprobs: list[Any] = []
         last: Mapping[str, Any] = {}
         async for last in self.lines():
             piece = last.get("message", last)
             text += piece.get("content", piece.get("response", ""))
             thinking += piece.get("thinking", "")
             calls += piece.get("tool_calls", [])
-        return {**last, **self._piece(text, thinking, calls)}
+            logprobs += last.get("logprobs", [])
+        return {
+            **last,
+            **self._piece(text, thinking, calls),
+            **({"logprobs": logprobs} if self.body.logprobs else {}),
+        }
 
     async def lines(self) -> AsyncGenerator[Mapping[str, Any], None]:
         """Raises ApiError."""
@@ -101,10 +108,21 @@ class OllamaHandler:
             async for index, item in stream:
                 prepared.tally.take(index, item)
                 text, thinking, calls = reader.read(item)
-                if text or thinking or calls:
-                    yield self._line(text, thinking, calls)
+                logprobs = self._logprobs(prepared, item)
+                if text or thinking or calls or logprobs:
+                    yield {**self._line(text, thinking, calls), **logprobs}
                 if item.finish_reason is not None:
                     yield {**self._line("", "", []), "done": True, **self._figures(prepared, item)}
+
+    def _logprobs(self, prepared: PreparedRequest, item: TextItem) -> dict[str, Any]:
+        """Nothing unless they were asked for."""
+        if not self.body.logprobs or not item.logprobs:
+            return {}
+        found = chat_logprobs(prepared.text, item.logprobs, self.body.top_logprobs, as_ids=False)
+        if self.body.top_logprobs:
+            return {"logprobs": found}
+        plain = [{"token": o["token"], "logprob": o["logprob"], "bytes": o["bytes"]} for o in found]
+        return {"logprobs": plain}
 
     def _line(self, text: str, thinking: str, calls: list[Call]) -> dict[str, Any]:
         return {

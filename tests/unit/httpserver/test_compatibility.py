@@ -14,6 +14,7 @@ from moeserve.httpserver.anthropic.bodies import CountTokensRequest, MessagesReq
 from moeserve.httpserver.generation.request.sampling_fields import declared_for
 from moeserve.httpserver.llama_server.bodies import CompletionBody
 from moeserve.httpserver.native.bodies import DetokenizeRequest, TokenizeRequest
+from moeserve.httpserver.ollama.bodies import ChatBody, GenerateBody, Options
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
 from moeserve.httpserver.openai.completion_body import CompletionRequest
 from moeserve.httpserver.responses.bodies import ResponsesRequest
@@ -29,6 +30,8 @@ REQUESTS: dict[str, tuple[type[RequestModel], dict[str, Any]]] = {
     "/v1/responses": (ResponsesRequest, {"input": "Hi", "max_output_tokens": 1}),
     "/v1/messages": (MessagesRequest, {"model": NAME, "messages": HI, "max_tokens": 1}),
     "/v1/messages/count_tokens": (CountTokensRequest, {"model": NAME, "messages": HI}),
+    "/api/chat": (ChatBody, {"model": NAME, "messages": HI, "options": {"num_predict": 1}}),
+    "/api/generate": (GenerateBody, {"model": NAME, "prompt": "Hi", "options": {"num_predict": 1}}),
     "/completion": (CompletionBody, {"prompt": "Hi", "n_predict": 1}),
     "/tokenize": (TokenizeRequest, {"prompt": "Hi"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [1]}),
@@ -151,6 +154,11 @@ VALUES: dict[str, Any] = {
     "use_beam_search": True,
     "user": "me",
     "with_pieces": True,
+    "format": "json",
+    "keep_alive": -1,
+    "options": {"top_k": 5},
+    "raw": True,
+    "think": False,
 }
 # Where a field is another thing than elsewhere.
 THERE: dict[tuple[str, str], Any] = {
@@ -160,6 +168,8 @@ THERE: dict[tuple[str, str], Any] = {
     ("/v1/responses", "tools"): [FLAT_TOOL],
     ("/v1/responses", "tool_choice"): {"tool_choice": "auto", "tools": [FLAT_TOOL]},
     ("/v1/responses", "top_logprobs"): 2,
+    ("/api/chat", "logprobs"): True,
+    ("/api/generate", "logprobs"): True,
     **{(path, "tools"): [THEIR_TOOL] for path in ("/v1/messages", "/v1/messages/count_tokens")},
     **{
         (path, "tool_choice"): {"tool_choice": {"type": "auto"}, "tools": [THEIR_TOOL]}
@@ -185,7 +195,7 @@ def declared_of(model: type[RequestModel]) -> list[str]:
 def section(title: str) -> list[tuple[str, str]]:
     """(name, status) of each row of the table under the title."""
     (text,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^##? |\Z)", PAGES, re.MULTILINE | re.DOTALL)
-    rows = re.findall(r"^\| `([^`]+)` \|.*?\| (supported|refused|accepted) \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| `([^`]+)` (?:\|.*?)?\| (supported|refused|accepted) \|", text, re.MULTILINE)
     assert len(rows) == len(re.findall(r"^\| `", text, re.MULTILINE)), "a row without a status"
     return rows
 
@@ -232,6 +242,12 @@ def body_with(path: str, name: str, server: HttpServer) -> dict[str, Any]:
     return body | (value if isinstance(value, dict) and name in value else {name: value})
 
 
+def test_ollamas_options_are_listed() -> None:
+    known = statuses_of(Options)
+    own = {name: status for name, status in known.items() if name not in declared_of(Options)}
+    assert dict(section("`options` of both")) == own
+
+
 @pytest.mark.parametrize("path", REQUESTS)
 def test_supported_and_accepted_fields_are_taken(server: HttpServer, path: str) -> None:
     bodies = {
@@ -256,7 +272,8 @@ def test_refused_fields_are_refused_by_name(server: HttpServer, path: str) -> No
         for value in SOMETHING:
             response = client.post(path, json=REQUESTS[path][1] | {name: value})
             assert response.status_code == 400, f"{name}={value}: {response.status_code}"
-            assert name in response.json()["error"]["message"]
+            error = response.json()["error"]
+            assert name in (error if isinstance(error, str) else error["message"])  # Ollama's are texts
     assert server.requests == []
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
+from gguf.constants import LlamaFileType
 
+from moeserve.models.facts import FILE_TYPES, ModelFacts
 from tests.support.http_harness import CONTEXT, NAME, TLS, HttpServer, say, silence, tokens_of
 from tests.support.scripted_answers import ANSWER, MESSAGES, PARIS, TOOLS, prompt_of
 
@@ -133,12 +135,56 @@ def test_a_stream_that_waits_has_its_head_and_no_comments(server: HttpServer) ->
 
 
 def test_the_lists_of_models(server: HttpServer) -> None:
+    details = {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "qwen3moe",
+        "families": ["qwen3moe"],
+        "parameter_size": "8.0M",
+        "quantization_level": "Q4_K_M",
+    }
     for path in ("/api/tags", "/api/ps"):
         (model,) = server.get(path).json()["models"]
-        assert (model["name"], model["details"]["format"]) == (NAME, "gguf")
+        assert (model["name"], model["details"]) == (NAME, details)
         assert model["size"] > 0
+    assert model["context_length"] == CONTEXT
+    assert model["expires_at"] > "2300"
+    assert model["size_vram"] == 0
     shown = server.post("/api/show", {"model": NAME}).json()
     assert set(shown["capabilities"]) == {"completion", "tools", "thinking"}
     assert "im_start" in shown["template"]
+    assert shown["details"] == details
+    assert shown["model_info"]["general.architecture"] == "qwen3moe"
+    assert shown["model_info"]["qwen3moe.context_length"] == CONTEXT
+    assert shown["model_info"]["general.parameter_count"] > 7_000_000
     assert server.get("/api/version").json()["version"]
     assert server.post("/api/show", {"name": "other"}).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+@pytest.mark.parametrize("top", [0, 2])
+def test_logprobs(server: HttpServer, path: str, top: int) -> None:
+    body = {"model": NAME, "messages": MESSAGES, "prompt": "Hi", "logprobs": True, "top_logprobs": top}
+    for stream in (False, True):
+        answer = server.post(path, body | {"stream": stream})
+        found = [one for line in lines_of(answer) for one in line.get("logprobs", [])]
+        assert server.requests[-1].sampling.logprobs == top
+        assert len(found) == len(ANSWER)
+        assert all(one["logprob"] <= 0 for one in found)
+        assert [len(one.get("top_logprobs", [])) for one in found] == [top] * len(ANSWER)
+    assert "logprobs" not in server.post(path, body | {"stream": False, "logprobs": False}).json()
+
+
+def lines_of(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.status_code == 200, response.text
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def test_names_of_file_types_are_llama_cpps() -> None:
+    names = {kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
+    assert names.items() >= {n: name for n, name in FILE_TYPES.items() if n in names}.items()
+
+
+@pytest.mark.parametrize(("count", "size"), [(30_532_122_624, "30.5B"), (7_240_000, "7.2M"), (900, "900")])
+def test_sizes_for_people(count: int, size: str) -> None:
+    assert ModelFacts("", count).size == size

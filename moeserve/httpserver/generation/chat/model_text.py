@@ -17,6 +17,7 @@ from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.literal_text import LiteralText
 from moeserve.httpserver.transport.errors import ApiError, Overflow
 from moeserve.messages.refusal import Refusal
+from moeserve.models.facts import UNKNOWN, ModelFacts
 from moeserve.tokenizer.errors import TemplateError
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -31,6 +32,7 @@ class ModelText:
     formats: ChatFormats
     longest_token: int  # bytes
     parses_user_text: bool  # control tokens that users and tools spell out become tokens
+    facts: ModelFacts  # for lists of models
 
     @classmethod
     def of(
@@ -40,9 +42,10 @@ class ModelText:
         formats: ChatFormats,
         *,
         parses_user_text: bool = True,
+        facts: ModelFacts = UNKNOWN,
     ) -> ModelText:
         longest = max(map(len, tokenizer.vocabulary.token_bytes))
-        return cls(tokenizer, renderer, formats, longest, parses_user_text)
+        return cls(tokenizer, renderer, formats, longest, parses_user_text, facts)
 
     @property
     def vocab_size(self) -> int:
