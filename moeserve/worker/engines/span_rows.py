@@ -1,5 +1,5 @@
-"""Rows of embeddings that stand for tokens. A step reads the rows that it computes, wherever a chunk cuts a span, so that
-no more than a step's are in memory."""
+"""Rows of embeddings that stand for tokens. A step reads the rows that it computes, wherever a chunk cuts a span, so
+that no more than a step's are in memory."""
 
 from __future__ import annotations
 
