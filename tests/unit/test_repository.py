@@ -120,6 +120,14 @@ def test_no_file_has_marks_of_a_conflict() -> None:
     assert not marked
 
 
+def test_no_source_file_is_longer_than_400_lines() -> None:
+    suffixes = {".py", ".cpp", ".h", ".inl"}
+    sources = [path for path in (REPOSITORY / "moeserve").rglob("*") if path.suffix in suffixes]
+    assert len(sources) > 500
+    long = [path for path in sources if len(path.read_text().splitlines()) > 400]
+    assert not long
+
+
 def test_benchmarks_are_few_and_each_is_in_the_table() -> None:
     """At most 25 programs and 6,000 lines, with their parts."""
     folder = REPOSITORY / "benchmarks"

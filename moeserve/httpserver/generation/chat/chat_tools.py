@@ -298,8 +298,8 @@ ChatToolCall = Annotated[
 
 
 def arguments_for_template(text: str) -> Any:
-    """Returns the arguments as an object, which all templates take; as the text itself if it is no object (a call that
-    was cut short) or holds too many values (nine million empty lists took 15 s to parse)."""
+    """Returns the arguments as an object, which all templates take; as the text itself if it is not an object (a call
+    that was cut short) or holds too many values (nine million empty lists took 15 s to parse)."""
     if text.count("[") + text.count("{") > MAX_VALUES:
         return text
     try:

@@ -1,0 +1,111 @@
+"""The options of the CPU engine and of the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeserve.config.option import option
+from moeserve.config.speculative import SpeculativeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig(SpeculativeConfig):
+    """The options' fields."""
+
+    threads: int | None = option(
+        None,
+        "CPU engine",
+        "number of compute threads (default: the physical cores available; one less with a GPU on 8 or more cores, "
+        "for the thread that drives the GPU)",
+        low=1,
+        high=1024,
+    )
+    isa: str = option(
+        "auto",
+        "CPU engine",
+        "instruction set of the CPU kernels; auto: the best that this CPU supports; the others are for comparisons",
+        choices=("auto", "plain", "avx2", "avx512_vnni"),
+    )
+    weight_layout: str = option(
+        "panels",
+        "CPU engine",
+        "panels: repack weights while loading, for the fastest decoding; file: compute from the memory-mapped file as "
+        "it is, for an instant start and less memory (do not change the file while it is served)",
+        choices=("panels", "file"),
+    )
+    numa_nodes: int | None = option(
+        None,
+        "CPU engine",
+        "number of NUMA nodes to divide weights and threads among (default: the machine's; larger numbers make "
+        "logical nodes, for tests)",
+        low=1,
+        high=1024,
+    )
+    cpu_binding: str = option(
+        "auto",
+        "CPU engine",
+        "how compute threads are bound. cores: each to a core of its own; nodes: each to the cores of its NUMA node; "
+        "none: not bound; auto: cores if there are enough, else nodes",
+        choices=("auto", "cores", "nodes", "none"),
+    )
+    num_gpu_experts: int | None = option(
+        None,
+        "GPU",
+        "experts of each layer to place in GPU memory: the hottest by --expert-heat, else the first N by id (default: "
+        "as many as fit)",
+        low=0,
+        high=4096,
+    )
+    gpu_memory_budget: float | None = option(
+        None,
+        "GPU",
+        "GPU memory for weights, KV cache and buffers together; experts that do not fit stay in RAM (default: what is "
+        "free)",
+        low=0.01,
+        high=1e6,
+        metavar="GIB",
+    )
+    expert_heat: str | None = option(
+        None,
+        "GPU",
+        "file with the usage count of each expert, as /v1/experts/heat exports it: the hottest experts go to the GPU "
+        "first",
+        metavar="PATH",
+    )
+    placement_rules: str | None = option(
+        None,
+        "GPU",
+        "YAML file of rules that place tensors by name; tensors without a matching rule follow the other flags",
+        metavar="PATH",
+    )
+    n_gpu_layers: int | None = option(
+        None,
+        "GPU",
+        "place only the last N layers on the GPU and compute the others on the CPU, for GPUs too small for the "
+        "attention weights of all layers (default: as many as fit)",
+        low=0,
+        high=1024,
+    )
+    expert_cache: str = option(
+        "auto",
+        "GPU",
+        "keep the experts that the current texts use in GPU memory, replacing unused ones. auto: if not all experts "
+        "fit on the GPU and RAM has room for all of them; off: experts stay where they are placed",
+        choices=("auto", "off"),
+    )
+    max_deferred_experts_per_token: int = option(
+        0,
+        "GPU",
+        "defer up to N of a token's lowest-weighted RAM experts by one layer, so that the CPU computes them while the "
+        "GPU computes attention. It changes the model's results, and no gain in speed has been measured",
+        low=0,
+        high=1024,
+    )
+    gpu_prefill_token_threshold: int | None = option(
+        None,
+        "GPU",
+        "steps of N or more prompt tokens stream the RAM experts to the GPU and compute them there; smaller steps "
+        "compute them on the CPU (default: both at once, in shares measured at the start)",
+        low=1,
+        high=1 << 20,
+    )
