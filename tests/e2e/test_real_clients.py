@@ -1,7 +1,7 @@
 """Clients as their registries have them, unmodified, over three turns with tools: two calls and an answer.
 
 The engine is scripted, so that what they are answered is what agents live on; tests of the real engine are elsewhere.
-They need MOESERVE_CLIENTS, a folder with `venv`, `venv-openai3`, `venv-agents`, `venv-ollama`, `venv-atomic` and `node_modules` that
+They need MOESERVE_CLIENTS, a folder with environments (`venv`, `venv-openai3`, ...) and `node_modules` that
 `make test-clients` makes: some clients want version 2 of OpenAI's library, others version 3.
 """
 
