@@ -83,7 +83,8 @@ test-clients: $(VENV)/.installed-test
 		claude-agent-sdk
 	test -d $(CLIENTS)/venv-ollama || $(PYTHON) -m venv $(CLIENTS)/venv-ollama
 	$(CLIENTS)/venv-ollama/bin/pip install --quiet litellm ollama llama-index-llms-ollama llm llm-ollama
-	test -d $(CLIENTS)/venv-atomic || $(PYTHON) -m venv $(CLIENTS)/venv-atomic
+	test -d $(CLIENTS)/venv-atomic || for python in python3.14 python3.13 python3.12 $(PYTHON); do \
+		$$python -m venv $(CLIENTS)/venv-atomic 2>/dev/null && break; done
 	$(CLIENTS)/venv-atomic/bin/pip install --quiet atomic-agents
 	npm install --silent --prefix $(CLIENTS)/node node@22
 	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible \
