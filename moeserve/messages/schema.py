@@ -25,8 +25,8 @@ from moeserve.messages.adapters import (
     UnloadAdapter,
 )
 from moeserve.messages.beams import BeamParams
-from moeserve.messages.load import LoadReport
 from moeserve.messages.refusal import Refusal
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.spans import Span
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerError, WorkerReady

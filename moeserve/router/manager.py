@@ -14,7 +14,7 @@ import zmq
 
 from moeserve.messages.adapters import AdaptersReport, LoadAdapter, UnloadAdapter
 from moeserve.messages.channels import PullChannel, PushChannel
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.schema import (
     Abort,
     EngineLost,
@@ -41,7 +41,7 @@ from moeserve.router.kv_event_publisher import KvEventPublisher
 from moeserve.router.replacement import WorkerSource
 from moeserve.router.request_tracer import RequestTracer
 from moeserve.router.span_links import SpanLinks
-from moeserve.router.step_deadline import StepDeadline
+from moeserve.router.worker_deadline import StepDeadline
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 from msgspec.structs import replace
 
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest, TokensItem
 from moeserve.messages.spans import Span

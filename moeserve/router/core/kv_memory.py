@@ -28,8 +28,8 @@ from itertools import repeat
 from struct import Struct, iter_unpack
 
 from moeserve.messages.kv_events import KvEvent
-from moeserve.messages.load import LoadReport
 from moeserve.messages.pages import PageOrders, PageReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import Fork
 from moeserve.router.core.limits import Limits

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.spans import Span
 from moeserve.router.core.batch.admission import AdmissionPolicy
 from moeserve.router.core.batch.waiting_queue import WaitingQueue

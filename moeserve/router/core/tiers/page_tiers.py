@@ -13,8 +13,8 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from moeserve.messages.load import LoadReport
 from moeserve.messages.pages import PageOrders, PageReport, Tier, TierCounts, TierNews
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace
