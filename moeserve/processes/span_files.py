@@ -2,7 +2,7 @@
 
     sender      writes a file, and names it in GenerateRequest.spans; removes it when the request has ended
     router      makes a link of its own as the request arrives, and removes it when no plan may name it any more
-    worker      reads the router's link when the request is bound, again after a preemption or its own replacement
+    worker      reads of the router's link what a step computes, again after a preemption or its own replacement
 
 Each process removes only names that it has made, so no process waits for another to have read: the rows stay until the
 last name is gone, and at the latest until the server ends, whose launcher removes the run directory.
@@ -44,12 +44,12 @@ class SpanFiles:
             raise ValueError(f"{found.st_size} bytes of embeddings, not {num_bytes}")
         return name
 
-    def read(self, handle: str, rows: memoryview) -> None:
-        """Fills a writable buffer, whose size the file must have (ValueError)."""
+    def read(self, handle: str, rows: memoryview, offset: int, num_bytes: int) -> None:
+        """Fills a writable buffer from `offset` on. Raises ValueError where the file has not `num_bytes`."""
         with open(os.open(self._path(handle), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno()).st_size
-            if found != rows.nbytes or file.readinto(rows) != found:
-                raise ValueError(f"{found} bytes of embeddings, not {rows.nbytes}")
+            if found != num_bytes or os.preadv(file.fileno(), [rows], offset) != rows.nbytes:
+                raise ValueError(f"{found} bytes of embeddings, not {num_bytes}")
 
     def remove(self, handle: str) -> None:
         """The rows are gone with their last handle."""

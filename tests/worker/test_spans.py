@@ -136,6 +136,19 @@ def test_the_tokens_own_logits(served: Served, chunk: int) -> None:
     same(served, max_num_batched_tokens=chunk)
 
 
+def test_a_picture_twice_and_nothing_else(served: Served) -> None:
+    """The same content beside itself, and prompts without any token; the second prompt finds the first one's KV."""
+    picture = prompts(served.vocab, 1, 16)[0]
+    texts = [picture * 2, [*picture * 2, *picture[:5]], picture]
+    places = [[(0, 16), (16, 16)], [(0, 16), (16, 16), (32, 5)], [(0, 16)]]
+    plain = [asked(id, tokens) for id, tokens in enumerate(texts)]
+    with_rows = [with_spans(served, *one) for one in zip(plain, places, strict=True)]
+    expected, by_tokens = serve_in_turn(served, plain)
+    found, by_spans = serve_in_turn(served, with_rows)
+    assert found == expected
+    assert by_spans == by_tokens
+
+
 def test_other_embeddings_give_other_answers(served: Served) -> None:
     """What the other tests rest on: the rows are looked at, and the placeholders are not."""
     plain, with_rows = pairs(served)

@@ -14,6 +14,7 @@ from moeserve.router.core.batch.running_batch import RunningBatch
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.sequence_memory import SequenceMemory
+from moeserve.router.core.policy.draft_pause import DraftPause
 from moeserve.router.core.policy.fair_share import FairShare
 from moeserve.router.core.policy.grammar_turns import GrammarTurns
 from moeserve.router.core.policy.pace import LEAST_CHUNK, Pace
@@ -23,8 +24,6 @@ from moeserve.router.core.policy.step_cost import StepCost
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.steps.drafted_runs import add_draft_rows
 from moeserve.router.core.steps.scheduled_step import ScheduledStep
-
-DRAFTED_STEP = 0.1  # of the moving average of a step's share
 
 
 class Planner:
@@ -46,7 +45,7 @@ class Planner:
         self._shares = shares
         self._cost = cost
         self._turns = turns
-        self._drafted = 1.0  # of the drafts that rows may have, the share that the worker has made lately
+        self._drafts = DraftPause(cost)
         self._pace = Pace(cost, limits.max_itl_ms, limits.prefill_share, streams=limits.streams_prompts)
         self._order = PromptOrder(waiting, shares)
         memory.price_with(self._recompute_ms)
@@ -80,7 +79,12 @@ class Planner:
     def finished(self, scheduled: ScheduledStep, ms: float) -> None:
         """The step took `ms` milliseconds on the worker; 0 if it was not measured."""
         if scheduled.draft_tokens:
-            self._drafted += DRAFTED_STEP * (scheduled.num_drafted / scheduled.draft_tokens - self._drafted)
+            self._drafts.observe(
+                scheduled.num_draft_rows,
+                scheduled.draft_tokens,
+                scheduled.num_drafted,
+                scheduled.num_accepted,
+            )
         if scheduled.prompt_tokens and scheduled.num_decode and ms > 0.0:
             self._pace.corrected(scheduled.expected_ms, ms, scheduled.protected_share)
         self._cost.observe(scheduled.shape, ms)
@@ -117,10 +121,14 @@ class Planner:
         self._shares.charge_rows(scheduled.owners)
 
     def _add_draft_rows(self, scheduled: ScheduledStep, requests: Sequence[Request]) -> list[Request]:
-        """Drafts take up to half of what the decode rows leave of a step; prompts have the rest."""
+        """Drafts take up to half of what the decode rows leave of a step; prompts have the rest. They pause where they
+        do not pay."""
         budget = (self._limits.max_num_batched_tokens - self._batch.num_rows) // 2
-        ended = add_draft_rows(scheduled, requests, self._memory, self._limits.max_drafts, budget)
-        scheduled.num_drafted = round(self._drafted * scheduled.draft_tokens)
+        context = sum(request.num_planned for request in requests)
+        pays = len(requests) > 0 and self._drafts.pays(len(requests), context)
+        most = self._limits.max_drafts if pays else 0
+        ended = add_draft_rows(scheduled, requests, self._memory, most, budget)
+        scheduled.num_drafted = self._drafts.expected(scheduled.draft_tokens)
         return ended
 
     def _plan_prompts(self, scheduled: ScheduledStep, now: float) -> None:

@@ -1,5 +1,5 @@
-"""Rows of embeddings that stand for tokens, by request slot: read when a request is bound, given to the step that
-computes them, whichever chunks they are cut into."""
+"""Rows of embeddings that stand for tokens. A step reads the rows that it computes, wherever a chunk cuts a span, so
+that no more than a step's are in memory."""
 
 from __future__ import annotations
 
@@ -23,47 +23,43 @@ class StepSpan(NamedTuple):
     rows: Rows  # float32 [count, hidden]
 
 
-class _Held(NamedTuple):
-    start: int  # position
-    rows: Rows
-
-
 class SpanRows:
     """One writer: the runner."""
 
     def __init__(self, files: SpanFiles, hidden: int) -> None:
         self._files = files
         self._hidden = hidden
-        self._held: dict[int, list[_Held]] = {}  # by request slot
+        self._left: dict[int, list[Span]] = {}  # by request slot, those that are not computed whole
 
     def bind(self, slot: int, spans: Sequence[Span]) -> None:
-        """Overwrites what the slot held. Raises OSError, ValueError where a file is not what the plan says."""
-        self._held.pop(slot, None)
+        """Overwrites what the slot held."""
+        self._left.pop(slot, None)
         if spans:
-            self._held[slot] = [_Held(span.start, self._read(span)) for span in spans]
-
-    def _read(self, span: Span) -> Rows:
-        rows = np.empty((span.count, self._hidden), np.float32)
-        self._files.read(span.handle, rows.data.cast("B"))
-        return rows
+            self._left[slot] = list(spans)
 
     def of_step(self, layout: StepLayout) -> list[StepSpan]:
-        """The step's rows of embeddings. A span is let go with its last row."""
-        if not self._held:
+        """The step's rows of embeddings. Raises OSError, ValueError where a file is not what the plan says."""
+        if not self._left:
             return []
         found: list[StepSpan] = []
         for row, offset in zip(layout.rows, layout.offset.tolist(), strict=True):
-            if row.req_slot in self._held:
+            if row.req_slot in self._left:
                 found += self._within(row.req_slot, row.start, row.start + row.count, offset - row.start)
         return found
 
     def _within(self, slot: int, start: int, stop: int, shift: int) -> Iterator[StepSpan]:
-        for held in self._held[slot]:
-            first, last = max(held.start, start), min(held.start + len(held.rows), stop)
+        for span in self._left[slot]:
+            first, last = max(span.start, start), min(span.end, stop)
             if first < last:
-                yield StepSpan(first + shift, held.rows[first - held.start : last - held.start])
-        left = [held for held in self._held[slot] if held.start + len(held.rows) > stop]
+                yield StepSpan(first + shift, self._read(span, first - span.start, last - first))
+        left = [span for span in self._left[slot] if span.end > stop]
         if left:
-            self._held[slot] = left
+            self._left[slot] = left
         else:
-            del self._held[slot]
+            del self._left[slot]
+
+    def _read(self, span: Span, first: int, count: int) -> Rows:
+        rows = np.empty((count, self._hidden), np.float32)
+        row_bytes = rows.itemsize * self._hidden
+        self._files.read(span.handle, rows.data.cast("B"), first * row_bytes, span.count * row_bytes)
+        return rows

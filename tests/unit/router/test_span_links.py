@@ -41,8 +41,10 @@ def test_a_link_stays_when_its_sender_has_removed_its_own(files: SpanFiles, tmp_
     for handle in (first, second):
         files.remove(handle)
     rows = bytearray(32)
-    files.read(handles[0], memoryview(rows))
+    files.read(handles[0], memoryview(rows), 0, 32)
     assert rows == bytes(range(32))
+    files.read(handles[0], memoryview(rows)[:8], 16, 32)
+    assert rows[:8] == bytes(range(16, 24))
     links.remove([*handles, first])
     assert names(tmp_path) == set()
 
@@ -69,11 +71,19 @@ def test_what_is_not_there_or_not_whole_fails_and_leaves_nothing(files: SpanFile
 
 
 def test_a_reader_takes_exactly_its_bytes(files: SpanFiles, tmp_path: Path) -> None:
+    """Of a file of the size that it expects, and none of what lies behind a name."""
     handle = files.write(bytes(32))
     (tmp_path / "spans" / "dd").symlink_to(tmp_path / "spans" / handle)
-    for name, size, error in ((handle, 31, ValueError), (handle, 33, ValueError), ("dd", 32, OSError)):
+    for name, offset, num_bytes, error in (
+        (handle, 0, 31, ValueError),
+        (handle, 0, 33, ValueError),
+        (handle, 25, 32, ValueError),
+        ("dd", 0, 32, OSError),
+        ("ff", 0, 32, OSError),
+        ("../config.json", 0, 2, ValueError),
+    ):
         with pytest.raises(error):
-            files.read(name, memoryview(bytearray(size)))
+            files.read(name, memoryview(bytearray(8)), offset, num_bytes)
 
 
 def test_files_are_private(files: SpanFiles, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.kv_events import BlockStored
-from moeserve.messages.schema import GenerateRequest, RequestError
+from moeserve.messages.schema import GenerateRequest, RequestError, Resumed
 from moeserve.messages.spans import MOST_BYTES, MOST_SPANS, Span
 from moeserve.messages.steps import NewSeq, StepPlan
 from moeserve.router.core.limits import Limits
@@ -206,6 +206,21 @@ def test_who_is_bound_again_has_its_embeddings_again(kind: str) -> None:
     world.check_all_free()
 
 
+def test_who_comes_again_after_a_lost_router_has_its_embeddings() -> None:
+    """Another router's numbers, and the answer so far behind the prompt."""
+    world = world_of()
+    world.add(ask(1, TEXT, span(0, 3, "dog", "bb")))
+    world.run()
+    said = array("i", [100, 101])
+    message = change(ask(2, TEXT, GOOD), resumed=Resumed(said.tobytes(), 0, None, 1.0))
+    (bound,) = bindings_of(world, message)
+    assert bound.spans == [GOOD]
+    tokens = array("i", bound.token_ids)
+    assert tokens[len(TEXT) :] == said
+    assert all((token < 0) == (4 <= at < 12) for at, token in enumerate(tokens))
+    world.check_all_free()
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -236,7 +251,7 @@ def test_a_handle_is_free_when_no_plan_may_name_it() -> None:
 
 
 def numbered(before: int, *spans: Span) -> tuple[SpanNumbers, bytes]:
-    """Numbers of a router that had so many other spans before, and TEXT's tokens with these."""
+    """Numbers of a router that had `before` other spans, and TEXT's tokens with these."""
     numbers = SpanNumbers(list)
     for other in range(before):
         numbers.name(array("i", [0]), [span(0, 1, f"other {other}")])

@@ -56,11 +56,12 @@ def add_draft_rows(
 
 def settle(step: ScheduledStep, sampled: Sequence[Sampled]) -> None:
     """The step's result has come: what was granted to its rows for drafts that were wrong is spare."""
-    step.num_drafted = 0
+    step.num_drafted = step.num_accepted = 0
     for request, row, entry in zip(step.owners, step.rows, sampled[: step.num_draft_rows], strict=False):
         accepted = entry.accepted
         if accepted is not None:
             step.num_drafted += accepted.drafted
+            step.num_accepted += len(accepted.token_ids)
             request.draft_tokens += accepted.drafted
             request.accepted_draft_tokens += len(accepted.token_ids)
         if request.slots:  # else it was preempted meanwhile

@@ -27,6 +27,7 @@ class ScheduledStep:
         "forks",
         "fresh_tokens",
         "new_seqs",
+        "num_accepted",
         "num_decode",
         "num_draft_rows",
         "num_drafted",
@@ -60,6 +61,7 @@ class ScheduledStep:
         self.num_draft_rows = 0  # of them, the first ones: rows with start CONTINUES
         self.draft_tokens = 0  # that these may have
         self.num_drafted = 0  # of these, those that the worker drafts: expected, then as its result says
+        self.num_accepted = 0  # of these, those that were right; once there is a result
         self.prompt_tokens = 0  # in chunks, recomputed output included
         self.fresh_tokens = 0  # of these, prompt tokens that are computed for the first time
         self.repeated_tokens = 0  # of these, tokens that were computed before a preemption
