@@ -47,7 +47,7 @@ def drafts_of(config: SpeculativeConfig) -> NgramDrafts | None:
     except ValueError as error:
         raise ValueError(f"no JSON: {error}") from error
     if not isinstance(given, dict):
-        raise ValueError('a JSON object wanted, as {"method": "ngram", "num_speculative_tokens": 4}')
+        raise ValueError('expected a JSON object, as {"method": "ngram", "num_speculative_tokens": 4}')
     method = given.pop("method", None)
     if method != "ngram":
         raise ValueError(f'method {json.dumps(method)}: only "ngram" is supported so far')

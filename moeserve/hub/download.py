@@ -87,13 +87,15 @@ def _online(name: HubName) -> tuple[str, dict[str, int]] | None:
     except (httpx2.TransportError, OfflineModeIsEnabled):
         return None
     except (json.JSONDecodeError, KeyError) as error:
-        raise HubError(f"{repo}: what {constants.ENDPOINT} answers is no hub's; check HF_ENDPOINT") from error
+        raise HubError(
+            f"{repo}: what {constants.ENDPOINT} answers is not that of a hub; check HF_ENDPOINT"
+        ) from error
     except HfHubHTTPError as error:
         if error.response.status_code < 500:
             raise
         return None
     if not _COMMIT.fullmatch(revision.resolved):  # it becomes a folder's name
-        raise HubError(f"{repo}: what {constants.ENDPOINT} answers is no hub's; check HF_ENDPOINT")
+        raise HubError(f"{repo}: what {constants.ENDPOINT} answers is not that of a hub; check HF_ENDPOINT")
     return revision.resolved, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
 

@@ -62,7 +62,7 @@ def _limits_and_usage(group: Path) -> Iterator[tuple[int, int]]:
         counts = dict(line.split() for line in _text(group / "memory.stat").splitlines())
         used = max(0, used - sum(int(counts.get(name, "0")) for name in files.file_pages))
         for name in files.limits:
-            limit = _number(group / name)  # "max", which is no number: none
+            limit = _number(group / name)  # "max", which is not a number: none
             if limit is not None and limit < _NO_LIMIT:
                 yield limit, used
 

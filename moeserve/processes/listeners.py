@@ -72,7 +72,7 @@ def _inherited(variable: str) -> list[socket.socket]:
 
 
 def _from_systemd() -> list[socket.socket]:
-    """Raises ConfigError for one that is no listening stream socket."""
+    """Raises ConfigError for one that is not a listening stream socket."""
     process, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if process != str(os.getpid()) or not count.isdigit():

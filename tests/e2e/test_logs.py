@@ -19,7 +19,7 @@ JSON_LOG = ("--log-format", "json", "--log-level", "debug")
 
 
 def lines_of(log: str) -> list[dict[str, Any]]:
-    """Fails on a line that is no JSON object with all that a line must have."""
+    """Fails on a line that is not a JSON object with all that a line must have."""
     lines = [json.loads(line) for line in log.splitlines()]
     for line in lines:
         assert line.keys() >= ALWAYS, line

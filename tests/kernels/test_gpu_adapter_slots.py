@@ -111,7 +111,7 @@ def test_refusals(folder: Path) -> None:
     with pytest.raises(ConfigError, match="--lora-modules: adapters are for one GPU"):
         refuse_adapters(config)
     sandwiched = replace(SHAPE, layers=tuple(replace(layer, is_sandwiched=True) for layer in SHAPE.layers))
-    with pytest.raises(ConfigError, match="adapters of qwen3moe are for the CPU alone"):
+    with pytest.raises(ConfigError, match="adapters of qwen3moe run on the CPU only"):
         plan_gpu_adapters(config, sandwiched, 4)
     in_ram = Placement("cuda", (LayerPlacement("cpu", 4), LayerPlacement("cuda", 4)), "cuda", 0, 0)
     plan = plan_gpu_adapters(config, SHAPE, 4)

@@ -34,7 +34,7 @@ def test_ngram(more: str, drafts: NgramDrafts) -> None:
     ("value", "cause"),
     [
         ("{", "no JSON"),
-        ("[]", "a JSON object wanted"),
+        ("[]", "expected a JSON object"),
         ('{"num_speculative_tokens": 4}', "method null"),
         ('{"method": "eagle3", "num_speculative_tokens": 4}', "eagle3"),
         ('{"method": "ngram"}', "num_speculative_tokens"),

@@ -307,10 +307,10 @@ def test_ids_of_other_splits_are_the_tokenizers_librarys_own(
     [
         (lambda t: t["model"].update(type="Unigram"), "only byte-level BPE"),
         (lambda t: t["model"].update(byte_fallback=True), "byte_fallback"),
-        (lambda t: t["model"].update(vocab=5), "'vocab' is no object"),
+        (lambda t: t["model"].update(vocab=5), "'vocab' is not an object"),
         (lambda t: t["model"].update(merges=None), "no list of merges"),
         (lambda t: t["model"].update(merges=[5]), "no pair of strings"),
-        (lambda t: t.update(model=[]), "'model' is no object"),
+        (lambda t: t.update(model=[]), "'model' is not an object"),
         (lambda t: t.update(normalizer={"type": "NFKC"}), "NFKC"),
         (lambda t: t.update(pre_tokenizer={"type": "Whitespace"}), "pre_tokenizer"),
         (lambda t: t["pre_tokenizer"]["pretokenizers"][0].update(pattern={"Regex": r"\s+"}), "pre_tokenizer"),

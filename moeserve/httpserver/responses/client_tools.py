@@ -38,7 +38,7 @@ def _of_kinds(given: dict[str, Any], **kinds: type) -> dict[str, Any]:
 
 
 def _exec(given: dict[str, Any]) -> dict[str, Any]:
-    """A command that is no list of words is run by a shell."""
+    """A command that is not a list of words is run by a shell."""
     command = given.get("command", [])
     if not isinstance(command, list):
         command = ["bash", "-lc", str(command)]

@@ -268,7 +268,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
     # ------------------------------------------------------------ refusals
 
     def refuse_unreadable(self) -> None:
-        self._refuse(ApiError(HTTPStatus.BAD_REQUEST, "this is no valid HTTP/1.1 request"))
+        self._refuse(ApiError(HTTPStatus.BAD_REQUEST, "this is not a valid HTTP/1.1 request"))
 
     def _refuse_head(self) -> None:
         message = (

@@ -126,14 +126,14 @@ def _check_beginning(path: Path, value: object) -> None:
 def _target_parameters(path: Path, value: object) -> tuple[str, ...]:
     names = value or []
     if not isinstance(names, list) or len(names) > MAX_PATTERNS or not all(isinstance(n, str) for n in names):
-        raise AdapterError(path, f"'target_parameters' is no list of at most {MAX_PATTERNS} names")
+        raise AdapterError(path, f"'target_parameters' is not a list of at most {MAX_PATTERNS} names")
     return tuple(names)
 
 
 def _patterns(path: Path, found: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     patterns = found.get(name) or {}
     if not isinstance(patterns, dict) or len(patterns) > MAX_PATTERNS:
-        raise AdapterError(path, f"{name!r} is no object of at most {MAX_PATTERNS} entries")
+        raise AdapterError(path, f"{name!r} is not an object of at most {MAX_PATTERNS} entries")
     for key in patterns:
         # PEFT takes any regular expression; what it writes itself are names, perhaps behind ".*", and one from a file
         # may run for ever.

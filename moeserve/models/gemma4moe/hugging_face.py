@@ -80,7 +80,7 @@ def _heads(path: Path, config: Mapping[str, Any], types: list[str]) -> tuple[int
         )
     layers = [base | by_layer.get(str(index), {}) for index in range(len(types))]
     if not all(isinstance(value, int) and value > 0 for layer in layers for value in layer.values()):
-        raise ModelError(path, f"{' or '.join(map(repr, base))} is missing, or no whole number")
+        raise ModelError(path, f"{' or '.join(map(repr, base))} is missing, or not a whole number")
     dims = {
         kind: {layer["head_dim"] for layer, each in zip(layers, types, strict=True) if each == kind}
         for kind in (SLIDING, FULL)

@@ -56,7 +56,7 @@ def plan_gpu_adapters(config: ServerConfig, shape: ModelShape, float_bytes: int)
         return None
     if shape.is_sandwiched:
         raise ConfigError(
-            f"adapters of {shape.architecture} are for the CPU alone; leave --lora-modules and --lora-dir out, or "
+            f"adapters of {shape.architecture} run on the CPU only; leave --lora-modules and --lora-dir out, or "
             "choose --device cpu"
         )
     checked = open_adapters(config, shape)

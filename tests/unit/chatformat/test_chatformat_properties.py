@@ -35,7 +35,7 @@ PARTS = [
 TEXTS = st.lists(st.sampled_from(PARTS), max_size=14).map("".join)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 60), max_size=8), st.sampled_from([hermes, coder]))
 def test_however_the_text_is_cut_the_events_are_the_same(text: str, cuts: list[int], make: Make) -> None:
     pieces = []
@@ -49,7 +49,7 @@ def test_however_the_text_is_cut_the_events_are_the_same(text: str, cuts: list[i
     assert events_of(make, list(whole)) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(TEXTS, st.sampled_from([lambda: OutputParser(None, TOOL_FORMATS["hermes"].parser({})), coder]))
 def test_nothing_is_lost_nor_made_up(text: str, make: Make) -> None:
     """All but white space is in the events, where it was; a whole call counts as what it says."""
@@ -67,7 +67,7 @@ def test_nothing_is_lost_nor_made_up(text: str, make: Make) -> None:
 PRINTABLE = st.characters(exclude_categories=["C", "Z"], include_characters=" ")  # what str.isprintable takes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(
         st.one_of(
@@ -100,7 +100,7 @@ def test_generated_conversations_come_back(parts: list[Any], ascii_only: bool) -
     assert "".join(answer.text.split()) == "".join(expected.text.split())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(SCHEMAS["search"]["properties"])), st.text(max_size=30)))
 def test_every_xml_value_is_a_string_or_what_its_type_says(values: dict[str, str]) -> None:
     values = {key: value for key, value in values.items() if "</parameter>" not in value}
@@ -118,7 +118,7 @@ JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(), JSON_VALUES, max_size=3), st.integers(0, 3) | st.none(), st.data())
 def test_json_comes_out_as_it_is_and_nothing_else_but_json_does(
     value: Any, indent: int | None, data: st.DataObject

@@ -229,7 +229,7 @@ PARTS = [
 TEXTS = st.lists(st.sampled_from(PARTS), max_size=14).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 60), max_size=6), st.sampled_from(NAMES))
 def test_however_any_text_is_cut_the_events_are_the_same(text: str, cuts: list[int], name: str) -> None:
     pieces, rest = [], text
@@ -246,7 +246,7 @@ def test_however_any_text_is_cut_the_events_are_the_same(text: str, cuts: list[i
     assert open_calls == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(TEXTS, st.sampled_from([*TEMPLATES]))
 def test_text_without_a_whole_call_is_shown_whole(text: str, name: str) -> None:
     events = events_of(lambda: OutputParser(None, TOOL_FORMATS[name].parser({})), [text])

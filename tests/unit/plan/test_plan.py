@@ -121,7 +121,7 @@ def test_the_last_layer_on_a_gpu(capsys: pytest.CaptureFixture[str], tiny_model:
     assert main(["plan", *flags]) == 0
     text = capsys.readouterr().out
     assert re.search("layers 0 to 1 +attention and router on cpu, experts on cpu\n", text)
-    assert "use --device cpu" in fails(capsys, *flags[:4], "--n-gpu-layers", "0")
+    assert "contradicts --device cpu" in fails(capsys, *flags[:4], "--n-gpu-layers", "0")  # none: the CPU
 
 
 @pytest.mark.usefixtures("no_measuring")

@@ -59,7 +59,7 @@ def _of_folder(model: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--generation-config auto: {path} cannot be read: {error}") from error
     if not isinstance(read, dict):
-        raise ConfigError(f"--generation-config auto: {path} is no JSON object")
+        raise ConfigError(f"--generation-config auto: {path} is not a JSON object")
     if read.get("do_sample") is False:
         return {"temperature": 0.0}
     return {name: read[name] for name in PARAMETERS if read.get(name) is not None}

@@ -20,7 +20,7 @@ def read_json(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(path, f"is not valid JSON ({error}); download it again") from error
     if not isinstance(found, dict):
-        raise ModelError(path, "holds no JSON object; download it again")
+        raise ModelError(path, "does not hold a JSON object; download it again")
     return found
 
 

@@ -47,7 +47,7 @@ def check_spaced(path: Path, tokenizer: Mapping[str, Any]) -> None:
     """Raises ModelError for what would give other ids."""
     model = tokenizer.get("model")
     if not isinstance(model, dict):
-        raise ModelError(path, "'model' is no object; download it again")
+        raise ModelError(path, "'model' is not an object; download it again")
     for key, supported in _BPE.items():
         if model.get(key) not in supported:
             raise ModelError(path, f"'model' has {key} {model.get(key)!r}; BPE as Gemma's is supported")

@@ -156,10 +156,10 @@ def _tokens(
         kinds[_place(path, pieces, size, token_id, piece)] = NORMAL
     added = tokenizer.get("added_tokens") or []
     if not isinstance(added, list):
-        raise ModelError(path, "'added_tokens' is no list; download it again")
+        raise ModelError(path, "'added_tokens' is not a list; download it again")
     for token in added:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str):
-            raise ModelError(path, f"'added_tokens' holds {str(token)[:80]!r}, which is no token")
+            raise ModelError(path, f"'added_tokens' holds {str(token)[:80]!r}, which is not a token")
         for flag in ("lstrip", "rstrip", "single_word"):
             if token.get(flag):
                 raise ModelError(path, f"token {token['content']!r} has {flag}, which is not supported")
@@ -183,7 +183,7 @@ def _merges(path: Path, tokenizer: Mapping[str, Any]) -> list[str]:
         raise ModelError(path, "'model' has no list of merges")
     texts = [" ".join(map(str, merge)) if isinstance(merge, list) else merge for merge in merges]
     if not all(isinstance(text, str) for text in texts):
-        raise ModelError(path, "'merges' holds something that is no pair of strings")
+        raise ModelError(path, "'merges' holds something that is not a pair of strings")
     return texts
 
 
@@ -196,7 +196,7 @@ def _special_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) 
         if text is None:
             continue
         if text not in tokens:
-            raise ModelError(path, f"{theirs} is {text!r}, which is no token of tokenizer.json")
+            raise ModelError(path, f"{theirs} is {text!r}, which is not a token of tokenizer.json")
         values[f"tokenizer.ggml.{ours}_token_id"] = tokens.index(text)
     if settings.get("add_bos_token"):
         values["tokenizer.ggml.add_bos_token"] = settings["add_bos_token"]
@@ -240,7 +240,7 @@ def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]
         if isinstance(template, str):
             found[name] = template
         elif template is not None:
-            raise ModelError(folder / "tokenizer_config.json", "its chat_template is no text")
+            raise ModelError(folder / "tokenizer_config.json", "its chat_template is not text")
     return found
 
 
@@ -251,5 +251,5 @@ def _optional(path: Path) -> dict[str, Any]:
 def _dict(path: Path, parent: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = parent.get(key)
     if not isinstance(value, dict):
-        raise ModelError(path, f"{key!r} is no object; download it again")
+        raise ModelError(path, f"{key!r} is not an object; download it again")
     return value

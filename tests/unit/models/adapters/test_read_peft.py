@@ -142,8 +142,8 @@ def test_a_bad_tensor_is_refused_by_its_name(tensors: Arrays, named: str, tmp_pa
         ({"next_config": {"a": 1}}, "'next_config'"),
         ({"use_qalora": True}, "use_qalora"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
-        ({"target_parameters": "x"}, "'target_parameters' is no list"),
-        ({"target_parameters": [5]}, "'target_parameters' is no list"),
+        ({"target_parameters": "x"}, "'target_parameters' is not a list"),
+        ({"target_parameters": [5]}, "'target_parameters' is not a list"),
     ],
 )
 def test_a_setting_that_is_not_had_is_refused_by_its_name(
