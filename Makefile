@@ -81,6 +81,10 @@ test-clients: $(VENV)/.installed-test
 	$(CLIENTS)/venv-agents/bin/pip install --quiet openai-agents langchain langchain-openai langchain-anthropic \
 		"agno[openai,anthropic]" "ag2[openai]" agent-framework-openai haystack-ai inspect-ai google-adk litellm \
 		claude-agent-sdk
+	test -d $(CLIENTS)/venv-ollama || $(PYTHON) -m venv $(CLIENTS)/venv-ollama
+	$(CLIENTS)/venv-ollama/bin/pip install --quiet litellm ollama llama-index-llms-ollama llm llm-ollama
+	test -d $(CLIENTS)/venv-atomic || $(PYTHON) -m venv $(CLIENTS)/venv-atomic
+	$(CLIENTS)/venv-atomic/bin/pip install --quiet atomic-agents
 	npm install --silent --prefix $(CLIENTS)/node node@22
 	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible \
 		@ai-sdk/anthropic zod \

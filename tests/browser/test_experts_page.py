@@ -129,6 +129,9 @@ def test_the_key_is_asked_for(page: Page, keyed_server: Server) -> None:
     expect(page.locator("#layers tr").first).to_be_visible()
     expect(page.locator("#problem")).to_be_hidden()
     expect(page.locator("#banner")).to_be_hidden()
+    expect(page.locator("#totals")).to_contain_text("Tokens routed")
+    expect(page.locator("#totals")).not_to_contain_text("GPU")  # there is none
+    expect(page.locator("#of-gpu")).to_be_hidden()
 
 
 def test_experts_in_gpu_memory_are_marked(page: Page) -> None:
@@ -141,6 +144,7 @@ def test_experts_in_gpu_memory_are_marked(page: Page) -> None:
         server.send(ExpertUse(2, 3, 2, counts.tobytes(), on_gpu.tobytes()))
         expect(page.locator("#layers tr")).to_have_count(2)
         assert total(page, "In GPU memory") == "3 of 6"
+        expect(page.locator("#of-gpu")).to_be_visible()
         assert total(page, "Served by the GPU") == "92.9%"  # 13 of 14
         underlined = [[colour_at(page, layer, e, down=0.92) == MARK for e in range(3)] for layer in range(2)]
         assert underlined == on_gpu.astype(bool).tolist()

@@ -1,7 +1,7 @@
 """Clients as their registries have them, unmodified, over three turns with tools: two calls and an answer.
 
 The engine is scripted, so that what they are answered is what agents live on; tests of the real engine are elsewhere.
-They need MOESERVE_CLIENTS, a folder with `venv`, `venv-openai3`, `venv-agents` and `node_modules` that
+They need MOESERVE_CLIENTS, a folder with environments (`venv`, `venv-openai3`, ...) and `node_modules` that
 `make test-clients` makes: some clients want version 2 of OpenAI's library, others version 3.
 """
 
@@ -39,6 +39,7 @@ OPENAI_3 = [
     *("openai_chat", "openai_responses"),
     *("pydantic_ai_agent chat", "pydantic_ai_agent responses", "pydantic_ai_agent anthropic"),
 ]
+OLLAMA = ["litellm_ollama ollama_chat", "llama_index_ollama tools", "llm_with_ollama tools"]
 AGENTS = [
     *("openai_agents chat", "openai_agents responses"),
     *("langchain_agent chat", "langchain_agent responses", "langchain_agent anthropic"),
@@ -127,6 +128,33 @@ def test_python(server: HttpServer, tmp_path: Path, program: str) -> None:
 def test_python_with_version_3_of_openais_library(server: HttpServer, tmp_path: Path, program: str) -> None:
     script_calls(server, "weather", PARIS)
     took_three_turns(server, run_python(server, tmp_path, program, "venv-openai3"))
+
+
+@pytest.mark.parametrize("program", OLLAMA)
+def test_python_over_ollamas_api(server: HttpServer, tmp_path: Path, program: str) -> None:
+    script_calls(server, "weather", PARIS)
+    took_three_turns(server, run_python(server, tmp_path, program, "venv-ollama"))
+
+
+def test_litellms_older_provider_for_ollama(server: HttpServer, tmp_path: Path) -> None:
+    """It asks /api/generate, and reads a text."""
+    script(server, *[say("It rains in Paris.")] * 2)
+    assert "It rains in Paris." in run_python(server, tmp_path, "litellm_ollama ollama", "venv-ollama")
+
+
+@pytest.mark.parametrize("program", ["llama_index_ollama object", "llm_with_ollama object"])
+def test_objects_over_ollamas_api(server: HttpServer, tmp_path: Path, program: str) -> None:
+    """The schema is enforced."""
+    script(server, say('{"name": "Paris"}'))
+    assert "Paris" in run_python(server, tmp_path, program, "venv-ollama")
+    (request,) = server.requests
+    assert request.sampling.grammar
+
+
+def test_atomic_agents(server: HttpServer, tmp_path: Path) -> None:
+    script(server, *[say('{"chat_message": "It rains in Paris."}')] * 3)
+    assert "It rains in Paris." in run_python(server, tmp_path, "atomic_agents_agent", "venv-atomic")
+    assert all(request.sampling.grammar for request in server.requests)
 
 
 def test_openais_shell_and_editor(server: HttpServer, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import psutil
@@ -75,7 +76,10 @@ class Tried:
     def ask(self, timeout: float) -> list[Any]:
         """Something of each process: a completion, a chat through the template, JSON through the grammars."""
         chat = {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 8, "temperature": 0}
-        json_object = chat | {"response_format": {"type": "json_object"}}
+        # New each time: what has been checked once is not checked again.
+        schema = {"type": "object", "description": uuid4().hex}
+        form = {"type": "json_schema", "json_schema": {"name": "any", "schema": schema}}
+        json_object = chat | {"response_format": form}
         path = "/v1/chat/completions"
         contents = [
             self.server.post(path, body, timeout)["choices"][0]["message"]["content"]

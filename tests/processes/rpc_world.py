@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import select
-import subprocess
 import time
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
@@ -18,14 +14,6 @@ from moeserve.router.worker_client import RpycWorker
 from tests.support.rpc_child import (
     ANSWER,
 )
-
-
-@pytest.fixture
-def worker(child: subprocess.Popen[str], tmp_path: Path) -> Iterator[RpycWorker]:
-    worker = RpycWorker(tmp_path / "worker")
-    worker.ready()
-    yield worker
-    worker.close()
 
 
 def plan(step: int, behaviour: int = ANSWER, prompt: int = 4) -> StepPlan:

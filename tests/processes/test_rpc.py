@@ -45,6 +45,14 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
+@pytest.fixture
+def worker(child: subprocess.Popen[str], tmp_path: Path) -> Iterator[RpycWorker]:
+    worker = RpycWorker(tmp_path / "worker")
+    worker.ready()
+    yield worker
+    worker.close()
+
+
 def test_ready_says_what_the_router_may_use(child: subprocess.Popen[str], tmp_path: Path) -> None:
     worker = RpycWorker(tmp_path / "worker")
     assert worker.ready() == READY

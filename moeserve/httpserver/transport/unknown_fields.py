@@ -57,6 +57,9 @@ def drop_unknown(
     return True
 
 
+HOSTED_TOOL: Final = "tools[].type="  # what the name of a dropped tool begins with
+
+
 class UnknownFields:
     """A server's policy, and what it has logged."""
 
@@ -80,9 +83,12 @@ class UnknownFields:
     def _tell(self, model: type[BaseModel], scope: Scope, fields: list[_Field]) -> None:
         route = getattr(scope.get("route"), "path", "other")
         self._count(route, len(fields))
+        names = [field.name for field in fields]
+        # An answer without a tool that was asked for is another answer: it is said whatever the policy.
+        told = names if self._policy == "warn" else [name for name in names if name.startswith(HOSTED_TOOL)]
+        if told:
+            state_of(scope).notes[IGNORED_FIELDS] = ", ".join(told[:MAX_NAMED])
         if self._policy == "warn":
-            names = [field.name for field in fields]
-            state_of(scope).notes[IGNORED_FIELDS] = ", ".join(names[:MAX_NAMED])
             log.warning("%s: ignored %s%s", route, _listed(names), _client(scope))
             return
         for field in fields:

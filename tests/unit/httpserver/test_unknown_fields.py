@@ -349,3 +349,25 @@ def test_unknown_fields_without_end_are_bounded(server: HttpServer) -> None:
     names = {f"x{i}" * 300: 1 for i in range(200)}
     with httpx.Client(base_url=server.url, timeout=30) as client:
         assert client.post("/v1/chat/completions", json=CHAT | names).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/v1/responses", {"input": "Hi"}, "web_search"),
+        (
+            "/v1/messages",
+            {"model": NAME, "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]},
+            "web_search_20250305",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_hosted_tool_that_is_left_out_is_said(
+    server: HttpServer, path: str, body: dict[str, Any], kind: str, stream: bool
+) -> None:
+    """Whatever --unknown-fields is: an answer without a search is another answer."""
+    tool = {"type": kind, "name": "web_search"}
+    answer = server.post(path, body | {"tools": [tool], "stream": stream, "no_such_field": 1})
+    assert answer.status_code == 200
+    assert answer.headers["x-moeserve-ignored-fields"] == f"tools[].type={kind}"

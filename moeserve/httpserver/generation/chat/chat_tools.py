@@ -29,7 +29,7 @@ from moeserve.httpserver.transport.request_model import (
     RequestModel,
     check_depth,
 )
-from moeserve.httpserver.transport.unknown_fields import drop_unknown
+from moeserve.httpserver.transport.unknown_fields import HOSTED_TOOL, drop_unknown
 
 MAX_TOOLS: Final = 512
 NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -50,7 +50,7 @@ def without_hosted(tools: Any, info: ValidationInfo, *, hosted: tuple[str, ...])
     for tool in tools:
         kind = tool.get("type") if isinstance(tool, dict) else None
         is_hosted = isinstance(kind, str) and kind.startswith(hosted)
-        if not (is_hosted and drop_unknown(info, "tools[].type=", [str(kind)])):
+        if not (is_hosted and drop_unknown(info, HOSTED_TOOL, [str(kind)])):
             kept.append(tool)
     return kept
 

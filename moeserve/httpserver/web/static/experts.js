@@ -39,12 +39,17 @@ function showTotals(onGpu) {
   const resident = sum(onGpu.map((ids) => ids.size));
   const routed = sum(use.counts.map(sum));
   const served = sum(use.counts.map((counts, layer) => sum(counts.filter((_, expert) => onGpu[layer].has(expert)))));
+  const hasGpu = resident > 0 || Boolean(use.expert_cache);
+  byId("of-gpu").hidden = !hasGpu;
+  const ofGpu = [
+    ["In GPU memory", `${number.format(resident)} of ${number.format(use.layers * use.experts)}`],
+    use.expert_cache ? ["Hits of the cache", hits()] : ["Served by the GPU", percent(served, routed)],
+  ];
   const rows = [
     ["Layers", number.format(use.layers)],
     ["Experts in each", `${use.experts}, ${use.experts_per_token} for a token`],
     ["Tokens routed", number.format(tokens)],
-    ["In GPU memory", `${number.format(resident)} of ${number.format(use.layers * use.experts)}`],
-    use.expert_cache ? ["Hits of the cache", hits()] : ["Served by the GPU", percent(served, routed)],
+    ...(hasGpu ? ofGpu : []),
     ...(use.expert_cache ? [["Promotions", promotions()]] : []),
   ];
   byId("totals").replaceChildren(...rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));

@@ -106,5 +106,5 @@ function readText(file, bytes) {
   } catch (error) {
     if (!(error instanceof TypeError)) throw error;
   }
-  return { cause: `${file.name} is neither text nor a PDF. Models here read text alone: copy the words of a picture.` };
+  return { cause: `${file.name} is neither text nor a PDF. Models here read text only: copy the words of a picture.` };
 }
