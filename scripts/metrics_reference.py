@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from moeserve.httpserver.observability.load_metrics import LoadCollector
 from moeserve.httpserver.observability.metrics import Metrics
-from moeserve.messages.load import LoadReport
 from moeserve.messages.metric import Declared, declared_metrics
+from moeserve.messages.router_metrics import LoadReport
 
 # Sections of the page: the key of `_section_of`, the title, the introduction.
 SECTIONS = (

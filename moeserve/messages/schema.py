@@ -25,10 +25,10 @@ from moeserve.messages.adapters import (
     UnloadAdapter,
 )
 from moeserve.messages.beams import BeamParams
-from moeserve.messages.load import LoadReport
+from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.refusal import Refusal
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
-from moeserve.messages.spans import Span
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerError, WorkerReady
 
 # ---------------------------------------------------------------- httpserver -> router
@@ -59,7 +59,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     resumed: Resumed | None = None
     beams: BeamParams | None = None  # it is one answer of a beam search, and gets all of it at the end
     spans: list[
-        Span
+        EmbeddingSpan
     ] = []  # sorted: positions of the prompt that are embeddings, whatever `token_ids` has there
 
 

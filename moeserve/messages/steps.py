@@ -11,8 +11,8 @@ import msgspec
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.pages import PageOrders, PageReport, Tier
+from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
-from moeserve.messages.spans import Span
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +85,7 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     prefix_window_slots: bytes = b""
     # Those that `prefix_slots` do not cover whole. Their positions have negative numbers in `token_ids`, by which the
     # worker tells a chunk's rows of embeddings from its tokens.
-    spans: list[Span] = []
+    spans: list[EmbeddingSpan] = []
 
 
 CONTINUES: Final = -1  # Row.start of a row that may have drafts

@@ -60,7 +60,7 @@ class RuntimePaths:
 
     @property
     def spans(self) -> Path:
-        """The folder of requests' embeddings; see `span_files.py`."""
+        """The folder of requests' embeddings; see `embedding_files.py`."""
         return self.directory / "spans"
 
     @property

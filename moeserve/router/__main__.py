@@ -12,17 +12,17 @@ from moeserve.messages.schema import EngineReady, HeartbeatRequest, RouterStarte
 from moeserve.messages.steps import WorkerReady
 from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
+from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.lifecycle import Process, run_process
-from moeserve.processes.span_files import SpanFiles
 from moeserve.router.adapter_registry import AdapterRegistry
 from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, STREAMED_PREFILL_SHARE, Limits
 from moeserve.router.core.memory.snapshot_points import BorderSpacing, border_spacing, window_spacing
 from moeserve.router.core.scheduler import Scheduler
+from moeserve.router.embedding_links import EmbeddingLinks
 from moeserve.router.kv_event_publisher import KvEventPublisher
 from moeserve.router.manager import RouterManager
 from moeserve.router.replacement import LaunchedWorkers, LinkedWorkers
 from moeserve.router.request_tracer import RequestTracer
-from moeserve.router.span_links import SpanLinks
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def serve(
             adapters=adapters,
             heartbeat=process.heartbeat,
             launcher=process.launcher,
-            spans=SpanLinks(SpanFiles(process.paths.spans), most.embedding_bytes)
+            spans=EmbeddingLinks(EmbeddingFiles(process.paths.spans), most.embedding_bytes)
             if most.embedding_bytes
             else None,
         )

@@ -14,7 +14,7 @@ import zmq
 
 from moeserve.messages.adapters import AdaptersReport, LoadAdapter, UnloadAdapter
 from moeserve.messages.channels import PullChannel, PushChannel
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.schema import (
     Abort,
     EngineLost,
@@ -37,11 +37,11 @@ from moeserve.processes.silence import LauncherWatch
 from moeserve.router.adapter_registry import LOOK_S, AdapterRegistry
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.core.steps.plans_in_flight import ProtocolError
+from moeserve.router.embedding_links import EmbeddingLinks
 from moeserve.router.kv_event_publisher import KvEventPublisher
 from moeserve.router.replacement import WorkerSource
 from moeserve.router.request_tracer import RequestTracer
-from moeserve.router.span_links import SpanLinks
-from moeserve.router.step_deadline import StepDeadline
+from moeserve.router.worker_deadline import StepDeadline
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class RouterManager:
         heartbeat: Callable[[], None] = lambda: None,
         launcher: LauncherWatch | None = None,
         idle_ping: float = IDLE_PING_S,
-        spans: SpanLinks | None = None,
+        spans: EmbeddingLinks | None = None,
     ) -> None:
         """`worker` is the first one, `workers` has those after it. `step_timeout` in seconds: see StepDeadline. Without
         `continue_requests`, a worker's loss fails the requests that it was computing. `heartbeat` is called when the

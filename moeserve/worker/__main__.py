@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from moeserve.messages.channels import PushChannel
 from moeserve.processes.deferred_modules import defer, load_named
+from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.imports_without_gc import imports_without_gc
 from moeserve.processes.lifecycle import Process, line_to_launcher, load_config, run_process
-from moeserve.processes.span_files import SpanFiles
 from moeserve.worker.loading.progress import LoadingBar
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
             model = load_cpu_model(process.config, bar)
         finally:
             bar.close()
-        spans = SpanFiles(process.paths.spans)
+        spans = EmbeddingFiles(process.paths.spans)
         keeper.keep(
             process, line, lambda is_first: serve_with(try_cpu_model(model, spans, is_first=is_first))
         )

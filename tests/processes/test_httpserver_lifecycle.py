@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from moeserve.httpserver.generation.engine.silences import SILENCE_S
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.schema import (
     EngineLost,
     GenerateRequest,

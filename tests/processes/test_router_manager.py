@@ -17,7 +17,7 @@ import pytest
 from moeserve.config import ServerConfig, to_json_dict
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.schema import (
     Abort,
     DetokenizeEnd,

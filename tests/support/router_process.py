@@ -13,7 +13,7 @@ import zmq
 
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.schema import (
     EngineLost,
     EngineReady,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.schema import GenerateRequest, TokensItem
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.snapshot_points import BorderSpacing

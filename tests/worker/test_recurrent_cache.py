@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import SamplingParams
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.snapshot_points import BorderSpacing

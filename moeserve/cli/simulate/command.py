@@ -27,8 +27,8 @@ from moeserve.cli.workload.options import (
 from moeserve.cli.workload.plot import write_plot
 from moeserve.cli.workload.report import TableRow, details, failures, save, table
 from moeserve.errors import ConfigError, UserError
-from moeserve.messages.load import LoadReport
 from moeserve.messages.pages import Tier
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.placement.step_tokens import ON_CPU
 from moeserve.router.__main__ import limits
 

@@ -18,8 +18,8 @@ from moeserve.cli.simulate.tiers import TierModel
 from moeserve.cli.simulate.worker import Timing, VirtualWorker
 from moeserve.cli.workload.metrics import Outcome
 from moeserve.cli.workload.trace import Workload
-from moeserve.messages.load import LoadReport
 from moeserve.messages.pages import Tier
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.schema import GenerateRequest, RequestError, TokensOut
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.limits import Limits

@@ -11,8 +11,8 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from moeserve.messages.adapters import ServedAdapter
-from moeserve.messages.load import LoadReport
 from moeserve.messages.metric import Declared, declared_metrics
+from moeserve.messages.router_metrics import LoadReport
 
 LABELS: Final = ("model_name",)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from moeserve.messages.load import LoadReport
 from moeserve.messages.metric import with_totals_of
+from moeserve.messages.router_metrics import LoadReport
 
 
 class LoadTotals:

@@ -28,19 +28,19 @@ from itertools import repeat
 from struct import Struct, iter_unpack
 
 from moeserve.messages.kv_events import KvEvent
-from moeserve.messages.load import LoadReport
 from moeserve.messages.pages import PageOrders, PageReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import Fork
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.block_log import BlockLog
+from moeserve.router.core.memory.embedding_numbers import EmbeddingNumbers
 from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.publisher import Publisher
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Node, SnapshotKind
 from moeserve.router.core.memory.sequence_memory import RowSlots, SequenceMemory
 from moeserve.router.core.memory.snapshot_taker import SnapshotTaker
-from moeserve.router.core.memory.span_numbers import SpanNumbers
 from moeserve.router.core.memory.state_memory import StateMemory
 from moeserve.router.core.memory.token_pool import TokenPool
 from moeserve.router.core.memory.window_memory import WindowMemory
@@ -59,7 +59,7 @@ class KvMemory(SequenceMemory):
         self._is_recurrent = limits.num_state_slots > 0
         has_windows = limits.num_window_slots > 0
         self._pool = TokenPool(limits.num_kv_slots)
-        self._spans = SpanNumbers(self._cached_tokens)
+        self._spans = EmbeddingNumbers(self._cached_tokens)
         self._log = None
         if limits.event_block_size is not None:
             self._log = BlockLog(limits.event_block_size, self._spans)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeserve.messages.pages import Tier
+from moeserve.messages.prompt_embeddings import fault_of
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import GenerateRequest, RequestError
-from moeserve.messages.spans import fault_of
 from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, BorderSpacing
 from moeserve.router.core.request import INT32_BYTES
 

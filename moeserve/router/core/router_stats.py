@@ -1,4 +1,6 @@
-"""The totals that the router raises, and the LoadReport made of them and of how things stand."""
+"""What steps add to the totals, and the LoadReport made of them and of how things stand.
+
+`messages/router_metrics.py` declares every count; those of requests are raised where they happen."""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from copy import deepcopy
 
 from msgspec.structs import replace
 
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.batch.running_batch import RunningBatch
 from moeserve.router.core.batch.waiting_queue import WaitingQueue

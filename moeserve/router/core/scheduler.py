@@ -17,8 +17,8 @@ from collections import Counter
 from msgspec.structs import replace
 
 from moeserve.messages.kv_events import KvEvent
-from moeserve.messages.load import LoadReport
 from moeserve.messages.refusal import Refusal
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
     DetokenizeEnd,

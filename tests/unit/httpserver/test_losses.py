@@ -17,9 +17,9 @@ from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.expert_cache import ExpertCacheCounts
-from moeserve.messages.load import STEP_BOUNDS_MS, LoadReport
 from moeserve.messages.metric import HistogramCounts
 from moeserve.messages.pages import TierCounts
+from moeserve.messages.router_metrics import STEP_BOUNDS_MS, LoadReport
 from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.schema import (
     Abort,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moeserve.httpserver.observability.metrics import Metrics
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
 from tests.support.http_harness import CONTEXT, NAME, HttpServer, echo, tokens_of, within
 

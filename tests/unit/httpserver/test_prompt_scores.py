@@ -136,7 +136,8 @@ def test_whole_answers_are_written_on_a_thread(monkeypatch: pytest.MonkeyPatch) 
     """So that streams go on meanwhile."""
     text, engine = Text(), Engine()
     service = Service(ServerConfig(model="m"), "m", engine, engine.metrics, {})
-    service.text = ModelText(TextTokenizer.from_gguf(open_gguf(TINY_MODEL)), None, None, 100, True)  # type: ignore[arg-type]
+    tokenizer = TextTokenizer.from_gguf(open_gguf(TINY_MODEL))
+    service.text = ModelText(tokenizer, None, None, 100, True, None)  # type: ignore[arg-type]
     monkeypatch.setattr(ModelText, "token_text", lambda _, token_id: text.token_text(token_id))
 
     def answer(**more: Any) -> list[dict[str, Any]]:

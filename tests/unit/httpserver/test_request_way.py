@@ -1,7 +1,7 @@
 """The way of a chat body to the engine's messages and back, walked with a real request.
 
 A station is a call that hands the request on, in whatever form it has by then, to another module. The way returns where
-it enters a module that it has left. docs/explanation/architecture.md draws it.
+it enters a module that it has left. docs/explanation/requests.md draws it.
 """
 
 from __future__ import annotations

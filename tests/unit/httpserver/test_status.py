@@ -9,7 +9,7 @@ import httpx
 import msgspec
 
 from moeserve import __version__
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from tests.support.http_harness import NAME, TLS, HttpServer, http_server, ready_message, say, within
 
 

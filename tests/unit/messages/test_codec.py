@@ -17,7 +17,7 @@ import zmq.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeserve.messages import adapters, channels, codec, load, schema, steps
+from moeserve.messages import adapters, channels, codec, router_metrics, schema, steps
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.channels import (
     ChannelFull,
@@ -67,7 +67,7 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
     ),
     (codec.TO_DETOKENIZER, schema.RequestError(7, 500, "engine died")),
     (codec.TO_HTTP, schema.TextOut([schema.TextItem(7, "né🙂", [5], [LOGPROB], None, "stop", "\n", USAGE)])),
-    (codec.TO_HTTP, load.LoadReport(*range(10))),
+    (codec.TO_HTTP, router_metrics.LoadReport(*range(10))),
     (codec.TO_HTTP, schema.EngineReady(READY)),
     (codec.TO_HTTP, schema.EngineLost("killed")),
     (codec.TO_HTTP, schema.ProcessLost("router", "signal 9", by_itself=False)),

@@ -13,9 +13,9 @@ from typing import get_args, get_type_hints
 import msgspec
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
-from moeserve.messages.load import LoadReport
 from moeserve.messages.metric import Family, HistogramCounts, Metric, declared_metrics, with_totals_of
 from moeserve.messages.pages import TierCounts
+from moeserve.messages.router_metrics import LoadReport
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -69,7 +69,7 @@ def test_counters_and_histograms_add_up_and_gauges_do_not() -> None:
 
 # ---------------------------------------------------------------- a toy
 
-DECLARED_IN = "moeserve/messages/load.py"
+DECLARED_IN = "moeserve/messages/router_metrics.py"
 RAISED_IN = "moeserve/router/core/scheduler.py"
 DECLARATION = """    toys: Annotated[int, Metric("counter", "toys_broken", "Toys that a client broke.")] = 0
 """

@@ -10,9 +10,9 @@ from hypothesis.stateful import invariant
 
 from moeserve.messages.kv_events import BlockRemoved, BlockStored, encode_batch
 from moeserve.router.core.memory.block_log import BlockLog, block_hash
+from moeserve.router.core.memory.embedding_numbers import EmbeddingNumbers
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Namespace
-from moeserve.router.core.memory.span_numbers import SpanNumbers
 from tests.support.kv_subscriber import Subscriber
 from tests.support.radix_trees import SHARED, AgainstADictionary, packed
 
@@ -31,7 +31,7 @@ class WithASubscriber(AgainstADictionary):
 
     def make_tree(self) -> RadixCache:
         self.subscriber = Subscriber()
-        self.log = BlockLog(self.size, SpanNumbers(list))
+        self.log = BlockLog(self.size, EmbeddingNumbers(list))
         return RadixCache(log=self.log)
 
     @invariant()
@@ -58,7 +58,7 @@ TestWithLongerBlocks.settings = LIVES
 
 
 def logged(size: int) -> tuple[RadixCache, BlockLog]:
-    log = BlockLog(size, SpanNumbers(list))
+    log = BlockLog(size, EmbeddingNumbers(list))
     return RadixCache(log=log), log
 
 

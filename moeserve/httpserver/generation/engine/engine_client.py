@@ -31,7 +31,7 @@ from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.adapters import AdapterAnswer, AdaptersServed, ServedAdapter
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.channels import ChannelFull
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
     Abort,

@@ -1,8 +1,8 @@
 """Whether the router's queue has room for a request, as far as this process can tell: a refusal before the work.
 
-The router decides (`router/core/back_pressure.py`). But a request with 128 choices that it refuses has been tokenised,
-built, sent and answered 128 times; one key that asks on and on would so take the event loop from the others. What is
-open here and not running there is waiting there, so most of its refusals can be told in advance.
+The router decides (`router/core/policy/back_pressure.py`). But a request with 128 choices that it refuses has been
+tokenised, built, sent and answered 128 times; one key that asks on and on would so take the event loop from the others.
+What is open here and not running there is waiting there, so most of its refusals can be told in advance.
 """
 
 from __future__ import annotations

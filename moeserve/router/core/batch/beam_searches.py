@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.schema import GenerateRequest, TokensItem
 from moeserve.messages.steps import Sampled
 from moeserve.router.core.beams.beam_search import FoundAnswer

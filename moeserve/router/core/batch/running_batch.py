@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from moeserve.messages.load import LoadReport
-from moeserve.messages.spans import Span
+from moeserve.messages.prompt_embeddings import EmbeddingSpan
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.router.core.batch.admission import AdmissionPolicy
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.limits import Limits
@@ -171,7 +171,7 @@ class RunningBatch:
         self._memory.closed(request)
         self.leave_spans(request.spans)
 
-    def leave_spans(self, spans: Iterable[Span]) -> None:
+    def leave_spans(self, spans: Iterable[EmbeddingSpan]) -> None:
         """No plan after those in flight names them."""
         self._left_spans += [(self.last_planned, span.handle) for span in spans]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from moeserve.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from moeserve.router.core.memory.embedding_numbers import EmbeddingNumbers
 from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace, Node
-from moeserve.router.core.memory.span_numbers import SpanNumbers
 
 HASH_BYTES = 8  # uint64, as wide as vLLM's
 
@@ -33,7 +33,7 @@ class BlockLog:
     """Written by one `RadixCache`, which tells it of every change of a node's end. A node that is a root has no tokens,
     and is never told of."""
 
-    def __init__(self, block_size: int, spans: SpanNumbers) -> None:
+    def __init__(self, block_size: int, spans: EmbeddingNumbers) -> None:
         """`block_size` in tokens."""
         self._size = block_size
         self._spans = spans
@@ -140,7 +140,7 @@ class BlockLog:
 
 
 def block_hash(namespace: Namespace, parent: int | None, tokens: bytes) -> int:
-    """The identity of a block among all servers: of its int32 tokens (`SpanNumbers.content`), of those before them
+    """The identity of a block among all servers: of its int32 tokens (`EmbeddingNumbers.content`), of those before them
     through `parent`, and of the namespace, so that equal prompts that may not share their KV have different blocks."""
     seed = repr(namespace).encode() if parent is None else parent.to_bytes(HASH_BYTES, "little")
     digest = blake2b(tokens, digest_size=HASH_BYTES, key=blake2b(seed, digest_size=32).digest())

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from array import array
 
 from moeserve.messages.pages import Tier
-from moeserve.messages.spans import Span
+from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.router.core.beams.beam_rows import BeamRows
 from moeserve.router.core.memory.radix_node import Namespace, Node
 from moeserve.router.core.memory.snapshot_points import Border
@@ -60,7 +60,9 @@ class HeldSequence(ABC):
         self.adapter = adapter  # whose KV and state are the adapter's own
         # A beam search: its output is there, its `tokens` and `slots` are the prompt's alone.
         self.beams: BeamRows | None = None
-        self.spans: list[Span] = []  # of its prompt; in `tokens` they have numbers (`span_numbers.py`)
+        self.spans: list[
+            EmbeddingSpan
+        ] = []  # of its prompt; in `tokens` they have numbers (`embedding_numbers.py`)
 
         # Written by Scheduler; of a beam search, by BeamSearches, and by RunningBatch where it begins again. `tokens`
         # is the prompt, then each output token as its result arrives.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from moeserve.messages.kv_events import KvEvent
-from moeserve.messages.load import LoadReport
 from moeserve.messages.pages import PageOrders, PageReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import Fork
 from moeserve.router.core.memory.held import HeldSequence

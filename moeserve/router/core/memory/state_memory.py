@@ -18,7 +18,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from moeserve.messages.load import LoadReport
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Node, Snapshot, SnapshotKind

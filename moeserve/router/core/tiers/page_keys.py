@@ -5,12 +5,12 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from moeserve.messages.pages import PAGE_KEY_BYTES
+from moeserve.router.core.memory.embedding_numbers import EmbeddingNumbers
 from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace
-from moeserve.router.core.memory.span_numbers import SpanNumbers
 
 
 def page_keys(
-    namespace: Namespace, tokens: bytes, page_tokens: int, spans: SpanNumbers | None = None
+    namespace: Namespace, tokens: bytes, page_tokens: int, spans: EmbeddingNumbers | None = None
 ) -> list[bytes]:
     """The keys of the whole pages of `tokens`, int32. The namespace (an API key's name, a salt, an adapter) is part of
     every key and cannot be read out of it."""

@@ -13,12 +13,12 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from moeserve.messages.load import LoadReport
 from moeserve.messages.pages import PageOrders, PageReport, Tier, TierCounts, TierNews
+from moeserve.messages.router_metrics import LoadReport
+from moeserve.router.core.memory.embedding_numbers import EmbeddingNumbers
 from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace
-from moeserve.router.core.memory.span_numbers import SpanNumbers
 from moeserve.router.core.memory.state_memory import StateMemory
 from moeserve.router.core.tiers.disk_copies import DiskCopies
 from moeserve.router.core.tiers.load_rate import LoadRates
@@ -49,7 +49,7 @@ class PageTiers:
         free: Callable[[array[int]], None],
         available: Callable[[], int],
         totals: LoadReport,
-        spans: SpanNumbers,
+        spans: EmbeddingNumbers,
     ) -> None:
         """`states`: None where the model has none. `take`, `free` and `available`: of the KV pool's slots."""
         self._sizes = sizes

@@ -13,9 +13,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from moeserve.messages.pages import WRITES_UNDER_WAY, PageCopy, PageOrders, StateCopy
+from moeserve.router.core.memory.embedding_numbers import EmbeddingNumbers
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Namespace, Snapshot, SnapshotKind
-from moeserve.router.core.memory.span_numbers import SpanNumbers
 from moeserve.router.core.memory.state_memory import StateMemory
 from moeserve.router.core.tiers.page_keys import page_keys, state_key
 from moeserve.router.core.tiers.tier_sizes import TierSizes
@@ -39,7 +39,7 @@ class PageWriter:
         tree: RadixCache,
         states: StateMemory | None,
         in_tier: Container[bytes],
-        spans: SpanNumbers,
+        spans: EmbeddingNumbers,
         *,
         is_ram: bool,
     ) -> None:

@@ -15,8 +15,8 @@ from moeserve.models.blocks.cpu.workspace import CpuBatch
 from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import CPU_LOGIT_ROWS
 from moeserve.worker.engines.cpu.sampler import CpuSampler
+from moeserve.worker.engines.embedding_rows import EmbeddingRows
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
-from moeserve.worker.engines.span_rows import SpanRows
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 
@@ -25,7 +25,7 @@ def launch(
     sequences: Sequences,
     model: CpuDecoder,
     observer: LayerObserver | None = None,
-    spans: SpanRows | None = None,
+    spans: EmbeddingRows | None = None,
 ) -> None:
     """Queues a step. The rows' KV slots are remembered."""
     adapters = adapter_rows(sequences.adapters[layout.sequence])
@@ -95,7 +95,7 @@ class CpuEngine:
     is_computed = False
 
     def __init__(
-        self, stream: CpuStream, model: CpuDecoder, sampler: CpuSampler, spans: SpanRows | None = None
+        self, stream: CpuStream, model: CpuDecoder, sampler: CpuSampler, spans: EmbeddingRows | None = None
     ) -> None:
         """spans: None where requests have none."""
         self._stream = stream

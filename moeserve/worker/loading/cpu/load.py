@@ -31,8 +31,8 @@ from moeserve.placement import ModelSizes, place
 from moeserve.placement.engine_memory import draft_record_bytes
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens
+from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.free_memory import available_bytes
-from moeserve.processes.span_files import SpanFiles
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.adapters.cpu import cpu_adapters, read_adapters
 from moeserve.worker.adapters.memory import adapter_memory, later_bytes, open_adapters
@@ -42,7 +42,7 @@ from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.ngram_drafter import NgramDrafter
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
-from moeserve.worker.engines.span_rows import SpanRows
+from moeserve.worker.engines.embedding_rows import EmbeddingRows
 from moeserve.worker.loading.cpu.pool_start import check_ram, open_stream
 from moeserve.worker.loading.ready import log_skipped, ready_message
 from moeserve.worker.loading.self_test import check_logits
@@ -80,7 +80,7 @@ def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
     return build_cpu_runner(load_cpu_model(config, on_progress))
 
 
-def try_cpu_model(loaded: CpuModel, spans: SpanFiles | None = None, *, is_first: bool) -> Runner:
+def try_cpu_model(loaded: CpuModel, spans: EmbeddingFiles | None = None, *, is_first: bool) -> Runner:
     """Raises ModelError where its logits are not finite. Later workers find the panels that the first has tried, and
     answers wait for them; those of a file that is mapped may have gone since. Only the first records steps."""
     runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, recorder=None), spans)
@@ -140,7 +140,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         )
 
 
-def build_cpu_runner(loaded: CpuModel, spans: SpanFiles | None = None) -> Runner:
+def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> Runner:
     """Starts the pool's threads, and allocates the KV pool and everything that a step needs. spans: where requests'
     embeddings lie; None: they have none."""
     config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
@@ -168,7 +168,7 @@ def build_cpu_runner(loaded: CpuModel, spans: SpanFiles | None = None) -> Runner
         angles=loaded.angles,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, stream.isa)
-    rows = None if spans is None else SpanRows(spans, shape.hidden_size)
+    rows = None if spans is None else EmbeddingRows(spans, shape.hidden_size)
     engine = CpuEngine(stream, model, sampler, rows)
     pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
     ready = ready_message(

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from moeserve.messages.spans import Span
+from moeserve.messages.prompt_embeddings import EmbeddingSpan
 
 FIRST_NUMBER = -2  # -1 says "none" in places that have tokens
 LAST_NUMBER = -(1 << 31)  # of int32: a hundred new spans a second last for eight months
@@ -21,13 +21,13 @@ MOST_IDLE = 1 << 14  # spans that no request has, before those are forgotten tha
 
 @dataclass(slots=True)
 class _Entry:
-    key: bytes  # Span.key
+    key: bytes  # EmbeddingSpan.key
     number: int
     placeholder: int  # the id that the first prompt with it has there
     holders: int = 0  # open requests that have it
 
 
-class SpanNumbers:
+class EmbeddingNumbers:
     def __init__(self, cached: Callable[[], Iterable[bytes | bytearray]]) -> None:
         """cached: all tokens, int32, that a cache may still ask about."""
         self._cached = cached
@@ -39,7 +39,7 @@ class SpanNumbers:
     def __len__(self) -> int:
         return len(self._by_number)
 
-    def name(self, tokens: array[int], spans: Sequence[Span]) -> None:
+    def name(self, tokens: array[int], spans: Sequence[EmbeddingSpan]) -> None:
         """Writes each span's number to its positions of a request's tokens, until `leave`. Raises OverflowError when
         none is left: then the router is started anew."""
         for span in spans:
@@ -47,7 +47,7 @@ class SpanNumbers:
             entry.holders += 1
             tokens[span.start : span.end] = array("i", [entry.number]) * span.count
 
-    def leave(self, tokens: array[int], spans: Sequence[Span]) -> None:
+    def leave(self, tokens: array[int], spans: Sequence[EmbeddingSpan]) -> None:
         """The request with these tokens has ended. What is cached of it stays known."""
         for span in spans:
             self._by_number[tokens[span.start]].holders -= 1

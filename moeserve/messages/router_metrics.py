@@ -24,8 +24,9 @@ class LoadReport(msgspec.Struct, tag=True):
     """The router's gauges and totals since its start. Sent when they change, at most every 50 ms, at once when the last
     request ends, and at least every second: a router that sends none is stuck.
 
-    The router raises the counters and histograms in one of its own (`RouterStats.totals`); one that was sent stays as
-    it is. A field with several declarations is exported under several names."""
+    The router raises the counters and histograms in one of its own, which scheduler and batch share; one that was sent
+    stays as it is. A new one is declared here and raised where it happens. A field with several declarations is
+    exported under several names."""
 
     num_running: Annotated[
         int, Metric("gauge", "num_requests_running", "Requests in model execution batches.")

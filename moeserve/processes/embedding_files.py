@@ -18,7 +18,7 @@ from pathlib import Path
 _DIGITS = frozenset("0123456789abcdef")
 
 
-class SpanFiles:
+class EmbeddingFiles:
     """Raises OSError where a file is not there or the disk is at fault, ValueError for what is no handle."""
 
     def __init__(self, folder: Path) -> None:

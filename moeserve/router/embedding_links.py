@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.schema import GenerateRequest, RequestError
-from moeserve.messages.spans import Span
-from moeserve.processes.span_files import SpanFiles
+from moeserve.processes.embedding_files import EmbeddingFiles
 
 log = logging.getLogger(__name__)
 
 
-class SpanLinks:
-    def __init__(self, files: SpanFiles, row_bytes: int) -> None:
+class EmbeddingLinks:
+    def __init__(self, files: EmbeddingFiles, row_bytes: int) -> None:
         """row_bytes: of an embedding that the worker takes."""
         self._files = files
         self._row_bytes = row_bytes
@@ -25,7 +25,7 @@ class SpanLinks:
     def linked(self, message: GenerateRequest) -> GenerateRequest | RequestError:
         """The request with handles of the router's own, which `remove` is told of in the end; or what its client gets
         where an embedding is not there, or not whole."""
-        spans: list[Span] = []
+        spans: list[EmbeddingSpan] = []
         try:
             for span in message.spans:
                 handle = self._files.link(span.handle, span.count * self._row_bytes)

@@ -1,4 +1,6 @@
-"""How long a worker may take over a step before it counts as hung."""
+"""How long a worker may take over a step before it counts as hung: then the launcher replaces it.
+
+Other waits: `launcher/standstill.py` while it loads, `launcher/heartbeats.py` for the other processes."""
 
 from __future__ import annotations
 

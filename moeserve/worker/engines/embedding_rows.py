@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.messages.spans import Span
-from moeserve.processes.span_files import SpanFiles
+from moeserve.messages.prompt_embeddings import EmbeddingSpan
+from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.worker.sequences import StepLayout
 
 Rows = npt.NDArray[np.float32]
@@ -23,15 +23,15 @@ class StepSpan(NamedTuple):
     rows: Rows  # float32 [count, hidden]
 
 
-class SpanRows:
+class EmbeddingRows:
     """One writer: the runner."""
 
-    def __init__(self, files: SpanFiles, hidden: int) -> None:
+    def __init__(self, files: EmbeddingFiles, hidden: int) -> None:
         self._files = files
         self._hidden = hidden
-        self._left: dict[int, list[Span]] = {}  # by request slot, those that are not computed whole
+        self._left: dict[int, list[EmbeddingSpan]] = {}  # by request slot, those that are not computed whole
 
-    def bind(self, slot: int, spans: Sequence[Span]) -> None:
+    def bind(self, slot: int, spans: Sequence[EmbeddingSpan]) -> None:
         """Overwrites what the slot held."""
         self._left.pop(slot, None)
         if spans:
@@ -58,7 +58,7 @@ class SpanRows:
         else:
             del self._left[slot]
 
-    def _read(self, span: Span, first: int, count: int) -> Rows:
+    def _read(self, span: EmbeddingSpan, first: int, count: int) -> Rows:
         rows = np.empty((count, self._hidden), np.float32)
         row_bytes = rows.itemsize * self._hidden
         self._files.read(span.handle, rows.data.cast("B"), first * row_bytes, span.count * row_bytes)

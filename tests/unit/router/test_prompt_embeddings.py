@@ -11,14 +11,14 @@ import pytest
 
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.kv_events import BlockStored
+from moeserve.messages.prompt_embeddings import MOST_BYTES, MOST_SPANS, EmbeddingSpan
 from moeserve.messages.schema import GenerateRequest, RequestError, Resumed
-from moeserve.messages.spans import MOST_BYTES, MOST_SPANS, Span
 from moeserve.messages.steps import NewSeq, StepPlan
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.memory import span_numbers
+from moeserve.router.core.memory import embedding_numbers
+from moeserve.router.core.memory.embedding_numbers import EmbeddingNumbers
 from moeserve.router.core.memory.radix_node import Namespace
 from moeserve.router.core.memory.snapshot_points import BorderSpacing
-from moeserve.router.core.memory.span_numbers import SpanNumbers
 from moeserve.router.core.policy.preemption import PREEMPTIBLE
 from moeserve.router.core.tiers.page_keys import page_keys
 from tests.support.router_world import World, final_item, request
@@ -28,11 +28,11 @@ PLACEHOLDER = 7
 SHARED: Namespace = ("", "")
 
 
-def span(start: int, count: int, content: str = "cat", handle: str = "aa") -> Span:
-    return Span(start, count, sha256(content.encode()).digest(), handle)
+def span(start: int, count: int, content: str = "cat", handle: str = "aa") -> EmbeddingSpan:
+    return EmbeddingSpan(start, count, sha256(content.encode()).digest(), handle)
 
 
-def ask(id: int, tokens: list[int], *spans: Span, max_tokens: int = 4) -> GenerateRequest:
+def ask(id: int, tokens: list[int], *spans: EmbeddingSpan, max_tokens: int = 4) -> GenerateRequest:
     ids = list(tokens)
     for one in spans:
         ids[one.start : one.end] = [PLACEHOLDER] * one.count
@@ -250,9 +250,9 @@ def test_a_handle_is_free_when_no_plan_may_name_it() -> None:
 # ---------------------------------------------------------------- what leaves the process
 
 
-def numbered(before: int, *spans: Span) -> tuple[SpanNumbers, bytes]:
+def numbered(before: int, *spans: EmbeddingSpan) -> tuple[EmbeddingNumbers, bytes]:
     """Numbers of a router that had `before` other spans, and TEXT's tokens with these."""
-    numbers = SpanNumbers(list)
+    numbers = EmbeddingNumbers(list)
     for other in range(before):
         numbers.name(array("i", [0]), [span(0, 1, f"other {other}")])
     tokens = array("i", TEXT)
@@ -263,7 +263,7 @@ def numbered(before: int, *spans: Span) -> tuple[SpanNumbers, bytes]:
 def test_keys_of_pages_are_of_the_content_alone() -> None:
     """Whatever numbers a router has given: another finds the pages on disk."""
 
-    def keys(before: int, *spans: Span) -> list[bytes]:
+    def keys(before: int, *spans: EmbeddingSpan) -> list[bytes]:
         numbers, tokens = numbered(before, *spans)
         return page_keys(SHARED, tokens, 4, numbers)
 
@@ -304,9 +304,9 @@ def test_kv_events_have_placeholders_and_keys() -> None:
 
 
 def test_numbers_are_forgotten_when_nothing_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(span_numbers, "MOST_IDLE", 4)
+    monkeypatch.setattr(embedding_numbers, "MOST_IDLE", 4)
     kept: list[bytes] = []
-    numbers = SpanNumbers(lambda: kept)
+    numbers = EmbeddingNumbers(lambda: kept)
     given: dict[str, int] = {}
     for at in range(40):
         tokens = array("i", [0] * 3)
@@ -332,7 +332,7 @@ SNAPSHOTS = {"num_state_slots": 20, "border_spacing": BorderSpacing(tail=2, leas
 @pytest.mark.parametrize("limits", [{}, SNAPSHOTS, {"num_window_slots": 300, "window": 5}])
 def test_random_lives(limits: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     """The checking worker finds that every slot that is read holds what is read: numbers stand for contents."""
-    monkeypatch.setattr(span_numbers, "MOST_IDLE", 2)
+    monkeypatch.setattr(embedding_numbers, "MOST_IDLE", 2)
     hits = 0
     for seed in range(6):
         rng = random.Random(seed)

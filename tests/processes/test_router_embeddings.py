@@ -7,15 +7,15 @@ import time
 
 import msgspec
 
+from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.schema import (
     Abort,
     GenerateRequest,
     RequestError,
 )
-from moeserve.messages.spans import Span
+from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.runtime_paths import RuntimePaths
-from moeserve.processes.span_files import SpanFiles
-from moeserve.router.span_links import SpanLinks
+from moeserve.router.embedding_links import EmbeddingLinks
 from tests.support.in_process_worker import InProcessWorker
 from tests.support.router_process import LIMITS, Neighbours, behaving, running
 from tests.support.rpc_child import SLEEP, ScriptedRunner
@@ -26,12 +26,12 @@ def test_embeddings_are_linked_while_a_plan_may_name_them(
 ) -> None:
     """The router's own link is there until the request has ended, though its sender removes its own; a request whose
     embeddings are not there fails at once."""
-    files = SpanFiles(paths.spans)
-    links = SpanLinks(files, 16)
+    files = EmbeddingFiles(paths.spans)
+    links = EmbeddingLinks(files, 16)
     limits = dataclasses.replace(LIMITS, embedding_bytes=16)
 
     def asked(id: int, handle: str) -> GenerateRequest:
-        spans = [Span(1, 2, bytes(32), handle)]
+        spans = [EmbeddingSpan(1, 2, bytes(32), handle)]
         message: GenerateRequest = behaving(id, SLEEP, max_tokens=100)
         return msgspec.structs.replace(message, spans=spans)
 

@@ -1,7 +1,7 @@
 """Positions of a prompt that are embeddings instead of token ids: a picture's, say.
 
-The rows lie in a file of the run directory (`processes/span_files.py`), which a message names. Caches know a span by
-the hash of its rows and positions: two spans of different content never share KV, whatever the ids of their positions.
+The rows lie in a file of the run directory (`processes/embedding_files.py`), which a message names. Caches know a span
+by the hash of its rows and positions: two spans of different content never share KV, whatever the ids there are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HANDLE_CHARACTERS: Final = frozenset("0123456789abcdef")
 _INT32_BYTES: Final = 4
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
+class EmbeddingSpan(msgspec.Struct, frozen=True, array_like=True):
     """Positions start .. start + count - 1 of a prompt. The ids that `GenerateRequest.token_ids` has there are
     placeholders, of which KV events show the first for all of them."""
 
@@ -42,7 +42,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
         return sha256(self.sha256 + self.count.to_bytes(4, "little") + self.positions).digest()
 
 
-def fault_of(spans: Sequence[Span], num_prompt: int, row_bytes: int, max_position: int) -> str | None:
+def fault_of(
+    spans: Sequence[EmbeddingSpan], num_prompt: int, row_bytes: int, max_position: int
+) -> str | None:
     """Why a prompt cannot have these spans; None: it can. row_bytes: of one embedding. max_position: rotations know
     the positions below it."""
     if len(spans) > MOST_SPANS:
@@ -67,7 +69,7 @@ def fault_of(spans: Sequence[Span], num_prompt: int, row_bytes: int, max_positio
     return None
 
 
-def _fault_of_positions(span: Span, max_position: int) -> str | None:
+def _fault_of_positions(span: EmbeddingSpan, max_position: int) -> str | None:
     if not span.positions:
         return None
     expected = SECTIONS * span.count * _INT32_BYTES

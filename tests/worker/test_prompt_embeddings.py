@@ -16,11 +16,11 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 from msgspec.structs import replace
 
-from moeserve.messages.load import LoadReport
+from moeserve.messages.prompt_embeddings import EmbeddingSpan
+from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest, TokensItem
-from moeserve.messages.spans import Span
-from moeserve.processes.span_files import SpanFiles
+from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.router.core.policy.preemption import PREEMPTIBLE
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
@@ -41,7 +41,7 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2
 class Served(NamedTuple):
     model: CpuModel
     runner: Runner
-    files: SpanFiles
+    files: EmbeddingFiles
 
     @property
     def vocab(self) -> int:
@@ -56,7 +56,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     else:
         path, more = FIXTURES / f"tiny-{request.param}-q4_k_m.gguf", {}
     model = load(path, **more)
-    files = SpanFiles(folder / "spans")
+    files = EmbeddingFiles(folder / "spans")
     return Served(model, build_cpu_runner(model, files), files)
 
 
@@ -83,11 +83,11 @@ def with_spans(
     return message
 
 
-def spanned(message: GenerateRequest, start: int, files: SpanFiles, rows: np.ndarray) -> GenerateRequest:
+def spanned(message: GenerateRequest, start: int, files: EmbeddingFiles, rows: np.ndarray) -> GenerateRequest:
     """The same prompt, with these embeddings from `start` on, behind all others."""
     tokens = np.frombuffer(message.token_ids, np.int32).copy()
     tokens[start : start + len(rows)] = PLACEHOLDER
-    span = Span(start, len(rows), sha256(rows.tobytes()).digest(), files.write(rows.tobytes()))
+    span = EmbeddingSpan(start, len(rows), sha256(rows.tobytes()).digest(), files.write(rows.tobytes()))
     return replace(message, token_ids=tokens.tobytes(), spans=[*message.spans, span])
 
 
@@ -249,7 +249,7 @@ def serve_in_turn(served: Served, requests: list[GenerateRequest]) -> tuple[dict
 def test_a_disk_tier(name: str, tmp_path: Path) -> None:
     """After a restart, whose router gives other numbers, pages of the same content come from disk, and no others."""
     path, options = FIXTURES / f"tiny-{name}-q4_k_m.gguf", {"kv_disk": str(tmp_path / "tier")}
-    model, files = load(path, **options), SpanFiles(tmp_path / "spans")
+    model, files = load(path, **options), EmbeddingFiles(tmp_path / "spans")
     said: dict[int, list[int]] = {}
     for is_restarted, ids in ((False, (0, 1)), (True, (1, 0, 2))):
         runner = build_cpu_runner(model, files)
@@ -271,7 +271,10 @@ def test_a_disk_tier(name: str, tmp_path: Path) -> None:
 
 def test_drafts_stop_in_front_of_a_span(tmp_path: Path) -> None:
     """What followed the last tokens before was a picture, say: a draft ends there, and the answers are the same."""
-    model, files = load(FIXTURES / "tiny-qwen3moe-q4_k_m.gguf", speculative_config=NGRAM), SpanFiles(tmp_path)
+    model, files = (
+        load(FIXTURES / "tiny-qwen3moe-q4_k_m.gguf", speculative_config=NGRAM),
+        EmbeddingFiles(tmp_path),
+    )
     runner = build_cpu_runner(model, files)
     few = dict.fromkeys((5, 7), 100.0)  # so that the answer is of two tokens, which stand before the span
     prompt = [5, 7, 5, 5, 7, 7, 5, 7, *[9] * 20, 5, 7, 5, 5, 7, 7, 5]

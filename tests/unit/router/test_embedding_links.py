@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.schema import GenerateRequest, RequestError
-from moeserve.messages.spans import Span
-from moeserve.processes.span_files import SpanFiles
-from moeserve.router.span_links import SpanLinks
+from moeserve.processes.embedding_files import EmbeddingFiles
+from moeserve.router.embedding_links import EmbeddingLinks
 from tests.support.router_world import request
 
 ROW = 8
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> SpanFiles:
+def files(tmp_path: Path) -> EmbeddingFiles:
     (tmp_path / "config.json").write_text("{}")
-    return SpanFiles(tmp_path / "spans")
+    return EmbeddingFiles(tmp_path / "spans")
 
 
 def asked(*handles: str, count: int = 4) -> GenerateRequest:
-    spans = [Span(at * count, count, bytes(32), handle) for at, handle in enumerate(handles)]
+    spans = [EmbeddingSpan(at * count, count, bytes(32), handle) for at, handle in enumerate(handles)]
     return replace(request(1, 40, 4), spans=spans)
 
 
@@ -31,9 +31,9 @@ def names(tmp_path: Path) -> set[str]:
     return {path.name for path in (tmp_path / "spans").iterdir()}
 
 
-def test_a_link_stays_when_its_sender_has_removed_its_own(files: SpanFiles, tmp_path: Path) -> None:
+def test_a_link_stays_when_its_sender_has_removed_its_own(files: EmbeddingFiles, tmp_path: Path) -> None:
     first, second = files.write(bytes(range(32))), files.write(bytes(32))
-    links = SpanLinks(files, ROW)
+    links = EmbeddingLinks(files, ROW)
     linked = links.linked(asked(first, second, first))
     assert isinstance(linked, GenerateRequest)
     handles = [span.handle for span in linked.spans]
@@ -49,19 +49,21 @@ def test_a_link_stays_when_its_sender_has_removed_its_own(files: SpanFiles, tmp_
     assert names(tmp_path) == set()
 
 
-def test_only_its_own_names_are_removed(files: SpanFiles, tmp_path: Path) -> None:
+def test_only_its_own_names_are_removed(files: EmbeddingFiles, tmp_path: Path) -> None:
     """A request that is refused before it is linked has its sender's."""
     handle = files.write(bytes(32))
-    SpanLinks(files, ROW).remove([handle])
+    EmbeddingLinks(files, ROW).remove([handle])
     assert names(tmp_path) == {handle}
 
 
-def test_what_is_not_there_or_not_whole_fails_and_leaves_nothing(files: SpanFiles, tmp_path: Path) -> None:
+def test_what_is_not_there_or_not_whole_fails_and_leaves_nothing(
+    files: EmbeddingFiles, tmp_path: Path
+) -> None:
     good, short = files.write(bytes(32)), files.write(bytes(31))
     (tmp_path / "spans" / "dd").symlink_to(tmp_path / "config.json")
     (tmp_path / "spans" / "ee").mkdir()
     before = names(tmp_path)
-    links = SpanLinks(files, ROW)
+    links = EmbeddingLinks(files, ROW)
     for bad in (short, "ff", "dd", "ee", "../config.json", "..", "/etc/passwd", ""):
         answer = links.linked(asked(good, bad))
         assert isinstance(answer, RequestError), bad
@@ -70,7 +72,7 @@ def test_what_is_not_there_or_not_whole_fails_and_leaves_nothing(files: SpanFile
         assert names(tmp_path) == before, bad
 
 
-def test_a_reader_takes_exactly_its_bytes(files: SpanFiles, tmp_path: Path) -> None:
+def test_a_reader_takes_exactly_its_bytes(files: EmbeddingFiles, tmp_path: Path) -> None:
     """Of a file of the size that it expects, and none of what lies behind a name."""
     handle = files.write(bytes(32))
     (tmp_path / "spans" / "dd").symlink_to(tmp_path / "spans" / handle)
@@ -86,7 +88,7 @@ def test_a_reader_takes_exactly_its_bytes(files: SpanFiles, tmp_path: Path) -> N
             files.read(name, memoryview(bytearray(8)), offset, num_bytes)
 
 
-def test_files_are_private(files: SpanFiles, tmp_path: Path) -> None:
+def test_files_are_private(files: EmbeddingFiles, tmp_path: Path) -> None:
     handle = files.write(b"rows")
     folder = tmp_path / "spans"
     assert folder.stat().st_mode & 0o777 == 0o700
