@@ -15,7 +15,8 @@ from moeserve.messages.schema import LoadProgress
 from moeserve.models.loading.progress import COUNTED
 
 NEWS_EVERY_S = 0.1  # to httpserver
-LOG_EVERY_S = 5.0  # where there is no terminal
+LOG_AFTER_S = 2.0  # where there is no terminal: the first line, before a start looks hung
+LOG_EVERY_S = 5.0  # and the others
 
 log = logging.getLogger(__name__)
 
@@ -31,24 +32,33 @@ class LoadingBar:
         self._bar_stage = ""
         self._stage = ""
         self._told = 0.0  # when httpserver heard last
-        self._logged = time.monotonic()
+        self._log_at = time.monotonic() + LOG_AFTER_S
+        self._began = (0.0, 0)  # of this stage: when, and what was done then
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         changed = stage != self._stage or done == total
-        self._stage = stage
         now = time.monotonic()
+        if stage != self._stage:
+            self._began = now, done
+        self._stage = stage
         if changed or now - self._told >= NEWS_EVERY_S:
             self._told = now
             # Dropped when httpserver is too busy to listen: the next news holds everything.
             self._to_http.try_send(LoadProgress(stage=stage, done=done, total=total))
         if self._may_draw:
             self._draw(stage, done, total)
-        elif now - self._logged >= LOG_EVERY_S:
-            self._logged = now
-            if stage in COUNTED:
-                log.info("%s: %d of %d", stage, done, total)
-            else:
-                log.info("%s: %.1f of %.1f GiB", stage, done / GIB, total / GIB)
+        elif now >= self._log_at:
+            self._log_at = now + LOG_EVERY_S
+            self._log(now, stage, done, total)
+
+    def _log(self, now: float, stage: str, done: int, total: int) -> None:
+        if stage in COUNTED:
+            log.info("%s: %d of %d", stage, done, total)
+            return
+        then, done_then = self._began
+        rate = (done - done_then) / max(now - then, 1e-3)  # bytes per second
+        left = f", {(total - done) / rate:.0f} s left" if rate > 0 else ""
+        log.info("%s: %.1f of %.1f GiB, %.2f GiB/s%s", stage, done / GIB, total / GIB, rate / GIB, left)
 
     def close(self) -> None:
         if self._bar is not None:

@@ -72,11 +72,18 @@ def test_log_file_gets_plain_lines_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.0)
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     stream = io.StringIO()
-    LoadingBar(line[0], stream)("weights", TOTAL // 2, TOTAL)
-    assert caplog.messages == ["weights: 1.5 of 3.0 GiB"]
+    bar = LoadingBar(line[0], stream)
+    for seconds, done in ((0.0, 0), (1.0, 2), (2.5, 5), (3.0, 6), (8.0, 16)):
+        now = 100.0 + seconds
+        bar("weights", TOTAL * done // 20, TOTAL)
+    assert caplog.messages == [
+        "weights: 0.8 of 3.0 GiB, 0.30 GiB/s, 8 s left",  # after 2.5 s
+        "weights: 2.4 of 3.0 GiB, 0.30 GiB/s, 2 s left",
+    ]
     assert stream.getvalue() == ""
-    monkeypatch.setattr(progress, "LOG_EVERY_S", 60.0)
+    caplog.clear()
     load(LoadingBar(line[0], stream))
-    assert len(caplog.messages) == 1, "a fast load says nothing"
+    assert caplog.messages == [], "a fast load says nothing"
