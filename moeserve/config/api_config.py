@@ -19,8 +19,9 @@ class ApiConfig:
     allowed_host: tuple[str, ...] = option(
         (),
         "Network",
-        "accept this name in the Host header, if --host is a loopback address and there is no API key. Always "
-        "accepted: addresses, names without a dot, and .localhost, .local and .internal. Repeat the flag for more",
+        "a further name to accept in the Host header, which is checked only if --host is a loopback address and "
+        "there is no API key. IP addresses, the machine's name, names without a dot, and .localhost, .local and .internal are "
+        "always accepted. Repeat the flag for more",
         metavar="NAME",
     )
     allowed_origin: tuple[str, ...] = option(
@@ -56,7 +57,7 @@ class ApiConfig:
     kv_events_endpoint: str | None = option(
         None,
         "Network",
-        "publish what the prefix cache holds to gateways (vLLM's KV events) on this ZMQ PUB socket, such as "
+        "tell gateways on this ZMQ PUB socket what the prefix cache holds, as vLLM's KV events do; such as "
         "tcp://127.0.0.1:5557 or ipc:///path; every client of the socket can read all prompts and answers",
         metavar="ENDPOINT",
     )
@@ -96,7 +97,7 @@ class ApiConfig:
         None,
         "Network",
         "maximum number of open requests per API key; further ones get a 503 (default: --max-num-seqs + "
-        "--max-num-queued-reqs, which leaves 256 connections to other keys)",
+        "--max-num-queued-reqs, 256 less than the limit on connections, so that other keys can always connect)",
         low=1,
         high=1 << 20,
     )

@@ -84,8 +84,8 @@ class ServerConfig(EngineConfig):
     max_num_batched_tokens: int | None = option(
         None,
         "Capacity",
-        "maximum tokens in one step, decode and prefill together (default: 512 on a CPU; on a GPU 8192, or half or a "
-        "quarter of that if the step's buffers would take more than 3% of its memory)",
+        "maximum tokens in one step, decode and prefill together (default: 512 on a CPU; on a GPU 8192, halved, down "
+        "to 512, until the step's buffers take at most 3% of the GPU memory that the server may use)",
         low=1,
         high=65536,
     )
@@ -168,7 +168,7 @@ class ServerConfig(EngineConfig):
         "Capacity",
         "memory for snapshots of recurrent state, which the prefix cache needs to continue conversations on recurrent "
         "models (default: an eighth of the memory left by the weights and the running requests' states, at most 4 "
-        "snapshots per request of --max-num-seqs)",
+        "x --max-num-seqs snapshots)",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -197,8 +197,9 @@ class ServerConfig(EngineConfig):
     worker: str | None = option(
         None,
         "Network",
-        "compute on another machine, where `moeserve worker` listens at this address; --model names the same model "
-        "here, for which a file without the weights is enough",
+        "compute on another machine, where `moeserve worker` listens at this address; needs --worker-ssl-certfile and "
+        "--worker-ssl-ca-certs. --model must name the same model on this machine, where a file with the header alone, "
+        "without weights, is enough",
         metavar="HOST:PORT",
     )
     worker_ssl_certfile: str | None = option(
@@ -233,7 +234,7 @@ class ServerConfig(EngineConfig):
         None,
         "Server",
         "send OpenTelemetry traces of requests to this OTLP/HTTP collector, such as http://localhost:4318 (default: "
-        "OTEL_EXPORTER_OTLP_ENDPOINT, else none); needs moeserve[otel]",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, else OTEL_EXPORTER_OTLP_ENDPOINT, else none); needs moeserve[otel]",
         metavar="URL",
     )
     debug_dump: str | None = option(
@@ -283,7 +284,7 @@ class ServerConfig(EngineConfig):
         None,
         "Server",
         "restart the engine if a step takes longer than this many seconds (default: 30 plus twenty times the expected "
-        "time of the step)",
+        "time of the step; 600 as long as no step was measured)",
         low=0.1,
         high=86400,
     )

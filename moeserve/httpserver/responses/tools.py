@@ -1,7 +1,8 @@
 """The tools of /v1/responses as the model's functions, and their calls as the items that the client knows.
 
 A model here knows functions only. A namespace is several functions; a custom tool, whose input is free text, and the
-tools of `client_tools` are functions with the parameters that their items have. Tools that run at OpenAI are left out.
+tools of `client_tools` become functions whose parameters are the fields of the call items that the client expects.
+Tools that run at OpenAI are left out.
 
 Source: OpenAI's API reference (Responses) and its Python client's types.
 """

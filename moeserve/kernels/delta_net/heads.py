@@ -1,4 +1,7 @@
-"""The heads of a gated DeltaNet and what its state takes. No torch: models' shapes are made of it."""
+"""The heads of a gated DeltaNet and what its state takes.
+
+It does not import torch: model shapes, which every process reads, contain these classes.
+"""
 
 from __future__ import annotations
 

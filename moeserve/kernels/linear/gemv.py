@@ -1,7 +1,9 @@
-"""Few tokens times a matrix: memory-bound. A program owns some rows of the output and all columns.
+"""Few tokens times a matrix: memory-bound. A program computes some rows of the
+matrix over all its columns.
 
-It reads each weight once from memory, 16 bytes a thread, before it waits for the kernel that makes the activations: the
-weights are on their way meanwhile. They stay in registers, as codes, for T tokens one after another.
+It asks for the weights of up to 4,096 columns, 16 bytes a thread, before it waits for the kernel that makes the
+activations: they are on their way meanwhile, and stay in registers, as codes, for T tokens one after another. Further
+columns are read again for each token.
 """
 
 # mypy: ignore-errors

@@ -1,6 +1,6 @@
 """Plans one step: which requests are preempted or bound, and which rows the step has. The order matters:
 
-1. preemption, before there are rows, because the KV slots of a victim may be written in this very step;
+1. preemption: a victim's KV slots are given to other rows of this very step, so it must have no row of its own;
 2. a row for every decoding request, but for some with costly grammars (`grammar_turns.py`);
 3. chunks of prompts in fair order, which bind waiting requests as their turn comes, as far as the token limit, the KV
    slots and the prefill budget (`pace.py`) allow.
