@@ -20,8 +20,8 @@ class ApiConfig:
         (),
         "Network",
         "a further name to accept in the Host header, which is checked only if --host is a loopback address and "
-        "there is no API key. IP addresses, the machine's name, names without a dot, and .localhost, .local and .internal are "
-        "always accepted. Repeat the flag for more",
+        "there is no API key. IP addresses, the machine's name, names without a dot, and .localhost, .local and "
+        ".internal are always accepted. Repeat the flag for more",
         metavar="NAME",
     )
     allowed_origin: tuple[str, ...] = option(

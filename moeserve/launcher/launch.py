@@ -194,7 +194,7 @@ class Launcher:
             if dead:
                 self._sleep_until(lambda: bool(self.last_words), LAST_WORDS_S)
             for name, message in self.last_words.items():
-                log.error("%s could not start: %s", name, message)
+                log.error("the server could not start: %s (%s)", message, name)
                 return False  # the first is the cause, others may have failed of it
             if dead:
                 log.error("%s died while starting: %s", dead[0].name, dead[0].cause_of_death())

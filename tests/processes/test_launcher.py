@@ -61,14 +61,16 @@ def test_idle_launcher_uses_no_cpu(start: Callable[..., Run]) -> None:
 def test_start_up_error_is_shown_as_the_child_worded_it(start: Callable[..., Run]) -> None:
     run = start("httpserver:user error")
     assert run.end() == 1
-    assert "httpserver could not start: port 8000 is in use; choose another with --port" in run.log
+    assert (
+        "the server could not start: port 8000 is in use; choose another with --port (httpserver)" in run.log
+    )
     assert "Traceback" not in run.log
 
 
 def test_os_error_while_starting_is_for_the_user_too(start: Callable[..., Run]) -> None:
     run = start("httpserver:no such file")
     assert run.end() == 1
-    assert "httpserver could not start: " in run.log
+    assert "the server could not start: " in run.log
     assert "No such file or directory" in run.log
     assert "Traceback" not in run.log
 
@@ -84,7 +86,7 @@ def test_a_port_in_use_is_told_before_anything_is_started(start: Callable[..., R
 def test_bug_while_starting_shows_its_traceback(start: Callable[..., Run]) -> None:
     run = start("router:bug")
     assert run.end() == 1
-    assert "router could not start: RuntimeError: a bug" in run.log
+    assert "the server could not start: RuntimeError: a bug (router)" in run.log
     assert "Traceback" in run.log
 
 
