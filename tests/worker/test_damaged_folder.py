@@ -21,8 +21,8 @@ def test_files_that_are_missing_or_no_json(folder: Path) -> None:
     for file, damage, cause in (
         ("generation_config.json", '{"eos_token_id": "x"}', "a token id below 4128, or a list"),
         ("generation_config.json", '{"eos_token_id": 4000000}', "a token id below 4128"),
-        ("tokenizer_config.json", '{"eos_token": "<|nowhere|>"}', "is no token of tokenizer.json"),
-        ("tokenizer_config.json", "[]", "no JSON object"),
+        ("tokenizer_config.json", '{"eos_token": "<|nowhere|>"}', "not a token of tokenizer.json"),
+        ("tokenizer_config.json", "[]", "not hold a JSON object"),
         ("tokenizer.json", None, "is missing; save the tokenizer"),
         ("config.json", "{", "not valid JSON"),
         ("config.json", "[" * 100_000, "not valid JSON"),

@@ -309,7 +309,7 @@ def test_ids_of_other_splits_are_the_tokenizers_librarys_own(
         (lambda t: t["model"].update(byte_fallback=True), "byte_fallback"),
         (lambda t: t["model"].update(vocab=5), "'vocab' is not an object"),
         (lambda t: t["model"].update(merges=None), "no list of merges"),
-        (lambda t: t["model"].update(merges=[5]), "no pair of strings"),
+        (lambda t: t["model"].update(merges=[5]), "not a pair of strings"),
         (lambda t: t.update(model=[]), "'model' is not an object"),
         (lambda t: t.update(normalizer={"type": "NFKC"}), "NFKC"),
         (lambda t: t.update(pre_tokenizer={"type": "Whitespace"}), "pre_tokenizer"),
@@ -318,8 +318,8 @@ def test_ids_of_other_splits_are_the_tokenizers_librarys_own(
         (lambda t: t["added_tokens"][0].update(id=-1), "has id -1"),
         (lambda t: t["added_tokens"][0].update(id="x"), "has id 'x'"),
         (lambda t: t["added_tokens"][0].update(lstrip=True), "lstrip"),
-        (lambda t: t["added_tokens"].append("x"), "no token"),
-        (lambda t: t.update(added_tokens=5), "no list"),
+        (lambda t: t["added_tokens"].append("x"), "not a token"),
+        (lambda t: t.update(added_tokens=5), "not a list"),
     ],
 )
 def test_a_tokenizer_of_another_kind_is_refused(

@@ -157,7 +157,10 @@ RESPONSES: dict[str, list[Any]] = {
     "prompt": [{"id": "x"}],
 }
 # Where the message names the field that disagrees with this one.
-NAMED_INSTEAD = {"previous_response_id": "previous_response_id|stored response"}
+NAMED_INSTEAD = {
+    "previous_response_id": "previous_response_id|stored response",
+    "messages": "messages|prompt is too long",  # Anthropic's words, which Claude Code looks for
+}
 
 
 @pytest.fixture(scope="module")
