@@ -181,6 +181,7 @@ def try_out(tried: Tried, *cases: tuple[str, str]) -> None:
     tried.has_come_through = True
 
 
+@pytest.mark.waits_for_processes("a request among many other tests may take the seconds that are left")
 @pytest.mark.parametrize("how", ACTIONS)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "launcher"])
 def test_one(begin: Callable[[], Tried], name: str, how: str) -> None:
