@@ -17,6 +17,7 @@ MOST_BYTES: Final = 512 << 20  # of a prompt's rows
 SECTIONS: Final = 3  # of a position: time, height, width
 HASH_BYTES: Final = 32
 _HANDLE_CHARACTERS: Final = frozenset("0123456789abcdef")
+_MOST_HANDLE_CHARACTERS: Final = 64
 _INT32_BYTES: Final = 4
 
 
@@ -42,6 +43,11 @@ class EmbeddingSpan(msgspec.Struct, frozen=True, array_like=True):
         return sha256(self.sha256 + self.count.to_bytes(4, "little") + self.positions).digest()
 
 
+def is_handle(text: str) -> bool:
+    """Whether a file of embeddings can have this name: no path, no other file."""
+    return 0 < len(text) <= _MOST_HANDLE_CHARACTERS and _HANDLE_CHARACTERS.issuperset(text)
+
+
 def fault_of(
     spans: Sequence[EmbeddingSpan], num_prompt: int, row_bytes: int, max_position: int
 ) -> str | None:
@@ -59,8 +65,8 @@ def fault_of(
         end = span.end
         if len(span.sha256) != HASH_BYTES:
             return f"a span's sha256 has {HASH_BYTES} bytes, not {len(span.sha256)}"
-        if not 0 < len(span.handle) <= 64 or not _HANDLE_CHARACTERS.issuperset(span.handle):
-            return "a span's handle has 1 to 64 hexadecimal digits"
+        if not is_handle(span.handle):
+            return f"a span's handle has 1 to {_MOST_HANDLE_CHARACTERS} hexadecimal digits"
         fault = _fault_of_positions(span, max_position)
         if fault is not None:
             return fault

@@ -189,17 +189,15 @@ class ShapeReader:
 
     def qkv_bias(self) -> bool:
         """Whether q, k and v have biases: a GGUF's tensors say so."""
-        if self._key(n.HAS_QKV_BIAS) in self._metadata:
-            return self.flag(n.HAS_QKV_BIAS)
-        return self._has_any(n.ATTN_Q)
+        return self._attention_bias(n.ATTN_Q)
 
     def output_bias(self) -> bool:
         """The same of attention's output, in families whose config.json speaks of all four at once."""
+        return self._attention_bias(n.ATTN_OUTPUT)
+
+    def _attention_bias(self, part: str) -> bool:
         if self._key(n.HAS_QKV_BIAS) in self._metadata:
             return self.flag(n.HAS_QKV_BIAS)
-        return self._has_any(n.ATTN_OUTPUT)
-
-    def _has_any(self, part: str) -> bool:
         return any(n.bias_of_layer(layer, part) in self._source.tensors for layer in range(self.num_layers))
 
     def experts(self) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ import secrets
 import stat
 from pathlib import Path
 
-_DIGITS = frozenset("0123456789abcdef")
+from moeserve.messages.prompt_embeddings import is_handle
 
 
 class EmbeddingFiles:
@@ -56,6 +56,6 @@ class EmbeddingFiles:
         self._path(handle).unlink(missing_ok=True)
 
     def _path(self, handle: str) -> Path:
-        if not handle or not _DIGITS.issuperset(handle):
+        if not is_handle(handle):
             raise ValueError(f"{handle!r} is no handle of embeddings")
         return self._folder / handle

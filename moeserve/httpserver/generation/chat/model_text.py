@@ -84,7 +84,7 @@ class ModelText:
                 param=param,
                 code="context_length_exceeded",
                 refusal=Refusal.TOO_LONG,
-                overflow=Overflow(-(-len(text) // self.longest_token), limit),  # tokens: so many at least
+                overflow=Overflow(-(-len(text) // self.longest_token), limit),  # the least tokens it can have
             )
 
     def _begun(self, ids: list[int]) -> list[int]:

@@ -234,14 +234,9 @@ def kernel_paths(size: int, facts: StepFacts) -> Iterator[StepPath]:
                 yield StepPath(size, 0, has_tiles=True, streamed=streamed, scope=scope)
 
 
-def decode_sizes(facts: StepFacts) -> list[int]:
-    """Sizes of decode graphs."""
-    return [size for size in facts.sizes if size <= facts.max_decode_size]
-
-
 def decode_sizes_in_parts(facts: StepFacts) -> list[int]:
     """Sizes of decode steps that are worth dividing."""
-    return [size for size in decode_sizes(facts) if size // DECODE_PARTS >= LEAST_PART_ROWS]
+    return [size for size in facts.sizes if LEAST_PART_ROWS * DECODE_PARTS <= size <= facts.max_decode_size]
 
 
 def part_choices(size: int) -> list[int]:
