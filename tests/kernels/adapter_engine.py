@@ -45,7 +45,7 @@ class Engine:
         )
 
     def logits(self, prompts: list[list[int]], adapters: list[int]) -> list[torch.Tensor]:
-        """Of each sequence, float32 [its length, vocab]. adapters: which each asks for, -1 for none."""
+        """Each sequence's logits, float32 [its length, vocab]. adapters: the adapter of each sequence, -1 for none."""
         counts = np.array([len(prompt) for prompt in prompts], np.int32)
         rows = (np.cumsum(counts) - counts).astype(np.int32)
         n = int(counts.sum())

@@ -3,9 +3,9 @@
     python -m benchmarks.hostile_clients
     python -m benchmarks.hostile_clients --attack pipelined-gets --connections 10 --checkout ../before
 
-For each attack: the CPU time of the HTTP server's event loop within one request of /health (the longest of them), the
-longest time of such a request by the clock, and the speed of a stream as a share of its speed without the attack. The
-hostile clients are another process, of the lowest priority, so that what is measured is the server.
+Printed for each attack: the most CPU time that the HTTP server's event loop took within one request of /health, the
+longest that such a request took by the clock, and the speed of a stream beside the attack, as a share of its speed
+alone. The hostile clients run in another process, of the lowest priority, so that the server is measured and not they.
 """
 
 from __future__ import annotations

@@ -326,4 +326,4 @@ MEMORIES = ("moeserve.router.core.memory", "moeserve.router.core.tiers", "moeser
 MEMORY_SEEN = {
     f"moeserve.router.core.memory.{name}" for name in ("sequence_memory", "held", "snapshot_points")
 }
-MEMORY_PARTS = {"windows", "states", "tiers"}  # attributes that nobody else reads
+MEMORY_PARTS = {"windows", "states", "tiers"}  # attributes that only these modules read

@@ -22,7 +22,7 @@ Added: TypeAlias = dict[int, tuple[GenerateRequest, list[int]]]  # by id: the re
 TOKEN = st.sampled_from([7, 7, 7, 7, 7, STOP_TOKEN, -1])
 ADD = st.tuples(
     st.just("add"),
-    # The prompt: so many tokens of one of two stems that many share, then so many of its own.
+    # The prompt: tokens of one of two stems that many requests share, then tokens of its own; how many of each.
     st.tuples(st.integers(0, 12), st.integers(0, 1), st.integers(0, 8)),
     st.integers(0, 16),  # max_tokens
     st.integers(-1, 1),  # priority
@@ -138,7 +138,7 @@ def live(
     check_every: int = 1,
     tiers: VirtualTiers | None = None,
 ) -> World:
-    """One life of a router, checked after every event (the costly checks after every so many) and at its end."""
+    """One life of a router, checked after every event and at its end; the costly checks only at intervals."""
     times = random.Random(limits.num_kv_slots)
 
     def step_ms(result: StepResult) -> float:

@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import importlib.abc
-import io
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,8 +18,6 @@ import pytest
 from moeserve.__main__ import run
 from moeserve.cli import command_line
 from moeserve.cli import main as cli
-from moeserve.cli.bench.commands import COMMANDS as MEASUREMENTS
-from moeserve.cli.other_flags import ADVICE, UNDERSTOOD, in_our_words
 from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.errors import ConfigError
 from moeserve.processes.cpus import pool_threads
@@ -167,46 +163,6 @@ def test_variables_that_only_look_like_ours_are_told(
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "MOESERVE_PROT" in warning
     assert "MOESERVE_PORT" not in warning
-
-
-@pytest.mark.parametrize(
-    ("arguments", "config"),
-    [
-        (["models/a.gguf"], {"model": "models/a.gguf"}),
-        (["a.gguf", "-c", "8192"], {"model": "a.gguf", "max_model_len": 8192}),
-        (["-m", "a.gguf", "--ctx-size=0", "-ngl", "99"], {"model": "a.gguf"}),
-        (["-hf", "org/repo:Q4_K_M", "-ngl", "12"], {"model": "org/repo:Q4_K_M", "n_gpu_layers": 12}),
-        (["--model-path", "a.gguf", "--gpu-layers=0"], {"model": "a.gguf", "device": "cpu"}),
-        (["--n-gpu-layers", "99"], {}),
-        (["--n-gpu-layers", "7"], {"n_gpu_layers": 7}),
-        (["--tensor-parallel-size", "2", "-np", "4", "-t", "3"], {"gpus": "2", "max_num_seqs": 4, "threads": 3}),
-    ],
-)  # fmt: skip
-def test_what_users_of_other_servers_type(arguments: list[str], config: dict[str, object]) -> None:
-    words, notes = in_our_words(arguments)
-    assert cli.parse(cli.serve_parser(), words, {}) == ServerConfig(**config)  # type: ignore[arg-type]
-    assert all(": taken as " in note for note in notes)
-
-
-@pytest.mark.parametrize("command", [[], ["serve"]])
-def test_a_model_needs_no_flag(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[ServerConfig] = []
-
-    def launch(config: ServerConfig) -> int:
-        served.append(config)
-        return 0
-
-    monkeypatch.setattr("moeserve.launcher.launch.launch", launch)
-    monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
-    assert cli.main([*command, str(command_line.demonstration_model()), "-c", "512"]) == 0
-    assert served[0].max_model_len == 512
-
-
-def test_every_flag_that_is_understood_is_one_of_ours() -> None:
-    ours = {command_line.flag_name(option.name) for option in dataclasses.fields(ServerConfig)}
-    assert set(UNDERSTOOD.values()) <= ours
-    assert not (UNDERSTOOD.keys() | ADVICE.keys()) & ours
-    assert not UNDERSTOOD.keys() & ADVICE.keys()
 
 
 @pytest.mark.parametrize(
@@ -359,72 +315,6 @@ def test_a_model_that_is_not_there_gets_advice(tmp_path: Path, named: str, hint:
         command_line.resolve(ServerConfig(model=str(tmp_path / named)))
     assert str(error.value).partition(";")[1] == hint[:1]
     assert hint.format(tmp_path) in str(error.value)
-
-
-BASH = shutil.which("bash")
-
-
-@pytest.mark.skipif(BASH is None, reason="there is no bash")
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        (["pl"], {"plan"}),
-        (["--dev"], {"--device"}),
-        (["serve", "--device", ""], {"auto", "cpu", "cuda"}),
-        (["bench", "s"], {"serve", "steps"}),
-        (["bench", "engine", "--pro"], {"--prompt"}),
-        (["bench", "trace", "--preset", "u"], {"uniform"}),
-        (["cache", ""], {"list", "verify", "prune"}),
-        (["cache", "list", "--"], {"--help"}),
-        (["cache", "list", "pyproject.t"], set()),
-        (["plan", "--gpu-mem"], {"--gpu-memory", "--gpu-memory-budget"}),
-        (["serve", "--model", "pyproject.t"], set()),  # the shell completes paths
-        (["serve", "pyproject.t"], set()),
-    ],
-)
-def test_bash_completes(words: list[str], offered: set[str], completion_script: Path) -> None:
-    line = " ".join(f"'{word}'" for word in ["moeserve", *words])
-    script = f"source {completion_script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _moeserve\n"
-    script += 'printf "%s\\n" "${COMPREPLY[@]}"'
-    assert BASH is not None
-    run = subprocess.run([BASH, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, check=True)
-    assert set(run.stdout.split()) == offered
-    assert run.stderr == ""
-
-
-@pytest.fixture(scope="module")
-def completion_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        assert cli.main(["completion", "bash"]) == 0
-    path = tmp_path_factory.mktemp("completion") / "moeserve.bash"
-    path.write_text(printed.getvalue())
-    return path
-
-
-def test_completion_for_the_other_shells(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["completion", "zsh"]) == 0
-    assert "bashcompinit" in capsys.readouterr().out
-    assert cli.main(["completion", "fish"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert all(line.startswith("complete -c moeserve -n ") for line in lines)
-    assert any(
-        "'__fish_seen_subcommand_from serve' -l device -x -a 'auto cpu cuda'" in line for line in lines
-    )
-    seen = "__fish_seen_subcommand_from"
-    after_cache = f"'{seen} cache; and not {seen} list verify prune' -f -a 'list verify prune'"
-    assert f"complete -c moeserve -n {after_cache}" in lines
-    assert cli.main(["completion", "tcsh"]) == 2
-
-
-def test_every_command_completes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["completion", "fish"]) == 0
-    printed = capsys.readouterr().out
-    without_flags = {"completion", "bench", "cache"}  # the last two have commands
-    for command in cli.COMMANDS.keys() - without_flags:
-        assert f"__fish_seen_subcommand_from {command}' -l " in printed, command
-    for measurement in MEASUREMENTS:
-        assert f"and __fish_seen_subcommand_from {measurement}' -l " in printed, measurement
 
 
 # ---------------------------------------------------------------- the real commands

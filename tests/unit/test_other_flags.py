@@ -1,0 +1,52 @@
+"""What users of other servers type is understood, or answered with the flag of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from moeserve.cli import command_line
+from moeserve.cli import main as cli
+from moeserve.cli.other_flags import ADVICE, UNDERSTOOD, in_our_words
+from moeserve.config import ServerConfig
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config"),
+    [
+        (["models/a.gguf"], {"model": "models/a.gguf"}),
+        (["a.gguf", "-c", "8192"], {"model": "a.gguf", "max_model_len": 8192}),
+        (["-m", "a.gguf", "--ctx-size=0", "-ngl", "99"], {"model": "a.gguf"}),
+        (["-hf", "org/repo:Q4_K_M", "-ngl", "12"], {"model": "org/repo:Q4_K_M", "n_gpu_layers": 12}),
+        (["--model-path", "a.gguf", "--gpu-layers=0"], {"model": "a.gguf", "device": "cpu"}),
+        (["--n-gpu-layers", "99"], {}),
+        (["--n-gpu-layers", "7"], {"n_gpu_layers": 7}),
+        (["--tensor-parallel-size", "2", "-np", "4", "-t", "3"], {"gpus": "2", "max_num_seqs": 4, "threads": 3}),
+    ],
+)  # fmt: skip
+def test_what_users_of_other_servers_type(arguments: list[str], config: dict[str, object]) -> None:
+    words, notes = in_our_words(arguments)
+    assert cli.parse(cli.serve_parser(), words, {}) == ServerConfig(**config)  # type: ignore[arg-type]
+    assert all(": taken as " in note for note in notes)
+
+
+@pytest.mark.parametrize("command", [[], ["serve"]])
+def test_a_model_needs_no_flag(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[ServerConfig] = []
+
+    def launch(config: ServerConfig) -> int:
+        served.append(config)
+        return 0
+
+    monkeypatch.setattr("moeserve.launcher.launch.launch", launch)
+    monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
+    assert cli.main([*command, str(command_line.demonstration_model()), "-c", "512"]) == 0
+    assert served[0].max_model_len == 512
+
+
+def test_every_flag_that_is_understood_is_one_of_ours() -> None:
+    ours = {command_line.flag_name(option.name) for option in dataclasses.fields(ServerConfig)}
+    assert set(UNDERSTOOD.values()) <= ours
+    assert not (UNDERSTOOD.keys() | ADVICE.keys()) & ours
+    assert not UNDERSTOOD.keys() & ADVICE.keys()
