@@ -39,6 +39,11 @@ def operation_names(pool: Pool) -> list[str]:
     return [name.partition("<")[0].split("::")[-1] or name for name in pool.operation_names]
 
 
+def phase_ticks() -> int:
+    """Now, in ticks."""
+    return Pool.phase_ticks()
+
+
 def ticks_per_second() -> float:
     """Takes 10 ms."""
     return Pool.phase_ticks_per_second()

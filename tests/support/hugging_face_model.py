@@ -3,8 +3,10 @@ process that runs tests collects all of them: the first that needs it imports it
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+import tempfile
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -214,8 +216,6 @@ def merge_experts(folder: Path) -> None:
 
 def _write(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
     """Norms and biases as in no fresh model, where they are 1 and 0: they must be read."""
-    from transformers import AutoTokenizer
-
     torch.nn.Module.to(model, dtype)  # in place; transformers' own `to` has no usable annotation
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -233,7 +233,18 @@ def _write(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
             elif name.endswith("layer_scalar"):
                 buffer.copy_(0.9 + 0.1 * torch.rand_like(buffer))
     model.save_pretrained(folder, max_shard_size="1MB")
-    AutoTokenizer.from_pretrained(TINY_MODEL.parent, gguf_file=TINY_MODEL.name).save_pretrained(folder)
+    for name, content in tokenizer_files().items():
+        (folder / name).write_bytes(content)
+
+
+@functools.cache
+def tokenizer_files() -> dict[str, bytes]:
+    """The tiny model's tokenizer as transformers writes it, read once: transformers takes 1.2 s for the GGUF."""
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        AutoTokenizer.from_pretrained(TINY_MODEL.parent, gguf_file=TINY_MODEL.name).save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,7 @@ void bind_engine(nb::module_& m) {
              return nb::bytes(times.data(), times.size() * sizeof(PhaseTime));
            })
       .def_prop_ro("operation_names", &Pool::operation_names)
+      .def_static("phase_ticks", &PhaseClock::now)
       .def_static("phase_ticks_per_second", &PhaseClock::ticks_per_second, ReleaseGil());
   nb::class_<Stream>(m, "Stream")
       .def(nb::init<const std::vector<std::pair<int, std::vector<int>>>&, const std::string&>(), "threads"_a,
