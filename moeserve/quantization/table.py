@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 from moeserve.quantization.codebook import BookScales, ByteRun, Codebook, Signs
-from moeserve.quantization.quant_type import BitField, BlockLayout, CodeTable, QuantType, StoredScales
+from moeserve.quantization.quant_type import (
+    BitField,
+    BlockLayout,
+    CodeTable,
+    QuantType,
+    StoredScales,
+    TritRun,
+    Trits,
+)
 
 _rows: dict[int, QuantType] = {}
 QUANT_TYPES: Mapping[int, QuantType] = MappingProxyType(_rows)  # by ggml's number
@@ -43,6 +51,8 @@ IQ4_LEVELS = CodeTable((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38,
 # Doubled; E8M0 is halved in turn.
 E2M1_LEVELS = CodeTable((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
 
+SIGN_LEVELS = CodeTable((-1, 1))
+
 _S, _F, _L = StoredScales, BitField, BlockLayout
 # fmt: off
 F32 = _add(QuantType("F32", 0, 1, 4, float_name="float32"))
@@ -65,6 +75,10 @@ IQ4_NL = _add(QuantType("IQ4_NL", 20, 32, 18, _L(_F(2, 16, 4), 32, _S.F16, 0, ta
 IQ4_XS = _add(QuantType("IQ4_XS", 23, 256, 136, _L(_F(8, 16, 4), 32, _S.SIX_BIT_IQ4_XS, 0, 2, 6, table=IQ4_LEVELS)))
 MXFP4 = _add(QuantType("MXFP4", 39, 32, 17, _L(_F(1, 16, 4), 32, _S.E8M0, 0, 0, 1, table=E2M1_LEVELS)))
 TQ2_0 = _add(QuantType("TQ2_0", 35, 256, 66, _L(_F(0, 32, 2), 32, _S.F16, 64, offset=1), gpu=False))
+TQ1_0 = _add(QuantType("TQ1_0", 34, 256, 54, _L(
+    Trits((TritRun(0, 32, 5), TritRun(32, 16, 5), TritRun(48, 4, 4))), 32, _S.F16, 52, offset=1), gpu=False))
+Q2_0 = _add(QuantType("Q2_0", 42, 64, 18, _L(_F(2, 1, 2), 32, _S.F16, 0, offset=1), gpu=False))
+Q1_0 = _add(QuantType("Q1_0", 41, 128, 18, _L(_F(2, 1, 1), 32, _S.F16, 0, table=SIGN_LEVELS), gpu=False))
 NVFP4 = _add(QuantType("NVFP4", 40, 64, 36, _L(_F(4, 8, 4), 16, _S.UE4M3, 0, 0, 4, table=E2M1_LEVELS)))
 # fmt: on
 
