@@ -1,5 +1,5 @@
 """Models whose tensors are of types with codebooks, or of 1 and 2 bits, mixed as llama-quantize mixes them, on the CPU
-engine: the distance from the truth beside llama.cpp's, the same bits in any chunks, no more memory than the file has."""
+engine: the distance from the truth beside llama.cpp's, equal bits in any chunks, no more bytes than the file."""
 
 from __future__ import annotations
 
