@@ -43,6 +43,7 @@ _STEP = "--max-num-batched-tokens N bounds a step"
 _KV = "--kv-cache-dtype q8_0 keeps keys and values in 8 bits"
 _BUDGET = "--gpu-memory-budget GIB says it in GiB"
 _NO_VISION = "pictures are not read"
+_DEFERRAL = "it was removed: it changed the model's output and made nothing faster"
 ADVICE: Final = {
     "-fa": _BY_ITSELF,
     "--flash-attn": _BY_ITSELF,
@@ -80,6 +81,8 @@ ADVICE: Final = {
     "--reasoning-format": "--reasoning-parser says how the model marks its reasoning",
     "--speculative-model": "--speculative-config says it",
     "--draft-max": "--speculative-config says it",
+    "--max-deferred-experts-per-token": _DEFERRAL,
+    "--kt-max-deferred-experts-per-token": _DEFERRAL,
 }
 
 

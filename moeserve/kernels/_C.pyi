@@ -357,12 +357,10 @@ class HandoffLayer:
     ) -> None: ...
 
 class HandoffSlot:
-    def __init__(self, y: Activations, ids: int, deferred_ids: int, weights: int, result: int) -> None: ...
+    def __init__(self, y: Activations, ids: int, weights: int, result: int) -> None: ...
 
 class Handoff:
     FLAG_BYTES: int
-    IMMEDIATE: int
-    DEFERRED: int
     def __init__(
         self,
         pool: Pool,

@@ -86,10 +86,7 @@ def refuse_placement_flags(config: ServerConfig) -> None:
         "--record-routing-trace": config.record_routing_trace if config.parallel == "layers" else None,
     }
     if config.parallel != "layers":
-        flags |= {
-            "--gpu-prefill-token-threshold": config.gpu_prefill_token_threshold,
-            "--max-deferred-experts-per-token": config.max_deferred_experts_per_token or None,
-        }
+        flags["--gpu-prefill-token-threshold"] = config.gpu_prefill_token_threshold
     given = [flag for flag, value in flags.items() if value is not None]
     if given:
         other = " --parallel " + ("tensor" if config.parallel == "layers" else "layers")

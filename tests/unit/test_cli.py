@@ -134,6 +134,10 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
             "; --n-cpu-moe: experts are placed by themselves; --num-gpu-experts N",
         ),
         (["a.gguf", "--gpu-memory-utilization=0.9"], "; --gpu-memory-utilization: --gpu-memory-budget GIB"),
+        (
+            ["a.gguf", "--max-deferred-experts-per-token", "1"],
+            "; --max-deferred-experts-per-token: it was removed",
+        ),
         (["serve", "a.gguf", "serve"], "unrecognized arguments: serve"),
         (["serve", "a.gguf", "--model", "b.gguf"], "two models are named, a.gguf and --model b.gguf"),
         (

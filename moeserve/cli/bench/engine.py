@@ -52,7 +52,6 @@ SHARED = (
     "n_gpu_layers",
     "gpu_prefill_token_threshold",
     "expert_cache",
-    "max_deferred_experts_per_token",
     "threads",
     "isa",
     "weight_layout",
