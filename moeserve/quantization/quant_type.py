@@ -35,6 +35,8 @@ class StoredScales(IntEnum):
     SIX_BIT_MIN = 5  # float16 d and dmin, 12 bytes: Q4_K's packing of 8 scales and 8 mins
     SIX_BIT_Q3_K = 6  # float16 d, 12 bytes: Q3_K's packing of 16 scales, less 32
     SIX_BIT_IQ4_XS = 7  # float16 d, 6 bytes: IQ4_XS's packing of 8 scales, less 32
+    F16_ZERO = 9  # a float16 s and a byte z: m = s * z, or s * (z - 128) where codes have 8 bits
+    BF16_ZERO = 10  # the same with a bfloat16 s
     UE4M3 = 8  # a byte a group: an unsigned float of 4 and 3 bits, halved, to go with a doubled code table
 
 
@@ -48,6 +50,8 @@ _PLANE_SCALE = {
     StoredScales.SIX_BIT_Q3_K: Scale.I8,
     StoredScales.SIX_BIT_IQ4_XS: Scale.I8,
     StoredScales.UE4M3: Scale.UE4M3,
+    StoredScales.F16_ZERO: Scale.F16_MIN,  # what it would be there
+    StoredScales.BF16_ZERO: Scale.F16_MIN,
 }
 # float16 numbers that a block stores for its scales.
 _HALVES = {
@@ -60,6 +64,8 @@ _HALVES = {
     StoredScales.SIX_BIT_Q3_K: 1,
     StoredScales.SIX_BIT_IQ4_XS: 1,
     StoredScales.UE4M3: 0,
+    StoredScales.F16_ZERO: 1,
+    StoredScales.BF16_ZERO: 1,
 }
 
 
@@ -143,6 +149,11 @@ class BlockLayout:
         return _HALVES[self.stored_scales]
 
     @property
+    def has_zero(self) -> bool:
+        """m is a multiple of s, by a byte of each group."""
+        return self.stored_scales in (StoredScales.F16_ZERO, StoredScales.BF16_ZERO)
+
+    @property
     def is_signed(self) -> bool:
         """Codes are signed bytes."""
         return self.low_bits == 8 or self.table is not None
@@ -212,6 +223,7 @@ class QuantType:
     layout: BlockLayout | None = None  # of a quantised type whose codes are numbers, or indices of 16 levels
     codebook: Codebook | None = None  # of a quantised type whose codes are indices into a codebook
     float_name: str = ""  # of a float type: numpy's and torch's name of it
+    in_gguf: bool = True  # False: of Hugging Face folders only, with a number of our own
     cpu: bool = True  # whether the C++ engine has kernels for it
     gpu: bool = True  # whether a GPU's planes have a form for it
 

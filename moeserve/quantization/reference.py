@@ -74,6 +74,12 @@ def _scales(layout: BlockLayout, b: Bytes) -> tuple[Floats, Floats | None]:
         return np.where(octets == 127, 0, value).astype(np.float32), None  # 127 is not a number: ggml reads 0
     if stored == StoredScales.E8M0:
         return np.ldexp(np.float32(1), octets.astype(np.int32) - 128).astype(np.float32), None
+    if layout.has_zero:
+        if stored == StoredScales.BF16_ZERO:
+            bits = np.ascontiguousarray(b[:, layout.halves_at : end]).view(np.uint16)
+            halves = (bits.astype(np.uint32) << 16).view(np.float32)
+        zeros = octets.astype(np.float32) - np.float32(128 if layout.low_bits == 8 else 0)
+        return halves, halves * zeros
     d, dmin = halves[:, :1], halves[:, 1:]
     if stored == StoredScales.NIBBLE_MIN:
         return d * (octets & 15).astype(np.float32), dmin * (octets >> 4).astype(np.float32)

@@ -43,8 +43,8 @@ def registered(row: QuantType) -> Iterator[QuantType]:
 
 
 def supported_names() -> str:
-    """For messages and pages."""
-    return ", ".join(row.name for row in QUANT_TYPES.values())
+    """GGUF's, for messages and pages."""
+    return ", ".join(row.name for row in QUANT_TYPES.values() if row.in_gguf)
 
 
 IQ4_LEVELS = CodeTable((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
@@ -81,6 +81,23 @@ Q2_0 = _add(QuantType("Q2_0", 42, 64, 18, _L(_F(2, 1, 2), 32, _S.F16, 0, offset=
 Q1_0 = _add(QuantType("Q1_0", 41, 128, 18, _L(_F(2, 1, 1), 32, _S.F16, 0, table=SIGN_LEVELS), gpu=False))
 NVFP4 = _add(QuantType("NVFP4", 40, 64, 36, _L(_F(4, 8, 4), 16, _S.UE4M3, 0, 0, 4, table=E2M1_LEVELS)))
 # fmt: on
+
+
+def _zero(name: str, number: int, columns: int, bits: int, scales: StoredScales) -> QuantType:
+    """Of Hugging Face folders: s, z, and the codes of a group in their order, those of 8 bits less 128."""
+    codes = _F(3, columns if bits == 8 else 1, bits)
+    layout = _L(codes, 32, scales, 0, octets_at=2, octets=1)
+    return _add(QuantType(name, number, columns, 3 + columns * bits // 8, layout, in_gguf=False, gpu=False))
+
+
+# By bits, columns of a block and how s is stored. Numbers that neither ggml nor ik_llama.cpp has.
+ZERO_TYPES: Mapping[tuple[int, int, StoredScales], QuantType] = MappingProxyType(
+    {
+        (bits, columns, scales): _zero(f"INT{bits}_G{columns}{suffix}", first + place, columns, bits, scales)
+        for first, suffix, scales in ((240, "", _S.F16_ZERO), (245, "_BF16", _S.BF16_ZERO))
+        for place, (bits, columns) in enumerate(((4, 32), (4, 64), (4, 128), (8, 32), (8, 128)))
+    }
+)
 
 
 def _book(name: str, number: int, nbytes: int, book: Codebook) -> QuantType:

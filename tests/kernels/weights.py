@@ -30,7 +30,7 @@ SCALE_AT = {t: layout.halves_at for t, layout in _LAYOUTS.items() if layout.halv
 }
 # Their float16 scale is spread over the highest nibbles of four 16-bit words from here on.
 SPREAD_SCALE_AT = {t: book.octets_at for t, book in _BOOKS.items() if not book.has_d}
-MIN_AT = {t: layout.halves_at + 2 for t, layout in _LAYOUTS.items() if layout.has_own_min}
+MIN_AT = {t: layout.halves_at + 2 for t, layout in _LAYOUTS.items() if layout.halves == 2}
 # A byte: a scale of 2^(byte - 128).
 E8M0_AT = {t: layout.octets_at for t, layout in _LAYOUTS.items() if layout.stored_scales == StoredScales.E8M0}
 # For types that gguf-py cannot quantise: random codes with a min that centres the weights, as real ones are.
@@ -104,10 +104,21 @@ def _random_codes(
         set_spread_half(blocks, SPREAD_SCALE_AT[kind], scales)
     elif kind in SCALE_AT:
         set_half(blocks, SCALE_AT[kind], scales)
+        if kind in _LAYOUTS and _LAYOUTS[kind].has_zero:
+            _set_zeros(kind, blocks, scales)
     else:  # a byte a group: within two powers of two
         at, octets = _LAYOUTS[kind].octets_at, _LAYOUTS[kind].octets
         blocks[..., at : at + octets] = 24 + blocks[..., at : at + octets] % 16
     return blocks.reshape(*rows, -1)
+
+
+def _set_zeros(kind: Type, blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.floating]) -> None:
+    """Among the codes; and scales of bfloat16, where they are."""
+    layout = _LAYOUTS[kind]
+    blocks[..., layout.octets_at] &= (1 << layout.low_bits) - 1
+    if layout.stored_scales == StoredScales.BF16_ZERO:
+        upper = np.ascontiguousarray(scales.astype(np.float32)).view(np.uint32) >> 16
+        set_half(blocks, layout.halves_at, upper.astype(np.uint16).view(np.float16))
 
 
 def _equal_scales_and_mins(kind: Type, blocks: npt.NDArray[np.uint8]) -> None:

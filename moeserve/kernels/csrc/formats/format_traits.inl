@@ -216,6 +216,12 @@ struct Format {
       return {half_field(block, 0, half), zero_f(), zero_f(), zero_f()};
     } else if constexpr (type.scales == StoredScales::F16Min) {  // w = d * code + m
       return {half_field(block, 0, half), zero_f(), sub(zero_f(), half_field(block, 1, half)), zero_f()};
+    } else if constexpr (type.has_zero()) {
+      const VF s = type.scales == StoredScales::BF16Zero
+                       ? load_bfloat(reinterpret_cast<const uint16_t*>(block) + 16 * half)
+                       : half_field(block, 0, half);
+      const VI zero = sub_i(scale_bytes<T>(block, 0, half), set_i(type.low.bits == 8 ? 128 : 0));
+      return {s, zero_f(), mul(s, to_float(zero)), zero_f()};
     } else if constexpr (type.scales == StoredScales::E8M0) {
       return exponent_scales(block, half);
     } else if constexpr (type.scales == StoredScales::UE4M3) {

@@ -15,6 +15,7 @@
 //   MXFP4         exponent byte x32                                          4 nibbles
 //   TQ2_0, Q2_0   d f16 x32                                                  2 pairs
 //   Q1_0          d f16 x32                                                  1 bits
+//   INT4_*, INT8_*  s f16 or bf16 x32 | z byte x32                           4 nibbles, or 8 bytes (code + 128)
 //   TQ1_0         d f16 x32                                                  13 trits of a half's block column
 //   NVFP4         4 scale bytes, each x32                                    4 nibbles
 //   with a codebook: d f16 x32, scale bytes, each x32                        indices, words, high bytes

@@ -42,6 +42,8 @@ enum class StoredScales : int {
   SixBitQ3K,    // float16 d, 12 bytes: Q3_K's packing of 16 scales, less 32
   SixBitIQ4XS,  // float16 d, 6 bytes: IQ4_XS's packing of 8 scales, less 32
   UE4M3,        // a byte: an unsigned float of 4 and 3 bits, halved, to go with a doubled code table
+  F16Zero,      // a float16 s and a byte z, from which codes of 8 bits are 128 away too: m = s * z
+  BF16Zero,     // the same with a bfloat16 s
   Book          // as the codebook's `scales` say
 };
 
@@ -122,12 +124,15 @@ struct QuantType {
   constexpr int levels() const { return table == CodeTable::None ? 0 : 1 << low.bits; }
   constexpr bool has_min() const {
     return scales == StoredScales::F16Min || scales == StoredScales::NibbleMin ||
-           scales == StoredScales::SixBitMin;
+           scales == StoredScales::SixBitMin || has_zero();
+  }
+  constexpr bool has_zero() const {
+    return scales == StoredScales::F16Zero || scales == StoredScales::BF16Zero;
   }
   constexpr int halves() const {  // float16 numbers of a block
     if (scales == StoredScales::E8M0 || scales == StoredScales::UE4M3) return 0;
     if (has_book() && book.scales == BookScales::Threes) return 0;
-    return has_min() ? 2 : 1;
+    return has_min() && !has_zero() ? 2 : 1;
   }
 };
 
@@ -156,6 +161,16 @@ struct QuantType {
   X(Q2_0, 42, {64, 18, {2, 1, 2}, {}, 1, CodeTable::None, 32, StoredScales::F16})                                 \
   X(Q1_0, 41, {128, 18, {2, 1, 1}, {}, 0, CodeTable::Sign, 32, StoredScales::F16})                                \
   X(NVFP4, 40, {64, 36, {4, 8, 4}, {}, 0, CodeTable::E2M1, 16, StoredScales::UE4M3, 0, 0, 4})                     \
+  X(INT4_G32, 240, zero_type(32, 4, StoredScales::F16Zero))                                                       \
+  X(INT4_G64, 241, zero_type(64, 4, StoredScales::F16Zero))                                                       \
+  X(INT4_G128, 242, zero_type(128, 4, StoredScales::F16Zero))                                                     \
+  X(INT8_G32, 243, zero_type(32, 8, StoredScales::F16Zero))                                                       \
+  X(INT8_G128, 244, zero_type(128, 8, StoredScales::F16Zero))                                                     \
+  X(INT4_G32_BF16, 245, zero_type(32, 4, StoredScales::BF16Zero))                                                 \
+  X(INT4_G64_BF16, 246, zero_type(64, 4, StoredScales::BF16Zero))                                                 \
+  X(INT4_G128_BF16, 247, zero_type(128, 4, StoredScales::BF16Zero))                                               \
+  X(INT8_G32_BF16, 248, zero_type(32, 8, StoredScales::BF16Zero))                                                 \
+  X(INT8_G128_BF16, 249, zero_type(128, 8, StoredScales::BF16Zero))                                               \
   X(IQ2_XXS, 16, book_type(66, 32, 0, 0, 0, {256, 8, 43, {2, 8}, {6, 8}, {}, 0, Signs::Packed7, BookScales::WordTop})) \
   X(IQ2_XS, 17, book_type(74, 16, 0, 66, 8, {512, 8, 43, {2, 8, 2}, {3, 8, 2}, {}, 1, Signs::High7, BookScales::Nibbles16})) \
   X(IQ2_S, 22, book_type(82, 16, 0, 74, 8, {1024, 8, 43, {2, 4}, {34, 4}, {66, 1}, 2, Signs::Bytes, BookScales::Nibbles16})) \
@@ -176,6 +191,18 @@ constexpr QuantType book_type(int bytes, int group, int halves_at, int octets_at
   q.octets_at = octets_at;
   q.octets = octets;
   q.book = book;
+  return q;
+}
+
+// Of Hugging Face folders: s, z, and the codes of `cols` columns in their order, those of 8 bits less 128.
+constexpr QuantType zero_type(int cols, int bits, StoredScales scales) {
+  QuantType q;
+  q.block_cols = cols;
+  q.block_bytes = 3 + cols * bits / 8;
+  q.low = {3, bits == 8 ? cols : 1, bits};
+  q.scales = scales;
+  q.octets_at = 2;
+  q.octets = 1;
   return q;
 }
 
