@@ -135,6 +135,7 @@ def replace_part(folder: Path, end: str, tensor: torch.Tensor) -> None:
         ("w4a16", {"transform_config": {"config_groups": {"R1": {}}}}, "compressed-tensors' transforms"),
         ("fp8-matrix", {"quant_algo": "NVFP4"}, "ModelOpt's quant_algo 'NVFP4'"),
         ("auto-round", {"packing_format": "auto_round:exllamav3"}, "packing_format 'auto_round:exllamav3'"),
+        ("w4a16", {"format": ["pack-quantized"]}, "compressed-tensors' format"),
         ("gptq", {"quant_method": "bitsandbytes"}, "quantization_config of 'bitsandbytes'"),
     ],
 )

@@ -77,13 +77,10 @@ def _check_awq(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _check_compressed(path: Path, settings: Mapping[str, Any]) -> None:
-    form = settings.get("format")
-    if form is not None and form not in _COMPRESSED_FORMATS:
-        raise _refuse(path, f"compressed-tensors' format {form!r:.60}")
     groups = settings.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
+    for group in (settings, *(groups.values() if isinstance(groups, dict) else ())):
         form = group.get("format") if isinstance(group, dict) else None
-        if form is not None and form not in _COMPRESSED_FORMATS:
+        if form is not None and (not isinstance(form, str) or form not in _COMPRESSED_FORMATS):
             raise _refuse(path, f"compressed-tensors' format {form!r:.60}")
     sparsity = settings.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
