@@ -232,7 +232,7 @@ template <class F>
                                               float* out) {
 #pragma GCC unroll 1
   for (int half = 0; half < 2; ++half) {
-    half_gemm<F>(codes + half * F::layout.half_bytes(), s[half], rows, cols, group, n, out + 16 * half);
+    half_gemm<F>(codes + half * F::kHalfBytes, s[half], rows, cols, group, n, out + 16 * half);
   }
 }
 

@@ -165,6 +165,14 @@ inline VB shl_b(VB a) {
   return {_mm256_slli_epi16(a.lo, N), _mm256_slli_epi16(a.hi, N)};
 }
 inline VB add_b(VB a, VB b) { return {_mm256_add_epi8(a.lo, b.lo), _mm256_add_epi8(a.hi, b.hi)}; }
+// Which third of 0..255 a byte is in: 0, 1 or 2.
+inline __m256i third_of_256(__m256i bytes) {
+  auto at_least = [bytes](int least) {
+    return _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, _mm256_set1_epi8(static_cast<char>(least))), bytes);
+  };
+  return _mm256_sub_epi8(_mm256_sub_epi8(_mm256_setzero_si256(), at_least(86)), at_least(171));
+}
+inline VB third_of_256(VB a) { return {third_of_256(a.lo), third_of_256(a.hi)}; }
 inline VB as_bytes(VI a) { return {a.lo, a.hi}; }
 inline VB gather(const uint32_t* table, VI index) {
   const int* words = reinterpret_cast<const int*>(table);

@@ -184,6 +184,11 @@ inline VB shl_b(VB a) {
   return {a.v << N};
 }
 inline VB add_b(VB a, VB b) { return {a.v + b.v}; }
+// Which third of 0..255 a byte is in: 0, 1 or 2.
+inline VB third_of_256(VB a) {
+  for (int i = 0; i < 64; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] * 3 >> 8);
+  return a;
+}
 inline VB as_bytes(VI a) {
   VB r;
   __builtin_memcpy(&r, &a, 64);

@@ -30,7 +30,7 @@ inline void group_gemm(const uint8_t* codes, const Scales (&s)[2], const void* c
                        int64_t group, int n, float* out) {
   VB w[2][8];
   unpack_half<F>(codes, w[0]);
-  unpack_half<F>(codes + F::layout.half_bytes(), w[1]);
+  unpack_half<F>(codes + F::kHalfBytes, w[1]);
   for (int t = 0; t < n; ++t) token_group<F>(w, s, rows[t], cols, group, out + kPanelRows * t);
 }
 
