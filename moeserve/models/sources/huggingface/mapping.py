@@ -78,6 +78,7 @@ class HuggingFaceMapping:
     skipped_layers: tuple[str, ...] = ()
     # model_type of a config.json whose text_config is of this one: wrapped_text.py.
     wrapped_in: str | None = None
+    rope_theta: float | None = None  # where config.json has none
     tied_by_default: bool = False  # tie_word_embeddings, where config.json does not say
     flattened: frozenset[str] = frozenset()  # GGUF's names of vectors that are [1, n] there
 
