@@ -224,7 +224,7 @@ def test_private_gated_and_missing_repositories(client: Client, hub: Hub) -> Non
 def test_an_endpoint_that_is_no_hub(client: Client, hub: Hub, answer: str) -> None:
     hub.other = answer
     (error,) = client.ask(REPO)
-    assert f"what {hub.url} answers is not the answer of a hub; check HF_ENDPOINT" in error
+    assert f"{hub.url} does not answer as a hub does; check HF_ENDPOINT" in error
 
 
 def test_what_cannot_be_chosen_or_served_is_not_downloaded(client: Client, hub: Hub) -> None:
