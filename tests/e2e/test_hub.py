@@ -159,7 +159,7 @@ def test_a_pinned_revision_is_served_and_one_that_is_not_there_named(client: Cli
 def test_what_comes_damaged_is_refused_and_fetched_anew(client: Client, hub: Hub) -> None:
     hub.damaged = True
     (refusal,) = client.ask(f"{REPO}:Q8_0")
-    assert "tiny-Q8_0.gguf came damaged" in refusal
+    assert "tiny-Q8_0.gguf was damaged on the way" in refusal
     assert client.partial() == []
     hub.damaged = False
     assert client.fetch(f"{REPO}:Q8_0")[0].exists()
