@@ -89,7 +89,10 @@ def wide_models() -> list[Path]:
 def family_models(family: str) -> list[Path]:
     """Those of an architecture among the wider fixtures, where they are."""
     folder = fixtures_dir()
-    return sorted((folder / "families").glob(f"tiny-{family}-*.gguf")) if folder else []
+    if folder is None:
+        return []
+    second = (folder / "next").glob(f"tiny-{family}-f16.gguf")  # of the second set
+    return sorted([*(folder / "families").glob(f"tiny-{family}-*.gguf"), *second])
 
 
 @pytest.fixture(scope="session")

@@ -93,14 +93,6 @@ class EngineConfig(SpeculativeConfig):
         "fit on the GPU and RAM has room for all of them; off: experts stay where they are placed",
         choices=("auto", "off"),
     )
-    max_deferred_experts_per_token: int = option(
-        0,
-        "GPU",
-        "defer up to N of a token's lowest-weighted RAM experts by one layer, so that the CPU computes them while the "
-        "GPU computes attention. It changes the model's results, and no gain in speed has been measured",
-        low=0,
-        high=1024,
-    )
     gpu_prefill_token_threshold: int | None = option(
         None,
         "GPU",

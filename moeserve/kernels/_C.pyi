@@ -29,6 +29,7 @@ class QuantType:
     octets: int
     offset: int
     levels: list[int]
+    trits: list[tuple[int, int, int]]  # at, width and digits of a byte of each run
     # entries, columns, most, high_bits, signs, scales, eighths; then at, group and step of low, word and high
     book: tuple[tuple[int, ...], tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]
 
@@ -358,12 +359,10 @@ class HandoffLayer:
     ) -> None: ...
 
 class HandoffSlot:
-    def __init__(self, y: Activations, ids: int, deferred_ids: int, weights: int, result: int) -> None: ...
+    def __init__(self, y: Activations, ids: int, weights: int, result: int) -> None: ...
 
 class Handoff:
     FLAG_BYTES: int
-    IMMEDIATE: int
-    DEFERRED: int
     def __init__(
         self,
         pool: Pool,

@@ -60,6 +60,12 @@ class AttentionShape:
     v_from_k: bool = False  # v has no matrix: it is k's product, before k's norm and rotation
     rope_theta: float | None = None  # None: the model's
     has_rope_factors: bool = False  # the file says by what each frequency is divided
+    has_positions: bool = (
+        True  # q and k are rotated; False: by no angle, so that order is told by the mask alone
+    )
+    # In the file the dimensions that rotate are pairs of neighbours. The loaders bring q's and k's rows into the order
+    # in which halves rotate (loading/head_order.py), so that no kernel knows of pairs.
+    in_pairs: bool = False
 
     @property
     def form(self) -> AttentionForm:
@@ -70,6 +76,7 @@ class AttentionShape:
             self.rotary_dim,
             self.rope_theta,
             self.has_rope_factors,
+            self.has_positions,
         )
 
     @property
@@ -248,6 +255,7 @@ class ModelShape:
     num_skipped_layers: int = 0
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits are c * tanh(logits / c); 0: as they are
+    logit_scale: float = 1.0  # multiplies logits: the last norm's weight is loaded times it
 
     def __post_init__(self) -> None:
         """Raises ValueError where no layer attends, for latent attention beside another form, and for recurrent layers

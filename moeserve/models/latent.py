@@ -19,6 +19,7 @@ class AttentionForm:
     rotary_dim: int
     rope_theta: float | None = None  # None: the model's
     has_rope_factors: bool = False
+    has_positions: bool = True  # False: all angles are 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@ gate; partial rotation; a shared expert behind a sigmoid gate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.interface import (
     AttentionShape,
+    DenseFfnShape,
     GatedDeltaNetShape,
     LayerShape,
     ModelShape,
@@ -35,10 +36,21 @@ from moeserve.models.sources.huggingface.mapping import (
     renamed,
 )
 
+# What recurrent layers have in Qwen3.5, by GGUF's names within a layer, where Qwen3-Next has fewer matrices.
+SEPARATE_GATES = {
+    n.of_part(n.ATTN_QKV): "linear_attn.in_proj_qkv.weight",
+    n.of_part(n.ATTN_GATE): "linear_attn.in_proj_z.weight",
+    n.of_part(n.SSM_BETA): "linear_attn.in_proj_b.weight",
+    n.of_part(n.SSM_ALPHA): "linear_attn.in_proj_a.weight",
+}
+_MOE_KEYS = MOE_KEYS | {"expert_shared_feed_forward_length": ("shared_expert_intermediate_size",)}
 
-def read_hybrid_shape(reader: ShapeReader, *, is_tiled: bool, merged_gates: bool) -> ModelShape:
-    """is_tiled: value heads lie first one of each key head; merged_gates: one matrix gives beta and alpha. Raises
-    ModelError."""
+
+def read_hybrid_shape(
+    reader: ShapeReader, *, is_tiled: bool, merged_gates: bool, has_experts: bool = True
+) -> ModelShape:
+    """is_tiled: value heads lie first one of each key head; merged_gates: one matrix gives beta and alpha; has_experts:
+    in some layers. Raises ModelError."""
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     attention = AttentionShape(
         num_heads,
@@ -51,15 +63,21 @@ def read_hybrid_shape(reader: ShapeReader, *, is_tiled: bool, merged_gates: bool
         is_gated=True,
     )
     recurrence = GatedDeltaNetShape(reader.delta_heads(is_tiled=is_tiled), merged_gates=merged_gates)
-    shared = SharedExpert(reader.integer("expert_shared_feed_forward_length", 1, 1 << 16), is_gated=True)
-    router = RouterOptions(scoring="softmax", normalize=reader.flag("expert_weights_norm", default=True))
-    feed_forwards = reader.feed_forwards(MoeShape(*reader.experts(), router, shared))
+    feed_forwards = (
+        _mixtures(reader) if has_experts else [DenseFfnShape(reader.dense_width())] * reader.num_layers
+    )
     return reader.model(
         tuple(
             LayerShape(recurrence if is_recurrent else attention, ffn, ffn_norm=n.POST_ATTENTION_NORM)
             for is_recurrent, ffn in zip(reader.recurrent_layers(), feed_forwards, strict=True)
         )
     )
+
+
+def _mixtures(reader: ShapeReader) -> Sequence[MoeShape | DenseFfnShape]:
+    shared = SharedExpert(reader.integer("expert_shared_feed_forward_length", 1, 1 << 16), is_gated=True)
+    router = RouterOptions(scoring="softmax", normalize=reader.flag("expert_weights_norm", default=True))
+    return reader.feed_forwards(MoeShape(*reader.experts(), router, shared))
 
 
 def hybrid_mapping(
@@ -70,29 +88,26 @@ def hybrid_mapping(
     defaults: Mapping[str, bool] = MappingProxyType({}),
     fixed: Mapping[str, tuple[Any, Any]] = MappingProxyType({}),
     derived: Derived = recurrent_layers,
+    has_experts: bool = True,
     **more: Any,
 ) -> HuggingFaceMapping:
-    """recurrence: GGUF's names within a recurrent layer of what is not DELTA_LAYER's; the others as
-    HuggingFaceMapping's."""
+    """recurrence: GGUF's names within a recurrent layer of what is not DELTA_LAYER's; has_experts: in some layers; the
+    others as HuggingFaceMapping's."""
     of_delta_net = DELTA_LAYER | recurrence
     of_attention = DECODER_LAYER | DECODER_QK_NORMS | DECODER_BIASES | OUTPUT_BIAS
     return HuggingFaceMapping(
         model_type=model_type,
         keys=DECODER_KEYS
-        | MOE_KEYS
+        | (_MOE_KEYS if has_experts else {"feed_forward_length": ("intermediate_size",)})
         | DELTA_KEYS
-        | {
-            "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
-            n.HAS_QKV_BIAS: ("attention_bias",),
-            **keys,
-        },
+        | {n.HAS_QKV_BIAS: ("attention_bias",), **keys},
         defaults={n.HAS_QKV_BIAS: False, **defaults},
         # Settings with the one value that is supported, and transformers' own where the file has none.
         fixed={"hidden_act": ("silu", "silu"), **fixed},
         layer=renamed(of_attention, {n.FFN_NORM: n.POST_ATTENTION_NORM}) | of_delta_net,
-        moe=MOE_ROUTER | SHARED_EXPERT,
+        moe=MOE_ROUTER | SHARED_EXPERT if has_experts else {},
         dense=DENSE_FFN,
-        experts=MOE_EXPERTS,
+        experts=MOE_EXPERTS if has_experts else {},
         # A layer has the ones or the others.
         optional=frozenset(of_attention.keys() | of_delta_net.keys()),
         less_one=LESS_ONE,

@@ -9,16 +9,27 @@ from types import MappingProxyType
 from typing import Any
 
 from moeserve.models.deepseek2.family import FAMILY as DEEPSEEK2
+from moeserve.models.deepseek2.mistral4 import FAMILY as MISTRAL4
+from moeserve.models.dots1.family import FAMILY as DOTS1
+from moeserve.models.ernie45moe.family import FAMILY as ERNIE45_MOE
 from moeserve.models.errors import ModelError
+from moeserve.models.exaonemoe.family import FAMILY as EXAONE_MOE
 from moeserve.models.gemma4moe.family import FAMILY as GEMMA4
 from moeserve.models.glm4moe.family import FAMILY as GLM4_MOE
 from moeserve.models.gptoss.family import FAMILY as GPT_OSS
+from moeserve.models.granitemoe.family import FAMILY as GRANITE_MOE
+from moeserve.models.hyv3.family import FAMILY as HY_V3
 from moeserve.models.interface import ModelFamily, ModelShape
+from moeserve.models.llamadense.family import FAMILY as LLAMA
 from moeserve.models.minimaxm2.family import FAMILY as MINIMAX_M2
+from moeserve.models.olmoe.family import FAMILY as OLMOE
+from moeserve.models.qwen2dense.family import FAMILY as QWEN2
 from moeserve.models.qwen2moe.family import FAMILY as QWEN2_MOE
 from moeserve.models.qwen3dense.family import FAMILY as QWEN3
 from moeserve.models.qwen3moe.family import FAMILY as QWEN3_MOE
+from moeserve.models.qwen3moe.vision import FAMILY as QWEN3_VL_MOE
 from moeserve.models.qwen3next.family import FAMILY as QWEN3_NEXT
+from moeserve.models.qwen35dense.family import FAMILY as QWEN35
 from moeserve.models.qwen35moe.family import FAMILY as QWEN35_MOE
 from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.huggingface.mapping import check_settings
@@ -38,6 +49,17 @@ _families: dict[str, ModelFamily] = {
         QWEN35_MOE,
         DEEPSEEK2,
         GEMMA4,
+        LLAMA,
+        QWEN2,
+        QWEN35,
+        QWEN3_VL_MOE,
+        HY_V3,
+        DOTS1,
+        OLMOE,
+        ERNIE45_MOE,
+        EXAONE_MOE,
+        GRANITE_MOE,
+        MISTRAL4,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

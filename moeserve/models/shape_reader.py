@@ -18,6 +18,7 @@ from moeserve.models.interface import (
     ModelShape,
     MoeShape,
     RopeScaling,
+    SharedExpert,
 )
 from moeserve.models.neutral_settings import NEUTRAL, is_neutral
 from moeserve.models.sources.gguf import TensorInfo
@@ -200,11 +201,34 @@ class ShapeReader:
             return self.flag(n.HAS_QKV_BIAS)
         return any(n.bias_of_layer(layer, part) in self._source.tensors for layer in range(self.num_layers))
 
-    def experts(self) -> tuple[int, int, int]:
-        """Experts of a layer, those of a token, and the width of one."""
+    def experts(self, width: str = "expert_feed_forward_length") -> tuple[int, int, int]:
+        """Experts of a layer, those of a token, and the width of one, which is under the key `width`."""
         num_experts = self.integer("expert_count", 1, 4096)
         top_k = self.integer("expert_used_count", 1, min(num_experts, MAX_TOP_K))
-        return num_experts, top_k, self.integer("expert_feed_forward_length", 1, 1 << 16)
+        return num_experts, top_k, self.integer(width, 1, 1 << 16)
+
+    def sigmoid_mixtures(self) -> list[MoeShape | DenseFfnShape]:
+        """Every layer's, as in DeepSeek-V3: the first ones without experts, then a router of sigmoid scores, perhaps
+        with a bias for the choice, beside an ungated shared expert."""
+        num_experts, top_k, width = self.experts()
+        count = self.integer("expert_shared_count", 0, 64, default=0)
+        shared = self.integer("expert_shared_feed_forward_length", 0, 1 << 20, default=0) or count * width
+        return self.feed_forwards(
+            MoeShape(
+                num_experts,
+                top_k,
+                width,
+                self.sigmoid_router(num_experts, top_k),
+                shared=SharedExpert(shared, is_gated=False) if shared else None,
+                choice_bias=self.has_choice_bias(),
+            )
+        )
+
+    def has_choice_bias(self) -> bool:
+        """Whether a bias chooses experts and does not weigh them: the tensors say so."""
+        return any(
+            n.bias_of_layer(layer, n.EXP_PROBS_B) in self._source.tensors for layer in range(self.num_layers)
+        )
 
     def sigmoid_router(self, num_experts: int, top_k: int) -> RouterOptions:
         """As DeepSeek-V3's: of sigmoid scores, perhaps in groups."""
@@ -239,9 +263,11 @@ class ShapeReader:
         rope_scaling: RopeScaling | None = None,
         embedding_scale: float = 1.0,
         logit_softcap: float = 0.0,
+        logit_scale: float = 1.0,
+        rope_theta: float | None = None,
     ) -> ModelShape:
-        """The shape of a decoder of these layers. yarn_truncates: where no key says so. rope_scaling: in place of what
-        the keys say."""
+        """The shape of a decoder of these layers. yarn_truncates, rope_theta: where no key says so. rope_scaling: in
+        place of what the keys say."""
         vocab_size = len(self._metadata.require_strings("tokenizer.ggml.tokens"))
         self.only("vocab_size", vocab_size)
         self._refuse_unread()
@@ -250,7 +276,7 @@ class ShapeReader:
             hidden_size=self.hidden_size,
             layers=layers,
             rms_eps=self.number("attention.layer_norm_rms_epsilon", 1e-12, 1e-2),
-            rope_theta=self.number("rope.freq_base", 2.0, 1e12),
+            rope_theta=self.number("rope.freq_base", 2.0, 1e12, default=rope_theta),
             rope_scaling=rope_scaling or self.rope_scaling(yarn_truncates=yarn_truncates),
             context_length=self._context_length,
             vocab_size=vocab_size,
@@ -258,6 +284,7 @@ class ShapeReader:
             num_skipped_layers=self._num_skipped_layers,
             embedding_scale=embedding_scale,
             logit_softcap=logit_softcap,
+            logit_scale=logit_scale,
         )
 
     @property

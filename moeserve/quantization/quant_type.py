@@ -35,6 +35,8 @@ class StoredScales(IntEnum):
     SIX_BIT_MIN = 5  # float16 d and dmin, 12 bytes: Q4_K's packing of 8 scales and 8 mins
     SIX_BIT_Q3_K = 6  # float16 d, 12 bytes: Q3_K's packing of 16 scales, less 32
     SIX_BIT_IQ4_XS = 7  # float16 d, 6 bytes: IQ4_XS's packing of 8 scales, less 32
+    F16_ZERO = 9  # a float16 s and a byte z: m = s * z, or s * (z - 128) where codes have 8 bits
+    BF16_ZERO = 10  # the same with a bfloat16 s
     UE4M3 = 8  # a byte a group: an unsigned float of 4 and 3 bits, halved, to go with a doubled code table
 
 
@@ -48,6 +50,8 @@ _PLANE_SCALE = {
     StoredScales.SIX_BIT_Q3_K: Scale.I8,
     StoredScales.SIX_BIT_IQ4_XS: Scale.I8,
     StoredScales.UE4M3: Scale.UE4M3,
+    StoredScales.F16_ZERO: Scale.F16_MIN,  # what it would be there
+    StoredScales.BF16_ZERO: Scale.F16_MIN,
 }
 # float16 numbers that a block stores for its scales.
 _HALVES = {
@@ -60,18 +64,20 @@ _HALVES = {
     StoredScales.SIX_BIT_Q3_K: 1,
     StoredScales.SIX_BIT_IQ4_XS: 1,
     StoredScales.UE4M3: 0,
+    StoredScales.F16_ZERO: 1,
+    StoredScales.BF16_ZERO: 1,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class CodeTable:
-    """What each of the 16 codes of 4 bits stands for, where a code is not a number itself: signed bytes."""
+    """What each code of 4 bits, or of 1, stands for, where a code is not a number itself: signed bytes."""
 
     levels: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if len(self.levels) != 16 or not all(-128 <= level <= 127 for level in self.levels):
-            raise ValueError(f"a code table has 16 signed bytes, not {self.levels}")
+        if len(self.levels) not in (2, 16) or not all(-128 <= level <= 127 for level in self.levels):
+            raise ValueError(f"a code table has 2 or 16 signed bytes, not {self.levels}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +96,36 @@ class BitField:
         return columns * self.bits // 8
 
 
+@dataclass(frozen=True, slots=True)
+class TritRun:
+    """Bytes that hold a digit of base 3 of each of some columns' codes: the first digits of `width` columns, then the
+    second digits of the next `width`, ..."""
+
+    at: int  # first byte in the block
+    width: int  # bytes
+    digits: int  # of a byte: 4 or 5
+
+
+@dataclass(frozen=True, slots=True)
+class Trits:
+    """Codes 0, 1 and 2, five to a byte.
+
+    A byte is ceil(n * 256 / 243) of the number n that its five digits are, the first the most significant and the fifth
+    0 where there are four: its first digit is its third of 0..255, the next that of the byte times 3, modulo 256.
+    """
+
+    runs: tuple[TritRun, ...]
+
+    bits = 2  # what a code needs by itself
+
+
 # One object a type, known by its identity: kernel launches hash it.
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockLayout:
     """Where a quantised type's block has its codes and scales. A weight is s * (code - offset) - m, with the scale s
     and the min m of its group; `codes` of 8 bits, and those of a table, are signed."""
 
-    low: BitField  # the codes' low bits: 2, 4 or 8
+    low: BitField | Trits  # the codes' low bits: 1, 2, 4 or 8
     group: int  # columns that share a scale: 16 or 32
     stored_scales: StoredScales
     halves_at: int  # byte of the float16 s or d, which the min's follows at once
@@ -118,6 +147,11 @@ class BlockLayout:
     def halves(self) -> int:
         """float16 numbers of a block."""
         return _HALVES[self.stored_scales]
+
+    @property
+    def has_zero(self) -> bool:
+        """m is a multiple of s, by a byte of each group."""
+        return self.stored_scales in (StoredScales.F16_ZERO, StoredScales.BF16_ZERO)
 
     @property
     def is_signed(self) -> bool:
@@ -189,6 +223,7 @@ class QuantType:
     layout: BlockLayout | None = None  # of a quantised type whose codes are numbers, or indices of 16 levels
     codebook: Codebook | None = None  # of a quantised type whose codes are indices into a codebook
     float_name: str = ""  # of a float type: numpy's and torch's name of it
+    in_gguf: bool = True  # False: of Hugging Face folders only, with a number of our own
     cpu: bool = True  # whether the C++ engine has kernels for it
     gpu: bool = True  # whether a GPU's planes have a form for it
 
@@ -223,7 +258,13 @@ class QuantType:
 def _check(row: QuantType, layout: BlockLayout) -> None:
     """Raises ValueError for a block whose parts do not fill it, or of a form that no kernel reads."""
     parts = [(layout.halves_at, 2 * layout.halves), (layout.octets_at, layout.octets)]
-    parts += [(f.at, f.nbytes(row.block_columns)) for f in (layout.low, layout.high) if f is not None]
+    fields = [f for f in (layout.low, layout.high) if isinstance(f, BitField)]
+    parts += [(f.at, f.nbytes(row.block_columns)) for f in fields]
+    if isinstance(layout.low, Trits):
+        parts += [(run.at, run.width) for run in layout.low.runs]
+        digits = sum(run.width * run.digits for run in layout.low.runs)
+        if digits != row.block_columns:
+            raise ValueError(f"{row.name}: {digits} digits for {row.block_columns} columns")
     end = 0
     for at, nbytes in sorted(part for part in parts if part[1]):
         if at != end:
@@ -236,7 +277,12 @@ def _check(row: QuantType, layout: BlockLayout) -> None:
     columns = SUPER_BLOCK if layout.has_super else layout.group * (layout.octets or 1)
     if row.gpu and row.block_columns != columns:
         raise ValueError(f"{row.name}: a block of {row.block_columns} columns, {columns} go with its scales")
-    if layout.group not in (16, 32) or layout.low_bits not in (2, 4, 8) or layout.high_bits not in (0, 1, 2):
+    widths = (2, 4, 8) if row.gpu else (1, 2, 4, 8)
+    if layout.group not in (16, 32) or layout.low_bits not in widths or layout.high_bits not in (0, 1, 2):
         raise ValueError(f"{row.name}: no kernel reads such groups or codes")
-    if layout.low_bits + layout.high_bits > 8 or (layout.table is not None and layout.low_bits != 4):
-        raise ValueError(f"{row.name}: codes of more than 8 bits, or a table for other than 4")
+    if layout.low_bits + layout.high_bits > 8:
+        raise ValueError(f"{row.name}: codes of more than 8 bits")
+    if layout.table is not None and len(layout.table.levels) != 1 << layout.low_bits:
+        raise ValueError(f"{row.name}: a table of {len(layout.table.levels)} levels for other codes")
+    if row.gpu and isinstance(layout.low, Trits):
+        raise ValueError(f"{row.name}: the GPU's planes have no digits of base 3")

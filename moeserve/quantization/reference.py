@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeserve.quantization.codebook import BookScales, Codebook, Signs, entries_of
-from moeserve.quantization.quant_type import BitField, BlockLayout, QuantType, StoredScales
+from moeserve.quantization.quant_type import BitField, BlockLayout, QuantType, StoredScales, Trits
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = npt.NDArray[np.float32]
@@ -33,7 +33,8 @@ def dequantize(kind: QuantType, data: Bytes) -> Floats:
 
 def _numbers(layout: BlockLayout, b: Bytes, columns: int) -> Floats:
     """What codes stand for, the offset not yet subtracted: [blocks, columns]."""
-    codes = _field(layout.low, b, columns)
+    low = layout.low
+    codes = _trits(low, b) if isinstance(low, Trits) else _field(low, b, columns)
     if layout.high is not None:
         codes = codes | _field(layout.high, b, columns) << np.uint8(layout.low_bits)
     if layout.table is not None:
@@ -46,6 +47,15 @@ def _field(field: BitField, b: Bytes, columns: int) -> Bytes:
     shifts = np.arange(0, 8, field.bits, dtype=np.uint8)[:, None]
     codes = (runs >> shifts) & np.uint8((1 << field.bits) - 1)
     return codes.reshape(len(b), -1).view(np.uint8)
+
+
+def _trits(trits: Trits, b: Bytes) -> Bytes:
+    codes = []
+    for run in trits.runs:
+        octets = b[:, None, run.at : run.at + run.width].astype(np.uint32)
+        digits = octets * 3 ** np.arange(run.digits, dtype=np.uint32)[:, None] % 256 * 3 // 256
+        codes.append(digits.reshape(len(b), -1).astype(np.uint8))
+    return np.concatenate(codes, axis=1)
 
 
 def _scales(layout: BlockLayout, b: Bytes) -> tuple[Floats, Floats | None]:
@@ -64,6 +74,12 @@ def _scales(layout: BlockLayout, b: Bytes) -> tuple[Floats, Floats | None]:
         return np.where(octets == 127, 0, value).astype(np.float32), None  # 127 is not a number: ggml reads 0
     if stored == StoredScales.E8M0:
         return np.ldexp(np.float32(1), octets.astype(np.int32) - 128).astype(np.float32), None
+    if layout.has_zero:
+        if stored == StoredScales.BF16_ZERO:
+            bits = np.ascontiguousarray(b[:, layout.halves_at : end]).view(np.uint16)
+            halves = (bits.astype(np.uint32) << 16).view(np.float32)
+        zeros = octets.astype(np.float32) - np.float32(128 if layout.low_bits == 8 else 0)
+        return halves, halves * zeros
     d, dmin = halves[:, :1], halves[:, 1:]
     if stored == StoredScales.NIBBLE_MIN:
         return d * (octets & 15).astype(np.float32), dmin * (octets >> 4).astype(np.float32)

@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 from moeserve.quantization.codebook import BookScales, ByteRun, Codebook, Signs
-from moeserve.quantization.quant_type import BitField, BlockLayout, CodeTable, QuantType, StoredScales
+from moeserve.quantization.quant_type import (
+    BitField,
+    BlockLayout,
+    CodeTable,
+    QuantType,
+    StoredScales,
+    TritRun,
+    Trits,
+)
 
 _rows: dict[int, QuantType] = {}
 QUANT_TYPES: Mapping[int, QuantType] = MappingProxyType(_rows)  # by ggml's number
@@ -35,13 +43,15 @@ def registered(row: QuantType) -> Iterator[QuantType]:
 
 
 def supported_names() -> str:
-    """For messages and pages."""
-    return ", ".join(row.name for row in QUANT_TYPES.values())
+    """GGUF's, for messages and pages."""
+    return ", ".join(row.name for row in QUANT_TYPES.values() if row.in_gguf)
 
 
 IQ4_LEVELS = CodeTable((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 # Doubled; E8M0 is halved in turn.
 E2M1_LEVELS = CodeTable((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
+
+SIGN_LEVELS = CodeTable((-1, 1))
 
 _S, _F, _L = StoredScales, BitField, BlockLayout
 # fmt: off
@@ -65,8 +75,29 @@ IQ4_NL = _add(QuantType("IQ4_NL", 20, 32, 18, _L(_F(2, 16, 4), 32, _S.F16, 0, ta
 IQ4_XS = _add(QuantType("IQ4_XS", 23, 256, 136, _L(_F(8, 16, 4), 32, _S.SIX_BIT_IQ4_XS, 0, 2, 6, table=IQ4_LEVELS)))
 MXFP4 = _add(QuantType("MXFP4", 39, 32, 17, _L(_F(1, 16, 4), 32, _S.E8M0, 0, 0, 1, table=E2M1_LEVELS)))
 TQ2_0 = _add(QuantType("TQ2_0", 35, 256, 66, _L(_F(0, 32, 2), 32, _S.F16, 64, offset=1), gpu=False))
+TQ1_0 = _add(QuantType("TQ1_0", 34, 256, 54, _L(
+    Trits((TritRun(0, 32, 5), TritRun(32, 16, 5), TritRun(48, 4, 4))), 32, _S.F16, 52, offset=1), gpu=False))
+Q2_0 = _add(QuantType("Q2_0", 42, 64, 18, _L(_F(2, 1, 2), 32, _S.F16, 0, offset=1), gpu=False))
+Q1_0 = _add(QuantType("Q1_0", 41, 128, 18, _L(_F(2, 1, 1), 32, _S.F16, 0, table=SIGN_LEVELS), gpu=False))
 NVFP4 = _add(QuantType("NVFP4", 40, 64, 36, _L(_F(4, 8, 4), 16, _S.UE4M3, 0, 0, 4, table=E2M1_LEVELS)))
 # fmt: on
+
+
+def _zero(name: str, number: int, columns: int, bits: int, scales: StoredScales) -> QuantType:
+    """Groups of Hugging Face folders: s, z, and the group's codes in their order, 8-bit codes less 128."""
+    codes = _F(3, columns if bits == 8 else 1, bits)
+    layout = _L(codes, 32, scales, 0, octets_at=2, octets=1)
+    return _add(QuantType(name, number, columns, 3 + columns * bits // 8, layout, in_gguf=False, gpu=False))
+
+
+# By bits, columns of a block and how s is stored. Numbers that neither ggml nor ik_llama.cpp has.
+ZERO_TYPES: Mapping[tuple[int, int, StoredScales], QuantType] = MappingProxyType(
+    {
+        (bits, columns, scales): _zero(f"INT{bits}_G{columns}{suffix}", first + place, columns, bits, scales)
+        for first, suffix, scales in ((240, "", _S.F16_ZERO), (245, "_BF16", _S.BF16_ZERO))
+        for place, (bits, columns) in enumerate(((4, 32), (4, 64), (4, 128), (8, 32), (8, 128)))
+    }
+)
 
 
 def _book(name: str, number: int, nbytes: int, book: Codebook) -> QuantType:

@@ -91,7 +91,7 @@ DAMAGES: dict[str, tuple[Damage, list[str]]] = {
     "dimension of zero": (in_tensor(DIMENSIONS, [256, 0, 8]), [VICTIM]),
     "wrong shape": (in_tensor(DIMENSIONS, [256, 128, 8]), [VICTIM]),
     "unknown type": (in_tensor(TYPE, 250), [VICTIM, "250"]),
-    "type that is not served": (in_tensor(TYPE, 34), [VICTIM, "TQ1_0"]),
+    "type that is not served": (in_tensor(TYPE, 15), [VICTIM, "Q8_K"]),
     "wrong architecture": (in_text("general.architecture", "lamaXmoe"), ["lamaXmoe", "qwen3moe"]),
     "absurd array": (in_array_length("tokenizer.ggml.tokens", 1 << 60), ["tokenizer.ggml.tokens"]),
     "absurd layer count": (in_number("qwen3moe.block_count", 1 << 30), ["block_count"]),

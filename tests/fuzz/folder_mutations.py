@@ -111,7 +111,10 @@ def _tensors() -> dict[str, tuple[int, ...]]:
 def write_hostile_folder(folder: Path, rng: random.Random) -> Path:
     """A mutation of a small model's folder, which it returns."""
     files = base_files()
-    header, body = _safetensors()
+    quantization = rng.choice((None, None, *QUANTIZATIONS))
+    if quantization is not None:
+        files["config.json"]["quantization_config"] = QUANTIZATIONS[quantization]
+    header, body = _safetensors(quantization, rng)
     for _ in range(rng.choice((0, 0, 1, 1, 2, 4))):
         name = rng.choice((*files, "header", "index"))
         if name == "index":
@@ -131,18 +134,120 @@ def write_hostile_folder(folder: Path, rng: random.Random) -> Path:
     return folder
 
 
-def _safetensors() -> tuple[dict[str, Any], bytes]:
+def _safetensors(quantization: str | None, rng: random.Random) -> tuple[dict[str, Any], bytes]:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     body = bytearray()
+    lie = rng.randrange(64)  # the part that has another shape or type than it should, if there are so many
     for name, shape in _tensors().items():
-        numbers = np.ones(shape, np.float16) * 0.05
-        header[name] = {
-            "dtype": "F16",
-            "shape": list(shape),
-            "data_offsets": [len(body), len(body) + numbers.nbytes],
-        }
-        body += numbers.tobytes()
+        parts = {name: np.full(shape, 0.05, np.float16)}
+        if quantization is not None and "_proj." in name:
+            parts = _quantized(quantization, name.removesuffix(".weight"), shape)
+        for part, stated in parts.items():
+            numbers = _lying(rng, stated) if lie == 0 and quantization is not None else stated
+            lie -= 1
+            header[part] = {
+                "dtype": _DTYPES[numbers.dtype.name],
+                "shape": list(numbers.shape),
+                "data_offsets": [len(body), len(body) + numbers.nbytes],
+            }
+            body += numbers.tobytes()
     return header, bytes(body)
+
+
+def _lying(rng: random.Random, numbers: Any) -> Any:
+    """Another tensor in the place of this one: a well-formed file whose parts do not fit one another."""
+    match rng.randrange(8):
+        case 0:
+            return numbers.reshape(numbers.shape[::-1])
+        case 1:
+            return numbers[:0]
+        case 2:
+            return numbers[: rng.randrange(1, len(numbers) + 1)]
+        case 3:
+            return np.concatenate([numbers, numbers])
+        case 4:
+            return np.zeros(numbers.shape, rng.choice(("float16", "float32", "int32", "int64", "int8")))
+        case 5:
+            return numbers.reshape(-1)
+        case 6:
+            return (
+                np.full(numbers.size * numbers.itemsize, rng.choice((0, 1, 127, 255)), np.uint8)
+                .view(numbers.dtype)
+                .reshape(numbers.shape)
+            )
+        case _:
+            return np.zeros((), numbers.dtype)
+
+
+QUANTIZATIONS: dict[str, dict[str, Any]] = {
+    "gptq": {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 32,
+        "checkpoint_format": "gptq",
+        "desc_act": False,
+    },
+    "awq": {"quant_method": "awq", "bits": 4, "version": "gemm", "modules_to_not_convert": ["gate"]},
+    "packed": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {"weights": {"num_bits": 4, "block_structure": None}, "format": "pack-quantized"}
+        },
+        "sparsity_config": {"format": "dense"},
+        "ignore": ["re:.*gate$"],
+    },
+    "int8": {"quant_method": "compressed-tensors", "format": "int-quantized"},
+    "fp8": {"quant_method": "fp8", "weight_block_size": [16, 16]},
+}
+# uint8 stands for 8-bit floats.
+_DTYPES = {
+    "float16": "F16",
+    "float32": "F32",
+    "int32": "I32",
+    "int64": "I64",
+    "int8": "I8",
+    "uint8": "F8_E4M3",
+}
+
+
+def _quantized(quantization: str, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """A matrix's parts, in groups of 32 columns."""
+    rows, cols = shape
+    groups = cols // 32
+    match quantization:
+        case "gptq":
+            parts: dict[str, Any] = {
+                "qweight": np.full((cols // 8, rows), 0x12345678, np.int32),
+                "qzeros": np.full((groups, rows // 8), 0x77777777, np.int32),
+                "scales": np.full((groups, rows), 0.01, np.float16),
+                "g_idx": np.arange(cols, dtype=np.int32) // 32,
+            }
+        case "awq":
+            parts = {
+                "qweight": np.full((cols, rows // 8), 0x12345678, np.int32),
+                "qzeros": np.full((groups, rows // 8), 0x77777777, np.int32),
+                "scales": np.full((groups, rows), 0.01, np.float16),
+            }
+        case "packed":
+            parts = {
+                "weight_packed": np.full((rows, cols // 8), 0x12345678, np.int32),
+                "weight_scale": np.full((rows, groups), 0.01, np.float16),
+                "weight_zero_point": np.full((rows // 8, groups), 0x77777777, np.int32),
+                "weight_shape": np.array(shape, np.int64),
+            }
+        case "int8":
+            parts = {
+                "weight": np.full(shape, 7, np.int8),
+                "weight_scale": np.full((rows, 1), 0.01, np.float16),
+            }
+        case _:
+            blocks = (-(-rows // 16), -(-cols // 16))
+            parts = {
+                "weight": np.full(shape, 0x38, np.uint8),
+                "weight_scale_inv": np.full(blocks, 0.05, np.float32),
+            }
+    return {f"{name}.{part}": numbers for part, numbers in parts.items()}
 
 
 def _mutated(rng: random.Random, tree: Any) -> Any:

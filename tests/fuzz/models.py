@@ -23,6 +23,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 from tests.fuzz.folder_mutations import write_hostile_folder
 from tests.fuzz.gguf_mutations import write_hostile_gguf
+from tests.fuzz.quantised_mutations import write_hostile_quants
 
 MAX_SECONDS = 5.0  # of CPU time
 PROGRESS_EVERY = 1000  # cases
@@ -39,7 +40,8 @@ class Finding:
 
 def write_case(folder: Path, seed: int) -> Path:
     rng = random.Random(seed)
-    return write_hostile_gguf(folder, rng) if rng.random() < 0.75 else write_hostile_folder(folder, rng)
+    (write,) = rng.choices((write_hostile_gguf, write_hostile_quants, write_hostile_folder), (60, 10, 30))
+    return write(folder, rng)
 
 
 def use_model(path: Path) -> None:

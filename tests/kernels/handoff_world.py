@@ -10,7 +10,6 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
-from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import CpuExperts, ExpertHandoff
 from moeserve.kernels.handoff.reference import handoff as reference
@@ -74,22 +73,16 @@ class HandGpu:
         x: Tensor,
         ids: Tensor,
         weights: Tensor,
-        deferred: Tensor | None = None,
     ) -> None:
         n, slot = len(x), self.region.slots[layer % 2]
         assert slot.q8 is not None
         slot.q8[:n] = quantize(x).rows()
         slot.ids[:n], slot.weights[:n] = ids, weights
-        wants = n | (_C.Handoff.IMMEDIATE if (ids >= 0).any() else 0)
-        if deferred is not None:
-            slot.deferred[:n] = deferred
-            wants |= _C.Handoff.DEFERRED
-        self.raise_flag(layer, step, wants)
+        self.raise_flag(layer, step, n if (ids >= 0).any() else 0)
 
-    def raise_flag(self, layer: int, step: int, wants: int) -> None:
+    def raise_flag(self, layer: int, step: int, rows: int) -> None:
         self.region.answers[layer, 0] = 0
-        word = wants << 32 | step
-        self.region.requests[layer, 0] = word - (1 << 64) if word >> 63 else word
+        self.region.requests[layer, 0] = rows << 32 | step
 
     def wait(self, layer: int, patience: float = 20.0) -> None:
         deadline = time.monotonic() + patience

@@ -105,9 +105,11 @@ def own_fixture() -> Fixture:
 
 
 def distance(truth: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """KL(truth || ours) in nats, and whether the most likely token is the same, at each position."""
+    """KL(truth || ours) in nats, and whether the most likely token is the same, at each position. The truth is kept in
+    float16, in which several tokens may be the most likely: each of them is right."""
     p, q = truth.double().log_softmax(-1), logits.double().log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1), truth.argmax(-1) == logits.argmax(-1)
+    chosen = truth.gather(-1, logits.argmax(-1, keepdim=True)).squeeze(-1)
+    return (p.exp() * (p - q)).sum(-1), chosen == truth.amax(-1)
 
 
 def distances(fixture: Fixture, isa: str, kv_dtype: KvDtype = FLOAT16) -> tuple[torch.Tensor, torch.Tensor]:

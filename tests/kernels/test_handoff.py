@@ -23,7 +23,6 @@ from tests.kernels.handoff_world import (  # isort: skip  (first: it sets up the
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup
 from moeserve.kernels.handoff import CpuExperts, ExpertHandoff, HandoffError
 from tests.kernels.operations import load
@@ -115,33 +114,6 @@ def test_a_layer_with_nothing_for_the_cpu_is_passed_over(stream: CpuStream) -> N
     h.close()
 
 
-def test_deferred_experts_are_in_the_next_layers_result(stream: CpuStream) -> None:
-    layers = [Layer.random(stream, seed=s) for s in (0, 10, 20)]
-    h = handoff(stream, *layers)
-    gpu = HandGpu(h)
-    n = 4
-    x = [activations("gaussian", n, HIDDEN, seed=s) for s in range(3)]
-    now, later = local_routes(n, 1), local_routes(n, 2)
-    none = torch.full((n, TOP_K), -1, dtype=torch.int32)
-    h.begin()
-    gpu.publish(0, 1, x[0], now[0], now[1], deferred=later[0])
-    gpu.wait(0)
-    first = gpu.result(0, n).clone()
-    gpu.publish(1, 1, x[1], none, now[1], deferred=later[0])  # nothing of its own that is due
-    gpu.wait(1)
-    second = gpu.result(1, n).clone()
-    gpu.publish(2, 1, x[2], now[0], now[1])
-    gpu.wait(2)
-    third = gpu.result(2, n).clone()
-    stream.wait()
-    assert torch.equal(first, alone(stream, layers[0], x[0], now[0], now[1]))
-    assert torch.equal(second, alone(stream, layers[0], x[0], later[0], now[1]))
-    due = alone(stream, layers[1], x[1], later[0], now[1])
-    assert torch.equal(third, due + alone(stream, layers[2], x[2], now[0], now[1]))
-    h.check()
-    h.close()
-
-
 def test_a_gpu_that_goes_silent_is_an_error_and_frees_the_pool(stream: CpuStream) -> None:
     layer = Layer.random(stream)
     h = handoff(stream, None, layer, timeout_s=0.2)
@@ -154,7 +126,7 @@ def test_a_gpu_that_goes_silent_is_an_error_and_frees_the_pool(stream: CpuStream
         h.begin()
     gpu = HandGpu(h)
     for _ in range(3):  # whatever the GPU still asks is answered, so that its stream ends
-        gpu.raise_flag(1, 1, 1 | _C.Handoff.IMMEDIATE)
+        gpu.raise_flag(1, 1, 1)
         gpu.wait(1)
     h.close()
 
@@ -194,17 +166,17 @@ def test_a_step_that_nobody_announced_is_an_error(stream: CpuStream) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wants", "expert", "message"),
-    [(2 | 1 << 30, len(HERE), "does not have"), ((MAX_TOKENS + 1) | 1 << 30, 0, "13 rows")],
+    ("rows", "expert", "message"),
+    [(2, len(HERE), "does not have"), (MAX_TOKENS + 1, 0, "13 rows")],
 )
 def test_a_request_that_makes_no_sense_is_an_error(
-    stream: CpuStream, wants: int, expert: int, message: str
+    stream: CpuStream, rows: int, expert: int, message: str
 ) -> None:
     h = handoff(stream, Layer.random(stream))
     gpu = HandGpu(h)
     gpu.region.slots[0].ids.fill_(expert)
     h.begin()
-    gpu.raise_flag(0, 1, wants)
+    gpu.raise_flag(0, 1, rows)
     gpu.wait(0)
     stream.wait()
     with pytest.raises(HandoffError, match=message):

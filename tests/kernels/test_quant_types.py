@@ -7,6 +7,7 @@ import pytest
 from moeserve.kernels import _C
 from moeserve.quantization import QUANT_TYPES, BitField, QuantType
 from moeserve.quantization.codebook import ByteRun, Codebook
+from moeserve.quantization.quant_type import Trits
 
 THERE = {row.number: row for row in _C.quant_types()}
 HERE = {row.number: row for row in QUANT_TYPES.values() if row.cpu}
@@ -31,7 +32,10 @@ def test_rows_agree(row: QuantType) -> None:
         return
     if layout is None:
         return
-    assert there.low == _tuple(layout.low)
+    if isinstance(layout.low, Trits):
+        assert there.trits == [(run.at, run.width, run.digits) for run in layout.low.runs]
+    else:
+        assert (there.low, there.trits) == (_tuple(layout.low), [])
     assert there.high[2] == layout.high_bits
     if layout.high is not None:
         assert there.high == _tuple(layout.high)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff
-from moeserve.kernels.handoff.reference import split
 from moeserve.kernels.quantize.reference import quantize
 from tests.kernels.handoff_world import EXPERTS, HERE, HIDDEN, MAX_TOKENS, Q8, TOP_K, Layer, rows
 from tests.kernels.weights import nmse
@@ -26,9 +25,9 @@ def stream() -> CpuStream:
     return CpuStream(2)
 
 
-def handoff(stream: CpuStream, *layers: Layer | None, **options: int) -> ExpertHandoff:
+def handoff(stream: CpuStream, *layers: Layer | None) -> ExpertHandoff:
     experts = [None if layer is None else layer.experts for layer in layers]
-    return ExpertHandoff(stream, experts, MAX_TOKENS, HIDDEN, TOP_K, DEVICE, **options)
+    return ExpertHandoff(stream, experts, MAX_TOKENS, HIDDEN, TOP_K, DEVICE)
 
 
 def run_layer(h: ExpertHandoff, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -101,35 +100,3 @@ def test_nothing_on_the_cpu_needs_no_pool(stream: CpuStream) -> None:
     stream.wait()
     assert not h.expert_token_counts(0).any()
     finish(h)
-
-
-def test_deferral_moves_the_least_of_a_token_one_layer_on(stream: CpuStream) -> None:
-    layers = [Layer.random(stream, seed=s) for s in (0, 10, 20)]
-    h = handoff(stream, *layers, None, max_deferred=2)
-    for n in (1, 6):
-        batches = [rows(n, seed=20 * n + i) for i in range(3)]
-        batches[1][1][0] = torch.tensor(HERE[:TOP_K])  # all of this row's experts are here
-        parts = [split(ids, w, layers[0].experts.expert_map.cpu(), 2) for _, ids, w in batches]
-        h.begin()
-        got = [run_layer(h, i, *batch) for i, batch in enumerate(batches)]
-
-        def part(i: int, which: int) -> Tensor:
-            x, _, w = batches[i]  # noqa: B023  (called here)
-            here = torch.tensor(HERE, dtype=torch.int32)
-            local = parts[i][which]  # noqa: B023
-            return layers[i].expected(x, torch.where(local >= 0, here[local.clamp(min=0)], -1), w)
-
-        assert nmse(got[0] + 1e-9, part(0, 0) + 1e-9) <= 5e-4
-        assert nmse(got[1], part(1, 0) + part(0, 1)) <= 5e-4
-        whole = part(2, 0) + part(2, 1)  # the layer after it has no CPU experts: nothing is left for it
-        assert nmse(got[2], whole + part(1, 1)) <= 5e-4
-        total = sum(layers[i].expected(*batch) for i, batch in enumerate(batches))
-        assert nmse(sum(got), total) <= 5e-4
-    finish(h)
-
-
-def test_split_of_equal_weights_defers_the_later_column() -> None:
-    expert_map = torch.arange(4, dtype=torch.int32)
-    now, later = split(torch.tensor([[0, 1, 2]]).int(), torch.tensor([[0.3, 0.4, 0.3]]), expert_map, 1)
-    assert now.tolist() == [[0, 1, -1]]
-    assert later.tolist() == [[-1, -1, 2]]

@@ -12,10 +12,11 @@ from gguf.constants import GGMLQuantizationType
 
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.quantization import QUANT_TYPES, StoredScales
+from tests.support.ggml_types import ggml_type, ggml_values
 
 Type = GGMLQuantizationType
 
-TYPES = [Type(number) for number in sorted(QUANT_TYPES)]
+TYPES = [ggml_type(number) for number in sorted(QUANT_TYPES)]
 FLOATS = [t for t in TYPES if not QUANT_TYPES[t].is_quantised]
 INTEGERS = [t for t in TYPES if QUANT_TYPES[t].is_quantised]
 GPU_TYPES = [t for t in TYPES if QUANT_TYPES[t].gpu]
@@ -29,7 +30,7 @@ SCALE_AT = {t: layout.halves_at for t, layout in _LAYOUTS.items() if layout.halv
 }
 # Their float16 scale is spread over the highest nibbles of four 16-bit words from here on.
 SPREAD_SCALE_AT = {t: book.octets_at for t, book in _BOOKS.items() if not book.has_d}
-MIN_AT = {t: layout.halves_at + 2 for t, layout in _LAYOUTS.items() if layout.has_own_min}
+MIN_AT = {t: layout.halves_at + 2 for t, layout in _LAYOUTS.items() if layout.halves == 2}
 # A byte: a scale of 2^(byte - 128).
 E8M0_AT = {t: layout.octets_at for t, layout in _LAYOUTS.items() if layout.stored_scales == StoredScales.E8M0}
 # For types that gguf-py cannot quantise: random codes with a min that centres the weights, as real ones are.
@@ -53,7 +54,7 @@ class Weights:
         return self.type in INTEGERS
 
     def values(self) -> torch.Tensor:
-        """Dequantised by gguf-py: float32, of `shape`."""
+        """Dequantised by gguf-py, or by hand: float32, of `shape`."""
         return torch.from_numpy(dequantize(self.type, self.rows).reshape(self.shape))
 
     def head(self, rows: int) -> Weights:
@@ -70,7 +71,7 @@ class Weights:
 
 def dequantize(kind: Type, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     stored = rows.view({Type.F32: np.float32, Type.F16: np.float16}.get(kind, np.uint8))
-    return quants.dequantize(stored, kind).astype(np.float32)
+    return ggml_values(kind, stored)
 
 
 def random_weights(kind: Type, *shape: int, seed: int = 0, centred: bool = False) -> Weights:
@@ -83,7 +84,7 @@ def random_weights(kind: Type, *shape: int, seed: int = 0, centred: bool = False
     values = rng.normal(0, 0.05, shape).astype(np.float32)
     try:
         rows = np.ascontiguousarray(quants.quantize(values, kind)).view(np.uint8)
-    except NotImplementedError:
+    except (NotImplementedError, KeyError):  # what it does not know, it looks up in vain
         rows = _random_codes(rng, kind, shape[:-1], shape[-1], centred)
     return Weights(kind, rows, shape[-1])
 
@@ -103,10 +104,22 @@ def _random_codes(
         set_spread_half(blocks, SPREAD_SCALE_AT[kind], scales)
     elif kind in SCALE_AT:
         set_half(blocks, SCALE_AT[kind], scales)
+        if kind in _LAYOUTS and _LAYOUTS[kind].has_zero:
+            _set_zeros(kind, blocks, scales)
     else:  # a byte a group: within two powers of two
         at, octets = _LAYOUTS[kind].octets_at, _LAYOUTS[kind].octets
         blocks[..., at : at + octets] = 24 + blocks[..., at : at + octets] % 16
     return blocks.reshape(*rows, -1)
+
+
+def _set_zeros(kind: Type, blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.floating]) -> None:
+    """Near the middle of the codes, as real ones are; and scales of bfloat16, where they are."""
+    layout = _LAYOUTS[kind]
+    zeros = blocks[..., layout.octets_at]
+    zeros[...] = (1 << layout.low_bits - 1) - 2 + zeros % 4
+    if layout.stored_scales == StoredScales.BF16_ZERO:
+        upper = np.ascontiguousarray(scales.astype(np.float32)).view(np.uint32) >> 16
+        set_half(blocks, layout.halves_at, upper.astype(np.uint16).view(np.float16))
 
 
 def _equal_scales_and_mins(kind: Type, blocks: npt.NDArray[np.uint8]) -> None:

@@ -109,6 +109,73 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Glm4MoeLiteForCausalLM",
         LATENT | {"qk_nope_head_dim": 96, "n_group": 1, "topk_group": 1, "rope_parameters": ROPE},
     ),
+    "llama": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {
+            "intermediate_size": 192, "attention_bias": True,
+            "rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                                "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+        },
+    ),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {"intermediate_size": 192, "sliding_window": 16}),
+    "mixtral": (
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        {"intermediate_size": 96, "num_local_experts": 8, "sliding_window": None},
+    ),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {"intermediate_size": 192}),
+    "qwen3_5_text": (
+        "Qwen3_5TextConfig",
+        "Qwen3_5ForCausalLM",
+        RECURRENT
+        | {
+            "intermediate_size": 160,
+            "rope_parameters": ROPE | {"partial_rotary_factor": 0.5, "mrope_section": [6, 5, 5]},
+        },
+    ),
+    "hy_v3": (
+        "HYV3Config",
+        "HYV3ForCausalLM",
+        {
+            "head_dim": 64, "intermediate_size": 224, "num_shared_experts": 1, "router_scaling_factor": 2.8,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
+    "dots1": (
+        "Dots1Config",
+        "Dots1ForCausalLM",
+        {
+            "head_dim": 64, "intermediate_size": 224, "n_routed_experts": 8, "n_shared_experts": 2, "n_group": 1,
+            "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
+        },
+    ),
+    "olmoe": ("OlmoeConfig", "OlmoeForCausalLM", {"intermediate_size": 96}),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeConfig",
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "intermediate_size": 224, "moe_num_experts": 8, "moe_k": 2, "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+        },
+    ),
+    "exaone_moe": (
+        "ExaoneMoeConfig",
+        "ExaoneMoeForCausalLM",
+        {
+            "head_dim": 64, "intermediate_size": 224, "num_shared_experts": 1, "first_k_dense_replace": 1,
+            "sliding_window": 16, "sliding_window_pattern": 3, "n_group": 1, "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "granitemoe": (
+        "GraniteMoeConfig",
+        "GraniteMoeForCausalLM",
+        {
+            "intermediate_size": 96, "num_local_experts": 8, "embedding_multiplier": 3.0, "logits_scaling": 2.0,
+            "residual_multiplier": 0.5, "attention_multiplier": 0.0625,
+        },
+    ),
     "minimax_m2": (
         "MiniMaxM2Config",
         "MiniMaxM2ForCausalLM",

@@ -52,9 +52,12 @@ KERNEL_OPTIONS = {
 READERS = {
     "moeserve.models.errors",
     "moeserve.models.sources.gguf",
+    "moeserve.models.sources.huggingface.config_json",
     "moeserve.models.sources.huggingface.delta_net",
+    "moeserve.models.sources.huggingface.expert_matrices",
     "moeserve.models.sources.huggingface.layer_settings",
     "moeserve.models.sources.huggingface.latent",
+    "moeserve.models.sources.huggingface.llama3_rope",
     "moeserve.models.sources.huggingface.mapping",
     "moeserve.models.sources.huggingface.proportional_rope",
     "moeserve.models.sources.source",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import quants
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGMLQuantizationType
 
 from moeserve.quantization import (
     QUANT_TYPES,
@@ -22,15 +22,19 @@ from moeserve.quantization import (
 from moeserve.quantization.other_types import OTHER_TYPES
 from moeserve.quantization.reference import dequantize
 from moeserve.quantization.table import Q4_0, Q4_K
+from tests.support.ggml_types import ggml_sizes, ggml_type, ggml_values
 
 ROWS = list(QUANT_TYPES.values())
 row_ids = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
 
-@row_ids
+@pytest.mark.parametrize("row", [row for row in ROWS if row.in_gguf], ids=lambda row: row.name)
 def test_names_numbers_and_sizes_are_ggmls(row: QuantType) -> None:
-    kind = GGMLQuantizationType(row.number)
-    assert (kind.name, *GGML_QUANT_SIZES[kind]) == (row.name, row.block_columns, row.block_bytes)
+    assert (ggml_type(row.number).name, *ggml_sizes(row.number)) == (
+        row.name,
+        row.block_columns,
+        row.block_bytes,
+    )
 
 
 @row_ids
@@ -56,7 +60,7 @@ def test_any_block_has_gguf_pys_values(row: QuantType) -> None:
     else:
         blocks[:, layout.octets_at] %= 250
     stored = blocks.view(np.dtype(row.float_name)) if row.name in ("F32", "F16") else blocks
-    expected = quants.dequantize(stored, GGMLQuantizationType(row.number)).astype(np.float32)
+    expected = ggml_values(row.number, stored)
     np.testing.assert_array_equal(dequantize(row, blocks), expected.reshape(-1))
 
 

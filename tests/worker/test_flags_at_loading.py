@@ -20,7 +20,6 @@ from moeserve.worker.loading.load import load_runner
 @pytest.mark.parametrize(
     ("config", "flag"),
     [
-        (ServerConfig(device="cpu", max_deferred_experts_per_token=1), "--max-deferred-experts-per-token"),
         (ServerConfig(device="cpu", gpu_prefill_token_threshold=64), "--gpu-prefill-token-threshold"),
         (ServerConfig(device="cpu", gpus="2"), "--gpus"),
         (ServerConfig(device="cpu", parallel="tensor"), "--parallel"),

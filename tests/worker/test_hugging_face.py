@@ -194,7 +194,7 @@ def open_and_check(folder: Path) -> None:
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}},
             "'partial_rotary_factor'",
         ),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config of 'hqq'"),
         ({"quantization_config": {"quant_method": []}}, r"quantization_config of \[\]"),
         ({"quantization_config": {"quant_method": {}}}, r"quantization_config of \{\}"),
         ({"quantization_config": []}, r"quantization_config is \[\]; an object is expected"),

@@ -124,7 +124,6 @@ def test_who_asks_for_too_many_gpus_is_told_what_would_do(gpus: int, parallel: s
         ("layers", {"n_gpu_layers": 3}, "--n-gpu-layers"),
         ("tensor", {"placement_rules": "rules.yaml"}, "--placement-rules"),
         ("tensor", {"gpu_prefill_token_threshold": 5}, "--gpu-prefill-token-threshold"),
-        ("tensor", {"max_deferred_experts_per_token": 2}, "--max-deferred-experts-per-token"),
         ("layers", {"debug_dump": "folder"}, "--debug-dump"),
     ],
 )

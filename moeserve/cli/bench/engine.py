@@ -52,7 +52,6 @@ SHARED = (
     "n_gpu_layers",
     "gpu_prefill_token_threshold",
     "expert_cache",
-    "max_deferred_experts_per_token",
     "threads",
     "isa",
     "weight_layout",
@@ -245,7 +244,7 @@ def check_fits(trace: RoutingTrace, runner: Runner) -> None:
     shape = (use.layers, use.experts, use.experts_per_token)
     if trace.shape != shape:
         raise ConfigError(
-            "--routing-trace: it is of {} layers of {} experts, {} a token; the model has {}, {} and {}".format(
+            "--routing-trace: it records {} layers of {} experts, {} per token; the model has {}, {} and {}".format(
                 *trace.shape, *shape
             )
         )

@@ -71,15 +71,11 @@ class ExpertHandoff:
         top_k: int,
         device: torch.device | str = "cuda",
         *,
-        max_deferred: int = 0,
         timeout_s: float = 60.0,
     ) -> None:
         """layers: each layer's CPU experts, None where there are none. max_tokens: rows of the largest step.
 
         device: whose tensors `publish` and `collect` take; "cpu" (under Triton's interpreter) is for tests.
-        max_deferred: how many of a token's top_k experts, those of the least weight, are added one layer late where
-        they are on the CPU, so that the CPU works on while the GPU does the next layer's attention (expert deferral:
-        KTransformers, SOSP 2025); never in the last layer, nor before one without CPU experts.
         timeout_s: how long a step may stand still, on either side, before it counts as hung; it must cover
         what compiles between `begin` and the last layer.
 
@@ -101,10 +97,8 @@ class ExpertHandoff:
             integers=any(inputs),
             pinned=self._device.type == "cuda",
         )
-        self.defer(max_deferred)
         # On the device; see publish_kernel. `_present` and `_waits` have two rows: of even layers and of odd ones.
         self._steps = torch.zeros(len(layers), dtype=torch.int32, device=device)
-        self._deferred = torch.zeros(len(layers), dtype=torch.int32, device=device)
         self._ticket = torch.zeros(1, dtype=torch.int64, device=device)
         self._present = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
         self._waits = torch.zeros(2, 4, dtype=torch.int32, device=device)
@@ -115,11 +109,6 @@ class ExpertHandoff:
             own[: 2 * count].view(2, count) for own, count in zip(self._counts, experts, strict=True)
         ]
         self._native: _C.Handoff | None = self._make_native(some, timeout_s)
-
-    def defer(self, max_deferred: int) -> None:
-        """Changes it for what is launched from here on; graphs keep theirs. Only between steps."""
-        following = [*self._layers[1:], None]
-        self._defer = [max_deferred if after is not None else 0 for after in following]
 
     def begin(self) -> None:
         """The pool stands by for one step: every layer that has CPU experts, in order, published once each.
@@ -142,7 +131,7 @@ class ExpertHandoff:
         """Queues: rows to the CPU, where its experts start on them at once.
 
         x: float32, bfloat16 or float16 [n, hidden]; ids: int32 [n, top_k], the layer's expert ids, below 0: none (a
-        padding row has nothing else); weights: float32 [n, top_k], those of ids below 0 the least of their row.
+        padding row has nothing else); weights: float32 [n, top_k].
         expert_map: in place of the layer's, where not all of its experts are to be computed here, -1 for the others.
         on_gpu: int32 [n, top_k], laid out as ids, where experts move while steps run: routes from 0 on are the GPU's,
         whatever the map says. The GPU's kernels decide by the same numbers, so that each route is computed once.
@@ -168,10 +157,7 @@ class ExpertHandoff:
 
     def collect(self, layer: int, out: Tensor) -> None:
         """Queues: waits for the CPU, then out[i] = sum of weights[i, j] * expert(x[i]) over row i's CPU experts, zeros
-        for a row without any. out: float32 [n, hidden] with the n of `publish`.
-
-        With deferral: without those of the layer that come late, and with those of the layer before.
-        """
+        for a row without any. out: float32 [n, hidden] with the n of `publish`."""
         # A third of the time of the driver's stream memory operation.
         answer, waits = self._region.answers[layer], self._waits[layer % 2]
         poll_kernel((1,), answer, waits, pdl(), num_warps=1, launch_pdl=pdl())
@@ -179,7 +165,6 @@ class ExpertHandoff:
             (len(out),),
             self._region.slots[layer % 2].result,
             self._present[layer % 2],
-            self._present[1 - layer % 2] if self._comes_late(layer) else None,
             out,
             self._hidden,
             self._size,
@@ -250,7 +235,6 @@ class ExpertHandoff:
             metas,
             slot.f32,
             slot.ids,
-            slot.deferred,
             slot.weights,
             request,
             answer,
@@ -258,12 +242,9 @@ class ExpertHandoff:
             self._ticket,
             self._present[layer % 2],
             self._waits[layer % 2],
-            self._deferred[layer - 1 :] if self._comes_late(layer) else None,
-            self._deferred[layer:],
             self._hidden,
             self._top_k,
             row_stride(ids, weights, on_gpu),
-            self._defer[layer],
             self._size,
             next_power_of_2(self._top_k),
             pdl(),
@@ -271,10 +252,6 @@ class ExpertHandoff:
             launch_pdl=pdl(),
             enable_fp_fusion=False,  # the rounding of store_row is two steps
         )
-
-    def _comes_late(self, layer: int) -> bool:
-        """Whether the layer's result may hold deferred experts of the one before."""
-        return layer > 0 and self._defer[layer - 1] > 0 and self._layers[layer - 1] is not None
 
     def _make_native(self, some: list[CpuExperts], timeout_s: float) -> _C.Handoff:
         experts = max((e.gate.experts for e in some), default=1)

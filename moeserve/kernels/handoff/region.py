@@ -1,12 +1,11 @@
 """The memory that GPU and CPU share: pinned, so that the GPU reads and writes it over PCIe while a kernel runs.
 
-    requests   int64   [layers, 16]      a line each        GPU    the step's number; above it rows and what they want
+    requests   int64   [layers, 16]      a line each        GPU    the step's number; above it the number of rows
     answers    int32   [layers, 32]      a line each        both   0 by the GPU before a request, 1 by the CPU
     slots[0]   of even layers, slots[1] of odd ones:
       q8       uint8   [tokens, 1.5 * hidden]               GPU    rows as int8, laid out as csrc/arch/kernels.h says
       f32      float32 [tokens, hidden]                     GPU    rows as floats
       ids      int32   [tokens, top_k]                      GPU    places of the experts on the CPU, -1: none
-      deferred int32   [tokens, top_k]                      GPU    the same of those added one layer later
       weights  float32 [tokens, top_k]                      GPU
       result   float32 [tokens, hidden]                     CPU    what the CPU's experts add
 
@@ -31,12 +30,11 @@ class Slot:
     q8: Tensor | None
     f32: Tensor | None
     ids: Tensor
-    deferred: Tensor
     weights: Tensor
     result: Tensor
 
     def native(self, hidden: int) -> _C.HandoffSlot:
-        at = [t.data_ptr() for t in (self.ids, self.deferred, self.weights, self.result)]
+        at = [t.data_ptr() for t in (self.ids, self.weights, self.result)]
         return _C.HandoffSlot(_C.Activations(self.f32, self.q8, hidden), *at)
 
 
@@ -59,7 +57,6 @@ class Region:
             4 * hidden if floats else 0,
             4 * top_k,
             4 * top_k,
-            4 * top_k,
             4 * hidden,
         ]
         sizes += [tokens * row for row in rows] * 2
@@ -70,16 +67,15 @@ class Region:
         parts = [self.memory[at : at + size] for at, size in zip(starts, sizes, strict=False)]
         self.requests = parts[0].view(torch.int64).view(layers, -1)
         self.answers = parts[1].view(torch.int32).view(layers, -1)
-        self.slots = (self._slot(parts[2:8], tokens), self._slot(parts[8:], tokens))
+        self.slots = (self._slot(parts[2:7], tokens), self._slot(parts[7:], tokens))
 
     @staticmethod
     def _slot(parts: list[Tensor], tokens: int) -> Slot:
-        q8, f32, ids, deferred, weights, result = parts
+        q8, f32, ids, weights, result = parts
         return Slot(
             q8.view(tokens, -1) if len(q8) else None,
             f32.view(torch.float32).view(tokens, -1) if len(f32) else None,
             ids.view(torch.int32).view(tokens, -1),
-            deferred.view(torch.int32).view(tokens, -1),
             weights.view(torch.float32).view(tokens, -1),
             result.view(torch.float32).view(tokens, -1),
         )

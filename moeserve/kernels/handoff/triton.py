@@ -42,19 +42,17 @@ def store_row(value, codes, metas, COLS: tl.constexpr, SIZE: tl.constexpr):
 
 @kernel
 def publish_kernel(
-    x, ids, weights, expert_map, on_gpu, codes, metas, floats, out_ids, out_deferred, out_weights,
-    request, answer, steps, ticket, present, waits, deferred_before, deferred_here,
-    COLS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, DEFER: tl.constexpr, SIZE: tl.constexpr,
-    K: tl.constexpr, PDL: tl.constexpr,
+    x, ids, weights, expert_map, on_gpu, codes, metas, floats, out_ids, out_weights,
+    request, answer, steps, ticket, present, waits,
+    COLS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per row. x [n, COLS]; ids int32, weights float32 [n, TOP_K], rows STRIDE apart; expert_map int32
     [experts]; on_gpu int32 [n, TOP_K], rows STRIDE apart, where given: a route from 0 on is the GPU's.
 
     Where given: codes int8 [.., 1.5 * COLS], metas int32 (the same rows' second part), floats float32 [.., COLS].
     steps int32: how often this layer was published; ticket int64: 0 between launches. present int32 [n]: 1 if the row
-    has an expert on the CPU now, 2 if one later. waits int32: whether the GPU has to wait for the answer.
-    deferred_before, deferred_here int32: whether the layer before has left something and whether this one does; DEFER:
-    of TOP_K, how many of the least weight may be left.
+    has an expert on the CPU, else 0. waits int32: whether the GPU has to wait for the answer.
     """
     if PDL:
         gdc_launch_dependents()
@@ -67,22 +65,11 @@ def publish_kernel(
     local = tl.load(expert_map + expert, expert >= 0, -1)
     if on_gpu is not None:
         local = tl.where(tl.load(on_gpu + row * STRIDE + k, live, -1) >= 0, -1, local)
-    later = tl.full([K], -1, tl.int32)
-    if DEFER > 0:
-        # An expert's rank among all of the token's, those on the GPU too: what weighs most is never late.
-        heavier = (weight[None, :] > weight[:, None]) | (
-            (weight[None, :] == weight[:, None]) & (k[None, :] < k[:, None])
-        )
-        rank = tl.sum((heavier & live[None, :]).to(tl.int32), axis=1)
-        is_late = rank >= TOP_K - DEFER
-        later = tl.where(is_late, local, -1)
-        local = tl.where(is_late, -1, local)
-        tl.store(out_deferred + row * TOP_K + k, later, live)
     tl.store(out_ids + row * TOP_K + k, local, live)
     tl.store(out_weights + row * TOP_K + k, weight, live)
-    now, then = tl.max((local >= 0).to(tl.int32), 0), tl.max((later >= 0).to(tl.int32), 0)
-    tl.store(present + row, now | (then << 1))
-    if (now | then) > 0:
+    has_expert = tl.max((local >= 0).to(tl.int32), 0)
+    tl.store(present + row, has_expert)
+    if has_expert > 0:
         c = tl.arange(0, SIZE)
         value = tl.load(x + row * COLS + c, c < COLS, 0.0).to(tl.float32)
         if codes is not None:
@@ -95,25 +82,18 @@ def publish_kernel(
     # puts the other programs' before the step's count, whose release to the system covers them all.
     tl.debug_barrier()
     rows = tl.num_programs(0)
-    mine = 1 + (now.to(tl.int64) << 20) + (then.to(tl.int64) << 40)
+    mine = 1 + (has_expert.to(tl.int64) << 20)
     arrived = mine
     if rows > 1:
         arrived += tl.atomic_add(ticket, mine, sem="acq_rel", scope="gpu")
     if (arrived & 0xFFFFF) == rows:
         tl.store(ticket, 0)
-        now_any = ((arrived >> 20) & 0xFFFFF) > 0
-        then_any = (arrived >> 40) > 0
-        waited = now_any | then_any
-        if DEFER > 0:
-            tl.store(deferred_here, then_any.to(tl.int32))
-        if deferred_before is not None:
-            waited = waited | (tl.load(deferred_before) > 0)
+        waited = (arrived >> 20) > 0
         tl.store(waits, waited.to(tl.int32))
         tl.store(answer, (waited == 0).to(tl.int32))
         step = tl.atomic_add(steps, 1, sem="acq_rel", scope="sys") + 1
-        wants = rows.to(tl.int64) | (now_any.to(tl.int64) << 30) | (then_any.to(tl.int64) << 31)
-        wants = tl.where(waited, wants, 0)
-        tl.store(request, (wants << 32) | (step.to(tl.int64) & 0xFFFFFFFF))
+        wanted = tl.where(waited, rows.to(tl.int64), 0)
+        tl.store(request, (wanted << 32) | (step.to(tl.int64) & 0xFFFFFFFF))
 
 
 @triton.jit
@@ -136,21 +116,19 @@ def poll_kernel(answer, waits, PDL: tl.constexpr):
 
 @kernel
 def combine_kernel(
-    result, present, present_before, out,
+    result, present, out,
     COLS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row: out float32 [n, COLS] = result, or zeros for a row that the CPU has nothing of.
+    """A program per row: out float32 [n, COLS] = result, or zeros for a row without an expert on the CPU.
 
-    present as in publish; present_before: the layer's before, where given.
+    present: as in publish_kernel.
     """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    there = tl.load(present + row) & 1
-    if present_before is not None:
-        there = there | (tl.load(present_before + row) & 2)
+    has_expert = tl.load(present + row)
     c = tl.arange(0, SIZE)
     # Volatile: from the memory itself, not from what a cache has kept of it.
-    value = tl.load(result + row * COLS + c, (c < COLS) & (there != 0), 0.0, volatile=True)
+    value = tl.load(result + row * COLS + c, (c < COLS) & (has_expert != 0), 0.0, volatile=True)
     tl.store(out + row * COLS + c, value, c < COLS)

@@ -133,6 +133,7 @@ def _to_k_blocks(values: Tensor, width: int) -> Tensor:
 def _unpack(kind: QuantType, b: Tensor) -> Unpacked:
     """b: uint8 [n, blocks, block bytes]."""
     f = layout_of(kind)
+    assert isinstance(f.low, BitField), "a type that GPUs read"
     codes = _spread(f.low, b, kind.block_columns)
     if f.high is not None:
         codes = codes | _spread(f.high, b, kind.block_columns) << f.low_bits

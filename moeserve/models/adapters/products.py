@@ -21,7 +21,8 @@ class ProductShape:
 
 
 def products_of(shape: ModelShape, layer: int) -> dict[str, ProductShape]:
-    """Those of a layer that adapters may have: not what recurrent layers, latent attention and gated q are made of."""
+    """Those of a layer that adapters may have: not what recurrent layers, latent attention, gated q, and q and k
+    that the file has in pairs are made of."""
     of_layer = shape.layers[layer]
     return _of_attention(shape.hidden_size, of_layer) | _of_ffn(shape.hidden_size, of_layer)
 
@@ -44,6 +45,8 @@ def _of_attention(hidden: int, layer: LayerShape) -> dict[str, ProductShape]:
     }
     if mixer.is_gated:
         del found[n.ATTN_Q]
+    if mixer.in_pairs:  # an adapter's rows would have to be put into halves too
+        del found[n.ATTN_Q], found[n.ATTN_K]
     if mixer.v_from_k:
         del found[n.ATTN_V]
     return found

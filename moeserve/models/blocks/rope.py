@@ -24,6 +24,8 @@ def rope_tables(
     scaling = config.rope_scaling
     form = form or config.heads.form
     half = form.rotary_dim // 2
+    if not form.has_positions:
+        return torch.ones(length, half), torch.zeros(length, half)
     inverse = (form.rope_theta or config.rope_theta) ** (-torch.arange(half, dtype=torch.float64) / half)
     if form.has_rope_factors:
         assert factors is not None

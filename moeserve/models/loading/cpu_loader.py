@@ -39,6 +39,7 @@ from moeserve.models.loading.cpu_weights import (
 from moeserve.models.loading.engine_types import check_cpu_types
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
+from moeserve.models.loading.head_order import bytes_in_halves, in_halves, is_reordered
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.shape_reader import check_tensors
@@ -103,6 +104,8 @@ class CpuLoader:
 
     def _head(self) -> CpuHead:
         norm = self._vector(n.OUTPUT_NORM)
+        if self._shape.logit_scale != 1.0:
+            norm = norm * self._shape.logit_scale
         output = LinearGroup([self._matrix(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)])
         return CpuHead(norm, output, self._matrices[-1].bytes)
 
@@ -250,14 +253,17 @@ class CpuLoader:
 
     def _vector(self, name: str) -> torch.Tensor:
         """In float32; also vectors of all experts, [E, n]."""
-        out = read_floats(self._source, name)
+        out = in_halves(self._shape, name, read_floats(self._source, name))
         self._finish(name)
         return out
 
     def _matrix(self, name: str) -> Matrix:
         tensor = self._source.tensors[name]
-        prepare = self._stream.view if self._in_place else self._stream.pack
-        matrix = prepare(self._source.data(name), int(tensor.type), tensor.shape)
+        # What is put into another order is packed, also where the other matrices stay in place.
+        is_view = self._in_place and not is_reordered(self._shape, name)
+        prepare = self._stream.view if is_view else self._stream.pack
+        data = bytes_in_halves(self._shape, name, self._source.data(name), tensor.shape[0])
+        matrix = prepare(data, int(tensor.type), tensor.shape)
         self._matrices.append(matrix)
         self._finish(name)
         return matrix

@@ -38,6 +38,7 @@ from moeserve.models.loading.gpu_weights import (
     GpuWeights,
     MergedLinear,
 )
+from moeserve.models.loading.head_order import bytes_in_halves, in_halves
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import expert_map_of
 from moeserve.models.loading.upload import Upload
@@ -93,10 +94,14 @@ class GpuLoader:
         return GpuWeights(
             embedding=embedding,
             layers=[self._layer(index, ids) for index, ids in enumerate(gpu_experts, first_layer)],
-            output_norm=self._vector(n.OUTPUT_NORM),
+            output_norm=self._output_norm(),
             output=None if output is None else MergedLinear(output),
             rope_factors=self._rope_factors(),
         )
+
+    def _output_norm(self) -> Tensor:
+        norm = self._vector(n.OUTPUT_NORM)
+        return norm if self._shape.logit_scale == 1.0 else norm * self._shape.logit_scale
 
     def _rope_factors(self) -> Tensor | None:
         has_them = any(form.has_rope_factors for form in self._shape.forms)
@@ -263,8 +268,11 @@ class GpuLoader:
         return planes
 
     def _rows(self, name: str) -> npt.NDArray[np.uint8]:
-        """A matrix's rows; of gated attention's q, all heads' q before all their gates."""
-        data = self._source.data(name)
+        """A matrix's rows; of gated attention's q, all heads' q before all their gates; of heads that rotate in pairs,
+        those of halves."""
+        data = bytes_in_halves(
+            self._shape, name, self._source.data(name), self._source.tensors[name].shape[0]
+        )
         layer = n.layer_of(name)
         attention = None if layer is None else self._shape.layers[layer].attention
         if (
@@ -288,7 +296,7 @@ class GpuLoader:
 
     def _vector(self, name: str) -> Tensor:
         """In float32; also vectors of all experts, [E, n]."""
-        out = read_floats(self._source, name)
+        out = in_halves(self._shape, name, read_floats(self._source, name))
         self._finish(name)
         return out.to(self._device)
 

@@ -8,7 +8,7 @@ positions come in sections for images; a text's are equal in all sections, which
 from __future__ import annotations
 
 from moeserve.models.interface import ModelFamily, ModelShape
-from moeserve.models.qwen_hybrid import hybrid_mapping, read_hybrid_shape
+from moeserve.models.qwen_hybrid import SEPARATE_GATES, hybrid_mapping, read_hybrid_shape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.delta_net import made_tensors
@@ -27,12 +27,7 @@ FAMILY = ModelFamily(
     read_shape=read_shape,
     hugging_face=hybrid_mapping(
         "qwen3_5_moe_text",
-        {
-            n.of_part(n.ATTN_QKV): "linear_attn.in_proj_qkv.weight",
-            n.of_part(n.ATTN_GATE): "linear_attn.in_proj_z.weight",
-            n.of_part(n.SSM_BETA): "linear_attn.in_proj_b.weight",
-            n.of_part(n.SSM_ALPHA): "linear_attn.in_proj_a.weight",
-        },
+        SEPARATE_GATES,
         fixed={"attn_output_gate": (True, True)},
         wrapped_in="qwen3_5_moe",  # as it is published, with vision
         made=made_tensors,

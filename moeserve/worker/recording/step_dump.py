@@ -75,10 +75,7 @@ def open_dump(config: ServerConfig, model: ModelShape, rows: int) -> StepDump | 
         "free); --debug-dump-steps and --max-num-batched-tokens make it less",
         steps, folder, step_bytes(shape, 1, 0) / MB, most / MB, shutil.disk_usage(folder).free / MB,
     )  # fmt: skip
-    placement = {
-        name: getattr(config, name)
-        for name in ("num_gpu_experts", "max_deferred_experts_per_token", "load_format", "isa")
-    }
+    placement = {name: getattr(config, name) for name in ("num_gpu_experts", "load_format", "isa")}
     return StepDump(folder, steps, shape, {"model": config.model, "version": __version__, **placement})
 
 

@@ -244,7 +244,7 @@ def hand_off(n: int) -> None:
     x, ids = empty(n, 2048), empty(n, 8, dtype=i32)
     word, long, flags = empty(4, dtype=i32), empty(2, dtype=torch.int64), empty(n, dtype=i32)
     codes, metas = empty(n, 3072, dtype=torch.int8), empty(n, 768, dtype=i32)
-    for on_gpu, defer in ((None, 0), (ids, 0), (ids, 2)):
+    for on_gpu in (None, ids):
         publish_kernel(
             (n,),
             x,
@@ -256,7 +256,6 @@ def hand_off(n: int) -> None:
             metas,
             None,
             ids,
-            ids,
             empty(n, 8),
             long,
             word,
@@ -264,12 +263,9 @@ def hand_off(n: int) -> None:
             long,
             flags,
             word,
-            word if defer else None,
-            word,
             2048,
             8,
             8,
-            defer,
             2048,
             8,
             launch.PDL,
@@ -277,7 +273,7 @@ def hand_off(n: int) -> None:
             enable_fp_fusion=False,
         )
     poll_kernel((1,), word, word, launch.PDL, num_warps=1)
-    combine_kernel((n,), x, flags, flags, x, 2048, 2048, launch.PDL, num_warps=8)
+    combine_kernel((n,), x, flags, x, 2048, 2048, launch.PDL, num_warps=8)
 
 
 def pages(size: int) -> None:

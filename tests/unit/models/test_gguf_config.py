@@ -51,8 +51,8 @@ def test_missing_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:
     ("changes", "cause"),
     [
         (
-            {"general__architecture": "llama"},
-            "architecture 'llama' is not supported; supported are qwen3moe, qwen2moe",
+            {"general__architecture": "falcon"},
+            "architecture 'falcon' is not supported; supported are qwen3moe, qwen2moe",
         ),
         ({"block_count": None}, "'qwen3moe.block_count' is missing"),
         ({"block_count": 0}, "'qwen3moe.block_count' is 0; 1 to 1024"),

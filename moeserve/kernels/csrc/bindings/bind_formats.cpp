@@ -36,10 +36,18 @@ nb::tuple book(const Codebook& k) {
   return nb::make_tuple(numbers, to_tuple(k.low), to_tuple(k.word), to_tuple(k.high));
 }
 
+nb::list trits(const QuantType& type) {
+  nb::list runs;
+  for (const TritRun& run : type.trits.runs) {
+    if (run.width > 0) runs.append(nb::make_tuple(run.at, run.width, run.digits));
+  }
+  return runs;
+}
+
 std::vector<int> levels(const QuantType& type) {
   if (type.table == CodeTable::None) return {};
   const int8_t* first = kLevels[static_cast<int>(type.table)];
-  return {first, first + 16};
+  return {first, first + type.levels()};
 }
 
 }  // namespace
@@ -60,6 +68,7 @@ void bind_formats(nb::module_& m) {
       .def_prop_ro("octets", [](const Row& r) { return r.type.octets; })
       .def_prop_ro("offset", [](const Row& r) { return r.type.offset; })
       .def_prop_ro("book", [](const Row& r) { return book(r.type.book); })
+      .def_prop_ro("trits", [](const Row& r) { return trits(r.type); })
       .def_prop_ro("levels", [](const Row& r) { return levels(r.type); });
   m.def("quant_types", &rows);
   m.def("set_codebook",

@@ -22,10 +22,8 @@ T* at(Address a) {
   return reinterpret_cast<T*>(a);
 }
 
-Handoff::Slot make_slot(const Activations& y, Address ids, Address deferred_ids, Address weights,
-                        Address result) {
-  return {y, at<const int32_t>(ids), at<const int32_t>(deferred_ids), at<const float>(weights),
-          at<float>(result)};
+Handoff::Slot make_slot(const Activations& y, Address ids, Address weights, Address result) {
+  return {y, at<const int32_t>(ids), at<const float>(weights), at<float>(result)};
 }
 
 using Mask = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -59,9 +57,10 @@ void bind_handoff(nb::module_& m) {
   nb::class_<Handoff::Slot>(m, "HandoffSlot")
       .def(
           "__init__",
-          [](Handoff::Slot* s, const Activations& y, Address ids, Address deferred_ids, Address weights,
-             Address result) { new (s) Handoff::Slot(make_slot(y, ids, deferred_ids, weights, result)); },
-          "y"_a, "ids"_a, "deferred_ids"_a, "weights"_a, "result"_a);
+          [](Handoff::Slot* s, const Activations& y, Address ids, Address weights, Address result) {
+            new (s) Handoff::Slot(make_slot(y, ids, weights, result));
+          },
+          "y"_a, "ids"_a, "weights"_a, "result"_a);
   nb::class_<Handoff> handoff(m, "Handoff");
   handoff
       .def(
@@ -84,8 +83,6 @@ void bind_handoff(nb::module_& m) {
       .def("error", &Handoff::error)
       .def("abandon", &Handoff::abandon, ReleaseGil(), "why"_a);
   handoff.attr("FLAG_BYTES") = Handoff::kFlagBytes;
-  handoff.attr("IMMEDIATE") = Handoff::kImmediate;
-  handoff.attr("DEFERRED") = Handoff::kDeferred;
 }
 
 }  // namespace moeserve

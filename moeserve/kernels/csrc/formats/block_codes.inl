@@ -23,9 +23,24 @@ inline void read_field(const uint8_t* __restrict b, uint8_t* __restrict codes) {
   }
 }
 
+inline void read_trits(const uint8_t* b, const Trits& trits, uint8_t* codes) {
+  constexpr int powers[] = {1, 3, 9, 27, 81};
+  for (const TritRun& run : trits.runs) {
+    for (int digit = 0; digit < run.digits; ++digit, codes += run.width) {
+      for (int l = 0; l < run.width; ++l) {
+        codes[l] = static_cast<uint8_t>((b[run.at + l] * powers[digit] & 255) * 3 >> 8);
+      }
+    }
+  }
+}
+
 template <Type T>
 inline void read_codes(const uint8_t* b, uint8_t* codes) {
   constexpr QuantType q = kQuantType<T>;
-  read_field<q.low, q.block_cols, 0>(b, codes);
+  if constexpr (q.trits.any()) {
+    read_trits(b, q.trits, codes);
+  } else {
+    read_field<q.low, q.block_cols, 0>(b, codes);
+  }
   if constexpr (q.high.bits > 0) read_field<q.high, q.block_cols, q.low.bits>(b, codes);
 }

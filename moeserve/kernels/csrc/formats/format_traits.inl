@@ -5,6 +5,18 @@
 //   kSplit    scales are per 16 columns     kMin   there is a min     kZero   integer zero point of the codes
 //   kMostCode the largest code
 
+template <int Q>
+using Quad = std::integral_constant<int, Q>;
+
+// Calls with each quad in turn, as a constant.
+template <int From, int To, class Call>
+inline void for_quads(const Call& call) {
+  if constexpr (From < To) {
+    call(Quad<From>{});
+    for_quads<From + 1, To>(call);
+  }
+}
+
 // Bits `From`.. of every byte to bits `To`.., masked; the mask is of the result.
 template <int From, int To>
 inline VB move_bits(VB bytes, uint8_t mask) {
@@ -31,6 +43,7 @@ struct ExcessLevels {
 // levels; set_codebook holds a codebook's entries to its most.
 constexpr int most_code(const QuantType& q) {
   if (q.has_book()) return q.book.zero() + q.book.most + q.book.has_delta();
+  if (q.trits.any()) return 2;
   int most = 0;
   for (int code = 0; code < 1 << (q.low.bits + q.high.bits); ++code) {
     const int table = static_cast<int>(q.table);
@@ -39,18 +52,12 @@ constexpr int most_code(const QuantType& q) {
   return most;
 }
 
-// The same of a type with a codebook: codebook_traits.inl.
-template <Type T, int Q>
-inline VB book_quad(const uint8_t* p);
-
 // Quad Q's codes, from where a group's vectors begin: see panel_layout.h.
 template <Type T, int Q>
 inline VB unpack_quad(const uint8_t* p) {
   constexpr QuantType q = kQuantType<T>;
   constexpr PanelLayout layout = kLayout<T>;
-  if constexpr (q.has_book()) {
-    return book_quad<T, Q>(p);
-  } else if constexpr (q.low.bits == 8) {
+  if constexpr (q.low.bits == 8 || q.trits.any()) {
     return load_b(p + 64 * Q);
   } else {
     const uint8_t* above = p + 64 * layout.bit_vectors;  // the pairs
@@ -58,9 +65,11 @@ inline VB unpack_quad(const uint8_t* p) {
     VB code;
     if constexpr (q.low.bits == 4) {
       code = move_bits<Q / 4 * 4, 0>(load_b(nibbles + 64 * (Q % 4)), 0x0f);
-    } else {
-      static_assert(q.low.bits == 2);
+    } else if constexpr (q.low.bits == 2) {
       code = move_bits<Q % 4 * 2, 0>(load_b(above + 64 * (Q / 4)), 0x03);
+    } else {
+      static_assert(q.low.bits == 1);
+      code = move_bits<Q, 0>(load_b(p), 0x01);
     }
     if constexpr (q.high.bits == 2) {
       code = or_b(code, move_bits<Q % 4 * 2, 4>(load_b(above + 64 * (Q / 4)), 0x30));
@@ -72,6 +81,21 @@ inline VB unpack_quad(const uint8_t* p) {
       code = lookup(levels.at, code);
     }
     return code;
+  }
+}
+
+// The codes of a block column of digits of base 3, a byte each: [groups][2 halves][8 quads][64].
+template <Type T>
+inline void unpack_trits(const uint8_t* trits, uint8_t* codes) {
+  constexpr int quads = kQuantType<T>.block_cols / 4;
+  for (int half = 0; half < 2; ++half) {
+    for (int first = 0; first < quads; first += 5, trits += 64) {
+      VB digits = load_b(trits);
+      for (int quad = first; quad < std::min(first + 5, quads); ++quad) {
+        store_b(codes + 64 * (quad / 8 * 16 + half * 8 + quad % 8), third_of_256(digits));
+        digits = add_b(digits, add_b(digits, digits));
+      }
+    }
   }
 }
 
@@ -157,8 +181,11 @@ inline Scales exponent_scales(const uint8_t* block, int half) {
           zero_f()};
 }
 
+// Of a type with a codebook: codebook_traits.inl.
 template <Type T>
-inline Scales book_scales(const uint8_t* block, int g, int half);  // codebook_traits.inl
+inline Scales book_scales(const uint8_t* block, int g, int half);
+template <Type T, class Put>
+inline void unpack_book(const uint8_t* p, const Put& put);
 
 // half_ue4m3 of 16 rows. The smallest eight are denormal, and threads of the pool may take denormal numbers for zero: they are
 // made from integers. Byte 127 is not a number, which ggml reads as 0; 255 is one for it.
@@ -180,6 +207,8 @@ struct Format {
                                : type.table != CodeTable::None ? kExcess[static_cast<int>(type.table)]
                                                                : type.offset;
   static constexpr int kMostCode = most_code(type);
+  // A group's codes of a half: in the panel, or as unpack_trits leaves them.
+  static constexpr int kHalfBytes = type.trits.any() ? 8 * 64 : layout.half_bytes();
   static_assert(!kSplit || type.scales == StoredScales::NibbleMin || type.octets > 1,
                 "one scale for 32 columns");
 
@@ -188,11 +217,30 @@ struct Format {
     return unpack_quad<T, Q>(p);
   }
 
+  // Calls put(Quad<Q>, its codes) for each of a group's quads.
+  template <class Put>
+  static void unpack_group(const uint8_t* p, const Put& put) {
+    if constexpr (type.has_book()) {
+      unpack_book<T>(p, put);
+    } else {
+      for_quads<0, 8>([&](auto q) { put(q, quad<decltype(q)::value>(p)); });
+    }
+  }
+
+  // Digits of base 3, a block column at a time.
+  static void unpack(const uint8_t* trits, uint8_t* codes) { unpack_trits<T>(trits, codes); }
+
   static Scales scales(const uint8_t* block, int g, int half) {
     if constexpr (type.scales == StoredScales::F16) {
       return {half_field(block, 0, half), zero_f(), zero_f(), zero_f()};
     } else if constexpr (type.scales == StoredScales::F16Min) {  // w = d * code + m
       return {half_field(block, 0, half), zero_f(), sub(zero_f(), half_field(block, 1, half)), zero_f()};
+    } else if constexpr (type.has_zero()) {
+      const VF s = type.scales == StoredScales::BF16Zero
+                       ? load_bfloat(reinterpret_cast<const uint16_t*>(block) + 16 * half)
+                       : half_field(block, 0, half);
+      const VI zero = sub_i(scale_bytes<T>(block, 0, half), set_i(type.low.bits == 8 ? 128 : 0));
+      return {s, zero_f(), mul(s, to_float(zero)), zero_f()};
     } else if constexpr (type.scales == StoredScales::E8M0) {
       return exponent_scales(block, half);
     } else if constexpr (type.scales == StoredScales::UE4M3) {

@@ -41,6 +41,12 @@ int iq4_scale(const uint8_t* s, int j) {
   return (((s[2 + j / 2] >> (4 * (j % 2))) & 15) | ((s[j / 4] >> (2 * (j % 4))) & 3) << 4) - 32;
 }
 
+float bfloat_at(const uint8_t* p) {
+  uint16_t h;
+  std::memcpy(&h, p, 2);
+  return bfloat_to_float(h);
+}
+
 struct GroupScale {
   float s, m;  // a weight is s * (code - offset) - m
 };
@@ -49,15 +55,20 @@ template <Type T>
 GroupScale group_scale(const uint8_t* b, int g) {
   constexpr QuantType q = kQuantType<T>;
   const uint8_t* octets = b + q.octets_at;
+  [[maybe_unused]] constexpr int zero_excess = q.low.bits == 8 ? 128 : 0;
   if constexpr (q.scales == StoredScales::E8M0) {
     return {half_e8m0(octets[0]), 0.0f};
   } else if constexpr (q.scales == StoredScales::UE4M3) {
     return {half_ue4m3(octets[g]), 0.0f};
   } else {
-    const float d = half_at(b + q.halves_at), second = q.has_min() ? half_at(b + q.halves_at + 2) : 0.0f;
+    const float d = half_at(b + q.halves_at), second = q.halves() > 1 ? half_at(b + q.halves_at + 2) : 0.0f;
     switch (q.scales) {
       case StoredScales::F16Min:
         return {d, -second};
+      case StoredScales::F16Zero:
+        return {d, d * (octets[0] - zero_excess)};
+      case StoredScales::BF16Zero:
+        return {bfloat_at(b + q.halves_at), bfloat_at(b + q.halves_at) * (octets[0] - zero_excess)};
       case StoredScales::I8:
         return {d * static_cast<int8_t>(octets[g]), 0.0f};
       case StoredScales::NibbleMin:
@@ -87,9 +98,7 @@ void dequantize_block(const uint8_t* b, float* out) {
   } else if constexpr (T == Type::F16) {
     *out = half_at(b);
   } else if constexpr (T == Type::BF16) {
-    uint16_t h;
-    std::memcpy(&h, b, 2);
-    *out = bfloat_to_float(h);
+    *out = bfloat_at(b);
   } else if constexpr (q.has_book()) {
     const uint32_t* words = codebook_words[static_cast<int>(T)];
     for (int col = 0; col < q.block_cols; ++col) {

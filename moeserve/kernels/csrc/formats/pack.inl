@@ -74,6 +74,35 @@ void pack_block(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* blo
   }
 }
 
+// The same of a type with digits of base 3.
+template <Type T>
+void pack_trits(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* block) {
+  constexpr PanelLayout layout = kLayout<T>;
+  constexpr int quads = layout.cols / 4;
+  Codes codes;
+  std::memset(&codes, 0, sizeof codes);
+  std::memset(block, 0, layout.header_bytes);
+  for (int r = 0; r < valid_rows; ++r) read_block<T>(rows + r * stride, r, block, codes.at[r]);
+  uint8_t* out = block + layout.header_bytes;
+  for (int half = 0; half < 2; ++half) {
+    alignas(64) uint8_t turned[quads][64];
+    for (int c = 0; c < layout.cols; c += 64) {
+      VB w[16];
+      transpose_words(&codes.at[16 * half][c], sizeof codes.at[0], w);
+      for (int i = 0; i < 16; ++i) store_b(turned[c / 4 + i], w[i]);
+    }
+    for (int first = 0; first < quads; first += 5, out += 64) {
+      for (int i = 0; i < 64; ++i) {
+        int number = 0;
+        for (int digit = 0; digit < 5; ++digit) {
+          number = 3 * number + (first + digit < quads ? turned[first + digit][i] : 0);
+        }
+        out[i] = static_cast<uint8_t>((number * 256 + 242) / 243);
+      }
+    }
+  }
+}
+
 // The same of a type with a codebook: bytes change their places, nothing is looked up.
 template <Type T>
 void pack_book(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* block) {
@@ -103,6 +132,8 @@ template <Type T>
 void pack_column(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* block) {
   if constexpr (kQuantType<T>.has_book()) {
     pack_book<T>(rows, stride, valid_rows, block);
+  } else if constexpr (kQuantType<T>.trits.any()) {
+    pack_trits<T>(rows, stride, valid_rows, block);
   } else {
     pack_block<T>(rows, stride, valid_rows, block);
   }

@@ -17,6 +17,20 @@ struct BitField {
   int bits = 0;  // 1, 2, 4 or 8; 0: there is no such field
 };
 
+// Bytes of a block that hold a digit of base 3 of every code, the most significant first: a run's bytes hold the first digits
+// of `width` columns, then the second digits of the next `width`, ... A byte is ceil(n * 256 / 243) of the number n that its
+// five digits are (the fifth is 0 where there are four): its first digit is its third of 0..255, the next one that of the
+// byte times 3.
+struct TritRun {
+  int at = 0;
+  int width = 0;   // 0: there is no such run
+  int digits = 0;  // of a byte: 4 or 5
+};
+struct Trits {
+  TritRun runs[3] = {};
+  constexpr bool any() const { return runs[0].width > 0; }
+};
+
 // How a block stores its groups' scales s and mins m; a weight is s * (code - offset) - m.
 enum class StoredScales : int {
   F16,          // a float16 s
@@ -28,17 +42,20 @@ enum class StoredScales : int {
   SixBitQ3K,    // float16 d, 12 bytes: Q3_K's packing of 16 scales, less 32
   SixBitIQ4XS,  // float16 d, 6 bytes: IQ4_XS's packing of 8 scales, less 32
   UE4M3,        // a byte: an unsigned float of 4 and 3 bits, halved, to go with a doubled code table
+  F16Zero,      // a float16 s and a byte z, from which codes of 8 bits are 128 away too: m = s * z
+  BF16Zero,     // the same with a bfloat16 s
   Book          // as the codebook's `scales` say
 };
 
-// What each code of 4 bits stands for, where it is not a number itself.
-enum class CodeTable : int { None, IQ4, E2M1 };
+// What each code of 4 bits, or of 1, stands for, where it is not a number itself.
+enum class CodeTable : int { None, IQ4, E2M1, Sign };
 inline constexpr int8_t kLevels[][16] = {
     {},
     {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
     {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},  // doubled
+    {-1, 1},
 };
-inline constexpr int kExcess[] = {0, 128, 12};  // added to levels, so that kernels multiply unsigned bytes
+inline constexpr int kExcess[] = {0, 128, 12, 1};  // added to levels, so that kernels multiply unsigned bytes
 
 // Bytes of a block that belong to the entries of a codebook: the first of a group of 32 columns at `at` + group * `group`,
 // the next ones `step` bytes apart.
@@ -91,26 +108,31 @@ struct Codebook {
 struct QuantType {
   int block_cols = 1;   // columns of a GGUF block
   int block_bytes = 0;  // bytes of a GGUF block
-  BitField low = {};    // the codes' low bits: 2, 4 or 8; none: a float type
-  BitField high = {};   // the codes' bits above: 1 or 2
-  int offset = 0;       // subtracted from every code
+  BitField low = {};  // the codes' low bits: 1, 2, 4 or 8; none: a float type, a codebook or digits of base 3
+  BitField high = {};  // the codes' bits above: 1 or 2
+  int offset = 0;      // subtracted from every code
   CodeTable table = CodeTable::None;
   int group = 32;  // columns that share a scale: 16 or 32
   StoredScales scales = StoredScales::F16;
   int halves_at = 0;              // byte of the float16 s or d, which the min's follows at once
   int octets_at = 0, octets = 0;  // bytes of scales, where there are any
   Codebook book = {};
+  Trits trits = {};
 
   constexpr bool has_book() const { return book.entries > 0; }
-  constexpr bool is_float() const { return low.bits == 0 && !has_book(); }
+  constexpr bool is_float() const { return low.bits == 0 && !has_book() && !trits.any(); }
+  constexpr int levels() const { return table == CodeTable::None ? 0 : 1 << low.bits; }
   constexpr bool has_min() const {
     return scales == StoredScales::F16Min || scales == StoredScales::NibbleMin ||
-           scales == StoredScales::SixBitMin;
+           scales == StoredScales::SixBitMin || has_zero();
+  }
+  constexpr bool has_zero() const {
+    return scales == StoredScales::F16Zero || scales == StoredScales::BF16Zero;
   }
   constexpr int halves() const {  // float16 numbers of a block
     if (scales == StoredScales::E8M0 || scales == StoredScales::UE4M3) return 0;
     if (has_book() && book.scales == BookScales::Threes) return 0;
-    return has_min() ? 2 : 1;
+    return has_min() && !has_zero() ? 2 : 1;
   }
 };
 
@@ -135,7 +157,20 @@ struct QuantType {
   X(IQ4_XS, 23, {256, 136, {8, 16, 4}, {}, 0, CodeTable::IQ4, 32, StoredScales::SixBitIQ4XS, 0, 2, 6})            \
   X(MXFP4, 39, {32, 17, {1, 16, 4}, {}, 0, CodeTable::E2M1, 32, StoredScales::E8M0, 0, 0, 1})                     \
   X(TQ2_0, 35, {256, 66, {0, 32, 2}, {}, 1, CodeTable::None, 32, StoredScales::F16, 64})                          \
+  X(TQ1_0, 34, trit_type(256, 54, 1, 52, {{{0, 32, 5}, {32, 16, 5}, {48, 4, 4}}}))                                \
+  X(Q2_0, 42, {64, 18, {2, 1, 2}, {}, 1, CodeTable::None, 32, StoredScales::F16})                                 \
+  X(Q1_0, 41, {128, 18, {2, 1, 1}, {}, 0, CodeTable::Sign, 32, StoredScales::F16})                                \
   X(NVFP4, 40, {64, 36, {4, 8, 4}, {}, 0, CodeTable::E2M1, 16, StoredScales::UE4M3, 0, 0, 4})                     \
+  X(INT4_G32, 240, zero_type(32, 4, StoredScales::F16Zero))                                                       \
+  X(INT4_G64, 241, zero_type(64, 4, StoredScales::F16Zero))                                                       \
+  X(INT4_G128, 242, zero_type(128, 4, StoredScales::F16Zero))                                                     \
+  X(INT8_G32, 243, zero_type(32, 8, StoredScales::F16Zero))                                                       \
+  X(INT8_G128, 244, zero_type(128, 8, StoredScales::F16Zero))                                                     \
+  X(INT4_G32_BF16, 245, zero_type(32, 4, StoredScales::BF16Zero))                                                 \
+  X(INT4_G64_BF16, 246, zero_type(64, 4, StoredScales::BF16Zero))                                                 \
+  X(INT4_G128_BF16, 247, zero_type(128, 4, StoredScales::BF16Zero))                                               \
+  X(INT8_G32_BF16, 248, zero_type(32, 8, StoredScales::BF16Zero))                                                 \
+  X(INT8_G128_BF16, 249, zero_type(128, 8, StoredScales::BF16Zero))                                               \
   X(IQ2_XXS, 16, book_type(66, 32, 0, 0, 0, {256, 8, 43, {2, 8}, {6, 8}, {}, 0, Signs::Packed7, BookScales::WordTop})) \
   X(IQ2_XS, 17, book_type(74, 16, 0, 66, 8, {512, 8, 43, {2, 8, 2}, {3, 8, 2}, {}, 1, Signs::High7, BookScales::Nibbles16})) \
   X(IQ2_S, 22, book_type(82, 16, 0, 74, 8, {1024, 8, 43, {2, 4}, {34, 4}, {66, 1}, 2, Signs::Bytes, BookScales::Nibbles16})) \
@@ -156,6 +191,28 @@ constexpr QuantType book_type(int bytes, int group, int halves_at, int octets_at
   q.octets_at = octets_at;
   q.octets = octets;
   q.book = book;
+  return q;
+}
+
+// Of Hugging Face folders: s, z, and the codes of `cols` columns in their order, those of 8 bits less 128.
+constexpr QuantType zero_type(int cols, int bits, StoredScales scales) {
+  QuantType q;
+  q.block_cols = cols;
+  q.block_bytes = 3 + cols * bits / 8;
+  q.low = {3, bits == 8 ? cols : 1, bits};
+  q.scales = scales;
+  q.octets_at = 2;
+  q.octets = 1;
+  return q;
+}
+
+constexpr QuantType trit_type(int cols, int bytes, int offset, int halves_at, const Trits& trits) {
+  QuantType q;
+  q.block_cols = cols;
+  q.block_bytes = bytes;
+  q.offset = offset;
+  q.halves_at = halves_at;
+  q.trits = trits;
   return q;
 }
 

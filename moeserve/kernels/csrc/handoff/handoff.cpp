@@ -27,8 +27,6 @@ std::atomic_ref<T> flag(uint8_t* base, int layer) {
   return std::atomic_ref<T>(*reinterpret_cast<T*>(base + layer * Handoff::kFlagBytes));
 }
 
-constexpr uint32_t rows_of(uint32_t request) { return request & ~(Handoff::kImmediate | Handoff::kDeferred); }
-
 }  // namespace
 
 Handoff::Handoff(const Kernels* kernels, Pool& pool, std::vector<Layer> layers, uint8_t* requests,
@@ -92,46 +90,34 @@ void Handoff::abandon(const std::string& why) {
   changed_.notify_all();
 }
 
-// Every thread of the pool runs this. Of each layer there may be two turns, its experts that are due and those that are
-// deferred, and every thread counts the phases of both.
+// Every thread of the pool runs this.
 void Handoff::serve(Team& team, uint32_t step) {
-  for (int place = 0; place < static_cast<int>(cpu_layers_.size()); ++place) {
-    if (serve_turn(team, step, place, false)) {
-      serve_turn(team, step, place, true);
-    } else {
-      team.skip_phases(ExpertsOp::kMostPhases);
-    }
-  }
+  for (int place = 0; place < static_cast<int>(cpu_layers_.size()); ++place) serve_layer(team, step, place);
   advance(served_, step);
 }
 
-// Returns whether another turn of the layer may follow.
-bool Handoff::serve_turn(Team& team, uint32_t step, int place, bool is_deferred) {
+// Every thread counts the phases of every layer, those that it comes too late for as well.
+void Handoff::serve_layer(Team& team, uint32_t step, int place) {
   const auto places = static_cast<uint32_t>(cpu_layers_.size());
-  const uint32_t number = 2 * ((step - 1) * places + static_cast<uint32_t>(place)) + (is_deferred ? 2 : 1);
-  Turn turn;
-  if (!prepare_in_time(team, step, place, is_deferred, number) || !turns_.read(number, &turn)) {
-    team.skip_phases(ExpertsOp::kMostPhases);  // late: the turn is over, and one behind it has begun
-    return true;
-  }
+  const uint32_t number = (step - 1) * places + static_cast<uint32_t>(place) + 1;
   int phases = 0;
-  if (turn.has_work != 0) {
+  Turn turn;
+  if (prepare_in_time(team, step, place, number) && turns_.read(number, &turn) && turn.has_work != 0) {
     phases = turn.op.compute(team, false);
-    if (turn.layer >= 0 && turns_.end(number)) answer(turn.layer);
+    if (turns_.end(number)) answer(cpu_layers_[place]);
   }
   team.skip_phases(ExpertsOp::kMostPhases - phases);
-  return turn.is_followed != 0;
 }
 
 // Waits until the turn is ready, and prepares it if no other thread does. False when all is given up.
-bool Handoff::prepare_in_time(Team& team, uint32_t step, int place, bool is_deferred, uint32_t number) {
+bool Handoff::prepare_in_time(Team& team, uint32_t step, int place, uint32_t number) {
   const int layer = cpu_layers_[place];
   for (int looks = 0; !failed_.load(std::memory_order_relaxed); ++looks) {
     const uint32_t wakes = turns_.wakes().now();
     if (turns_.is_ready(number)) return true;
     const bool looks_itself = team.thread() == 0 || looks % kLooksApart == 0 || looks > kLayerSpins;
-    if (looks_itself && (is_deferred || is_asked(layer, step)) && turns_.claim(number)) {
-      turns_.publish(number, is_deferred ? prepare_deferred(place) : prepare(place, step));
+    if (looks_itself && is_asked(layer, step) && turns_.claim(number)) {
+      turns_.publish(number, prepare(layer, step));
       return !failed_.load();
     }
     if (looks == 0) awaited_.store(layer, std::memory_order_relaxed);
@@ -150,41 +136,21 @@ bool Handoff::is_asked(int layer, uint32_t step) const {
   return static_cast<int32_t>(static_cast<uint32_t>(request(layer)) - step) >= 0;
 }
 
-// Of a layer's request, which is there.
-Turn Handoff::prepare(int place, uint32_t step) {
-  const int layer = cpu_layers_[place];
+// Prepares the turn of a layer whose request has come.
+Turn Handoff::prepare(int layer, uint32_t step) {
   progress_.fetch_add(1, std::memory_order_relaxed);
   const uint64_t flag = request(layer);
   // A GPU that is a step further on had nothing for us here: it does not pass a request without its answer.
-  const uint32_t wanted = static_cast<uint32_t>(flag) == step ? static_cast<uint32_t>(flag >> 32) : 0;
-  const uint32_t rows = rows_of(wanted);
+  const uint32_t rows = static_cast<uint32_t>(flag) == step ? static_cast<uint32_t>(flag >> 32) : 0;
+  if (rows == 0) return {};
   if (rows > static_cast<uint32_t>(max_tokens_)) {
     abandon("layer " + std::to_string(layer) + ": " + std::to_string(rows) + " rows published");
     return {};
   }
-  const bool add = std::exchange(deferral_.added, false);
-  deferral_.rows = (wanted & kDeferred) != 0 ? rows : 0;
-  Turn turn;
-  if ((wanted & kImmediate) != 0) {
-    const Slot& slot = slots_[layer % 2];
-    turn = prepare_rows(layer, slot.ids, rows, slot.result, add);
-    turn.layer = layer;
-  } else if (rows > 0) {
-    answer(layer);
-  }
-  turn.is_followed = deferral_.rows != 0;
-  return turn;
+  return prepare_rows(layer, rows);
 }
 
-// Of the layer's experts that come late, into the next one's result.
-Turn Handoff::prepare_deferred(int place) {
-  const int layer = cpu_layers_[place];
-  const uint32_t rows = std::exchange(deferral_.rows, 0);
-  deferral_.added = true;
-  return prepare_rows(layer, slots_[layer % 2].deferred_ids, rows, slots_[(layer + 1) % 2].result, false);
-}
-
-Turn Handoff::prepare_rows(int layer, const int32_t* ids, uint32_t rows, float* out, bool add) {
+Turn Handoff::prepare_rows(int layer, uint32_t rows) {
   const Layer& l = layers_[layer];
   const Slot& slot = slots_[layer % 2];
   Turn turn;
@@ -194,7 +160,7 @@ Turn Handoff::prepare_rows(int layer, const int32_t* ids, uint32_t rows, float* 
                       l.up,
                       l.down,
                       slot.y,
-                      ids,
+                      slot.ids,
                       slot.weights,
                       static_cast<int>(rows),
                       top_k_,
@@ -203,8 +169,8 @@ Turn Handoff::prepare_rows(int layer, const int32_t* ids, uint32_t rows, float* 
                       scratch_.active,
                       scratch_.routes,
                       l.expert_token_counts,
-                      out,
-                      add,
+                      slot.result,
+                      false,
                       parts_.data(),
                       l.options};
   if (!turn.op.sort_routes()) {
@@ -268,7 +234,7 @@ std::string Handoff::what_stands_still() {
   const std::string seconds = " for " + std::to_string(timeout_s_) + " s";
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const uint64_t r = request(static_cast<int>(layer));
-    if (rows_of(r >> 32) == 0 || answered(static_cast<int>(layer)) != 0) continue;
+    if (r >> 32 == 0 || answered(static_cast<int>(layer)) != 0) continue;
     const std::string where = "layer " + std::to_string(layer);
     if (static_cast<int32_t>(static_cast<uint32_t>(r) - begun) > 0) {
       return "a step was launched without begin(): " + where + " has waited" + seconds;

@@ -9,19 +9,18 @@
 // The shared memory, pinned where there is a GPU (moeserve/kernels/handoff/region.py lays it out):
 //
 //   part            shape                      written by   when
-//   request[layer]  u64, a line each           GPU          last thing of publish: the step's number in the low half;
-//                                                           rows, kImmediate and kDeferred in the high half, 0: nothing
-//                                                           for the CPU and the GPU does not wait
+//   request[layer]  u64, a line each           GPU          last thing of publish: the step's number in the low half,
+//                                                           rows in the high half, 0: nothing for the CPU, and the
+//                                                           GPU does not wait
 //   answer[layer]   u32, a line each           GPU, CPU     publish, before its request: 0 (1 if nothing); the CPU: 1
 //   and twice, for even and odd layers:
 //   activations     [tokens, row]              GPU          publish: rows that have an expert here
-//   ids, deferred   i32 [tokens, top_k] each   GPU          publish: all rows; -1: none
+//   ids             i32 [tokens, top_k]        GPU          publish: all rows; -1: none
 //   weights         f32 [tokens, top_k]        GPU          publish
 //   result          f32 [tokens, hidden]       CPU          before the answer
 //
-// Within a layer the two sides strictly alternate. Between layers: the GPU publishes a layer only when the answer to
-// the one before has come, and the only work left over an answer, a layer's deferred experts, is done before the
-// next answer, reads the other parity's rows and writes the result that the next layer's experts are added to.
+// Within a layer the two sides strictly alternate, and the GPU publishes a layer only when the answer to the layer before
+// has come. A layer's rows and result stay as they are while the next layer is published.
 #pragma once
 
 #include <array>
@@ -40,7 +39,6 @@ namespace moeserve {
 class Handoff {
  public:
   static constexpr size_t kFlagBytes = 128;  // two lines: the prefetcher takes them in pairs
-  static constexpr uint32_t kImmediate = 1u << 30, kDeferred = 1u << 31;
 
   struct Layer {
     const Matrix* gate;  // nullptr: no experts on the CPU
@@ -52,7 +50,6 @@ class Handoff {
   struct Slot {
     Activations y;
     const int32_t* ids;
-    const int32_t* deferred_ids;
     const float* weights;
     float* result;
   };
@@ -85,19 +82,13 @@ class Handoff {
     uint32_t step;
     void operator()(Team& team) const { handoff->serve(team, step); }
   };
-  // Of the last layer's experts that come late; handed on from who prepares a turn to who prepares the next.
-  struct Deferral {
-    uint32_t rows = 0;   // for which they are still to be computed
-    bool added = false;  // the next layer's result holds them
-  };
 
   void serve(Team& team, uint32_t step);
-  bool serve_turn(Team& team, uint32_t step, int place, bool is_deferred);
-  bool prepare_in_time(Team& team, uint32_t step, int place, bool is_deferred, uint32_t number);
+  void serve_layer(Team& team, uint32_t step, int place);
+  bool prepare_in_time(Team& team, uint32_t step, int place, uint32_t number);
   bool is_asked(int layer, uint32_t step) const;
-  Turn prepare(int place, uint32_t step);
-  Turn prepare_deferred(int place);
-  Turn prepare_rows(int layer, const int32_t* ids, uint32_t rows, float* out, bool add);
+  Turn prepare(int layer, uint32_t step);
+  Turn prepare_rows(int layer, uint32_t rows);
   void answer(int layer);
   void watch();
   void answer_all();
@@ -118,7 +109,6 @@ class Handoff {
 
   std::vector<int> cpu_layers_;  // those with experts here, in order: the places
   Turns turns_;
-  Deferral deferral_;
   std::vector<std::atomic<int64_t>>
       reads_;  // of each layer's experts, so far; all in a few lines of the cache
 

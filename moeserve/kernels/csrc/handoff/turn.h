@@ -1,6 +1,6 @@
 // Turns: what the pool computes for a GPU, one after another, each prepared by one thread for all that are there.
 //
-// They are numbered from 1 over the life of a hand-off, with gaps where there is nothing to prepare. Numbers wrap.
+// They are numbered from 1 over the life of a hand-off. Numbers wrap.
 #pragma once
 
 #include <array>
@@ -16,9 +16,7 @@ namespace moeserve {
 
 struct Turn {
   ExpertsOp op{};
-  int32_t layer = -1;       // which the turn answers; below 0: none
-  int32_t has_work = 0;     // else there is nothing to compute
-  int32_t is_followed = 0;  // the layer's deferred experts are a turn of their own
+  int64_t has_work = 0;  // 0: there is nothing to compute
 };
 
 // Moves `latest` on to `number`; false where it is there, or further, already.

@@ -153,7 +153,7 @@ def _read_shape(walk: _Walk) -> tuple[int, ...]:
 
 def _type_and_bytes(walk: _Walk, shape: tuple[int, ...], number: int) -> tuple[QuantType, int]:
     kind = QUANT_TYPES.get(number)
-    if kind is None:
+    if kind is None or not kind.in_gguf:
         raise walk.error(unsupported_type(number, supported_names()))
     if shape[-1] % kind.block_columns:
         raise walk.error(

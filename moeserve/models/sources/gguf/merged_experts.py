@@ -19,6 +19,9 @@ def separated(tensors: Iterable[MappedTensor]) -> Iterator[MappedTensor]:
     """Those of a file, with two in place of each merged one: a weight [E, 2 * ff, hidden], a bias [E, 2 * ff]."""
     for tensor in tensors:
         layer = n.layer_of(tensor.name)
+        if layer is not None and tensor.name == n.in_layer(layer, n.EXP_PROBS_B):  # so in files of Hunyuan 3
+            yield replace(tensor, name=n.bias_of_layer(layer, n.EXP_PROBS_B))
+            continue
         parts = () if layer is None else _MERGED.get(tensor.name.removeprefix(n.in_layer(layer, "")), ())
         if not parts or len(tensor.shape) < 2 or tensor.shape[1] % 2:
             yield tensor  # one that is no such thing is refused with what else has no place

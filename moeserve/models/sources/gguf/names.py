@@ -15,6 +15,7 @@ DENSE_LAYERS = "dense_layers"  # likewise of each layer, whether it has no exper
 SLIDING_WINDOW = "attention.sliding_window"
 WINDOWED_LAYERS = "attention.sliding_window_pattern"
 ROTATED_SHARE = "rope.rotated_share"  # likewise of `partial_rotary_factor`, where a GGUF has ROPE_FREQS
+ROPE_HALVES = "rope.in_halves"  # likewise: a head's halves rotate, where a GGUF has pairs of neighbours
 YARN_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 TOKEN_EMBD = "token_embd.weight"

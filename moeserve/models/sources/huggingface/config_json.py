@@ -51,7 +51,7 @@ def metadata_of(
             values[f"{architecture}.{ours}"] = value
         elif ours not in DEFAULTED:
             raise ModelError(path, f"{names[0]!r} is missing")
-    rope = _rope(path, config, mapping) if mapping.rope is None else mapping.rope(path, config)
+    rope = rope_of(path, config, mapping) if mapping.rope is None else mapping.rope(path, config)
     more = rope | _skipped_layers(config, mapping)
     more |= mapping.metadata
     if mapping.derived is not None:
@@ -118,10 +118,10 @@ def _agree(config: Mapping[str, Any], *both: Mapping[str, Any]) -> bool:
     return {**one, "type": None} == {**other, "type": None}
 
 
-def _rope(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) -> dict[str, MetadataValue]:
+def rope_of(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) -> dict[str, MetadataValue]:
     """RoPE's settings: in `rope_parameters` (transformers 5), or rope_theta and `rope_scaling` (before)."""
     scaling = _rope_settings(path, config)
-    theta = scaling.get("rope_theta", config.get("rope_theta"))
+    theta = scaling.get("rope_theta", config.get("rope_theta")) or mapping.rope_theta
     if theta is None:
         raise ModelError(path, "'rope_theta' is missing")
     values: dict[str, MetadataValue] = {"rope.freq_base": theta}

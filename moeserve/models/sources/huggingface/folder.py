@@ -20,11 +20,13 @@ from moeserve.models.sources.gguf import names as n
 
 from .config_json import metadata_of, spelling
 from .fp8_blocks import with_scales
+from .integer_weights import with_integers
 from .interleaved_experts import interleaved_experts
 from .json_files import read_json
 from .made_tensor import MadeTensor, bytes_of, floats_made, numbers_of
-from .mapping import FP8_METHOD, HuggingFaceMapping
+from .mapping import HuggingFaceMapping
 from .merged_experts import merged_experts
+from .quantization_config import FLOATS, quantization_of
 from .safetensors_file import StoredTensor, read_tensors
 from .tied_head import EMBEDDING, HEAD, settle_head
 from .tokenizer_json import read_tokenizer
@@ -81,6 +83,8 @@ class HuggingFaceFolder:
         if name in self._made:
             return self._made[name].make()
         parts = self._parts[name]
+        if parts[0].packed is not None:
+            return np.concatenate([bytes_of(part.packed.make()) for part in parts if part.packed is not None])
         if parts[0].scales is not None:
             return np.concatenate([bytes_of(numbers_of(part)) for part in parts])
         views = [np.frombuffer(p.buffer, np.uint8, p.end - p.start, p.start) for p in parts]
@@ -89,7 +93,7 @@ class HuggingFaceFolder:
 
     def advise_done(self, name: str) -> None:
         """See ModelSource."""
-        for part in self._parts[name]:
+        for part in (part for whole in self._parts[name] for part in whole.parts):
             start = -(-part.start // mmap.PAGESIZE) * mmap.PAGESIZE
             end = part.end // mmap.PAGESIZE * mmap.PAGESIZE
             if start < end:
@@ -99,8 +103,7 @@ class HuggingFaceFolder:
         """Takes out of `stored` what is for further tokens."""
         for name in [name for name in stored if name.startswith(prefixes)]:
             tensor = stored.pop(name)
-            scales = 0 if tensor.scales is None else tensor.scales.end - tensor.scales.start
-            self.skipped[name] = tensor.end - tensor.start + scales
+            self.skipped[name] = sum(part.end - part.start for part in tensor.parts)
 
     def _names(self, stored: dict[str, StoredTensor]) -> Iterator[tuple[str, list[str]]]:
         """GGUF's name of each tensor, and the names of what it is made of."""
@@ -177,7 +180,7 @@ class HuggingFaceFolder:
             parts.append(stored.pop(their_name))
         first = parts[0]
         for their_name, part in zip(theirs, parts, strict=True):
-            if (part.shape, part.float_type) != (first.shape, first.float_type):
+            if (part.shape, part.type) != (first.shape, first.type):
                 raise ModelError(
                     self.path,
                     f"tensor {their_name!r} is {part.dtype} {list(part.shape)}, {theirs[0]!r} is "
@@ -192,8 +195,9 @@ class HuggingFaceFolder:
             shape = (len(parts), *shape)
         elif within_layer in self._mapping.flattened and len(shape) == 2 and shape[0] == 1:
             shape = shape[1:]
-        nbytes = prod(shape) * first.float_type.block_bytes
-        self.tensors[name] = TensorInfo(name, shape, first.float_type, nbytes)
+        kind = first.type
+        nbytes = prod(shape) // kind.block_columns * kind.block_bytes
+        self.tensors[name] = TensorInfo(name, shape, kind, nbytes)
         self._parts[name] = parts
 
 
@@ -233,9 +237,11 @@ def open_mapped_folder(
             raise ModelError(file, f"tensor {repeated!r} occurs in another file too")
         stored |= tensors
         file_bytes += size
-    quantization = config.get("quantization_config")
-    if isinstance(quantization, dict) and quantization.get("quant_method") == FP8_METHOD:
-        stored = with_scales(path, stored, quantization)
+    quantization = quantization_of(path, config)
+    if quantization is not None:
+        stored = with_integers(path, stored, quantization)
+        if quantization["quant_method"] in FLOATS:
+            stored = with_scales(path, stored, quantization)
     if mapping.wrapped_in is not None:
         stored = text_tensors(stored)
     settle_head(path, config, stored, tied_by_default=mapping.tied_by_default)

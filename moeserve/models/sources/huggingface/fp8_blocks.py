@@ -1,8 +1,10 @@
-"""Block-FP8 checkpoints (DeepSeek-V3's form, https://arxiv.org/abs/2412.19437): a matrix of 8-bit floats beside a
-float32 scale for each of its blocks, `<name>_scale_inv`. They are read as bfloat16."""
+"""Checkpoints of 8-bit floats: a matrix beside its scales, `<name>_scale_inv` or `<name>_scale`. There is one for each
+block (DeepSeek-V3's form, https://arxiv.org/abs/2412.19437), each row, or the whole matrix. They are read as
+bfloat16."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from moeserve.models.errors import ModelError
 
 from .safetensors_file import FP8, StoredTensor, stored_numbers
 
-SCALE_SUFFIX = "_scale_inv"
+SCALE_SUFFIXES = ("_scale_inv", "_scale")
 
 
 def with_scales(
@@ -22,36 +24,61 @@ def with_scales(
 ) -> dict[str, StoredTensor]:
     """Each matrix of 8-bit floats with its scales, which are no tensors of their own then. config: that of
     quantization_config. Raises ModelError for blocks that do not fit."""
-    block = config.get("weight_block_size")
-    if not isinstance(block, list) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
-        raise ModelError(
-            path, f"quantization_config has weight_block_size {block!r}; two numbers are expected"
-        )
+    block = _block_size(path, config)
     found = dict(stored)
     for name, tensor in stored.items():
         if tensor.dtype != FP8:
             continue
-        scales = found.pop(name + SCALE_SUFFIX, None)
+        scales = next((found.pop(name + end) for end in SCALE_SUFFIXES if name + end in found), None)
         if scales is None:
             raise ModelError(
-                path, f"tensor {name + SCALE_SUFFIX!r} is missing; download the whole repository"
+                path, f"tensor {name + SCALE_SUFFIXES[0]!r} is missing; download the whole repository"
             )
-        blocks = tuple(-(-size // n) for size, n in zip(tensor.shape, block, strict=False))
-        if len(tensor.shape) != 2 or scales.shape != blocks or scales.dtype != "F32":
-            raise ModelError(
-                path,
-                f"tensor {scales.name!r} is {scales.dtype} {list(scales.shape)}; F32 {list(blocks)} is expected from "
-                "the matrix it is for",
-            )
-        found[name] = replace(tensor, scales=scales, block=(block[0], block[1]))
+        found[name] = replace(tensor, scales=scales, block=_block(path, tensor, scales, block))
     return found
+
+
+def _block_size(path: Path, config: dict[str, Any]) -> tuple[int, int] | None:
+    """What the settings say of blocks; None: there are none."""
+    block = config.get("weight_block_size")
+    groups = config.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        block = (weights.get("block_structure") if isinstance(weights, dict) else None) or block
+    if block is None:
+        return None
+    if not isinstance(block, list) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
+        raise ModelError(
+            path, f"quantization_config has weight_block_size {block!r}; two numbers are expected"
+        )
+    return block[0], block[1]
+
+
+def _block(
+    path: Path, tensor: StoredTensor, scales: StoredTensor, block: tuple[int, int] | None
+) -> tuple[int, int]:
+    """Rows and columns that share one of the scales."""
+    if len(tensor.shape) == 2 and scales.dtype in ("F32", "BF16", "F16"):
+        rows, cols = tensor.shape
+        count = math.prod(scales.shape)
+        if block is not None and scales.shape == (-(-rows // block[0]), -(-cols // block[1])):
+            return block
+        if count == 1:
+            return rows, cols
+        if scales.shape in ((rows,), (rows, 1)):
+            return 1, cols
+    expected = "one, one for each row, or one for each block is expected"
+    if block is not None and len(tensor.shape) == 2:
+        blocks = [-(-size // n) for size, n in zip(tensor.shape, block, strict=True)]
+        expected = f"F32 {blocks} is expected from the matrix it is for"
+    raise ModelError(path, f"tensor {scales.name!r} is {scales.dtype} {list(scales.shape)}; {expected}")
 
 
 def dequantized(tensor: StoredTensor) -> npt.NDArray[np.uint16]:
     """A matrix with scales as the bits of bfloat16 [rows, cols], rounded to the nearest."""
     assert tensor.scales is not None
     rows, cols = tensor.shape
-    scales = stored_numbers(tensor.scales).view(np.float32)
+    scales = _floats(tensor.scales).reshape(-(-rows // tensor.block[0]), -1)
     scales = scales.repeat(tensor.block[0], axis=0)[:rows].repeat(tensor.block[1], axis=1)[:, :cols]
     values = _E4M3[stored_numbers(tensor)] * scales
     bits = values.view(np.uint32)
@@ -59,6 +86,13 @@ def dequantized(tensor: StoredTensor) -> npt.NDArray[np.uint16]:
     rounded[np.isnan(values)] = 0x7FC0
     numbers: npt.NDArray[np.uint16] = rounded.astype(np.uint16)
     return numbers
+
+
+def _floats(scales: StoredTensor) -> npt.NDArray[np.float32]:
+    numbers = stored_numbers(scales)
+    if scales.dtype == "BF16":
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    return numbers.view(np.float32 if scales.dtype == "F32" else np.float16).astype(np.float32)
 
 
 def _e4m3() -> npt.NDArray[np.float32]:

@@ -15,7 +15,7 @@ from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 
-from .made_tensor import MadeTensor, find_tensor, rows_made
+from .made_tensor import MadeTensor, find_tensor, values_made
 from .safetensors_file import StoredTensor
 
 SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers of `scoring_func`
@@ -110,9 +110,9 @@ def made_tensors(
 
         return choose
 
-    yield n.of_part(n.ATTN_K_B), rows_made(matrix, (heads, rank, nope), part(slice(nope), transposed=True))
+    yield n.of_part(n.ATTN_K_B), values_made(matrix, (heads, rank, nope), part(slice(nope), transposed=True))
     yield (
         n.of_part(n.ATTN_V_B),
-        rows_made(matrix, (heads, value, rank), part(slice(nope, None), transposed=False)),
+        values_made(matrix, (heads, value, rank), part(slice(nope, None), transposed=False)),
     )
     del stored[name]

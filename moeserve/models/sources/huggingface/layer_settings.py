@@ -47,6 +47,19 @@ def sparse_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataVa
     return {n.DENSE_LAYERS: np.array(is_dense), "feed_forward_length": width}
 
 
+def leading_dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """What `mlp_layer_types` or `first_k_dense_replace` says: the first layers have no experts. Raises ModelError."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return {"leading_dense_block_count": _integer(path, config, "first_k_dense_replace", 1, low=0)}
+    dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    if not isinstance(kinds, list) or kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
+        raise ModelError(
+            path, f"'mlp_layer_types' is {kinds!r}; dense layers before all sparse ones are supported"
+        )
+    return {"leading_dense_block_count": dense}
+
+
 def windows(rule: WindowRule | None) -> Derived:
     """What `use_sliding_window`, `sliding_window`, `max_window_layers` and `layer_types` say. rule: of layers without
     `layer_types`; None: every layer sees the window, whatever `layer_types` says."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from moeserve.models.errors import ModelError
 from moeserve.quantization import QuantType
+from moeserve.quantization.reference import dequantize
 from moeserve.quantization.table import BF16, F32
 
 from .fp8_blocks import dequantized
@@ -43,7 +44,17 @@ def floats_made(
 def rows_made(
     source: StoredTensor, shape: tuple[int, ...], choose: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 ) -> MadeTensor:
-    """A tensor of the same type, whose values are chosen from another's."""
+    """A tensor of the same type, whose rows are chosen from another's: `choose` has no regard for how long they are."""
+    packed = source.packed
+    if packed is None:
+        return values_made(source, shape, choose)
+    return MadeTensor(shape, packed.type, (source,), lambda: bytes_of(choose(packed.make())))
+
+
+def values_made(
+    source: StoredTensor, shape: tuple[int, ...], choose: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+) -> MadeTensor:
+    """A tensor whose single values are chosen from another's: of integers with scales, as float32."""
     return MadeTensor(shape, source.float_type, (source,), lambda: bytes_of(choose(numbers_of(source))))
 
 
@@ -60,7 +71,11 @@ def find_tensor(path: Path, stored: dict[str, StoredTensor], name: str, dimensio
 
 
 def numbers_of(tensor: StoredTensor) -> npt.NDArray[Any]:
-    """As unsigned numbers of the same width, which is bfloat16's for 8-bit floats: nothing is computed with them."""
+    """As unsigned numbers of the same width, which is bfloat16's for 8-bit floats and float32's for integers with
+    scales: nothing is computed with them."""
+    if tensor.packed is not None:
+        values = dequantize(tensor.packed.type, tensor.packed.make())
+        return values.reshape(tensor.shape).view(np.uint32)
     return stored_numbers(tensor) if tensor.scales is None else dequantized(tensor)
 
 
@@ -70,6 +85,8 @@ def bytes_of(numbers: npt.NDArray[Any]) -> Bytes:
 
 def _floats(tensor: StoredTensor) -> npt.NDArray[np.float32]:
     numbers = numbers_of(tensor)
+    if tensor.packed is not None:
+        return numbers.view(np.float32)
     if tensor.float_type is BF16:
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.view({"F16": np.float16, "F32": np.float32}[tensor.dtype]).astype(np.float32)

@@ -15,10 +15,10 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 
 from .made_tensor import MadeTensor
+from .quantization_config import METHODS, quantization_of
 from .safetensors_file import StoredTensor
 
 HEAD_DIM = "attention.key_length"
-FP8_METHOD = "fp8"  # of blocks: fp8_blocks.py
 # May be missing, as in a GGUF: the reader of the shape has a default. HEAD_DIM's is hidden_size / num_attention_heads.
 DEFAULTED = frozenset(
     {
@@ -59,7 +59,7 @@ class HuggingFaceMapping:
     less_one: frozenset[str] = frozenset()
     # What the names of tensors for further tokens (MTP) begin with, which are not loaded.
     skipped: tuple[str, ...] = ()
-    quantization: frozenset[str] = frozenset({FP8_METHOD})  # quant_method's values that are read
+    quantization: frozenset[str] = METHODS  # quant_method's values that are read
     # What else is to be looked at in config.json, given with its path: raises ModelError.
     check: Callable[[Path, Mapping[str, Any]], None] | None = None
     # config.json's settings, and its path, to GGUF's keys without the architecture: what follows from several settings.
@@ -78,6 +78,7 @@ class HuggingFaceMapping:
     skipped_layers: tuple[str, ...] = ()
     # model_type of a config.json whose text_config is of this one: wrapped_text.py.
     wrapped_in: str | None = None
+    rope_theta: float | None = None  # where config.json has none
     tied_by_default: bool = False  # tie_word_embeddings, where config.json does not say
     flattened: frozenset[str] = frozenset()  # GGUF's names of vectors that are [1, n] there
 
@@ -154,10 +155,8 @@ def renamed(names: Mapping[str, str], parts: Mapping[str, str]) -> dict[str, str
 
 def check_settings(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) -> None:
     """Raises ModelError for a quantised checkpoint, or a variant of the architecture that would be computed wrongly."""
-    quantization = config.get("quantization_config")
-    if not isinstance(quantization, dict | None):
-        raise ModelError(path, f"quantization_config is {quantization!r:.80}; an object is expected")
-    method = None if quantization is None else quantization.get("quant_method")
+    quantization = quantization_of(path.parent, config)
+    method = None if quantization is None else quantization["quant_method"]
     if quantization is not None and not (isinstance(method, str) and method in mapping.quantization):
         raise ModelError(
             path,

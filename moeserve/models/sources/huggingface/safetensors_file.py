@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from safetensors import SafetensorError, safe_open
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.regular_file import map_file
 from moeserve.quantization import QUANT_TYPES, QuantType
-from moeserve.quantization.table import BF16
+from moeserve.quantization.table import BF16, F32
 
 # Safetensors' names are ggml's.
 TYPES = {row.name: row for row in QUANT_TYPES.values() if not row.is_quantised}
 FP8 = "F8_E4M3"  # read as bfloat16, where there are scales
-ITEM_BYTES = {name: row.block_bytes for name, row in TYPES.items()} | {"U8": 1, FP8: 1}
+_OTHERS = {"U8": 1, "I8": 1, FP8: 1, "I32": 4, "I64": 8}
+ITEM_BYTES = {name: row.block_bytes for name, row in TYPES.items()} | _OTHERS
 _LENGTH = struct.Struct("<Q")  # of the header, at the file's beginning
 
 
@@ -30,6 +32,15 @@ class _Entry(msgspec.Struct):
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A matrix of integers, whose parts are tensors of their own."""
+
+    type: QuantType
+    make: Callable[[], np.ndarray[Any, np.dtype[np.uint8]]]  # its blocks: uint8 [rows, row bytes]
+    sources: tuple[StoredTensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +56,26 @@ class StoredTensor:
     buffer: mmap.mmap
     scales: StoredTensor | None = None  # of blocks of `block` rows and columns of a matrix of 8-bit floats
     block: tuple[int, int] = (0, 0)
+    packed: PackedWeight | None = None  # the shape is the matrix's, the bytes are those of its codes
+
+    @property
+    def type(self) -> QuantType:
+        """As what its rows are read. Raises ModelError for a tensor that is neither of floats nor of integers with
+        scales."""
+        return self.float_type if self.packed is None else self.packed.type
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """The tensors of the file that it is read from."""
+        if self.packed is not None:
+            return self.packed.sources
+        return (self,) if self.scales is None else (self, self.scales)
 
     @property
     def float_type(self) -> QuantType:
-        """As what it is read. Raises ModelError for a tensor that is not of floats."""
+        """As what its single values are read. Raises ModelError for a tensor that is not of floats."""
+        if self.packed is not None:
+            return F32
         if self.scales is not None:
             return BF16
         if self.dtype not in TYPES:

@@ -38,7 +38,9 @@ def settle_head(
 
 def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
     """To the bit. Tensors of different types are taken for different: nothing is lost by it but memory."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape) or one.scales or other.scales:
+    if (one.dtype, one.shape) != (other.dtype, other.shape) or any(
+        each.scales or each.packed for each in (one, other)
+    ):
         return False
     a, b = (np.frombuffer(each.buffer, np.uint8, each.end - each.start, each.start) for each in (one, other))
     return all(

@@ -207,9 +207,7 @@ def _refuse_records_of_drafts(config: ServerConfig) -> None:
 def _refuse_gpu_flags(config: ServerConfig) -> None:
     """Raises ConfigError for flags that would be ignored here and are not about what lies where: `place` refuses the
     others."""
-    if config.max_deferred_experts_per_token:
-        flag = "--max-deferred-experts-per-token"
-    elif config.gpu_prefill_token_threshold is not None:
+    if config.gpu_prefill_token_threshold is not None:
         flag = "--gpu-prefill-token-threshold"
     elif config.gpus != "1":
         flag = "--gpus"

@@ -10,7 +10,6 @@ import msgspec
 import torch
 
 from moeserve.config import ServerConfig
-from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
@@ -195,7 +194,7 @@ def _make_engine(
         buffers.tables.slots,
         max_tokens=plan.max_tokens,
         max_model_len=buffers.capacity.max_model_len,
-        handoff=None if experts is None else _handoff(config, experts, plan.shape, plan.max_tokens, device),
+        handoff=None if experts is None else _handoff(experts, plan.shape, plan.max_tokens, device),
         expert_stream=moving.stream,
         prefill=[layer.prefill for layer in placement.gpu_layers],
         from_cpu=None if buffers.cpu_stage is None else buffers.cpu_stage.x,
@@ -303,19 +302,7 @@ def _cpu_stage(
     return CpuStage(in_ram.stream, model)
 
 
-def _handoff(
-    config: ServerConfig, experts: RamExperts, shape: ModelShape, max_tokens: int, device: torch.device
-) -> ExpertHandoff:
-    deferred = config.max_deferred_experts_per_token
-    if deferred and shape.is_sandwiched:
-        raise ConfigError(
-            f"--max-deferred-experts-per-token: {shape.architecture} normalises the sum of a layer's experts, which "
-            "none may come late to; leave it out"
-        )
-    if deferred > shape.top_k:
-        raise ConfigError(
-            f"--max-deferred-experts-per-token: {deferred}, but a token has {shape.top_k} experts"
-        )
+def _handoff(experts: RamExperts, shape: ModelShape, max_tokens: int, device: torch.device) -> ExpertHandoff:
     return ExpertHandoff(
         experts.stream,
         experts.layers,
@@ -323,7 +310,6 @@ def _handoff(
         shape.hidden_size,
         shape.top_k,
         device,
-        max_deferred=deferred,
         timeout_s=HANG_SECONDS,
     )
 

@@ -83,8 +83,8 @@ CASES = {
         "would take 1267650600228229401496703205376 bytes",
     ),
     "unsupported type": (
-        _with_tensor(Tensor("t", (256,), Q.TQ1_0)),
-        "'t' is of type TQ1_0 (llama.cpp's, number 34), which is not supported; download a file of TQ2_0 instead",
+        _with_tensor(Tensor("t", (256,), Q.Q8_K)),
+        "'t' is of type Q8_K (llama.cpp's, number 15), which is not supported; download a file of Q8_0 instead",
     ),
     "type of another program": (
         _with_tensor(Tensor("t", (256,), 144)),

@@ -123,8 +123,21 @@ inline VB shl_b(VB a) {
   return {_mm512_slli_epi16(a.v, N)};
 }
 inline VB add_b(VB a, VB b) { return {_mm512_add_epi8(a.v, b.v)}; }
+// Which third of 0..255 a byte is in: 0, 1 or 2.
+inline VB third_of_256(VB a) {
+  auto at_least = [a](int least) {
+    return _mm512_cmpge_epu8_mask(a.v, _mm512_set1_epi8(static_cast<char>(least)));
+  };
+  const __m512i one = _mm512_set1_epi8(1);
+  return {_mm512_mask_add_epi8(_mm512_maskz_mov_epi8(at_least(86), one), at_least(171), one, one)};
+}
 inline VB as_bytes(VI a) { return {a.v}; }
 inline VB gather(const uint32_t* table, VI index) { return {_mm512_i32gather_epi32(index.v, table, 4)}; }
+// Pair `index` of the table's words, for each lane: its first and its second word.
+inline void gather_pairs(const uint32_t* table, VI index, VB& first, VB& second) {
+  first = gather(table, shl_i<1>(index));
+  second = gather(table + 1, shl_i<1>(index));
+}
 template <int Byte, int Nibble>
 inline VB with_signs(VB bytes, VI words, uint8_t zero) {
   const __m512i lanes = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0c0c0c0c08080808, 0x0404040400000000));

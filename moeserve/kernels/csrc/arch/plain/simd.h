@@ -184,6 +184,11 @@ inline VB shl_b(VB a) {
   return {a.v << N};
 }
 inline VB add_b(VB a, VB b) { return {a.v + b.v}; }
+// Which third of 0..255 a byte is in: 0, 1 or 2.
+inline VB third_of_256(VB a) {
+  for (int i = 0; i < 64; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] * 3 >> 8);
+  return a;
+}
 inline VB as_bytes(VI a) {
   VB r;
   __builtin_memcpy(&r, &a, 64);
@@ -193,6 +198,11 @@ inline VB as_bytes(VI a) {
 inline VB gather(const uint32_t* table, VI index) {
   for (int i = 0; i < 16; ++i) index.v[i] = static_cast<int32_t>(table[index.v[i]]);
   return as_bytes(index);
+}
+// Pair `index` of the table's words, for each lane: its first and its second word.
+inline void gather_pairs(const uint32_t* table, VI index, VB& first, VB& second) {
+  first = gather(table, shl_i<1>(index));
+  second = gather(table + 1, shl_i<1>(index));
 }
 // zero + or - each byte: of a lane's four, minus where the bits 0..3 (Nibble 0) or 4..7 of byte Byte of its word are set.
 template <int Byte, int Nibble>

@@ -16,9 +16,12 @@ inline void block_gemm(const uint8_t* block, const uint8_t* ahead, int64_t first
                        const void* const* rows, int n, float* out) {
   constexpr PanelLayout layout = F::layout;
   constexpr int groups = layout.cols / 32;
+  alignas(64) uint8_t unpacked[F::type.trits.any() ? groups * 2 * F::kHalfBytes : 1];
+  if constexpr (F::type.trits.any()) F::unpack(block + layout.header_bytes, unpacked);
   for (int g = 0; g < groups; ++g) {
     prefetch(ahead + g * (layout.block_bytes / groups), layout.block_bytes / groups);
-    const uint8_t* codes = block + layout.header_bytes + g * layout.group_bytes();
+    const uint8_t* codes = F::type.trits.any() ? unpacked + g * 2 * F::kHalfBytes
+                                               : block + layout.header_bytes + g * layout.group_bytes();
     const Scales scales[2] = {F::scales(block, g, 0), F::scales(block, g, 1)};
     group_gemm<F>(codes, scales, rows, cols, first_group + g, n, out);
   }

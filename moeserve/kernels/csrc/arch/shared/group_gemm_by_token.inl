@@ -22,7 +22,7 @@ MOESERVE_TOKEN_GROUP void token_group(const VB (&w)[2][8], const Scales (&s)[2],
 
 template <class F>
 inline void unpack_half(const uint8_t* p, VB (&w)[8]) {
-  for_quads<0, 8>([&](auto quad) { w[quad] = F::template quad<decltype(quad)::value>(p); });
+  F::unpack_group(p, [&](auto quad, const VB& codes) { w[quad] = codes; });
 }
 
 template <class F>
@@ -30,7 +30,7 @@ inline void group_gemm(const uint8_t* codes, const Scales (&s)[2], const void* c
                        int64_t group, int n, float* out) {
   VB w[2][8];
   unpack_half<F>(codes, w[0]);
-  unpack_half<F>(codes + F::layout.half_bytes(), w[1]);
+  unpack_half<F>(codes + F::kHalfBytes, w[1]);
   for (int t = 0; t < n; ++t) token_group<F>(w, s, rows[t], cols, group, out + kPanelRows * t);
 }
 

@@ -88,8 +88,8 @@ class KeptMeasurements:
             return None
 
     def write(self, steps: Sequence[MeasuredStep], calibration: Calibration | None) -> None:
-        """Whole, whoever reads it meanwhile. Where that is impossible, the log says so, and the next worker measures
-        again."""
+        """Replaces the file in one step, so that a reader never sees half of it. If writing fails, the log says so, and
+        the next worker measures again."""
         measured = Measured(list(steps))
         if calibration is not None:
             points = list(calibration.streaming.points)
@@ -124,7 +124,7 @@ def kept_measurements(
         shape,
         [(name, tensor.type, tensor.shape) for name, tensor in source.tensors.items()],
         (capacity.max_model_len, config.max_num_seqs, max_tokens, config.kv_cache_dtype),
-        (config.max_deferred_experts_per_token, config.gpu_prefill_token_threshold, config.expert_cache),
+        (config.gpu_prefill_token_threshold, config.expert_cache),
         (config.placement_rules, config.lora_modules, config.lora_dir),
     )
     return KeptMeasurements(Path(triton.knobs.cache.dir) / FOLDER, key)
@@ -136,7 +136,8 @@ def step_key(*parts: object) -> str:
 
 @cache  # later workers are forks of a process that has asked, and run what was imported then
 def kernel_sources() -> str:
-    """A hash of all kernels and what launches them: a checkout changes them without another version."""
+    """A hash of the sources of all kernels and of the code that launches them. The version alone is not enough: in a
+    checkout the sources change without it."""
     found = hashlib.sha256()
     for path in sorted(Path(moeserve.kernels.__file__).parent.rglob("*.py")):
         found.update(path.read_bytes())

@@ -1,0 +1,24 @@
+"""Mistral 4 (https://huggingface.co/mistralai/Mistral-Small-4-119B-2603), text alone: DeepSeek's latent attention,
+experts chosen by a softmax, an ungated shared expert.
+
+Beyond the positions that YaRN began with (8,192), queries are multiplied by a number that grows with the position,
+which nothing here computes: longer contexts are not served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeserve.models.deepseek2.family import read_shape as read_latent_shape
+from moeserve.models.interface import ModelFamily, ModelShape
+from moeserve.models.sources.source import ModelSource
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Raises ModelError."""
+    shape = read_latent_shape(source)
+    plain = shape.rope_scaling.original_context_length or shape.context_length
+    return replace(shape, context_length=min(shape.context_length, plain))
+
+
+FAMILY = ModelFamily("mistral4", read_shape)

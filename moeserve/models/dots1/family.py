@@ -1,0 +1,74 @@
+"""dots.llm1 (https://arxiv.org/abs/2506.05767): q and k normalised by head, the first layers without experts, then
+DeepSeek-V3's router with shared experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.huggingface.layer_settings import FULL, SLIDING
+from moeserve.models.sources.huggingface.mapping import (
+    DECODER_BIASES,
+    DECODER_KEYS,
+    DECODER_LAYER,
+    DECODER_QK_NORMS,
+    DENSE_FFN,
+    MOE_EXPERTS,
+    MOE_KEYS,
+    MOE_ROUTER,
+    OUTPUT_BIAS,
+    SHARED_EXPERTS,
+    HuggingFaceMapping,
+)
+from moeserve.models.sources.source import ModelSource
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Raises ModelError."""
+    reader = ShapeReader(source)
+    attention = AttentionShape(
+        *reader.heads(), qk_norm="head", qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias()
+    )
+    return reader.model(tuple(LayerShape(attention, ffn) for ffn in reader.sigmoid_mixtures()))
+
+
+def no_windows(path: Path, config: Mapping[str, Any]) -> None:
+    """Raises ModelError where a layer sees a window. (`sliding_window` alone says nothing of it.)"""
+    if SLIDING in (config.get("layer_types") or ()):
+        raise ModelError(path, f"'layer_types' has {SLIDING!r}; only {FULL!r} is supported")
+
+
+FAMILY = ModelFamily(
+    architecture="dots1",
+    read_shape=read_shape,
+    hugging_face=HuggingFaceMapping(
+        model_type="dots1",
+        keys=DECODER_KEYS
+        | MOE_KEYS
+        | {
+            "feed_forward_length": ("intermediate_size",),
+            "expert_count": ("n_routed_experts", "num_experts", "num_local_experts"),
+            "expert_shared_count": ("n_shared_experts",),
+            "leading_dense_block_count": ("first_k_dense_replace",),
+            "expert_group_count": ("n_group",),
+            "expert_group_used_count": ("topk_group",),
+            "expert_weights_norm": ("norm_topk_prob",),
+            "expert_weights_scale": ("routed_scaling_factor",),
+            n.HAS_QKV_BIAS: ("attention_bias",),
+        },
+        defaults={n.HAS_QKV_BIAS: False},
+        # Settings with the one value that is supported, and transformers' own where the file has none.
+        fixed={"hidden_act": ("silu", "silu")},
+        check=no_windows,
+        layer=DECODER_LAYER | DECODER_QK_NORMS | DECODER_BIASES | OUTPUT_BIAS,
+        moe=MOE_ROUTER | SHARED_EXPERTS | {n.bias_of_part(n.EXP_PROBS_B): "mlp.gate.e_score_correction_bias"},
+        dense=DENSE_FFN,
+        experts=MOE_EXPERTS,
+        optional=frozenset(DECODER_BIASES | OUTPUT_BIAS | SHARED_EXPERTS),
+    ),
+)

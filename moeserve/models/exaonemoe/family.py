@@ -1,0 +1,84 @@
+"""EXAONE-MoE, K-EXAONE-236B (https://huggingface.co/LGAI-EXAONE/K-EXAONE-236B-A23B): layers that see a window, whose q
+and k rotate, and layers that see all, without positions; q and k normalised by head; DeepSeek-V3's router."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.gguf.metadata import MetadataValue
+from moeserve.models.sources.huggingface.layer_settings import (
+    SLIDING,
+    derived_by,
+    layer_types,
+    leading_dense_layers,
+)
+from moeserve.models.sources.huggingface.mapping import (
+    DECODER_KEYS,
+    DECODER_LAYER,
+    DECODER_QK_NORMS,
+    DENSE_FFN,
+    MOE_EXPERTS,
+    MOE_KEYS,
+    MOE_ROUTER,
+    SHARED_EXPERTS,
+    HuggingFaceMapping,
+)
+from moeserve.models.sources.source import ModelSource
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Raises ModelError. No key says that layers without a window have no positions."""
+    reader = ShapeReader(source)
+    attention = AttentionShape(*reader.heads(), qk_norm="head")
+    seen = reader.windowed(attention)
+    placed = [each if each.window else replace(each, has_positions=False) for each in seen]
+    return reader.model(
+        tuple(LayerShape(each, ffn) for each, ffn in zip(placed, reader.sigmoid_mixtures(), strict=True))
+    )
+
+
+def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """What `layer_types` says. Raises ModelError."""
+    layers = config.get("num_hidden_layers")
+    types = layer_types(path, config, layers) if isinstance(layers, int) else None
+    if types is None:
+        raise ModelError(path, f"{'layer_types'!r} is missing")
+    return {n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types])}
+
+
+FAMILY = ModelFamily(
+    architecture="exaone-moe",
+    read_shape=read_shape,
+    hugging_face=HuggingFaceMapping(
+        model_type="exaone_moe",
+        keys=DECODER_KEYS
+        | MOE_KEYS
+        | {
+            "feed_forward_length": ("intermediate_size",),
+            "expert_shared_count": ("num_shared_experts",),
+            "expert_group_count": ("n_group",),
+            "expert_group_used_count": ("topk_group",),
+            "expert_weights_norm": ("norm_topk_prob",),
+            "expert_weights_scale": ("routed_scaling_factor",),
+            n.SLIDING_WINDOW: ("sliding_window",),
+        },
+        # Settings with the one value that is supported, and transformers' own where the file has none.
+        fixed={"hidden_act": ("silu", "silu")},
+        layer=DECODER_LAYER | DECODER_QK_NORMS,
+        moe=MOE_ROUTER | SHARED_EXPERTS | {n.bias_of_part(n.EXP_PROBS_B): "mlp.e_score_correction_bias"},
+        dense=DENSE_FFN,
+        experts=MOE_EXPERTS,
+        optional=frozenset(SHARED_EXPERTS),
+        skipped=("mtp.",),
+        derived=derived_by(windowed_layers, leading_dense_layers),
+    ),
+)

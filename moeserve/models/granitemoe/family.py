@@ -1,0 +1,78 @@
+"""Granite 3 with experts (https://huggingface.co/ibm-granite/granite-3.1-3b-a800m-base): four scales, of embeddings,
+scores, what blocks add, and logits.
+
+What every block adds is multiplied by one number s. So the residual stream is kept divided by s: embeddings are
+multiplied by 1 / s more, blocks add what they compute, and the norms, which do not see a factor of their input, get an
+epsilon divided by s squared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.interface import (
+    AttentionShape,
+    LayerShape,
+    ModelFamily,
+    ModelShape,
+    MoeShape,
+    SharedExpert,
+)
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.huggingface.expert_matrices import linear_experts
+from moeserve.models.sources.huggingface.mapping import DECODER_KEYS, DECODER_LAYER, HuggingFaceMapping
+from moeserve.models.sources.source import ModelSource
+
+_UNDER = "block_sparse_moe."
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Raises ModelError. A scale of 0 is none, as llama.cpp has it."""
+    reader = ShapeReader(source)
+    attention = AttentionShape(
+        *reader.heads(),
+        scale=reader.number("attention.scale", 0.0, 1e3, default=0.0) or None,
+        in_pairs=not reader.flag(n.ROPE_HALVES, default=False),
+    )
+    width = reader.integer("expert_shared_feed_forward_length", 0, 1 << 16, default=0)
+    moe = MoeShape(
+        *reader.experts("feed_forward_length"),
+        RouterOptions(scoring="softmax"),
+        shared=SharedExpert(width, is_gated=False) if width else None,
+    )
+    added = reader.number("residual_scale", 0.0, 1e3, default=0.0) or 1.0
+    shape = reader.model(
+        (LayerShape(attention, moe),) * reader.num_layers,
+        embedding_scale=(reader.number("embedding_scale", 0.0, 1e6, default=0.0) or 1.0) / added,
+        logit_scale=1.0 / (reader.number("logit_scale", 0.0, 1e6, default=0.0) or 1.0),
+        rope_theta=10000.0,
+    )
+    return replace(shape, rms_eps=shape.rms_eps / added**2)
+
+
+FAMILY = ModelFamily(
+    architecture="granitemoe",
+    read_shape=read_shape,
+    hugging_face=HuggingFaceMapping(
+        model_type="granitemoe",
+        keys=DECODER_KEYS
+        | {
+            "expert_count": ("num_local_experts",),
+            "expert_used_count": ("num_experts_per_tok",),
+            "feed_forward_length": ("intermediate_size",),
+            "attention.scale": ("attention_multiplier",),
+            "embedding_scale": ("embedding_multiplier",),
+            "residual_scale": ("residual_multiplier",),
+            "logit_scale": ("logits_scaling",),
+        },
+        # Settings with the one value that is supported, and transformers' own where the file has none.
+        fixed={"hidden_act": ("silu", "silu"), "attention_bias": (False, False)},
+        layer=DECODER_LAYER,
+        moe={n.of_part(n.FFN_GATE_INP): f"{_UNDER}router.layer.weight"},
+        made=linear_experts,
+        metadata={n.ROPE_HALVES: True},
+        rope_theta=10000.0,
+    ),
+)

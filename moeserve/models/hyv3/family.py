@@ -1,0 +1,64 @@
+"""Hunyuan 3 (https://huggingface.co/tencent/Hy3): q and k normalised by head, the first layers without experts, then
+DeepSeek-V3's router without groups and an ungated shared expert. A layer behind the others predicts the token after the
+next one: it is not loaded."""
+
+from __future__ import annotations
+
+from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.huggingface.layer_settings import leading_dense_layers
+from moeserve.models.sources.huggingface.mapping import (
+    DECODER_KEYS,
+    DECODER_LAYER,
+    DECODER_QK_NORMS,
+    DENSE_FFN,
+    MOE_EXPERTS,
+    MOE_KEYS,
+    HuggingFaceMapping,
+)
+from moeserve.models.sources.source import ModelSource
+
+SHARED = {
+    n.of_part(n.FFN_GATE_SHEXP): "mlp.shared_mlp.gate_proj.weight",
+    n.of_part(n.FFN_UP_SHEXP): "mlp.shared_mlp.up_proj.weight",
+    n.of_part(n.FFN_DOWN_SHEXP): "mlp.shared_mlp.down_proj.weight",
+}
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Raises ModelError. No key says which layers have no experts: their tensors do."""
+    reader = ShapeReader(source)
+    attention = AttentionShape(*reader.heads(), qk_norm="head")
+    return reader.model(tuple(LayerShape(attention, ffn) for ffn in reader.sigmoid_mixtures()))
+
+
+FAMILY = ModelFamily(
+    architecture="hy_v3",
+    read_shape=read_shape,
+    hugging_face=HuggingFaceMapping(
+        model_type="hy_v3",
+        keys=DECODER_KEYS
+        | MOE_KEYS
+        | {
+            "feed_forward_length": ("intermediate_size",),
+            "expert_shared_count": ("num_shared_experts",),
+            "expert_weights_norm": ("route_norm",),
+            "expert_weights_scale": ("router_scaling_factor",),
+        },
+        defaults={"expert_weights_norm": True},
+        # Settings with the one value that is supported, and transformers' own where the file has none.
+        fixed={"hidden_act": ("silu", "silu"), "attention_bias": (False, False), "mlp_bias": (False, False)},
+        layer=DECODER_LAYER | DECODER_QK_NORMS,
+        moe=SHARED
+        | {
+            n.of_part(n.FFN_GATE_INP): "mlp.router.gate.weight",
+            n.bias_of_part(n.EXP_PROBS_B): "mlp.expert_bias",
+        },
+        dense=DENSE_FFN,
+        experts=MOE_EXPERTS,
+        optional=frozenset(SHARED),
+        derived=leading_dense_layers,
+        skipped_layers=("num_nextn_predict_layers",),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Llama, Mistral and Mixtral."""

@@ -1,0 +1,108 @@
+"""Llama 2 and 3 (https://arxiv.org/abs/2407.21783), Mistral, SmolLM and others of their form, dense; Mixtral
+(https://arxiv.org/abs/2401.04088), with experts chosen by a softmax.
+
+llama.cpp's converter has put q's and k's rows into pairs of neighbours; checkpoints have halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import (
+    AttentionShape,
+    DenseFfnShape,
+    LayerShape,
+    ModelFamily,
+    ModelShape,
+    MoeShape,
+)
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.gguf.metadata import MetadataValue
+from moeserve.models.sources.huggingface.config_json import rope_of
+from moeserve.models.sources.huggingface.llama3_rope import is_llama3, llama3_rope, rope_factors
+from moeserve.models.sources.huggingface.mapping import (
+    DECODER_BIASES,
+    DECODER_KEYS,
+    DECODER_LAYER,
+    DENSE_FFN,
+    OUTPUT_BIAS,
+    HuggingFaceMapping,
+)
+from moeserve.models.sources.source import ModelSource
+
+THETA = 10000.0  # where nothing says so: files of Llama 2 do not
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Raises ModelError."""
+    reader = ShapeReader(source)
+    attention = AttentionShape(
+        *reader.heads(),
+        qkv_bias=reader.qkv_bias(),
+        output_bias=reader.output_bias(),
+        has_rope_factors=n.ROPE_FREQS in source.tensors,
+        in_pairs=not reader.flag(n.ROPE_HALVES, default=False),
+    )
+    ffn: MoeShape | DenseFfnShape
+    if reader.integer("expert_count", 0, 4096, default=0):
+        ffn = MoeShape(*reader.experts("feed_forward_length"), RouterOptions(scoring="softmax"))
+    else:
+        ffn = DenseFfnShape(reader.dense_width())
+    layers = tuple(LayerShape(seen, ffn) for seen in reader.windowed(attention))
+    return reader.model(layers, rope_theta=THETA)
+
+
+def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """Mixtral's experts; a window, which every layer sees. Raises ModelError."""
+    values: dict[str, MetadataValue] = {}
+    if config.get("model_type") == "mixtral":
+        for ours, theirs in (
+            ("expert_count", "num_local_experts"),
+            ("expert_used_count", "num_experts_per_tok"),
+        ):
+            if not isinstance(config.get(theirs), int):
+                raise ModelError(path, f"{theirs!r} is missing")
+            values[ours] = config[theirs]
+    layers, window = config.get("num_hidden_layers"), config.get("sliding_window")
+    if window is not None and isinstance(layers, int):
+        values |= {n.SLIDING_WINDOW: window, n.WINDOWED_LAYERS: np.ones(layers, np.bool_)}
+    return values
+
+
+def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """RoPE's settings, of Llama 3's type too. Raises ModelError."""
+    return llama3_rope(path, config, THETA) if is_llama3(config) else rope_of(path, config, MAPPING)
+
+
+MAPPING = HuggingFaceMapping(
+    model_type="llama",
+    other_model_types=("mistral", "mixtral"),
+    keys=DECODER_KEYS | {"feed_forward_length": ("intermediate_size",), n.HAS_QKV_BIAS: ("attention_bias",)},
+    defaults={n.HAS_QKV_BIAS: False},
+    # Settings with the one value that is supported, and transformers' own where the file has none.
+    fixed={"hidden_act": ("silu", "silu"), "mlp_bias": (False, False)},
+    layer=DECODER_LAYER | DECODER_BIASES | OUTPUT_BIAS,
+    moe={n.of_part(n.FFN_GATE_INP): "block_sparse_moe.gate.weight"},
+    dense=DENSE_FFN,
+    experts={
+        n.of_part(n.FFN_GATE_EXPS): "w1.weight",
+        n.of_part(n.FFN_UP_EXPS): "w3.weight",
+        n.of_part(n.FFN_DOWN_EXPS): "w2.weight",
+    },
+    experts_under="block_sparse_moe.experts",
+    optional=frozenset(DECODER_BIASES | OUTPUT_BIAS),
+    derived=derived,
+    rope=rope,
+    rope_theta=THETA,
+    made_of_none=rope_factors,
+    metadata={n.ROPE_HALVES: True},
+)
+
+FAMILY = ModelFamily(architecture="llama", read_shape=read_shape, hugging_face=MAPPING)

@@ -1,0 +1,57 @@
+"""OLMoE (https://arxiv.org/abs/2409.02060): q and k normalised over all heads at once, no shared expert, weights as
+chosen."""
+
+from __future__ import annotations
+
+from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape, MoeShape
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.huggingface.mapping import (
+    DECODER_BIASES,
+    DECODER_KEYS,
+    DECODER_LAYER,
+    DECODER_QK_NORMS,
+    MOE_EXPERTS,
+    MOE_KEYS,
+    MOE_ROUTER,
+    OUTPUT_BIAS,
+    HuggingFaceMapping,
+)
+from moeserve.models.sources.source import ModelSource
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Raises ModelError. A GGUF without `expert_weights_norm` means false, and has an expert's width where others have
+    a dense layer's."""
+    reader = ShapeReader(source)
+    attention = AttentionShape(
+        *reader.heads(), qk_norm="full", qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias()
+    )
+    router = RouterOptions(scoring="softmax", normalize=reader.flag("expert_weights_norm", default=False))
+    moe = MoeShape(*reader.experts("feed_forward_length"), router)
+    return reader.model((LayerShape(attention, moe),) * reader.num_layers)
+
+
+FAMILY = ModelFamily(
+    architecture="olmoe",
+    read_shape=read_shape,
+    hugging_face=HuggingFaceMapping(
+        model_type="olmoe",
+        keys=DECODER_KEYS
+        | {
+            "expert_count": MOE_KEYS["expert_count"],
+            "expert_used_count": MOE_KEYS["expert_used_count"],
+            "feed_forward_length": ("intermediate_size",),
+            "expert_weights_norm": ("norm_topk_prob",),
+            n.HAS_QKV_BIAS: ("attention_bias",),
+        },
+        defaults={"expert_weights_norm": False, n.HAS_QKV_BIAS: False},
+        # Settings with the one value that is supported, and transformers' own where the file has none.
+        fixed={"hidden_act": ("silu", "silu"), "clip_qkv": (None, None)},
+        layer=DECODER_LAYER | DECODER_QK_NORMS | DECODER_BIASES | OUTPUT_BIAS,
+        moe=MOE_ROUTER,
+        experts=MOE_EXPERTS,
+        optional=frozenset(DECODER_BIASES | OUTPUT_BIAS),
+    ),
+)

@@ -1,0 +1,64 @@
+"""Experts of a layer in two tensors of forms other than transformers' own (`merged_experts.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from moeserve.models.errors import ModelError
+from moeserve.models.sources.gguf import Metadata
+from moeserve.models.sources.gguf import names as n
+
+from .made_tensor import MadeTensor, find_tensor, rows_made
+from .safetensors_file import StoredTensor
+
+_LINEAR = "block_sparse_moe."  # behind "model.layers.N."
+
+
+def transposed_experts(
+    path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+) -> Iterator[tuple[str, MadeTensor]]:
+    """A layer's experts where they are published as [expert, in, out]. Takes them out of `stored`; others, which have
+    the rows of transformers' Qwen3-MoE, stay. Raises ModelError."""
+    name = f"{prefix}mlp.experts.gate_up_proj"
+    if name not in stored:
+        return
+    gate_up = find_tensor(path, stored, name, 3)
+    down = find_tensor(path, stored, f"{prefix}mlp.experts.down_proj", 3)
+    hidden = metadata.require_int(
+        f"{metadata.require_str('general.architecture')}.embedding_length", 1, 1 << 16
+    )
+    experts, cols, rows = gate_up.shape
+    if cols != hidden:
+        return
+    if rows % 2 or down.shape != (experts, rows // 2, hidden):
+        raise ModelError(path, f"tensors {gate_up.name!r} and {down.name!r} do not fit one another")
+    for part, tensor, chosen, out, width in (
+        (n.FFN_GATE_EXPS, gate_up, slice(None, rows // 2), rows // 2, hidden),
+        (n.FFN_UP_EXPS, gate_up, slice(rows // 2, None), rows // 2, hidden),
+        (n.FFN_DOWN_EXPS, down, slice(None), hidden, rows // 2),
+    ):
+        yield n.of_part(part), rows_made(tensor, (experts, out, width), _transposed(chosen))
+    del stored[gate_up.name], stored[down.name]
+
+
+def _transposed(columns: slice) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    return lambda experts: experts[:, :, columns].transpose(0, 2, 1)
+
+
+def linear_experts(
+    path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+) -> Iterator[tuple[str, MadeTensor]]:
+    """A layer's experts: gate's rows before up's in one tensor. Takes them out of `stored`. Raises ModelError."""
+    gate_up = find_tensor(path, stored, f"{prefix}{_LINEAR}input_linear.weight", 3)
+    down = find_tensor(path, stored, f"{prefix}{_LINEAR}output_linear.weight", 3)
+    experts, rows, cols = gate_up.shape
+    half = rows // 2
+    shape = (experts, half, cols)
+    yield n.of_part(n.FFN_GATE_EXPS), rows_made(gate_up, shape, lambda matrices: matrices[:, :half])
+    yield n.of_part(n.FFN_UP_EXPS), rows_made(gate_up, shape, lambda matrices: matrices[:, half:])
+    yield n.of_part(n.FFN_DOWN_EXPS), rows_made(down, down.shape, lambda matrices: matrices)
+    del stored[gate_up.name], stored[down.name]

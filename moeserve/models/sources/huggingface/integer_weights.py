@@ -1,0 +1,213 @@
+"""Matrices of 4 and 8 bits as GPTQ, AWQ and compressed-tensors store them, in 32-bit words, lowest bits first.
+
+    GPTQ (https://arxiv.org/abs/2210.17323)   qweight [in * bits / 32, out], words along a column's inputs;
+                                              qzeros [groups, out * bits / 32], less 1 but in its second form;
+                                              scales [groups, out]; g_idx [in], the group of each input
+    AWQ (https://arxiv.org/abs/2306.00978)    qweight [in, out / 8], qzeros [groups, out / 8]: of a word's eight outputs
+                                              0, 2, 4, 6, 1, 3, 5, 7 in this order; scales [groups, out]
+    compressed-tensors                        weight_packed [out, in * bits / 32], weight_scale [out, groups],
+                                              weight_zero_point [out * bits / 32, groups], words along the outputs,
+                                              or the middle of the codes where there is none; weight_shape; or `weight`
+                                              of signed bytes
+
+Bits and groups follow from the shapes, as settings may differ from module to module.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.models.errors import ModelError
+
+from .made_tensor import find_tensor
+from .quantization_config import AWQ, GPTQ, is_gptq_v2
+from .safetensors_file import StoredTensor, stored_numbers
+from .zero_blocks import Bytes, Integers, integer_matrix
+
+WORD = 32
+Stored = dict[str, StoredTensor]
+# What activations and the KV cache were rounded with: neither is rounded so here.
+_OF_ACTIVATIONS = (
+    *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
+    *("k_scale", "v_scale", "q_scale"),
+)
+
+
+def with_integers(path: Path, stored: Stored, settings: dict[str, Any]) -> Stored:
+    """The matrices under the names that they have in a checkpoint of floats, in place of their parts. Raises ModelError
+    for parts that do not fit one another, and for what no block can hold."""
+    found = {name: t for name, t in stored.items() if name.rpartition(".")[2] not in _OF_ACTIVATIONS}
+    method = settings["quant_method"]
+    for name in list(found):
+        prefix, _, part = name.rpartition(".")
+        if part == "qweight" and method in (GPTQ, AWQ):
+            matrix = (
+                _gptq(path, found, prefix, is_gptq_v2(settings))
+                if method == GPTQ
+                else _awq(path, found, prefix)
+            )
+        elif part == "weight_packed":
+            matrix = _packed(path, found, prefix)
+        elif part == "weight" and found[name].dtype == "I8":
+            matrix = _signed_bytes(path, found, prefix)
+        else:
+            continue
+        assert matrix.packed is not None
+        for source in matrix.packed.sources:
+            del found[source.name]
+        found[matrix.name] = matrix
+    return found
+
+
+def _part(
+    path: Path, stored: Stored, name: str, dtypes: tuple[str, ...], dimensions: int = 2
+) -> StoredTensor:
+    tensor = find_tensor(path, stored, name, dimensions)
+    if tensor.dtype not in dtypes or 0 in tensor.shape:
+        raise ModelError(
+            path, f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)}; {' or '.join(dtypes)} is expected"
+        )
+    return tensor
+
+
+_FLOAT = ("F16", "BF16", "F32")
+
+
+def _misfit(path: Path, prefix: str) -> ModelError:
+    return ModelError(path, f"the parts of {prefix!r} have shapes that do not fit one another")
+
+
+def _gptq(path: Path, stored: Stored, prefix: str, is_v2: bool) -> StoredTensor:
+    weight, zeros = (_part(path, stored, f"{prefix}.{part}", ("I32",)) for part in ("qweight", "qzeros"))
+    scales = _part(path, stored, f"{prefix}.scales", _FLOAT)
+    groups, out = scales.shape
+    bits = zeros.shape[1] * WORD // out
+    if bits * out != zeros.shape[1] * WORD or zeros.shape[0] != groups or weight.shape[1] != out or bits < 1:
+        raise _misfit(path, prefix)
+    cols = weight.shape[0] * WORD // bits
+    sources = [weight, zeros, scales]
+    if f"{prefix}.g_idx" in stored:
+        sources.append(_checked_order(path, stored, f"{prefix}.g_idx", cols, groups))
+    one = 0 if is_v2 else sum(1 << shift for shift in range(0, WORD, bits))
+
+    def read() -> Integers:
+        words = np.ascontiguousarray(stored_numbers(weight).T)
+        points = stored_numbers(zeros) + np.uint32(one)  # in whole words, as they were subtracted
+        return Integers(words.view(np.uint8), stored_numbers(scales).T, _codes(points, bits).T)
+
+    return integer_matrix(weight, f"{prefix}.weight", (out, cols), bits, scales, groups, tuple(sources), read)
+
+
+def _checked_order(path: Path, stored: Stored, name: str, cols: int, groups: int) -> StoredTensor:
+    """Raises ModelError where a column's group is another than its place says."""
+    order = _part(path, stored, name, ("I32", "I64"), 1)
+    if order.shape != (cols,) or cols % groups:
+        raise _misfit(path, name.rpartition(".")[0])
+    if not (stored_numbers(order) == np.arange(cols) // (cols // groups)).all():
+        raise ModelError(
+            path,
+            f"tensor {name!r} has columns in the order of their activations (desc_act, actorder), which is not "
+            "supported; download a checkpoint without it, with static groups, or a GGUF file",
+        )
+    return order
+
+
+# Nibbles of a word, lowest first, are these of its eight columns.
+_LOW, _HIGH = (0, 4, 1, 5), (2, 6, 3, 7)
+
+
+def _awq(path: Path, stored: Stored, prefix: str) -> StoredTensor:
+    weight, zeros = (_part(path, stored, f"{prefix}.{part}", ("I32",)) for part in ("qweight", "qzeros"))
+    scales = _part(path, stored, f"{prefix}.scales", _FLOAT)
+    (cols, words), (groups, out) = weight.shape, scales.shape
+    if words * 8 != out or zeros.shape != (groups, words):
+        raise _misfit(path, prefix)
+
+    def columns(tensor: StoredTensor) -> Bytes:
+        octets = np.ascontiguousarray(stored_numbers(tensor)).view(np.uint8).reshape(-1, words, 4)
+        spread = np.empty((len(octets), words, 8), np.uint8)
+        spread[..., _LOW], spread[..., _HIGH] = octets & 15, octets >> 4
+        return spread.reshape(len(octets), out)
+
+    def read() -> Integers:
+        codes = np.ascontiguousarray(columns(weight).T)
+        return Integers(
+            codes[:, ::2] | codes[:, 1::2] << np.uint8(4), stored_numbers(scales).T, columns(zeros).T
+        )
+
+    sources = (weight, zeros, scales)
+    return integer_matrix(weight, f"{prefix}.weight", (out, cols), 4, scales, groups, sources, read)
+
+
+def _packed(path: Path, stored: Stored, prefix: str) -> StoredTensor:
+    weight = _part(path, stored, f"{prefix}.weight_packed", ("I32",))
+    scales = _part(path, stored, f"{prefix}.weight_scale", _FLOAT)
+    shape = _part(path, stored, f"{prefix}.weight_shape", ("I64", "I32"), 1)
+    if shape.shape != (2,):
+        raise _misfit(path, prefix)
+    rows, cols = (int(size) for size in stored_numbers(shape))
+    bits = weight.shape[1] * WORD // max(1, cols)
+    groups = scales.shape[1]
+    if weight.shape != (rows, cols * bits // WORD) or cols * bits % WORD or scales.shape[0] != rows:
+        raise _misfit(path, prefix)
+    sources = [weight, scales, shape]
+    if f"{prefix}.weight_g_idx" in stored:
+        sources.append(_checked_order(path, stored, f"{prefix}.weight_g_idx", cols, groups))
+    zeros = None
+    if f"{prefix}.weight_zero_point" in stored:
+        zeros = _part(path, stored, f"{prefix}.weight_zero_point", ("I32",))
+        if zeros.shape != (-(-rows * bits // WORD), groups):
+            raise _misfit(path, prefix)
+        sources.append(zeros)
+
+    def points() -> Bytes:
+        if zeros is None:
+            return np.full((rows, groups), 1 << bits - 1, np.uint8)
+        return np.ascontiguousarray(_codes(stored_numbers(zeros).T, bits).T[:rows])
+
+    def read() -> Integers:
+        codes = np.ascontiguousarray(stored_numbers(weight)).view(np.uint8)
+        return Integers(codes, stored_numbers(scales), points())
+
+    return integer_matrix(
+        weight, f"{prefix}.weight", (rows, cols), bits, scales, groups, tuple(sources), read
+    )
+
+
+def _signed_bytes(path: Path, stored: Stored, prefix: str) -> StoredTensor:
+    weight = _part(path, stored, f"{prefix}.weight", ("I8",))
+    name = f"{prefix}.weight_scale"
+    scales = _part(path, stored, name, _FLOAT, len(stored[name].shape) if name in stored else 2)
+    rows, cols = weight.shape
+    size = int(np.prod(scales.shape))
+    groups = 1 if size == 1 else size // rows
+    if size != 1 and (scales.shape[0] != rows or groups * rows != size or len(scales.shape) > 2):
+        raise _misfit(path, prefix)
+    sources = [weight, scales]
+    zeros = stored.get(f"{prefix}.weight_zero_point")
+    if zeros is not None:
+        if zeros.dtype != "I8" or zeros.shape != scales.shape:
+            raise _misfit(path, prefix)
+        sources.append(zeros)
+
+    def spread(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.broadcast_to(numbers.reshape(-1, groups), (rows, groups)).copy()
+
+    def read() -> Integers:
+        points = np.zeros(scales.shape, np.uint8) if zeros is None else stored_numbers(zeros)
+        codes = stored_numbers(weight) ^ np.uint8(0x80)
+        return Integers(codes, spread(stored_numbers(scales)), spread(points) ^ np.uint8(0x80))
+
+    return integer_matrix(weight, weight.name, (rows, cols), 8, scales, groups, tuple(sources), read)
+
+
+def _codes(words: npt.NDArray[Any], bits: int) -> Bytes:
+    """The codes of the last dimension's words, a byte each."""
+    octets = np.ascontiguousarray(words, "<u4").view(np.uint8)
+    if bits == 8:
+        return octets
+    return np.stack([octets & 15, octets >> 4], axis=-1).reshape(*octets.shape[:-1], -1)

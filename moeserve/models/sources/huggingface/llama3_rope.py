@@ -1,0 +1,80 @@
+"""Llama 3's stretching of RoPE: slow frequencies are divided, fast ones stay, those between are mixed. A GGUF has the
+divisors as a tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeserve.models.errors import ModelError
+from moeserve.models.sources.gguf import Metadata
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.gguf.metadata import MetadataValue
+from moeserve.quantization.table import F32
+
+from .made_tensor import MadeTensor, bytes_of
+
+_TYPE = "llama3"
+# Our own keys, which no GGUF has, by config.json's names.
+_SETTINGS = {
+    "factor": "rope.llama3.factor",
+    "low_freq_factor": "rope.llama3.low_freq_factor",
+    "high_freq_factor": "rope.llama3.high_freq_factor",
+    "original_max_position_embeddings": "rope.llama3.original_context_length",
+}
+_OTHERS = {"rope_type", "type", "rope_theta"}
+
+
+def is_llama3(config: Mapping[str, Any]) -> bool:
+    """Whether config.json asks for it."""
+    return _settings(config).get("rope_type", _settings(config).get("type")) == _TYPE
+
+
+def llama3_rope(path: Path, config: Mapping[str, Any], theta: float) -> dict[str, MetadataValue]:
+    """theta: where config.json has none. Raises ModelError."""
+    settings = _settings(config)
+    unknown = sorted(settings.keys() - _SETTINGS.keys() - _OTHERS)
+    if unknown:
+        raise ModelError(path, f"{unknown[0]!r} of rope_type {_TYPE!r} is not supported")
+    for name in _SETTINGS:
+        value = settings.get(name)
+        if not isinstance(value, int | float) or not 0 < value <= 1 << 24:
+            raise ModelError(
+                path, f"{name!r} of rope_type {_TYPE!r} is {value!r}; a number above 0 is expected"
+            )
+    if not settings["low_freq_factor"] < settings["high_freq_factor"]:
+        raise ModelError(path, "'low_freq_factor' is not below 'high_freq_factor'")
+    values: dict[str, MetadataValue] = {ours: float(settings[name]) for name, ours in _SETTINGS.items()}
+    return values | {"rope.freq_base": settings.get("rope_theta", config.get("rope_theta")) or theta}
+
+
+def rope_factors(metadata: Metadata) -> Iterator[tuple[str, MadeTensor]]:
+    """By what frequencies are divided, as a GGUF has it; nothing without such settings."""
+    architecture = metadata.require_str("general.architecture")
+    if f"{architecture}.{_SETTINGS['factor']}" not in metadata:
+        return
+    factor, low, high, original = (
+        metadata.require_float(f"{architecture}.{key}", 0.0, float(1 << 24)) for key in _SETTINGS.values()
+    )
+    hidden = metadata.require_int(f"{architecture}.embedding_length", 1, 1 << 16)
+    heads = metadata.require_int(f"{architecture}.attention.head_count", 1, 1024)
+    dim = metadata.require_int(f"{architecture}.attention.key_length", 2, 1024, default=hidden // heads)
+    theta = metadata.require_float(f"{architecture}.rope.freq_base", 2.0, 1e12)
+    wavelengths = 2 * math.pi * theta ** (np.arange(dim // 2) * 2 / dim)
+    mixed = (original / wavelengths - low) / (high - low)
+    between = 1 / ((1 - mixed) / factor + mixed)
+    factors = np.where(
+        wavelengths < original / high, 1.0, np.where(wavelengths > original / low, factor, between)
+    )
+    yield n.ROPE_FREQS, MadeTensor(factors.shape, F32, (), lambda: bytes_of(factors.astype(np.float32)))
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    given = config.get("rope_parameters") or config.get("rope_scaling")
+    return (
+        {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else {}
+    )

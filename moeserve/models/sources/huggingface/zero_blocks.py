@@ -1,0 +1,107 @@
+"""Matrices of integers of 4 or 8 bits with a scale and a zero point for each group of a row's columns, as the engine's
+own blocks: w = s * (q - z), nothing rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.models.errors import ModelError
+from moeserve.quantization import QuantType, StoredScales
+from moeserve.quantization.table import ZERO_TYPES
+
+from .safetensors_file import PackedWeight, StoredTensor, stored_numbers
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """A matrix as its blocks take it."""
+
+    codes: Bytes  # [rows, cols * bits / 8], a row's in their order, the first in the lowest bits; unsigned
+    scales: npt.NDArray[Any]  # [rows, groups], float16, float32 or the bits of bfloat16
+    zeros: Bytes  # [rows, groups], unsigned as the codes
+
+
+def integer_matrix(
+    first: StoredTensor,
+    name: str,
+    shape: tuple[int, int],
+    bits: int,
+    scales: StoredTensor,
+    groups: int,
+    sources: tuple[StoredTensor, ...],
+    read: Callable[[], Integers],
+) -> StoredTensor:
+    """The matrix [rows, cols] under its name in a checkpoint of floats. `groups`: of a row, with a scale each; `first`:
+    the tensor of the codes. Raises ModelError for what no block can hold."""
+    kind = _kind_of(first, shape[1], bits, scales, groups)
+    packed = PackedWeight(kind, lambda: _blocks(kind, shape, bits, read()), sources)
+    return StoredTensor(
+        first.path, name, shape, first.dtype, first.start, first.end, first.buffer, packed=packed
+    )
+
+
+def _kind_of(first: StoredTensor, cols: int, bits: int, scales: StoredTensor, groups: int) -> QuantType:
+    if bits not in (4, 8):
+        raise ModelError(first.path, f"tensor {first.name!r} has codes of {bits} bits; 4 and 8 are supported")
+    if groups < 1 or cols < 1 or cols % groups:
+        raise ModelError(first.path, f"tensor {first.name!r} has {cols} columns in {groups} groups")
+    stored = _stored_scales(scales)
+    widths = sorted((c for b, c, s in ZERO_TYPES if (b, s) == (bits, stored)), reverse=True)
+    width = next((width for width in widths if gcd(cols, cols // groups) % width == 0), None)
+    if width is None:
+        raise ModelError(
+            first.path,
+            f"tensor {first.name!r} has {cols} columns in groups of {cols // groups}; multiples of {widths[-1]} are "
+            "supported",
+        )
+    return ZERO_TYPES[bits, width, stored]
+
+
+def _stored_scales(scales: StoredTensor) -> StoredScales:
+    """How a block stores them. float32 only where 16 bits hold every one."""
+    if scales.dtype == "F16":
+        return StoredScales.F16_ZERO
+    if scales.dtype == "BF16":
+        return StoredScales.BF16_ZERO
+    if scales.dtype == "F32":
+        values = stored_numbers(scales)
+        with np.errstate(over="ignore"):
+            if (values.view(np.float32).astype(np.float16).astype(np.float32).view("<u4") == values).all():
+                return StoredScales.F16_ZERO
+        if not (values & 0xFFFF).any():
+            return StoredScales.BF16_ZERO
+    raise ModelError(
+        scales.path, f"tensor {scales.name!r} has scales of {scales.dtype} that 16 bits do not hold"
+    )
+
+
+def _blocks(kind: QuantType, shape: tuple[int, int], bits: int, integers: Integers) -> Bytes:
+    """uint8 [rows, row bytes]."""
+    layout = kind.layout
+    assert layout is not None
+    rows, cols = shape
+    count = cols // kind.block_columns
+    each = count // integers.scales.shape[1]  # blocks of a group
+    out = np.empty((rows, count, kind.block_bytes), np.uint8)
+    scales = _as_16_bits(integers.scales, layout.stored_scales)
+    out[..., :2] = np.ascontiguousarray(scales.repeat(each, axis=1))[..., None].view(np.uint8)
+    out[..., 2] = integers.zeros.repeat(each, axis=1)
+    codes = integers.codes.reshape(rows, count, -1)
+    out[..., 3:] = codes ^ np.uint8(0x80) if bits == 8 else codes
+    return out.reshape(rows, -1)
+
+
+def _as_16_bits(scales: npt.NDArray[Any], stored: StoredScales) -> npt.NDArray[np.uint16]:
+    if scales.dtype.itemsize == 2:
+        return scales.view(np.uint16)
+    if stored == StoredScales.BF16_ZERO:
+        return (scales.view(np.uint32) >> 16).astype(np.uint16)
+    return scales.view(np.float32).astype(np.float16).view(np.uint16)

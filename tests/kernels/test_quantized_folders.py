@@ -1,0 +1,200 @@
+"""Folders of 4 and 8 bits: the values that were published, transformers' logits of them, and no more memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from moeserve.models.errors import ModelError
+from moeserve.models.loading.engine_types import check_gpu_types
+from moeserve.models.open import open_folder
+from moeserve.models.sources.source import ModelSource
+from moeserve.quantization.reference import dequantize
+from tests.kernels.model_engine import Engine
+from tests.kernels.operations import ISAS, stream_of
+from tests.kernels.transformers_logits import TOKENS, transformers_logits
+from tests.kernels.weights import nmse
+from tests.support.hugging_face_model import FAMILIES, write_family, write_model
+from tests.support.quantized_folders import BY_NAME, SCHEMES, Scheme, quantize_folder
+
+WIDE: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "hidden_size": 256,
+    "moe_intermediate_size": 128,
+    "num_experts": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def of_floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3-MoE. Not to be changed."""
+    folder = tmp_path_factory.mktemp("floats") / "tiny"
+    write_model(folder, torch.float32, **WIDE)
+    return folder
+
+
+def write_pair(of_floats: Path, tmp_path: Path, scheme: Scheme) -> tuple[Path, Path]:
+    """The model quantised, and the same dequantised."""
+    shutil.copytree(of_floats, tmp_path / "floats")
+    quantize_folder(tmp_path / "floats", tmp_path / "quantized", scheme)
+    return tmp_path / "quantized", tmp_path / "floats"
+
+
+def values_of(source: ModelSource, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return dequantize(source.tensors[name].type, source.data(name))
+
+
+def assert_same_values(quantized: Path, floats: Path) -> None:
+    ours, theirs = open_folder(quantized), open_folder(floats)
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    for name, tensor in ours.tensors.items():
+        assert tensor.shape == theirs.tensors[name].shape
+        assert tensor.nbytes == ours.data(name).nbytes
+        np.testing.assert_array_equal(values_of(ours, name), values_of(theirs, name), name)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_values_are_those_that_were_published(scheme: Scheme, of_floats: Path, tmp_path: Path) -> None:
+    quantized, floats = write_pair(of_floats, tmp_path, scheme)
+    assert_same_values(quantized, floats)
+    source = open_folder(quantized)
+    packed = [t for t in source.tensors.values() if t.type.layout is not None]
+    if not scheme.name.startswith("fp8"):  # read as bfloat16, which takes twice the file
+        assert len(packed) == 4 + 3
+        files = sum(f.stat().st_size for f in quantized.glob("*.safetensors"))
+        assert sum(tensor.nbytes for tensor in source.tensors.values()) <= 1.05 * files
+
+
+@pytest.mark.parametrize(
+    ("model_type", "scheme", "most"),
+    [
+        ("glm4_moe", "awq", 1e-3),
+        ("deepseek_v3", "gptq-32", 1e-2),
+        ("qwen3_next", "w4a16-asym", 3e-2),  # its state carries what was rounded from position to position
+        ("qwen3", "w8a16", 1e-3),
+    ],
+)
+def test_logits_are_those_of_transformers(
+    model_type: str, scheme: str, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the dequantised weights, in float32; the engine rounds activations to 8 bits."""
+    widths = {"intermediate_size", "shared_expert_intermediate_size"} & FAMILIES[model_type][2].keys()
+    own = dict.fromkeys(widths, 256)
+    changes = {"hidden_size": 256, "moe_intermediate_size": 128, "head_dim": 64} | own
+    if model_type == "deepseek_v3":
+        changes |= {"q_lora_rank": 128, "head_dim": 32}
+    model = write_family(tmp_path / "floats", model_type, torch.float32, **changes)
+    quantize_folder(tmp_path / "floats", tmp_path / "quantized", BY_NAME[scheme])
+    assert_same_values(tmp_path / "quantized", tmp_path / "floats")
+    truth = transformers_logits(model.from_pretrained(tmp_path / "floats", dtype=torch.float32), monkeypatch)
+    whole = [Engine(stream_of(isa), tmp_path / "quantized").logits(TOKENS) for isa in ISAS]
+    errors = ((whole[-1] - truth) ** 2).mean(-1) / (truth**2).mean()
+    assert errors.median() < most
+    assert (
+        whole[-1].argmax(-1) == truth.argmax(-1)
+    ).float().mean() > 0.6  # of a random model, whose choices are near ties
+    assert nmse(whole[0], whole[-1]) < most
+    assert torch.equal(Engine(stream_of(ISAS[-1], 3), tmp_path / "quantized").logits(TOKENS, 7), whole[-1])
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Of quantization_config; None takes a key away."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    settings = config["quantization_config"] | changes
+    config["quantization_config"] = {key: value for key, value in settings.items() if value is not None}
+    path.write_text(json.dumps(config))
+
+
+def replace_part(folder: Path, end: str, tensor: torch.Tensor) -> None:
+    """The first tensor whose name ends so."""
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(file)
+        name = next((name for name in tensors if name.endswith(end)), None)
+        if name is not None:
+            save_file(tensors | {name: tensor}, file)
+            return
+    raise AssertionError(end)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "changes", "said"),
+    [
+        ("awq", {"version": "gemv"}, "AWQ's version 'gemv'"),
+        ("gptq", {"checkpoint_format": "marlin"}, "GPTQ's checkpoint_format 'marlin'"),
+        ("w4a16", {"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
+        ("w4a16", {"format": "marlin-24"}, "format 'marlin-24'"),
+        ("w4a16", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse format 'sparse-24-bitmask'"),
+        ("w4a16", {"transform_config": {"config_groups": {"R1": {}}}}, "compressed-tensors' transforms"),
+        ("fp8-matrix", {"quant_algo": "NVFP4"}, "ModelOpt's quant_algo 'NVFP4'"),
+        ("auto-round", {"packing_format": "auto_round:exllamav3"}, "packing_format 'auto_round:exllamav3'"),
+        ("w4a16", {"format": ["pack-quantized"]}, "compressed-tensors' format"),
+        ("gptq", {"quant_method": "bitsandbytes"}, "quantization_config of 'bitsandbytes'"),
+    ],
+)
+def test_schemes_that_are_not_read_are_refused_by_name(
+    scheme: str, changes: dict[str, Any], said: str, of_floats: Path, tmp_path: Path
+) -> None:
+    quantized, _ = write_pair(of_floats, tmp_path, BY_NAME[scheme])
+    edit(quantized, **changes)
+    with pytest.raises(ModelError, match=said):
+        open_folder(quantized)
+
+
+_SHAPE = torch.tensor
+WRONG_PARTS: list[tuple[str, str, torch.Tensor, str]] = [
+    ("gptq", "q_proj.g_idx", torch.zeros(256, dtype=torch.int32), r"order of their activations \(desc_act"),
+    ("gptq", "g_idx", torch.zeros(5, dtype=torch.int32), "do not fit one another"),
+    ("gptq", "qzeros", torch.zeros(2, 24, dtype=torch.int32), "do not fit|codes of"),
+    ("gptq", "scales", torch.zeros(0, 256, dtype=torch.float16), "F16 .*is expected"),
+    ("gptq", "scales", torch.zeros(3, 256, dtype=torch.float16), "do not fit one another"),
+    ("gptq", "qweight", torch.zeros(32, 256), "is F32 .* I32 is expected"),
+    ("awq", "qweight", torch.zeros(256, 1, dtype=torch.int32), "do not fit one another"),
+    ("w4a16", "weight_shape", _SHAPE([-1, 1 << 40]), "do not fit one another"),
+    ("w4a16", "weight_shape", _SHAPE([256, 0]), "do not fit one another"),
+    ("w4a16", "weight_shape", _SHAPE([1]), "do not fit one another"),
+    ("w4a16", "weight_scale", torch.full((128, 2), 1 / 3), "scales of F32 that 16 bits do not hold|do not fit"),
+    ("w4a16-asym", "weight_zero_point", torch.zeros(1, 8, dtype=torch.int32), "do not fit one another"),
+    ("w8a8", "weight_scale", torch.zeros(3, 1), "do not fit one another"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scheme", "part", "tensor", "said"), WRONG_PARTS)
+def test_parts_that_do_not_fit_are_refused(
+    scheme: str, part: str, tensor: torch.Tensor, said: str, of_floats: Path, tmp_path: Path
+) -> None:
+    quantized, _ = write_pair(of_floats, tmp_path, BY_NAME[scheme])
+    replace_part(quantized, part, tensor)
+    with pytest.raises(ModelError, match=said):
+        open_folder(quantized)
+
+
+def test_groups_that_no_block_holds_are_refused(of_floats: Path, tmp_path: Path) -> None:
+    scheme = Scheme("awq-16", BY_NAME["awq"].write, BY_NAME["awq"].config, group=16)
+    with pytest.raises(ModelError, match=r"\d+ columns in groups of 16; multiples of 32 are"):
+        open_folder(write_pair(of_floats, tmp_path, scheme)[0])
+
+
+def test_settings_in_other_places(of_floats: Path, tmp_path: Path) -> None:
+    """AutoGPTQ's old file, and compressed-tensors' old key."""
+    quantized, floats = write_pair(of_floats, tmp_path, BY_NAME["gptq"])
+    config = json.loads((quantized / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    (quantized / "config.json").write_text(json.dumps(config | {"quantization_config": None}))
+    (quantized / "quantize_config.json").write_text(json.dumps(settings | {"quant_method": "gptq"}))
+    assert_same_values(quantized, floats)
+    (quantized / "config.json").write_text(json.dumps(config | {"compression_config": settings}))
+    assert_same_values(quantized, floats)
+
+
+def test_a_gpu_refuses_the_types_by_name(of_floats: Path, tmp_path: Path) -> None:
+    source = open_folder(write_pair(of_floats, tmp_path, BY_NAME["awq"])[0])
+    with pytest.raises(ModelError, match="is of type INT4_G128, which only the CPU engine reads"):
+        check_gpu_types(source, source.tensors)

@@ -1,0 +1,59 @@
+"""GGUF's types as gguf-py knows them, and by hand those that its installed version lacks, and our own."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from gguf import quants
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from moeserve.quantization.table import ZERO_TYPES
+
+# Name, number, and columns and bytes of a block, as in ggml's headers: what gguf-py may not know yet.
+NEWEST = {41: ("Q1_0", (128, 18)), 42: ("Q2_0", (64, 18))}
+OURS = {int(row): row for row in ZERO_TYPES.values()}
+
+
+def ggml_type(number: int) -> GGMLQuantizationType:
+    """gguf-py's member of this number, or one like it."""
+    if number not in NEWEST and number not in OURS:
+        return GGMLQuantizationType(number)
+    member = int.__new__(GGMLQuantizationType, number)
+    member._name_ = OURS[number].name if number in OURS else NEWEST[number][0]
+    member._value_ = number
+    return member
+
+
+def ggml_sizes(number: int) -> tuple[int, int]:
+    """Columns and bytes of a block."""
+    return NEWEST[number][1] if number in NEWEST else GGML_QUANT_SIZES[GGMLQuantizationType(number)]
+
+
+def ggml_values(number: int, blocks: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    """uint8 rows of whole blocks [.., bytes], or floats of the type's own, dequantised: float32 [.., columns]."""
+    if number in OURS:
+        return _with_zeros(OURS[number].name, OURS[number].block_bytes, blocks)
+    if number not in NEWEST:
+        return quants.dequantize(blocks, GGMLQuantizationType(number)).astype(np.float32)
+    _, (columns, nbytes) = NEWEST[number]
+    parts = blocks.view(np.uint8).reshape(-1, nbytes)
+    d = np.ascontiguousarray(parts[:, :2]).view(np.float16).astype(np.float32)
+    bits = np.unpackbits(parts[:, 2:], axis=1, bitorder="little").astype(np.float32)
+    numbers = 2 * bits - 1 if columns == 128 else bits[:, ::2] + 2 * bits[:, 1::2] - 1
+    return (d * numbers).astype(np.float32).reshape(*blocks.shape[:-1], -1)
+
+
+def _with_zeros(name: str, nbytes: int, blocks: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    """By the type's name: a scale of 16 bits, a zero point, then codes; those of 8 bits are less 128."""
+    parts = blocks.view(np.uint8).reshape(-1, nbytes)
+    bits = np.ascontiguousarray(parts[:, :2]).view(np.uint16)
+    if name.endswith("BF16"):
+        scales = (bits.astype(np.uint32) << 16).view(np.float32)
+    else:
+        scales = bits.view(np.float16).astype(np.float32)
+    zeros, codes = parts[:, 2:3].astype(np.float32), parts[:, 3:]
+    if name.startswith("INT8"):
+        numbers = codes.view(np.int8).astype(np.float32) + 128
+    else:
+        numbers = np.stack([codes % 16, codes // 16], axis=-1).reshape(len(parts), -1).astype(np.float32)
+    return (scales * (numbers - zeros)).astype(np.float32).reshape(*blocks.shape[:-1], -1)

@@ -1,0 +1,170 @@
+"""Checkpoints of 4 and 8 bits, written as their publishers lay them out, beside the same weights dequantised."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+Parts = dict[str, torch.Tensor]
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+LINEAR = re.compile(r"model\.layers\..*_proj[a-z_]*\.weight|model\.layers\..*proj_qkvz\.weight")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How matrices are quantised, and what config.json says of it."""
+
+    name: str
+    write: Callable[
+        [Scheme, str, torch.Tensor], tuple[Parts, torch.Tensor]
+    ]  # the parts, and the matrix dequantised
+    config: dict[str, Any] = field(default_factory=dict)
+    bits: int = 4
+    group: int = 128  # columns; 0: a row's
+    symmetric: bool = False
+    dtype: torch.dtype = torch.float16
+
+
+def _integers(scheme: Scheme, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes [out, in], scales and zero points [out, groups], rounded to the nearest."""
+    out, cols = weight.shape
+    groups = weight.float().reshape(out, -1, scheme.group or cols)
+    most = (1 << scheme.bits) - 1
+    if scheme.symmetric:
+        scales = (groups.abs().amax(-1) * 2 / most).to(scheme.dtype)
+        zeros = torch.full(scales.shape, (most + 1) // 2)
+    else:
+        low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+        scales = ((high - low) / most).to(scheme.dtype)
+        zeros = (
+            (-low / scales.float()).round().clamp(1, most).long()
+        )  # GPTQ's first form cannot store a 0 alone
+    codes = (groups / scales.float()[..., None] + zeros[..., None]).round().clamp(0, most).long()
+    return codes.reshape(out, cols), scales, zeros
+
+
+def _dequantized(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    groups = codes.reshape(*scales.shape, -1) - zeros[..., None]
+    return (groups.float() * scales.float()[..., None]).reshape(codes.shape)
+
+
+def _words(codes: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Of the last dimension: int32 with its first code in the lowest bits, or in `order`."""
+    each = 32 // bits
+    missing = -codes.shape[-1] % each
+    parts = torch.nn.functional.pad(codes, (0, missing)).unflatten(-1, (-1, each))
+    words = sum(parts[..., (order or range(each))[i]] << bits * i for i in range(each))
+    assert isinstance(words, torch.Tensor)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int().contiguous()
+
+
+def write_gptq(scheme: Scheme, name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    codes, scales, zeros = _integers(scheme, weight)
+    less = 0 if scheme.config.get("checkpoint_format") == "gptq_v2" else 1
+    cols = weight.shape[1]
+    parts = {
+        "qweight": _words(codes, scheme.bits).T.contiguous(),
+        "qzeros": _words(zeros.T - less, scheme.bits),
+        "scales": scales.T.contiguous(),
+        "g_idx": (torch.arange(cols) // (scheme.group or cols)).int(),
+    }
+    return {f"{name}.{part}": t for part, t in parts.items()}, _dequantized(codes, scales, zeros)
+
+
+def write_awq(scheme: Scheme, name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    codes, scales, zeros = _integers(scheme, weight)
+    parts = {
+        "qweight": _words(codes.T, 4, AWQ_ORDER),
+        "qzeros": _words(zeros.T, 4, AWQ_ORDER),
+        "scales": scales.T.contiguous(),
+    }
+    return {f"{name}.{part}": t for part, t in parts.items()}, _dequantized(codes, scales, zeros)
+
+
+def write_packed(scheme: Scheme, name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """compressed-tensors' pack-quantized."""
+    codes, scales, zeros = _integers(scheme, weight)
+    parts = {
+        "weight_packed": _words(codes, scheme.bits),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if not scheme.symmetric:
+        parts["weight_zero_point"] = _words(zeros.T, scheme.bits).T.contiguous()
+    return {f"{name}.{part}": t for part, t in parts.items()}, _dequantized(codes, scales, zeros)
+
+
+def write_signed(scheme: Scheme, name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """compressed-tensors' int-quantized, with a scale of its activations that nothing here needs."""
+    codes, scales, zeros = _integers(scheme, weight)
+    parts = {"weight": (codes - 128).to(torch.int8), "weight_scale": scales, "input_scale": torch.ones(1)}
+    return {f"{name}.{part}": t for part, t in parts.items()}, _dequantized(codes, scales, zeros)
+
+
+def write_fp8(scheme: Scheme, name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """A scale for each row (group 0) or the matrix (group -1); the values are bfloat16's, as they are read."""
+    most = weight.abs().amax(1, keepdim=True) if scheme.group == 0 else weight.abs().amax().reshape(1)
+    scales = (most.float() / 448).to(scheme.dtype)
+    codes = (weight.float() / scales.float()).to(torch.float8_e4m3fn)
+    values = (codes.float() * scales.float()).bfloat16()
+    return {f"{name}.weight": codes, f"{name}.weight_scale": scales}, values
+
+
+def _compressed(form: str, **more: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": more}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group},
+            "ignore": ["lm_head", "re:.*mlp.gate$"], "kv_cache_scheme": None}  # fmt: skip
+
+
+_GPTQ: dict[str, Any] = {"quant_method": "gptq", "desc_act": False, "sym": False}
+_AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}
+_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}
+SCHEMES = (
+    Scheme("gptq", write_gptq, _GPTQ | {"bits": 4, "group_size": 128}),
+    Scheme("gptq-32", write_gptq, _GPTQ | {"checkpoint_format": "gptq"}, group=32, dtype=torch.bfloat16),
+    Scheme("gptq-row-v2", write_gptq, _GPTQ | {"checkpoint_format": "gptq_v2", "group_size": -1}, group=0),
+    Scheme("gptq-8", write_gptq, _GPTQ | {"bits": 8}, bits=8, group=32),
+    Scheme("gptq-8-sym", write_gptq, _GPTQ | {"bits": 8}, bits=8, symmetric=True),
+    Scheme("auto-round", write_gptq, _ROUND, symmetric=True, group=64),
+    Scheme("awq", write_awq, _AWQ | {"modules_to_not_convert": ["mlp.gate"]}),
+    Scheme("awq-64", write_awq, _AWQ | {"modules_to_not_convert": None}, group=64),
+    Scheme("w4a16", write_packed, _compressed("pack-quantized", num_bits=4), symmetric=True, dtype=torch.bfloat16),
+    Scheme("w4a16-asym", write_packed, _compressed("pack-quantized", num_bits=4), group=32),
+    Scheme("w8a16", write_packed, _compressed("pack-quantized", num_bits=8), bits=8, group=0, symmetric=True),
+    Scheme("w8a8", write_signed, _compressed("int-quantized", num_bits=8), bits=8, group=0, symmetric=True,
+           dtype=torch.bfloat16),
+    Scheme("fp8-row", write_fp8, _compressed("float-quantized", num_bits=8), group=0, dtype=torch.bfloat16),
+    Scheme("fp8-matrix", write_fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}, group=-1, dtype=torch.float32),
+)  # fmt: skip
+BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
+
+
+def quantize_folder(floats: Path, quantized: Path, scheme: Scheme) -> None:
+    """Writes `quantized` from a folder of floats, whose own matrices become the dequantised ones."""
+    shutil.copytree(floats, quantized)
+    for file in floats.glob("*.safetensors"):
+        theirs: Parts = {}
+        ours = load_file(file)
+        for name, tensor in list(ours.items()):
+            if LINEAR.fullmatch(name):
+                parts, ours[name] = scheme.write(scheme, name.removesuffix(".weight"), tensor)
+                ours[name] = ours[name].to(tensor.dtype)
+                theirs |= parts
+            else:
+                theirs[name] = tensor
+        save_file(theirs, quantized / file.name)
+        save_file(ours, file)
+    config = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps(config | {"quantization_config": scheme.config}))
+    index = quantized / "model.safetensors.index.json"
+    if index.exists():
+        files = {name: f.name for f in quantized.glob("*.safetensors") for name in load_file(f)}
+        index.write_text(json.dumps({"weight_map": files}))
