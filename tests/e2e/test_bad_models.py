@@ -115,6 +115,7 @@ def failed_start(model: Path) -> str:
 SERVED = ("not a GGUF file", "truncated in the weights", "absurd array")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in SERVED else pytest.mark.slow) for name in DAMAGES],
@@ -155,6 +156,7 @@ def test_split_set_with_a_part_missing(tiny_model: Path, tmp_path: Path) -> None
     assert "m-00002-of-00002.gguf" in failed_start(tmp_path / "m-00001-of-00002.gguf")
 
 
+@pytest.mark.slow
 @pytest.mark.waits_for_processes("a sandbox is replaced within 20 s by the clock")
 def test_template_that_loops_for_ever_harms_only_its_own_request(tiny_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "looping.gguf"

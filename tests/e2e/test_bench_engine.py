@@ -51,6 +51,7 @@ def test_a_json_object_for_each_phase_and_batch() -> None:
     assert three < one  # weights are read once a step, whoever asks for them
 
 
+@pytest.mark.slow
 def test_a_table_for_people() -> None:
     """What warms up is a line of its own."""
     layout = ["--device", "cpu", "--weight-layout", "file"]

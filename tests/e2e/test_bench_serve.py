@@ -112,6 +112,7 @@ def test_failures_are_counted_and_shown(
     assert plot.read_text().startswith("<svg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -135,6 +136,7 @@ def test_what_the_user_can_mend_is_said(server: Server, arguments: str, message:
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.slow
 def test_the_server_and_its_engine_side_by_side(tiny_model: Path, tmp_path: Path) -> None:
     saved = tmp_path / "result.json"
     asked = "--num-prompts 12 --input-len 40 --output-len 10 --max-concurrency 4 --disable-tqdm"

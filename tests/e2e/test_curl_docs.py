@@ -106,6 +106,7 @@ def test_command(demonstration: Server, example: Example, tmp_path: Path) -> Non
         json.loads(answer)
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_engine("adapters")
 def test_commands_about_adapters(tmp_path: Path) -> None:
     """The first is of an adapter that is there; the others load and unload one."""

@@ -52,6 +52,7 @@ def expected(tiny_model: Path) -> list[Any]:
         return [future.result()[0] for future in futures]
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_engine("drafts are the CPU's so far")
 def test_alone_and_in_a_crowd(drafting: Server, expected: list[Any]) -> None:
     with all_at_once(drafting, requests()) as futures:

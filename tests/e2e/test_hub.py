@@ -126,6 +126,7 @@ def test_without_a_tag_it_is_q4_k_m_and_a_split_set_is_whole(client: Client, hub
     assert Path(only).name == "model.IQ4_XS.gguf"
 
 
+@pytest.mark.slow
 def test_a_broken_connection_and_a_killed_process_go_on_where_they_were(
     client: Client, hub: Hub, repositories: Path
 ) -> None:

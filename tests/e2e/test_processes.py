@@ -68,6 +68,7 @@ def test_files_of_the_working_directory_are_not_run(tiny_model: Path, tmp_path: 
         server.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_engine("the process with the weights loads the model again")
 def test_a_server_outlives_its_working_directory(tiny_model: Path, tmp_path: Path) -> None:
     """Processes that are started again find none, without which PyTorch cannot be loaded."""

@@ -80,6 +80,7 @@ def requests_of(prompts: list[list[int]]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- what is answered
 
 
+@pytest.mark.slow
 @cpu_engine
 def test_alone_and_in_a_crowd(qwen2: Server, first_answer: dict[str, Any], prompts: list[list[int]]) -> None:
     requests = requests_of(prompts)

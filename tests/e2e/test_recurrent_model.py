@@ -49,6 +49,7 @@ def requests_of(tokens: list[int]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 @cpu_engine
 def test_alone_in_a_crowd_and_preempted(recurrent: Server, tokens: list[int]) -> None:
     requests = requests_of(tokens)

@@ -70,6 +70,7 @@ def results(answers: list[Future[Any]]) -> list[Any]:
     return [answer.result()[0] for answer in answers]
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_a_local_worker_bit_for_bit(remote: Remote, local_answers: list[Any]) -> None:
     """Greedy, sampled, penalties, logprobs, tools and a schema."""
     assert expected(remote.server) == local_answers

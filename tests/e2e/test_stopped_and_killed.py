@@ -23,6 +23,7 @@ import pytest
 
 from moeserve.httpserver.generation.engine.silences import SILENCE_S
 from tests.e2e.clients import TEXT, completion, within
+from tests.support.nightly import nightly_after
 from tests.support.server import Server
 
 pytestmark = pytest.mark.cpu_engine(
@@ -44,6 +45,9 @@ NAMES = (
     "grammar",
 )
 ACTIONS = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
+# One of each kind first: a worker and its weights, what holds connections, what plans, what starts the others.
+FIRST = [("worker", "kill"), ("router", "stop"), ("httpserver", "kill"), ("weights", "stop")]
+ALONE = FIRST + sorted({(name, how) for name in NAMES for how in ACTIONS if name != "launcher"} - set(FIRST))
 ALL_PAIRS = [
     ((one, how), (other, what))
     for one, other in itertools.combinations(NAMES, 2)
@@ -182,8 +186,7 @@ def try_out(tried: Tried, *cases: tuple[str, str]) -> None:
 
 
 @pytest.mark.waits_for_processes("a request among many other tests may take the seconds that are left")
-@pytest.mark.parametrize("how", ACTIONS)
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "launcher"])
+@pytest.mark.parametrize(("name", "how"), nightly_after(4, ALONE))
 def test_one(begin: Callable[[], Tried], name: str, how: str) -> None:
     try_out(begin(), (name, how))
 

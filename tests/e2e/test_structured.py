@@ -224,6 +224,7 @@ def test_a_grammar_that_cannot_be_followed_fails_alone(server: Server) -> None:
     assert within(5, lambda: is_empty(server))
 
 
+@pytest.mark.slow
 def test_hostile_schemas_are_refused_and_harm_nobody(server: Server) -> None:
     """Each would run for ever or take all memory; the neighbour's answer is what it is alone."""
     hostile: list[dict[str, Any]] = [

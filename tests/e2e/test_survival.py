@@ -207,6 +207,7 @@ def test_continuation_can_be_turned_off_and_crashes_end_the_server(tiny_model: P
         server.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["router", "detokenizer"])
 def test_a_stopped_process_is_noticed_and_replaced(own_server: Server, name: str) -> None:
     """Also where no answer is under way: /health was 200 while the detokenizer stood still."""

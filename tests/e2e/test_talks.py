@@ -73,6 +73,7 @@ def num_right(server: Server, examples: list[Example], thinking: bool = False) -
     return sum(outcome.is_right(example) for outcome, example in zip(outcomes, asked, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
 def test_it_adds_two_digit_numbers(demo: Server, thinking: bool) -> None:
     """Of pairs that were in no text it has learnt from."""

@@ -141,6 +141,7 @@ def test_each_keys_cache_can_be_its_own(keyed: Server) -> None:
 # ---------------------------------------------------------------- memory
 
 
+@pytest.mark.slow
 def test_a_pool_that_runs_dry_changes_no_answer(server: Server, tight_pool: Server) -> None:
     """Ten answers of 240 tokens, of which three fit: nobody could know, so most are preempted now and then."""
     requests = [

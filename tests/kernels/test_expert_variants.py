@@ -13,6 +13,7 @@ from moeserve.kernels.experts.reference import activate, shared_gate
 from tests.kernels.expert_layer import COMPUTED, EXPERTS, FF, HIDDEN, Layer, routing
 from tests.kernels.operations import COSTLY_ISAS, ISAS, head, load, run_experts, run_shared_gate, stream_of
 from tests.kernels.weights import activations, nmse
+from tests.support.nightly import nightly_after
 
 each_isa = pytest.mark.parametrize("isa", ISAS)
 each_vector_isa = pytest.mark.parametrize("isa", COSTLY_ISAS)
@@ -44,7 +45,7 @@ OPTIONS: list[dict[str, Any]] = [
 @each_vector_isa
 @pytest.mark.parametrize("kinds", KINDS, ids=lambda kinds: "-".join(kind.name for kind in kinds))
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "+".join(o))
-@pytest.mark.parametrize("n", [9, 300])
+@pytest.mark.parametrize("n", nightly_after(1, [9, 300]))
 def test_against_the_reference(
     kinds: tuple[Type, Type, Type], options: dict[str, Any], n: int, isa: str
 ) -> None:

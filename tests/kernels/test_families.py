@@ -14,6 +14,7 @@ from tests.kernels.operations import COSTLY_ISAS, stream_of
 from tests.kernels.transformers_logits import assert_is_what_transformers_computes
 from tests.support.hugging_face_model import FAMILIES as HUGGING_FACE_FAMILIES
 from tests.support.hugging_face_model import write_family, write_published_qwen35, write_qwen2_moe
+from tests.support.nightly import nightly_after
 
 if TYPE_CHECKING:
     pass
@@ -89,7 +90,7 @@ def test_a_folder_of_qwen2_moe_is_what_transformers_computes(
     assert_is_what_transformers_computes(tmp_path / "tiny-qwen2-moe", Qwen2MoeForCausalLM, monkeypatch)
 
 
-@pytest.mark.parametrize("dtype", TYPES.values(), ids=list(TYPES))
+@pytest.mark.parametrize("dtype", nightly_after(1, [torch.bfloat16, torch.float32]), ids=str)
 @pytest.mark.parametrize("model_type", HUGGING_FACE_FAMILIES)
 def test_a_folder_of_another_family_is_what_transformers_computes(
     model_type: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

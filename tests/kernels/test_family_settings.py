@@ -68,7 +68,8 @@ def test_it_is_what_transformers_computes(
     assert_is_near_transformers(folder, model, monkeypatch)
     write_gguf(folder, tmp_path / "tiny.gguf")
     of_folder, of_file = (
-        Engine(stream_of(ISAS[0], threads=1), path).logits(TOKENS) for path in (folder, tmp_path / "tiny.gguf")
+        Engine(stream_of(ISAS[0], threads=1), path).logits(TOKENS)
+        for path in (folder, tmp_path / "tiny.gguf")
     )
     assert torch.equal(of_file, of_folder)
 

@@ -73,6 +73,7 @@ def test_every_operator_has_the_same_arguments_everywhere() -> None:
             assert list(inspect.signature(getattr(module, name)).parameters) == schema, (name, module)
 
 
+@pytest.mark.slow
 def test_the_library_is_useful_without_the_server() -> None:
     """Neither the server's packages nor Triton and the C++ extension come with it before they are needed."""
     program = (
@@ -224,6 +225,7 @@ def test_attention_block(run: Run) -> None:
     assert nmse(attended, attention_reference(expected, *pools_expected, sequences)) < 1e-5
 
 
+@pytest.mark.slow
 @each_device
 def test_experts(run: Run) -> None:
     n, num, hidden, ff = 3, 3, 64, 96

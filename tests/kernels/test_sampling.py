@@ -32,7 +32,7 @@ def test_the_filters_let_exactly_the_references_tokens_through() -> None:
     rng = np.random.default_rng(0)
     for vocab in (1, 2, 15, 16, 17, 127, 128, 129, 1000, 2500):
         state = SamplerState(1, vocab)
-        for _ in range(400):
+        for _ in range(120):
             logits, p = random_logits(rng, vocab), Params(**random_filters(rng, vocab))
             ids, probabilities = reference.survivors(logits, p)
             possible = probabilities > probabilities.max() * TINY
@@ -90,7 +90,7 @@ def random_edits(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
 def test_draws_with_everything_set_are_the_references() -> None:
     rng = np.random.default_rng(2)
     seen = set()
-    for _ in range(3000):
+    for _ in range(1000):
         vocab = int(rng.choice([3, 40, 333]))
         p = Params(**random_filters(rng, vocab), **random_edits(rng, vocab), seed=int(rng.integers(1 << 62)))
         if rng.random() < 0.2:
@@ -102,7 +102,7 @@ def test_draws_with_everything_set_are_the_references() -> None:
         expected = reference.sample(logits, p)
         assert sample_one(logits, p) == expected, p
         seen.add(expected)
-    assert len(seen) > 200
+    assert len(seen) > 100
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 7, "top_p": 0.9}, {"min_p": 0.1}])

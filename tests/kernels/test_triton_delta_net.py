@@ -128,6 +128,7 @@ def test_sequences_of_several_lengths_over_steps(heads: DeltaHeads) -> None:
     assert (layer.states[:, :BEFORE] == 77.0).all()
 
 
+@pytest.mark.slow
 def test_prompts_by_chunks() -> None:
     """Cut where a chunk is whole and where it is not, beside another; a step token by token goes on from it."""
     heads = DeltaHeads(key_heads=1, value_heads=2, key_dim=32, value_dim=32, conv_kernel=4)

@@ -151,6 +151,7 @@ def test_up_of_more_units_than_threads_take_at_once() -> None:
     assert nmse(got, expected) < 1e-5
 
 
+@pytest.mark.slow
 def test_up_of_few_tokens_in_passes() -> None:
     """17 K blocks: 32 threads would have 15 of them for nothing."""
     got, expected = run(OTHERS, 4, op.method_for(4), hidden=2080, ff=32, top_k=1)
@@ -241,6 +242,7 @@ def test_gpt_oss_activation_clamps() -> None:
     assert clamped[2] == pytest.approx(7 / (1 + math.exp(-1.702 * 7)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_shared_expert_is_one_part_more(tokens: int) -> None:
     """Routed and shared experts of different widths: few tokens have one sum, to which the shared expert is added by

@@ -97,6 +97,7 @@ def layer(
     return (parts.cpu() * (weights * there)[..., None]).sum(1)[:live], expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_experts_a_few_at_a_time(room: int) -> None:
     got, expected = layer((Type.Q5_0, Type.Q8_0, Type.IQ4_NL), 40, room, "silu", biased=False)

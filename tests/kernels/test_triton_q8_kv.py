@@ -20,6 +20,7 @@ from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.rope.reference import rope_store as rope_reference
 from moeserve.kernels.stream_operands import KvLayer
 from tests.kernels.weights import nmse
+from tests.support.nightly import nightly_after
 
 GUARD = 12345.0
 HEADS = [(8, 1, 128), (4, 2, 32), (3, 1, 96)]
@@ -81,7 +82,7 @@ def run_decode(
 
 @each_type
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
-@pytest.mark.parametrize(("splits", "window"), [(1, 0), (4, 0), (4, 65)])
+@pytest.mark.parametrize(("splits", "window"), nightly_after(1, [(4, 65), (1, 0), (4, 0)]))
 def test_decode(kind: str, heads: int, kv_heads: int, dim: int, splits: int, window: int) -> None:
     pool, q = Pool(kind, kv_heads, dim), queries(len(LENGTHS), heads, dim)
     expected = attention(q, pool.keys, pool.values, decode_sequences(pool), window=window)
@@ -134,7 +135,7 @@ CHUNKS = [(0, 70, 0, 0), (70, 1, 99, 2), (71, 40, 61, 1)]  # row, count, positio
 
 @each_type
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
-@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("window", nightly_after(1, [20, 0]))
 def test_prefill(kind: str, heads: int, kv_heads: int, dim: int, window: int) -> None:
     n = 111
     pool, q = Pool(kind, kv_heads, dim, 3, 160), queries(n, heads, dim)

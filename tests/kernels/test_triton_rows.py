@@ -18,6 +18,7 @@ from moeserve.kernels.routing.reference import route as route_reference
 from moeserve.kernels.routing.reference import select_streamed_routes as reference_select
 from tests.kernels.triton_rows import EPS, GUARD, check_norm, guarded, normal
 from tests.kernels.weights import nmse
+from tests.support.nightly import nightly_after
 
 
 @pytest.mark.parametrize("cols", [64, 768])
@@ -170,7 +171,7 @@ ROUTERS = [
 ]
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("with_bias", nightly_after(1, [True, False]))
 @pytest.mark.parametrize("options", ROUTERS, ids=str)
 def test_routers(options: RouterOptions, with_bias: bool) -> None:
     """Every way to choose, into columns of wider tensors, of which the last stays as it is."""

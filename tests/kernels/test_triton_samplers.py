@@ -13,6 +13,7 @@ from moeserve.kernels.sampling import reference
 from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, sample
 from moeserve.kernels.sampling.reference import Params
 from tests.kernels.triton_device import DEVICE, counter, ints
+from tests.support.nightly import nightly_after
 from tests.support.sampling_cases import arguments_of
 
 LAST = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature")
@@ -32,7 +33,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("p", SETTINGS, ids=lambda p: repr(p)[:90])
+@pytest.mark.parametrize("p", nightly_after(4, SETTINGS[::-1]), ids=lambda p: repr(p)[:90])
 def test_tokens_are_the_references(p: Params) -> None:
     rows = 4
     logits = logits_of(rows)
@@ -55,6 +56,7 @@ def test_rows_with_and_without_an_order_share_a_batch() -> None:
     assert got == [reference.sample(logits[i], params[i]) for i in range(5)]
 
 
+@pytest.mark.slow
 def test_dry_follows_the_output() -> None:
     """Eight tokens one after another, of texts with repetitions, single and longer breakers."""
     rng = np.random.default_rng(3)

@@ -23,6 +23,7 @@ from moeserve.launcher.process_table import PROCESSES
 from moeserve.processes.lifecycle import load_config
 from moeserve.processes.runtime_paths import RuntimePaths
 from tests.support.launcher_run import Run
+from tests.support.nightly import nightly_after
 from tests.support.server import title_of
 
 
@@ -210,7 +211,7 @@ def test_another_process_is_replaced_and_httpserver_told_why(start: Callable[...
     assert run.end() == 0, run.log
 
 
-@pytest.mark.parametrize("name", ["router", "detokenizer", "httpserver"])
+@pytest.mark.parametrize("name", nightly_after(1, ["httpserver", "router", "detokenizer"]))
 def test_a_process_that_stands_still_is_replaced(start: Callable[..., Run], name: str) -> None:
     run = start(step_timeout=2.5).until_ready()
     run.child(name).suspend()

@@ -19,6 +19,7 @@ from moeserve.launcher.standstill import STILL_S, Standstill
 from moeserve.processes.silence import LEAST_LIMIT_S, LauncherWatch, longest_silence
 from tests.e2e.clients import within
 from tests.support.launcher_run import Run
+from tests.support.nightly import nightly_after
 
 LIMIT_S = LEAST_LIMIT_S
 
@@ -58,6 +59,7 @@ def test_a_keeper_that_hangs_is_given_up_with_all_that_it_keeps(start: Callable[
     stop(run)
 
 
+@pytest.mark.slow
 def test_workers_that_never_start_again_end_the_server(start: Callable[..., Run]) -> None:
     """However far apart their ends are: as with a limit of a minute, of which the window of crashes has one."""
     run = begin(start, "worker:forked, the next are stopped", crash_window=1.0).until_ready()
@@ -68,7 +70,7 @@ def test_workers_that_never_start_again_end_the_server(start: Callable[..., Run]
     assert "the worker could not start 3 times in a row: the server ends" in run.log
 
 
-@pytest.mark.parametrize("name", ["worker", "httpserver", "router"])
+@pytest.mark.parametrize("name", nightly_after(1, ["worker", "httpserver", "router"]))
 def test_a_process_that_stands_still_while_it_starts_ends_the_start(
     start: Callable[..., Run], name: str
 ) -> None:
@@ -122,7 +124,9 @@ def test_a_worker_that_computes_for_a_lost_router_for_ever_is_replaced(start: Ca
     stop(run, EXIT_FAILED)  # the next one computes for ever, too
 
 
-@pytest.mark.parametrize("name", ["httpserver", "router", "detokenizer", "worker", "weights"])
+@pytest.mark.parametrize(
+    "name", nightly_after(2, ["worker", "httpserver", "router", "detokenizer", "weights"])
+)
 @pytest.mark.waits_for_processes("stopped processes end within 5 s by the clock")
 def test_what_is_stopped_is_continued_for_an_orderly_end(start: Callable[..., Run], name: str) -> None:
     run = start("worker:forked").until_ready()

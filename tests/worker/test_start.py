@@ -114,6 +114,7 @@ def test_phases_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.described() == "imports 4.00, weights 3.00"
 
 
+@pytest.mark.slow
 def test_a_process_knows_when_it_began() -> None:
     before = time.monotonic()
     said = run(

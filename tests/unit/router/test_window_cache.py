@@ -12,6 +12,7 @@ from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.snapshot_points import window_spacing
 from moeserve.router.core.memory.window_memory import least_slots
 from tests.support.conversations import Conversation, ask, cached, computed, talk, text
+from tests.support.nightly import nightly_after
 from tests.support.router_world import World, request
 
 WINDOW, SEQS, STEP = 128, 8, 512
@@ -50,7 +51,8 @@ def share_of_one_pool(drops_reasoning: bool, together: bool) -> float:
     ],
 )
 @pytest.mark.parametrize(
-    ("num_window_slots", "less"), [(50_000, 0.0), (LEAST + 8 * 3 * WINDOW, 0.06), (LEAST, 0.7)]
+    ("num_window_slots", "less"),
+    nightly_after(1, [(LEAST + 8 * 3 * WINDOW, 0.06), (50_000, 0.0), (LEAST, 0.7)]),
 )
 def test_eight_conversations_of_ten_turns(
     drops_reasoning: bool, together: bool, num_window_slots: int, less: float
