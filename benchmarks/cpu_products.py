@@ -22,7 +22,10 @@ from pathlib import Path
 
 from tests.support.server import imports_from
 
-TYPES = "Q4_0,Q4_1,Q5_0,Q5_1,Q8_0,Q2_K,Q3_K,Q4_K,Q5_K,Q6_K,IQ4_NL,IQ4_XS,MXFP4"
+TYPES = (
+    "Q4_0,Q4_1,Q5_0,Q5_1,Q8_0,Q2_K,Q3_K,Q4_K,Q5_K,Q6_K,IQ4_NL,IQ4_XS,MXFP4,"
+    "IQ2_XXS,IQ2_XS,IQ2_S,IQ3_XXS,IQ3_S,IQ1_S,IQ1_M"
+)
 
 # What each process runs: it answers each line "ISA TYPE TOKENS" with the CPU seconds of a call.
 _ENGINE = """
@@ -30,6 +33,7 @@ import functools, sys, time
 import numpy as np, torch
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup
 from moeserve.kernels.stream_operands import Activations
+from moeserve.models.sources.gguf.dummy import _set_scales
 from moeserve.quantization import QUANT_TYPES
 torch.set_num_threads(1)
 ROWS, COLS, SECONDS = 256, 2048, 0.02
@@ -39,14 +43,10 @@ stream_of = functools.cache(lambda isa: CpuStream(1, isa))
 
 @functools.cache
 def matrix_of(isa, name):
-    # Random codes with scales between 1 and 2^-4, as products of zeros or with NaN could take another time.
-    kind, layout = types[name], types[name].layout
-    blocks = rng.integers(0, 256, (ROWS, COLS // kind.block_columns, kind.block_bytes), dtype=np.uint8)
-    for half in range(layout.halves):
-        at = layout.halves_at + 2 * half
-        blocks[..., at : at + 2] = rng.uniform(0.06, 1, blocks.shape[:-1] + (1,)).astype(np.float16).view(np.uint8)
-    if layout.halves == 0:
-        blocks[..., layout.octets_at] = rng.integers(124, 128, blocks.shape[:-1])
+    # Random codes with scales of a plausible size, as products of zeros or with NaN could take another time.
+    kind = types[name]
+    blocks = rng.integers(0, 256, (ROWS * COLS // kind.block_columns, kind.block_bytes), dtype=np.uint8)
+    _set_scales(blocks, kind, 0.1)
     return stream_of(isa).pack(np.ascontiguousarray(blocks.reshape(ROWS, -1)), int(kind), (ROWS, COLS))
 
 def clock(isa, group, x, out, calls):

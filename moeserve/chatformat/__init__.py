@@ -1,9 +1,9 @@
-"""The text of an answer taken apart: what the model thought, what it says, which tools it calls.
+"""The text of an answer taken apart: the model's reasoning, its text, and its tool calls.
 
     events.py       what comes out
     output.py       the parts put together
     reasoning.py    `<think>` ... `</think>` at the beginning
-    thought_calls.py  calls that end a thought
+    reasoning_calls.py  calls that end the reasoning
     tool_calls.py   calls among the text, between tags; what stands in a call is read by
     hermes.py         {"name": ..., "arguments": {...}}, Qwen3's
     gemma.py          nearly JSON

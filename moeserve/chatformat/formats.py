@@ -146,5 +146,5 @@ def tool_format(template: str) -> ToolFormat | None:
 
 
 def is_harmony(template: str) -> bool:
-    """Returns whether a chat template is of gpt-oss's format: thoughts and calls are messages in channels."""
+    """Returns whether a chat template is of gpt-oss's format: reasoning and calls are messages in channels."""
     return harmony.CHANNEL in template and harmony.MESSAGE in template

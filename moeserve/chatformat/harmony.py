@@ -1,7 +1,7 @@
 """gpt-oss's answers (OpenAI's harmony format): messages in channels, of which the prompt has begun the first.
 
     <|start|>assistant
-    <|channel|>analysis<|message|>a thought<|end|>
+    <|channel|>analysis<|message|>reasoning<|end|>
     <|start|>assistant<|channel|>commentary<|message|>text before a call<|end|>
     <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{"key": "value"}<|call|>
     <|start|>assistant<|channel|>final<|message|>text<|return|>
@@ -53,15 +53,15 @@ class HarmonyParser:
     """Text in, events out. What is no message as the format has it is shown as text, and so is a call that is
     malformed (see tool_calls.ToolCallParser)."""
 
-    def __init__(self, prompt_end: str, reads_calls: bool, separates_thoughts: bool = True) -> None:
+    def __init__(self, prompt_end: str, reads_calls: bool, separates_reasoning: bool = True) -> None:
         """`prompt_end`: the prompt from its last `<|start|>` on, which the answer continues. Without `reads_calls` or
-        `separates_thoughts`, what would be one is shown as text."""
+        `separates_reasoning`, what would be one is shown as text."""
         self._reads_calls = reads_calls
-        self._separates_thoughts = separates_thoughts
+        self._separates_reasoning = separates_reasoning
         self._stage = _Stage.HEADER
         self._header = ""
         self._held = ""  # of a tag
-        self._is_thought = False
+        self._is_reasoning = False
         self._tool = ""
         self._call_text: list[str] = []  # behind the header
         self._json = CallJson(_BREAKS)
@@ -74,14 +74,14 @@ class HarmonyParser:
 
     @property
     def is_thinking(self) -> bool:
-        return self._stage is _Stage.CONTENT and self._is_thought
+        return self._stage is _Stage.CONTENT and self._is_reasoning
 
     @property
     def is_undecided(self) -> bool:
         return False
 
     @property
-    def thought_called(self) -> bool:
+    def reasoning_called(self) -> bool:
         return False
 
     def push(self, text: str) -> list[Event]:
@@ -102,7 +102,7 @@ class HarmonyParser:
         elif self._stage is _Stage.CONTENT:
             self._show(self._held, events)
         elif not any(word in self._header for word in WORDS) or _RECIPIENT.search(self._header):
-            self._begin_content(is_thought=False)
+            self._begin_content(is_reasoning=False)
             self._show(self._header + "".join(self._call_text), events)
         return joined(events)
 
@@ -127,20 +127,20 @@ class HarmonyParser:
             self._header = ""
         elif len(self._header) > MAX_HEADER_CHARS or not _may_be_header(self._header):
             header, self._header = self._header, ""
-            self._begin_content(is_thought=False)
+            self._begin_content(is_reasoning=False)
             self._held = "<" if char == "<" else ""
             self._show(header.removesuffix(self._held), events)
 
     def _begin_message(self) -> None:
         channels, recipient = _CHANNEL.findall(self._header), _RECIPIENT.search(self._header)
-        self._begin_content(is_thought=channels[-1:] == [ANALYSIS] and self._separates_thoughts)
+        self._begin_content(is_reasoning=channels[-1:] == [ANALYSIS] and self._separates_reasoning)
         if recipient is not None and self._reads_calls:
             self._tool = recipient[1].removeprefix(TOOLS)
             self._stage = _Stage.CALL_START
 
-    def _begin_content(self, is_thought: bool) -> None:
+    def _begin_content(self, is_reasoning: bool) -> None:
         self._stage = _Stage.CONTENT
-        self._is_thought = is_thought
+        self._is_reasoning = is_reasoning
         self._is_new = True
         self._after_call = False
 
@@ -185,7 +185,7 @@ class HarmonyParser:
     def _end_call(self) -> None:
         self._num_calls += 1
         self._call_text = []
-        self._begin_content(is_thought=False)
+        self._begin_content(is_reasoning=False)
 
     def _read_content(self, char: str, events: list[Event]) -> None:
         held = self._held + char
@@ -204,7 +204,7 @@ class HarmonyParser:
     def _show(self, text: str, events: list[Event]) -> None:
         if not text:
             return
-        kind = Reasoning if self._is_thought else Text
+        kind = Reasoning if self._is_reasoning else Text
         if self._is_new and kind in self._shown:
             events.append(kind(_SEPARATOR))
         self._is_new = self._after_call = False

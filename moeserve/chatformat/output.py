@@ -9,7 +9,7 @@ import msgspec
 
 from .events import CallArguments, Event, Reasoning, Text
 from .reasoning import ReasoningParser
-from .thought_calls import ThoughtCalls
+from .reasoning_calls import ReasoningCalls
 from .tool_calls import ToolCallParser
 
 
@@ -18,17 +18,17 @@ class AnswerParser(Protocol):
 
     @property
     def is_thinking(self) -> bool:
-        """Whether more text would be thought, as far as is known."""
+        """Whether further text would be reasoning, as far as is known."""
         ...
 
     @property
     def is_undecided(self) -> bool:
-        """Whether what came last may be calls, or thought."""
+        """Whether the latest text may be calls or reasoning; it is not known yet."""
         ...
 
     @property
-    def thought_called(self) -> bool:
-        """Whether a call has ended the thought."""
+    def reasoning_called(self) -> bool:
+        """Whether a call has ended the reasoning."""
         ...
 
     def push(self, text: str) -> list[Event]: ...
@@ -40,7 +40,7 @@ class AnswerParser(Protocol):
 
 
 class OutputParser:
-    """The thought first, then calls among the text; either part may be left out."""
+    """The reasoning first, then calls among the text; either part may be left out."""
 
     def __init__(
         self,
@@ -48,27 +48,27 @@ class OutputParser:
         tools: ToolCallParser | None,
         offered: Collection[str] = (),
         *,
-        calls_end_thoughts: bool = False,
+        calls_end_reasoning: bool = False,
     ) -> None:
-        """Calls of the tools `offered` may end a thought; with `calls_end_thoughts`, which a grammar sees to, each
+        """Calls of the tools `offered` may end the reasoning; with `calls_end_reasoning`, which a grammar sees to, each
         does."""
         self._reasoning = reasoning
         self._tools = tools
-        self._thought: ThoughtCalls | None = None
+        self._reasoning_calls: ReasoningCalls | None = None
         if reasoning is not None and tools is not None and offered:
-            self._thought = ThoughtCalls(tools, offered, at_once=calls_end_thoughts)
+            self._reasoning_calls = ReasoningCalls(tools, offered, at_once=calls_end_reasoning)
 
     @property
     def is_thinking(self) -> bool:
-        return self._reasoning is not None and self._reasoning.is_thinking and not self.thought_called
+        return self._reasoning is not None and self._reasoning.is_thinking and not self.reasoning_called
 
     @property
     def is_undecided(self) -> bool:
-        return self._thought is not None and self._thought.is_undecided
+        return self._reasoning_calls is not None and self._reasoning_calls.is_undecided
 
     @property
-    def thought_called(self) -> bool:
-        return self._thought is not None and self._thought.has_ended
+    def reasoning_called(self) -> bool:
+        return self._reasoning_calls is not None and self._reasoning_calls.has_ended
 
     def push(self, text: str) -> list[Event]:
         """What more text adds; pieces of one kind are joined."""
@@ -76,24 +76,24 @@ class OutputParser:
 
     def finish(self, ended_by: str | None = None) -> list[Event]:
         events = self._read(self._reasoning.finish() if self._reasoning else [])
-        if self._thought is not None:
-            events += self._thought.finish(ended_by)
+        if self._reasoning_calls is not None:
+            events += self._reasoning_calls.finish(ended_by)
         if self._tools is not None:
             events += self._tools.finish(ended_by)
         return joined(events)
 
     def _read(self, events: list[Event]) -> list[Event]:
-        """Finds the calls in the thought and in the text."""
+        """Finds the calls in the reasoning and in the text."""
         if self._tools is None:
             return events
         read: list[Event] = []
         for event in events:
             if isinstance(event, Reasoning):
-                read += [event] if self._thought is None else self._thought.push(event.text)
+                read += [event] if self._reasoning_calls is None else self._reasoning_calls.push(event.text)
             elif isinstance(event, Text):
                 text = event.text
-                if self._thought is not None:
-                    decided, text = self._thought.push_answer(text)
+                if self._reasoning_calls is not None:
+                    decided, text = self._reasoning_calls.push_answer(text)
                     read += decided
                 read += self._tools.push(text)
         return read

@@ -1,4 +1,4 @@
-"""The thought at the beginning of an answer: `<think>\\n...\\n</think>\\n\\n` in most models."""
+"""The reasoning at the beginning of an answer: `<think>\\n...\\n</think>\\n\\n` in most models."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from .events import Event, Reasoning, Text
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtTags:
-    """How a model marks its thought. `<` stands at the beginning of a tag alone."""
+class ReasoningTags:
+    """How a model marks its reasoning. `<` stands at the beginning of a tag alone."""
 
     name: str  # as --reasoning-parser has it
     open_token: str  # a token, with which `open` begins
     open: str
     close: str  # a token
-    ending: str  # what templates write behind a thought
+    ending: str  # what templates write behind reasoning
 
 
-QWEN3: Final = ThoughtTags("qwen3", "<think>", "<think>", "</think>", "\n</think>\n\n")
-GEMMA4: Final = ThoughtTags("gemma4", "<|channel>", "<|channel>thought", "<channel|>", "\n<channel|>")
-THOUGHT_TAGS: Final = {tags.name: tags for tags in (QWEN3, GEMMA4)}
+QWEN3: Final = ReasoningTags("qwen3", "<think>", "<think>", "</think>", "\n</think>\n\n")
+GEMMA4: Final = ReasoningTags("gemma4", "<|channel>", "<|channel>thought", "<channel|>", "\n<channel|>")
+REASONING_TAGS: Final = {tags.name: tags for tags in (QWEN3, GEMMA4)}
 
 
-def thought_tags(template: str) -> ThoughtTags | None:
-    """Returns the tags of the thoughts that a chat template's model may begin an answer with; None where it does not
+def reasoning_tags(template: str) -> ReasoningTags | None:
+    """Returns the tags of the reasoning that a chat template's model may begin an answer with; None where it does not
     think."""
-    return next((tags for tags in THOUGHT_TAGS.values() if tags.close in template), None)
+    return next((tags for tags in REASONING_TAGS.values() if tags.close in template), None)
 
 
 class _Stage(Enum):
-    OPENING = auto()  # the text may yet turn out to begin with a thought
-    THOUGHT = auto()
-    SEPARATOR = auto()  # the line ends between thought and answer
+    OPENING = auto()  # the text may yet turn out to begin with reasoning
+    REASONING = auto()
+    SEPARATOR = auto()  # the line ends between reasoning and answer
     ANSWER = auto()
 
 
 class ReasoningParser:
-    """Splits text into thought and answer. A thought is at the very beginning, or has been opened by the prompt;
+    """Splits text into reasoning and answer. Reasoning is at the very beginning, or has been opened by the prompt;
     later tags are text. Line ends just inside and behind the tags belong to the format: templates strip them."""
 
-    def __init__(self, is_open: bool, tags: ThoughtTags = QWEN3) -> None:
+    def __init__(self, is_open: bool, tags: ReasoningTags = QWEN3) -> None:
         """`is_open`: the prompt has written the opening tag already."""
         self._tags = tags
-        self._stage = _Stage.THOUGHT if is_open else _Stage.OPENING
+        self._stage = _Stage.REASONING if is_open else _Stage.OPENING
         self._space: list[str] = []  # before `_tag`; lost if a tag comes of that
         self._tag = ""  # what may become a tag
-        self._begun = False  # something of the thought has been shown
+        self._begun = False  # something of the reasoning has been shown
 
     @property
     def is_thinking(self) -> bool:
-        return self._stage is _Stage.THOUGHT
+        return self._stage is _Stage.REASONING
 
     def push(self, text: str) -> list[Event]:
         events: list[Event] = []
@@ -79,12 +79,12 @@ class ReasoningParser:
 
     def finish(self) -> list[Event]:
         """No text follows."""
-        if self._stage is _Stage.THOUGHT:
+        if self._stage is _Stage.REASONING:
             return [Reasoning(self._take_held())] if self._tag else []
         return [Text(self._take_held())]
 
     def _open(self, char: str) -> bool:
-        """False when the text does not begin with a thought; `char` is not taken then."""
+        """False when the text does not begin with reasoning; `char` is not taken then."""
         if char.isspace() and not self._tag:
             self._space.append(char)
         elif self._tags.open.startswith(self._tag + char):
@@ -92,11 +92,11 @@ class ReasoningParser:
         else:
             return False
         if self._tag == self._tags.open:
-            self._begin(_Stage.THOUGHT)
+            self._begin(_Stage.REASONING)
         return True
 
     def _think(self, char: str) -> str:
-        """What of the thought can be shown now."""
+        """What of the reasoning can be shown now."""
         if char == "\n" and not self._tag:
             if self._begun:
                 self._space.append(char)

@@ -114,14 +114,14 @@ class JsonOrToolCalls(msgspec.Struct, frozen=True, tag=True):
 
 
 class Channels(msgspec.Struct, frozen=True, tag=True):
-    """An answer of gpt-oss: thoughts, and texts before a call; then a call of one of these tools, or the final text,
+    """An answer of gpt-oss: reasoning, and texts before a call; then a call of one of these tools, or the final text,
     which `answer` describes."""
 
     tokens: dict[str, int]  # the format's control tokens, by text
     answer: AnswerSpec | None = None  # None: any text
     tools: list[GrammarTool] = []
     must_call: bool = False
-    max_thought: int | None = None  # tokens of the one thought that is allowed then, 0: none
+    max_reasoning: int | None = None  # tokens of the reasoning that is allowed then, 0: none
 
 
 WithCalls = ToolCalls | TextWithToolCalls | JsonOrToolCalls

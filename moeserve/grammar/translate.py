@@ -92,11 +92,11 @@ def _channels(spec: Channels) -> str:
     channel, message = tokens["<|channel|>"], tokens["<|message|>"]
     again = f'{tokens["<|end|>"]} {tokens["<|start|>"]} "assistant"'
     json_follows = f'" " {tokens["<|constrain|>"]} "json"'
-    bound = f"[max_tokens={spec.max_thought}]" if spec.max_thought else ""
+    bound = f"[max_tokens={spec.max_reasoning}]" if spec.max_reasoning else ""
     lines = [
         f"start: {_before_the_end(spec)} {'call' if spec.must_call else '(final | call)' if spec.tools else 'final'}",
-        f'thought: {channel} "analysis" {message} thought_text {again}',
-        f"thought_text{bound}: {_ANYTHING}",
+        f'reasoning: {channel} "analysis" {message} reasoning_text {again}',
+        f"reasoning_text{bound}: {_ANYTHING}",
         f'before: {channel} "commentary" {message} TEXT {again}',
         f'final: {channel} "final" ({json_follows})? {message} {"TEXT" if spec.answer is None else "@answer"}',
         f"TEXT: {_ANYTHING}",
@@ -117,9 +117,9 @@ def _channels(spec: Channels) -> str:
 
 
 def _before_the_end(spec: Channels) -> str:
-    if spec.max_thought is None:
-        return "(thought | before)*" if spec.tools else "thought*"
-    return ("thought? " if spec.max_thought else "") + ("before*" if spec.tools else "")
+    if spec.max_reasoning is None:
+        return "(reasoning | before)*" if spec.tools else "reasoning*"
+    return ("reasoning? " if spec.max_reasoning else "") + ("before*" if spec.tools else "")
 
 
 def _tools(tools: Sequence[GrammarTool], form: CallForm) -> str:

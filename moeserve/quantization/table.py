@@ -84,7 +84,7 @@ NVFP4 = _add(QuantType("NVFP4", 40, 64, 36, _L(_F(4, 8, 4), 16, _S.UE4M3, 0, 0, 
 
 
 def _zero(name: str, number: int, columns: int, bits: int, scales: StoredScales) -> QuantType:
-    """Of Hugging Face folders: s, z, and the codes of a group in their order, those of 8 bits less 128."""
+    """Groups of Hugging Face folders: s, z, and the group's codes in their order, 8-bit codes less 128."""
     codes = _F(3, columns if bits == 8 else 1, bits)
     layout = _L(codes, 32, scales, 0, octets_at=2, octets=1)
     return _add(QuantType(name, number, columns, 3 + columns * bits // 8, layout, in_gguf=False, gpu=False))

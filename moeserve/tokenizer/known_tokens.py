@@ -11,7 +11,7 @@ from typing import Final
 
 from moeserve.chatformat import harmony
 from moeserve.chatformat.formats import TOOL_FORMATS
-from moeserve.chatformat.reasoning import THOUGHT_TAGS
+from moeserve.chatformat.reasoning import REASONING_TAGS
 
 # tokenizer.ggml.token_type
 NORMAL: Final = 1
@@ -53,7 +53,7 @@ _OTHER_CONTROLS: Final = (
     *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),  # Llama
 )
 # A model's thinking is between them, and its text has them.
-_THINKING: Final = tuple(tag for tags in THOUGHT_TAGS.values() for tag in (tags.open_token, tags.close))
+_THINKING: Final = tuple(tag for tags in REASONING_TAGS.values() for tag in (tags.open_token, tags.close))
 # Around tool calls. Many files have them as control tokens, which the chat formats take into account.
 _TOOLS: Final = frozenset(
     word.encode()

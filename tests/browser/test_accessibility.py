@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
+from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import Screenshot, ask
 from tests.browser.rich_text import RICH
 from tests.support.http_harness import NAME, HttpServer, http_server, say
 
-AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
-FINDINGS = """async () => {
-  const { violations } = await axe.run(document, { rules: { "heading-order": { enabled: false } } });
-  return violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join(" ")}`);
-}"""
 SMALL = """() => [...document.querySelectorAll("button, summary, select, input, nav a")]
   .filter((node) => node.checkVisibility() && node.type !== "checkbox")
   .map((node) => [node, node.getBoundingClientRect()])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import httpx
+import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import KEY, Screenshot
 from tests.support.server import Server
 
@@ -26,6 +29,15 @@ def test_every_operation_is_listed_and_can_be_tried(
     expect(page.locator(".live-responses-table .response .response-col_status").first).to_contain_text("200")
     expect(page.locator(".live-responses-table")).to_contain_text('"version"')
     assert [url for url in asked if not url.startswith((server.base_url, "data:"))] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(page: Page, server: Server, scheme: Literal["light", "dark"]) -> None:
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.goto(server.base_url + "/docs")
+    expect(page.locator(".opblock").first).to_be_visible()
+    page.evaluate(AXE)
+    assert page.evaluate(FINDINGS) == []
 
 
 def test_it_is_as_dark_as_the_other_pages(page: Page, server: Server) -> None:

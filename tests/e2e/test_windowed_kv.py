@@ -81,7 +81,7 @@ def test_the_same_bits_as_with_one_pool(windowed: Server, model: Path, alone: li
     assert within(30, lambda: windowed.metrics()["moeserve:kv_window_slots_used"] == 0)
 
 
-def test_the_next_turn_continues_from_an_island(windowed: Server, model: Path) -> None:
+def test_the_next_turn_continues_from_an_segment(windowed: Server, model: Path) -> None:
     """With the same bits as computed anew; also where it departs from what was said."""
     tokens = tokens_of(model)
     first = {"prompt": tokens[:100], "max_tokens": 40, "logprobs": 1, "return_tokens_as_token_ids": True}

@@ -1,5 +1,5 @@
 """gpt-oss and Gemma 4 on a GPU with a KV pool of their own for windowed layers: crowds that reuse each other's window
-slots, turns that continue from islands, and beams get what a server with one pool finds."""
+slots, turns that continue from segments, and beams get what a server with one pool finds."""
 
 from __future__ import annotations
 

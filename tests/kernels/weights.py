@@ -113,9 +113,10 @@ def _random_codes(
 
 
 def _set_zeros(kind: Type, blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.floating]) -> None:
-    """Among the codes; and scales of bfloat16, where they are."""
+    """Near the middle of the codes, as real ones are; and scales of bfloat16, where they are."""
     layout = _LAYOUTS[kind]
-    blocks[..., layout.octets_at] &= (1 << layout.low_bits) - 1
+    zeros = blocks[..., layout.octets_at]
+    zeros[...] = (1 << layout.low_bits - 1) - 2 + zeros % 4
     if layout.stored_scales == StoredScales.BF16_ZERO:
         upper = np.ascontiguousarray(scales.astype(np.float32)).view(np.uint32) >> 16
         set_half(blocks, layout.halves_at, upper.astype(np.uint16).view(np.float16))

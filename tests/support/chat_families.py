@@ -7,7 +7,7 @@ from typing import Any
 from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.chatformat.harmony import HarmonyParser
 from moeserve.chatformat.output import AnswerParser, OutputParser
-from moeserve.chatformat.reasoning import QWEN3, THOUGHT_TAGS, ReasoningParser, ThoughtTags
+from moeserve.chatformat.reasoning import QWEN3, REASONING_TAGS, ReasoningParser, ReasoningTags
 from tests.support.chat_events import Make
 from tests.support.family_templates import rendered, rendered_in_channels
 
@@ -27,11 +27,11 @@ SCHEMAS: dict[str, Any] = {
 }
 
 
-THOUGHT = "Hm.\n\nWell, <b>"
+REASONING = "Hm.\n\nWell, <b>"
 
 
-def tags_of(name: str) -> ThoughtTags:
-    return THOUGHT_TAGS.get(name, QWEN3)
+def tags_of(name: str) -> ReasoningTags:
+    return REASONING_TAGS.get(name, QWEN3)
 
 
 def make_for(name: str, schemas: dict[str, Any] = SCHEMAS, is_open: bool = False) -> Make:

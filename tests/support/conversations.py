@@ -8,7 +8,7 @@ from tests.support.checking_worker import STOP_TOKEN
 from tests.support.router_world import World, final_item, request
 
 GENERATION_PROMPT = [1, 2, 3]  # <|im_start|>assistant and a line break
-OPEN_THOUGHT = [4, 3]  # <think> and a line break
+OPEN_REASONING = [4, 3]  # <think> and a line break
 END_OF_TURN = STOP_TOKEN
 
 
@@ -37,13 +37,13 @@ def ask(world: World, id: int, prompt: list[int], answer: list[int]) -> int:
 
 
 class Conversation:
-    """As a chat template renders it: each turn's prompt ends with the generation prompt. `drops_thoughts`: answers are
+    """As a chat template renders it: each turn's prompt ends with the generation prompt. `drops_reasoning`: answers are
     rendered without the thoughts that were generated, once the next turn begins."""
 
-    def __init__(self, rng: random.Random, system: list[int], *, drops_thoughts: bool = False) -> None:
+    def __init__(self, rng: random.Random, system: list[int], *, drops_reasoning: bool = False) -> None:
         self.rng = rng
         self.history = [*system]
-        self.drops_thoughts = drops_thoughts
+        self.drops_reasoning = drops_reasoning
         self.prompt: list[int] = []
         self.answer: list[int] = []
         self.content: list[int] = []
@@ -52,20 +52,20 @@ class Conversation:
         self.prompt = [*self.history, 1, 5, 3, *text(self.rng, question), END_OF_TURN, 3, *GENERATION_PROMPT]
         self.content = text(self.rng, content)
         self.answer = self.content
-        if self.drops_thoughts:
-            self.prompt += OPEN_THOUGHT
+        if self.drops_reasoning:
+            self.prompt += OPEN_REASONING
             self.answer = [*text(self.rng, thoughts), 6, 3, *self.content]
 
     def answered(self) -> None:
-        end = len(self.prompt) - len(OPEN_THOUGHT) * self.drops_thoughts
+        end = len(self.prompt) - len(OPEN_REASONING) * self.drops_reasoning
         self.history = [*self.prompt[:end], *self.content, END_OF_TURN, 3]
 
 
-def talk(world: World, *, drops_thoughts: bool, together: bool) -> float:
+def talk(world: World, *, drops_reasoning: bool, together: bool) -> float:
     """Eight conversations of ten turns, which all ask before any asks again; the share of the later turns' prompt
     tokens that is not computed again."""
     rng = random.Random(1)
-    conversations = [Conversation(rng, text(rng, 1500), drops_thoughts=drops_thoughts) for _ in range(8)]
+    conversations = [Conversation(rng, text(rng, 1500), drops_reasoning=drops_reasoning) for _ in range(8)]
     prompts = hits = id = 0
     for turn in range(10):
         first = id

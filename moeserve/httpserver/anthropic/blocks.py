@@ -26,10 +26,10 @@ class BlockWriter:
         match parsed:
             case Text(text) | CallBroken(_, _, text):
                 yield from self._text(text)
-            case Reasoning(thought):
+            case Reasoning(reasoning):
                 if self._kind != "thinking":
                     yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
-                yield self._delta(type="thinking_delta", thinking=thought)
+                yield self._delta(type="thinking_delta", thinking=reasoning)
             case CallStart(_, name):
                 yield from self._open({"type": "tool_use", "id": new_call_id(), "name": name, "input": {}})
             case CallArguments(_, text):

@@ -96,8 +96,8 @@ class ThinkingConfig(RequestModel):
     display: Annotated[
         Label | None,
         Field(
-            description='"omitted" leaves the thought out of the answer. Anything else, such as "summarized", shows it '
-            "whole."
+            description='"omitted" leaves the reasoning out of the answer. Anything else, such as "summarized", '
+            "shows all of it."
         ),
     ] = None
 
@@ -263,7 +263,7 @@ class MessagesRequest(CountTokensRequest, AnthropicSampling):
     inference_geo: Annotated[Label | None, NO_EFFECT] = None
 
     @model_validator(mode="after")
-    def _thought_leaves_room(self) -> MessagesRequest:
+    def _reasoning_leaves_room(self) -> MessagesRequest:
         budget = self.thinking.budget_tokens if self.thinking else None
         if budget is not None and budget >= self.max_tokens:
             raise PydanticCustomError("thinking", "budget_tokens must be less than max_tokens")

@@ -138,8 +138,8 @@ class ClearThinking(RequestModel):
         if not isinstance(self.keep, ThinkingTurns):
             return list(messages), 0
         turns = _turns(messages)
-        thought = sorted({turn for turn, one in zip(turns, messages, strict=True) if _thinks(one)})
-        gone = set(thought[: max(len(thought) - self.keep.value, 0)])
+        reasoning = sorted({turn for turn, one in zip(turns, messages, strict=True) if _thinks(one)})
+        gone = set(reasoning[: max(len(reasoning) - self.keep.value, 0)])
         left = [
             _without_thinking(message) if turn in gone else message
             for turn, message in zip(turns, messages, strict=True)

@@ -109,20 +109,20 @@ class AssistantMessage(RequestModel):
     ]
 
     def for_template(self) -> list[dict[str, Any]]:
-        text, thought = "", ""
+        text, reasoning = "", ""
         calls: list[dict[str, Any]] = []
         for block in self.content:
             match block:
                 case TextBlock():
                     text += block.text
                 case ThinkingBlock():
-                    thought += block.thinking
+                    reasoning += block.thinking
                 case ToolUseBlock():
                     function = {"name": block.name, "arguments": block.input}
                     calls.append({"id": block.id, "type": "function", "function": function})
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        if thought:
-            message["reasoning_content"] = thought
+        if reasoning:
+            message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
         return [message]

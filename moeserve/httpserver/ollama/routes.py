@@ -156,7 +156,7 @@ class OllamaHandler:
 
 
 class _Reader:
-    """Takes text, thought and whole calls out of an answer: Ollama's calls do not come in pieces."""
+    """Takes text, reasoning and whole calls out of an answer: Ollama's calls do not come in pieces."""
 
     def __init__(self, prepared: PreparedRequest) -> None:
         self._reader = prepared.readers[0] if prepared.readers else None

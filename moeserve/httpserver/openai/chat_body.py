@@ -37,7 +37,7 @@ class ReasoningOptions(RequestModel):
     effort: Effort | None = None
     max_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX, description="thinking_token_budget.")] = None
     enabled: Annotated[bool, Field(description="False: the effort none.")] = True
-    exclude: Annotated[bool, Field(description="True leaves the thought out of the answer.")] = False
+    exclude: Annotated[bool, Field(description="True leaves the reasoning out of the answer.")] = False
 
 
 class ChatCompletionRequest(OpenAIRequest):
@@ -76,20 +76,20 @@ class ChatCompletionRequest(OpenAIRequest):
         Literal["none", "auto"] | FunctionName | None, Field(description="The older form of tool_choice.")
     ] = None
     reasoning_effort: Annotated[
-        Effort | None, Field(description=f"Tokens of thought: {BUDGETS}; above, as many as it takes.")
+        Effort | None, Field(description=f"Reasoning tokens: {BUDGETS}; above, as many as it takes.")
     ] = None
     thinking_token_budget: Annotated[
         int | None,
         Field(
-            ge=-1, le=INT32_MAX, description="Tokens of thought; 0 switches thinking off, -1 sets no bound."
+            ge=-1, le=INT32_MAX, description="Reasoning tokens; 0 switches thinking off, -1 sets no bound."
         ),
     ] = None
     reasoning: ReasoningOptions | None = None
-    include_reasoning: Annotated[bool, Field(description="False leaves the thought out of the answer.")] = (
+    include_reasoning: Annotated[bool, Field(description="False leaves the reasoning out of the answer.")] = (
         True
     )
     separate_reasoning: Annotated[
-        bool, Field(description="False leaves the thought in `content`, with its tags (SGLang).")
+        bool, Field(description="False leaves the reasoning in `content`, with its tags (SGLang).")
     ] = True
 
     audio: Annotated[Any, unsupported("audio")] = None

@@ -70,13 +70,13 @@ class TextConfig(RequestModel):
     format: TextFormat = TextFormat()
 
 
-_WHOLE_THOUGHT: Final = Advisory("Has no effect: the reasoning comes whole.")
+_WHOLE_REASONING: Final = Advisory("Has no effect: the reasoning comes whole.")
 
 
 class ReasoningConfig(RequestModel):
     effort: Effort | None = None
-    summary: Annotated[Label | None, _WHOLE_THOUGHT] = None
-    generate_summary: Annotated[Label | None, _WHOLE_THOUGHT] = None
+    summary: Annotated[Label | None, _WHOLE_REASONING] = None
+    generate_summary: Annotated[Label | None, _WHOLE_REASONING] = None
     context: Annotated[Any, unsupported("another context", "auto")] = None
     mode: Annotated[Any, unsupported("another mode", "standard")] = None
 

@@ -16,7 +16,7 @@ tree has beyond it: into private slots, because a slot has one writer. `publish`
 tree has for the same tokens, unless another running request references those.
 
 Where windowed layers have a KV pool of their own, all of this is about the full layers' slots; `window_memory.py` has
-the others. A request then continues from an island as from a snapshot.
+the others. A request then continues from a segment as from a snapshot.
 """
 
 from __future__ import annotations

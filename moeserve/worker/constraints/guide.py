@@ -1,8 +1,8 @@
-"""What one request's next token may be: its thought bounded by a budget, its answer by a grammar, and both without some
-sequences of tokens.
+"""What one request's next token may be: a budget bounds its reasoning, a grammar its answer, and neither may contain
+certain sequences of tokens.
 
     OPENING    the answer's first token: `<think>` where the model thinks, or else of the answer already
-    THINKING   anything, until `</think>`; when the budget is spent, the thought's ending is forced; a call of the
+    THINKING   anything, until `</think>`; when the budget is spent, the reasoning's ending is forced; a call of the
                grammar ends it, too
     ANSWER     what the grammar allows; behind a forced ending no second `</think>`, which a model writes that goes on
                thinking
@@ -27,7 +27,7 @@ class _Stage(Enum):
 
 
 class Guide:
-    """At the beginning of the output. `matcher` None: any answer; `thinking` None: no thought comes first."""
+    """At the beginning of the output. `matcher` None: any answer; `thinking` None: no reasoning comes first."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Guide:
         self._thinking = thinking
         self._eos_ids = eos_ids
         self._stage = _Stage.ANSWER if thinking is None else _Stage.OPENING
-        self._thought = 0  # tokens of thought so far
+        self._reasoning = 0  # reasoning tokens so far
         self._forced: deque[int] = deque()  # the only tokens that may come, in order
-        self._closed: tuple[int, ...] = ()  # the token that has been forced to end the thought
+        self._closed: tuple[int, ...] = ()  # the token that has been forced to end the reasoning
         if thinking is not None and thinking.is_open:
-            self._begin_thought(thinking)
+            self._begin_reasoning(thinking)
 
     def accept(self, token_id: int) -> None:
         """Takes the token that came. Raises GrammarError for one that may not come."""
@@ -62,10 +62,10 @@ class Guide:
         if self._stage is not _Stage.ANSWER:
             assert self._thinking is not None
             if self._stage is _Stage.THINKING:
-                self._accept_thought(self._thinking, token_id)
+                self._accept_reasoning(self._thinking, token_id)
                 return
             if token_id == self._thinking.open_token:
-                self._begin_thought(self._thinking)
+                self._begin_reasoning(self._thinking)
                 return
             self._stage = _Stage.ANSWER
         if self._matcher is not None:
@@ -90,7 +90,7 @@ class Guide:
         return True
 
     def _completing(self) -> tuple[int, ...]:
-        """The tokens that would complete a bad sequence now, or end a thought that has been ended."""
+        """The tokens that would complete a bad sequence now, or end the reasoning that has been ended."""
         if not self._bad or not self._last:
             return self._closed
         last = tuple(self._last)
@@ -99,7 +99,7 @@ class Guide:
         return (*self._closed, *bad)
 
     def _fill_allowed(self, mask: Bits) -> bool:
-        """What the thought and the grammar allow, as `fill`."""
+        """What the reasoning and the grammar allow, as `fill`."""
         if self._forced:
             mask.fill(0)
             set_bits(mask, (self._forced[0],))
@@ -116,7 +116,7 @@ class Guide:
             set_bits(mask, (self._thinking.open_token,))
         return True
 
-    def _begin_thought(self, thinking: Thinking) -> None:
+    def _begin_reasoning(self, thinking: Thinking) -> None:
         self._stage = _Stage.THINKING
         if thinking.budget == 0:
             self._force(thinking)
@@ -125,7 +125,7 @@ class Guide:
         self._forced.extend(thinking.ending)
         self._closed = (thinking.close_token,)
 
-    def _accept_thought(self, thinking: Thinking, token_id: int) -> None:
+    def _accept_reasoning(self, thinking: Thinking, token_id: int) -> None:
         if token_id == thinking.close_token:
             if self._matcher is not None:  # it starts where the answer does: behind what separates the two
                 self._forced.extend(thinking.ending[thinking.ending.index(token_id) + 1 :])
@@ -136,6 +136,6 @@ class Guide:
             self._stage = _Stage.ANSWER
             self._matcher.accept(token_id)
             return
-        self._thought += 1
-        if self._thought == thinking.budget:
+        self._reasoning += 1
+        if self._reasoning == thinking.budget:
             self._force(thinking)

@@ -15,7 +15,7 @@ import pytest
 
 from moeserve.chatformat.values import argument_types
 from tests.support.chat_events import Answer, events_of
-from tests.support.chat_families import THOUGHT, answer_in, make_for
+from tests.support.chat_families import REASONING, answer_in, make_for
 from tests.support.family_templates import TEMPLATES
 
 _PACKAGE: Final = importlib.util.find_spec("bfcl_eval")
@@ -115,10 +115,10 @@ def test_calls_come_back_cut_at_every_character(name: str) -> None:
         num_calls += len(calls)
         num_arguments += sum(len(arguments) for _, arguments in given)
         num_kept += sum(len(arguments) for _, arguments in calls)
-        text = answer_in(name, THOUGHT, "Let me see.", calls)
+        text = answer_in(name, REASONING, "Let me see.", calls)
         make = make_for(name, schemas)
         events = events_of(make, list(text))
-        assert Answer.of(events) == Answer("Let me see.", THOUGHT, calls)
+        assert Answer.of(events) == Answer("Let me see.", REASONING, calls)
         assert events_of(make, [text]) == events
     assert num_calls > 3000
     assert num_kept > 0.9 * num_arguments

@@ -14,7 +14,7 @@ from moeserve.chatformat.events import (
     Text,
 )
 from moeserve.chatformat.formats import TOOL_FORMATS, tool_format
-from moeserve.chatformat.reasoning import QWEN3, thought_tags
+from moeserve.chatformat.reasoning import QWEN3, reasoning_tags
 from tests.support.chat_events import CALL, XML, Answer, call_xml, coder, events_of, hermes, read
 
 F = ("f", {"a": [1, {"b": '}</tool_call>"'}]})
@@ -193,8 +193,8 @@ def test_formats_are_read_from_the_template(tiny_model: Path) -> None:
 
     template = open_gguf(tiny_model).metadata.require_str("tokenizer.chat_template")
     assert tool_format(template) is TOOL_FORMATS["hermes"]
-    assert thought_tags(template) is QWEN3
+    assert reasoning_tags(template) is QWEN3
     coders = "{{ '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}"
     assert tool_format(coders) is TOOL_FORMATS["qwen3_coder"]
-    assert thought_tags(coders) is None
+    assert reasoning_tags(coders) is None
     assert tool_format("{{ messages }}") is None

@@ -15,7 +15,7 @@ from moeserve.chatformat.harmony import HarmonyParser
 from moeserve.chatformat.output import OutputParser
 from moeserve.config import ServerConfig
 from tests.support.chat_events import Answer, events_of
-from tests.support.chat_families import THOUGHT, answer_in, make_for
+from tests.support.chat_families import REASONING, answer_in, make_for
 from tests.support.family_templates import HARMONY, TEMPLATES
 
 CALLS: list[tuple[str, Any]] = [
@@ -40,10 +40,10 @@ NAMES = [*TEMPLATES, "harmony"]
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_a_template_renders_comes_back_however_it_is_cut(name: str, step: int) -> None:
     """Character by character; and in two at every `step` characters."""
-    text = answer_in(name, THOUGHT, "Let me see.", CALLS)
+    text = answer_in(name, REASONING, "Let me see.", CALLS)
     make = make_for(name)
     events = events_of(make, [text])
-    assert Answer.of(events) == Answer("Let me see.", THOUGHT, CALLS)
+    assert Answer.of(events) == Answer("Let me see.", REASONING, CALLS)
     assert events_of(make, list(text)) == events
     for at in range(0, len(text), step):
         assert events_of(make, [text[:at], text[at:]]) == events
@@ -203,7 +203,7 @@ def test_harmony_goes_on_where_the_prompt_ends() -> None:
 
 
 def test_harmony_without_calls_and_thoughts_is_text() -> None:
-    parser = HarmonyParser("<|start|>assistant", reads_calls=False, separates_thoughts=False)
+    parser = HarmonyParser("<|start|>assistant", reads_calls=False, separates_reasoning=False)
     assert parser.push(f"{ANALYSIS}Hm{NEXT}{TO_F}{{}}<|call|>") == [Text("Hm\n\n{}")]
 
 

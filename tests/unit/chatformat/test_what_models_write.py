@@ -216,7 +216,7 @@ def test_a_value_with_tags_comes_as_it_is_written(name: str) -> None:
 
 # ---- calls within a thought
 
-THOUGHT: Final = "I should look.\nMaybe with f."
+REASONING: Final = "I should look.\nMaybe with f."
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -224,22 +224,22 @@ THOUGHT: Final = "I should look.\nMaybe with f."
 def test_a_call_ends_a_thought_that_is_not_closed(name: str, is_open: bool) -> None:
     opening = "" if is_open else tags_of(name).open + "\n"
     one = call(name, {"a": "x"})
-    expected = Answer("", THOUGHT, [("f", {"a": "x"})])
-    assert read(name, f"{opening}{THOUGHT}\n{one}", is_open=is_open) == expected
-    assert read(name, f"{opening}{THOUGHT}\n{one}\n", is_open=is_open) == expected
-    twice = read(name, f"{opening}{THOUGHT}\n{one}\nAnd:\n{one}", is_open=is_open)
+    expected = Answer("", REASONING, [("f", {"a": "x"})])
+    assert read(name, f"{opening}{REASONING}\n{one}", is_open=is_open) == expected
+    assert read(name, f"{opening}{REASONING}\n{one}\n", is_open=is_open) == expected
+    twice = read(name, f"{opening}{REASONING}\n{one}\nAnd:\n{one}", is_open=is_open)
     assert twice.calls == [("f", {"a": "x"})] * 2
-    assert (twice.reasoning, twice.text.strip()) == (THOUGHT, "And:")
+    assert (twice.reasoning, twice.text.strip()) == (REASONING, "And:")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_closing_tag_behind_the_call_is_no_text(name: str) -> None:
     tags = tags_of(name)
     one = call(name, {"a": "x"})
-    expected = Answer("", THOUGHT, [("f", {"a": "x"})])
-    assert read(name, f"{THOUGHT}\n{one}\n{tags.close}", is_open=True) == expected
+    expected = Answer("", REASONING, [("f", {"a": "x"})])
+    assert read(name, f"{REASONING}\n{one}\n{tags.close}", is_open=True) == expected
     expected.text = "Let me see."
-    assert read(name, f"{THOUGHT}\n{one}{tags.ending}Let me see.", is_open=True) == expected
+    assert read(name, f"{REASONING}\n{one}{tags.ending}Let me see.", is_open=True) == expected
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -283,12 +283,12 @@ def test_a_thought_comes_as_it_is_written() -> None:
 def test_gpt_oss_calls_within_its_analysis() -> None:
     one = 'commentary to=functions.f <|constrain|>json<|message|>{"a": "x"}'
     for text in (
-        f"<|channel|>analysis<|message|>{THOUGHT}<|channel|>{one}",
-        f"<|channel|>analysis<|message|>{THOUGHT}<|start|>assistant<|channel|>{one}",
-        f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant to=functions.f<|channel|>analysis code"
+        f"<|channel|>analysis<|message|>{REASONING}<|channel|>{one}",
+        f"<|channel|>analysis<|message|>{REASONING}<|start|>assistant<|channel|>{one}",
+        f"<|channel|>analysis<|message|>{REASONING}<|end|><|start|>assistant to=functions.f<|channel|>analysis code"
         + one[one.index("<|message|>") :],
     ):
-        assert read("harmony", text) == Answer("", THOUGHT, [("f", {"a": "x"})])
+        assert read("harmony", text) == Answer("", REASONING, [("f", {"a": "x"})])
 
 
 # ---- JSON as models write it

@@ -252,7 +252,7 @@ def test_annotations_do_not_keep_a_schema_from_tags() -> None:
     assert tool.arguments == [TaggedArgument("a", False)]
 
 
-THOUGHT = "<|channel|>analysis<|message|>hm <b><|end|><|start|>assistant"
+THINKS = "<|channel|>analysis<|message|>hm <b><|end|><|start|>assistant"
 BEFORE = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"
 TEXT = "<|channel|>final<|message|>"
 TO = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}"
@@ -260,20 +260,20 @@ NONE: list[GrammarTool] = []
 
 
 @pytest.mark.parametrize(
-    ("answer", "tools", "must_call", "max_thought", "good", "bad"),
+    ("answer", "tools", "must_call", "max_reasoning", "good", "bad"),
     [
-        (None, [SUM, NOW], True, None, [THOUGHT + TO.format(*A_SUM), THOUGHT + BEFORE + TO.format(*A_NOW)], [TEXT]),
-        (None, [SUM], False, None, [TEXT + "hi", THOUGHT + BEFORE + TEXT, TO.format(*A_SUM)], [TO.format(*A_NOW)]),
+        (None, [SUM, NOW], True, None, [THINKS + TO.format(*A_SUM), THINKS + BEFORE + TO.format(*A_NOW)], [TEXT]),
+        (None, [SUM], False, None, [TEXT + "hi", THINKS + BEFORE + TEXT, TO.format(*A_SUM)], [TO.format(*A_NOW)]),
         (None, [SUM], False, None, [], [TO.format("sum", '{"a": "x"}'), "hi"]),
-        (None, NONE, False, None, [TEXT + "hi", THOUGHT + THOUGHT + TEXT + "hi"], [TO.format(*A_SUM), BEFORE + TEXT]),
-        (None, NONE, False, 6, [THOUGHT + TEXT, TEXT], [THOUGHT + THOUGHT + TEXT, THOUGHT.replace("hm", "hmm") + TEXT]),
-        (None, [SUM], False, 0, [TEXT, BEFORE + TO.format(*A_SUM)], [THOUGHT + TEXT]),
-        (JsonSchema('{"type": "integer"}'), NONE, False, None, [THOUGHT + TEXT + "12"], [TEXT + "x", "12"]),
+        (None, NONE, False, None, [TEXT + "hi", THINKS + THINKS + TEXT + "hi"], [TO.format(*A_SUM), BEFORE + TEXT]),
+        (None, NONE, False, 6, [THINKS + TEXT, TEXT], [THINKS + THINKS + TEXT, THINKS.replace("hm", "hmm") + TEXT]),
+        (None, [SUM], False, 0, [TEXT, BEFORE + TO.format(*A_SUM)], [THINKS + TEXT]),
+        (JsonSchema('{"type": "integer"}'), NONE, False, None, [THINKS + TEXT + "12"], [TEXT + "x", "12"]),
         (JsonSchema('{"type": "integer"}'), [SUM], False, 9, [TEXT + "12", TO.format(*A_SUM)], [TEXT + "x"]),
-        (Regex("a/b+"), NONE, False, None, [THOUGHT + TEXT + "a/bb"], [TEXT + "a/"]),
+        (Regex("a/b+"), NONE, False, None, [THINKS + TEXT + "a/bb"], [TEXT + "a/"]),
         (Choice(["yes", "no"]), NONE, False, None, [TEXT + "no"], [TEXT + "nope"]),
         (Ebnf('root ::= "a" | "b"'), NONE, False, None, [TEXT + "b"], [TEXT + "c"]),
-        (Ebnf('start: "a"+ TEXT\nTEXT: /[0-9]/'), NONE, False, None, [THOUGHT + TEXT + "aa1"], [TEXT + "aab"]),
+        (Ebnf('start: "a"+ TEXT\nTEXT: /[0-9]/'), NONE, False, None, [THINKS + TEXT + "aa1"], [TEXT + "aab"]),
     ],
 )  # fmt: skip
 def test_channels(
@@ -281,13 +281,13 @@ def test_channels(
     answer: JsonSchema | Regex | Ebnf | Choice | None,
     tools: list[GrammarTool],
     must_call: bool,
-    max_thought: int | None,
+    max_reasoning: int | None,
     good: list[str],
     bad: list[str],
 ) -> None:
     tokenizer, engine, formats = world("harmony")
     assert formats.channels is not None
-    spec = Channels(dict(formats.channels.tokens), answer, tools, must_call, max_thought)
+    spec = Channels(dict(formats.channels.tokens), answer, tools, must_call, max_reasoning)
     for text in good:
         assert matches(tokenizer, engine, spec, text), text
         parser = HarmonyParser("<|start|>assistant", reads_calls=True)

@@ -178,11 +178,11 @@ def test_calls_their_results_and_the_text_beside_them(template: str, messages: C
 
 
 _CHANNELS: Final = (  # gpt-oss's templates: what stands beside a call is the thought of it
-    "{% for m in messages %}{% if m.tool_calls %}THOUGHT<call>{{ m.tool_calls[0].function.arguments | tojson }}"
+    "{% for m in messages %}{% if m.tool_calls %}REASONING<call>{{ m.tool_calls[0].function.arguments | tojson }}"
     "{% else %}<{{ 'final' if m.role == 'assistant' else m.role }}>{{ m.content }}{% endif %}{% endfor %}"
 )
-_WITH_THOUGHT: Final = _CHANNELS.replace(  # left out once a text without a call has followed
-    "THOUGHT",
+_WITH_REASONING: Final = _CHANNELS.replace(  # left out once a text without a call has followed
+    "REASONING",
     "{% set ns = namespace(later=false) %}{% for o in messages[loop.index:] %}"
     "{% if o.role == 'assistant' and not o.tool_calls %}{% set ns.later = true %}{% endif %}{% endfor %}"
     "{% if m.thinking and not ns.later %}<analysis>{{ m.thinking }}{% endif %}",
@@ -192,12 +192,12 @@ _WITH_THOUGHT: Final = _CHANNELS.replace(  # left out once a text without a call
 @pytest.mark.parametrize(
     ("template", "now"),
     [
-        (_CHANNELS.replace("THOUGHT", ""), "<final>beside-it<call>"),
-        (_WITH_THOUGHT, "<analysis>beside-it<call>"),
+        (_CHANNELS.replace("REASONING", ""), "<final>beside-it<call>"),
+        (_WITH_REASONING, "<analysis>beside-it<call>"),
     ],
 )
 def test_gpt_oss_templates_keep_the_text_beside_a_call(template: str, now: str) -> None:
-    formats = ChatFormats(channels=Channels({}, reads_calls=True, separates_thoughts=True))
+    formats = ChatFormats(channels=Channels({}, reads_calls=True, separates_reasoning=True))
 
     def text(messages: Conversation, tools: Tools, shape: TemplateShape) -> str:
         fitted, _ = replace(formats, shapes=Shapes(shape, shape)).for_template(messages, tools, template)

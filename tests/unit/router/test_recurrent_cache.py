@@ -29,7 +29,7 @@ def make(**limits: object) -> World:
 
 
 @pytest.mark.parametrize(
-    ("drops_thoughts", "together"),
+    ("drops_reasoning", "together"),
     [
         (False, True),
         (True, False),
@@ -46,13 +46,13 @@ def make(**limits: object) -> World:
     ],
 )
 def test_eight_conversations_of_ten_turns(
-    drops_thoughts: bool, together: bool, num_state_slots: int, least: float
+    drops_reasoning: bool, together: bool, num_state_slots: int, least: float
 ) -> None:
     """Without a limit 97.5% are possible, or 95.1% where each turn renders the answer before again. With fewer
     snapshots it gets less, but not nothing: LRU, which evicts in a circle what is asked for in a circle, would find
     nothing with 20 slots for requests that follow each other."""
     world = make(num_state_slots=num_state_slots)
-    reused = talk(world, drops_thoughts=drops_thoughts, together=together)
+    reused = talk(world, drops_reasoning=drops_reasoning, together=together)
     assert reused >= least
     if num_state_slots == 20:
         assert world.scheduler.load_report().state_snapshot_evictions > 100
@@ -72,7 +72,7 @@ def test_a_turn_computes_what_is_new_and_a_few_tokens() -> None:
 
 def test_a_turn_after_dropped_thoughts_computes_the_answer_before_again() -> None:
     world = make()
-    talked = Conversation(random.Random(2), [], drops_thoughts=True)
+    talked = Conversation(random.Random(2), [], drops_reasoning=True)
     for turn in range(5):
         before = len(talked.prompt)
         talked.ask(question=100)
@@ -80,11 +80,11 @@ def test_a_turn_after_dropped_thoughts_computes_the_answer_before_again() -> Non
         talked.answered()
 
 
-@pytest.mark.parametrize("drops_thoughts", [False, True])
-def test_an_edited_last_message(drops_thoughts: bool) -> None:
+@pytest.mark.parametrize("drops_reasoning", [False, True])
+def test_an_edited_last_message(drops_reasoning: bool) -> None:
     world = make()
     rng = random.Random(3)
-    talked = Conversation(rng, text(rng, 1000), drops_thoughts=drops_thoughts)
+    talked = Conversation(rng, text(rng, 1000), drops_reasoning=drops_reasoning)
     for turn in range(3):
         talked.ask(question=100, content=100)
         ask(world, turn, talked.prompt, talked.answer)
@@ -96,9 +96,9 @@ def test_an_edited_last_message(drops_thoughts: bool) -> None:
         talked.ask(question=100)
         hit = ask(world, edit, talked.prompt, talked.answer)
         if edit == 4:  # continues from the turn before
-            assert hit == shared - (6 + 100 + 5 if drops_thoughts else 4)
+            assert hit == shared - (6 + 100 + 5 if drops_reasoning else 4)
         else:  # the first edit has left a snapshot where it departs, if that saves enough
-            assert hit == shared - (0 if drops_thoughts else 4)
+            assert hit == shared - (0 if drops_reasoning else 4)
 
 
 def test_the_first_edit_of_a_long_prompt_computes_at_most_twice_the_edited_part() -> None:

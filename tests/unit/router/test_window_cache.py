@@ -36,12 +36,12 @@ def make(num_window_slots: int = 50_000, **limits: object) -> World:
 
 
 @cache
-def share_of_one_pool(drops_thoughts: bool, together: bool) -> float:
-    return talk(make(0), drops_thoughts=drops_thoughts, together=together)
+def share_of_one_pool(drops_reasoning: bool, together: bool) -> float:
+    return talk(make(0), drops_reasoning=drops_reasoning, together=together)
 
 
 @pytest.mark.parametrize(
-    ("drops_thoughts", "together"),
+    ("drops_reasoning", "together"),
     [
         (False, True),
         (True, False),
@@ -53,25 +53,25 @@ def share_of_one_pool(drops_thoughts: bool, together: bool) -> float:
     ("num_window_slots", "less"), [(50_000, 0.0), (LEAST + 8 * 3 * WINDOW, 0.06), (LEAST, 0.7)]
 )
 def test_eight_conversations_of_ten_turns(
-    drops_thoughts: bool, together: bool, num_window_slots: int, less: float
+    drops_reasoning: bool, together: bool, num_window_slots: int, less: float
 ) -> None:
     """`less`: of the prompts' tokens, what one pool reuses beyond it. Of 20,000 tokens, three windows of each
     conversation are nearly all that counts; what running requests leave is better than nothing."""
     world = make(num_window_slots)
-    share = talk(world, drops_thoughts=drops_thoughts, together=together)
-    assert share >= share_of_one_pool(drops_thoughts, together) - less
+    share = talk(world, drops_reasoning=drops_reasoning, together=together)
+    assert share >= share_of_one_pool(drops_reasoning, together) - less
     assert (world.scheduler.load_report().window_evictions > 0) == (less > 0)
 
 
 def test_a_turn_computes_what_is_new() -> None:
     """Also where the thoughts before are left out: nothing is cut, and the prompt's end is not lost."""
-    for drops_thoughts in (False, True):
+    for drops_reasoning in (False, True):
         world = make(LEAST + 6 * WINDOW)
-        talked = Conversation(random.Random(2), [], drops_thoughts=drops_thoughts)
+        talked = Conversation(random.Random(2), [], drops_reasoning=drops_reasoning)
         for turn in range(5):
             prompt, answer = len(talked.prompt), len(talked.answer)
             talked.ask(question=100)
-            kept = prompt - 2 if drops_thoughts else prompt + answer + 1
+            kept = prompt - 2 if drops_reasoning else prompt + answer + 1
             assert ask(world, turn, talked.prompt, talked.answer) == (kept if turn else 0)
             talked.answered()
 
@@ -92,7 +92,7 @@ def test_an_edit_of_a_long_prompt_computes_the_edited_part() -> None:
 
 
 def test_a_shared_system_prompt() -> None:
-    """Of requests that follow each other: where they depart, an island is left as soon as the second has departed
+    """Of requests that follow each other: where they depart, a segment is left as soon as the second has departed
     there."""
     world = make(LEAST + 3000)
     rng = random.Random(5)

@@ -57,7 +57,7 @@ def form_of(
     call_token = _call_token(constraint, formats)
     stops = _call_end(tools, constraint, formats)
     if wanted.budget and formats.thinking is None:
-        raise invalid(wanted.param, "this model has no thoughts to bound (see --reasoning-parser)")
+        raise invalid(wanted.param, "this model has no reasoning to limit (see --reasoning-parser)")
     thinking: Thinking | None = None  # named to the worker where a budget or a grammar depends on it
     is_asked = wanted.budget is not None or constraint is not None
     if formats.thinking is not None and state != "closed" and is_asked:
@@ -118,7 +118,7 @@ def _call_end(tools: ToolUse, constraint: GrammarConstraint | None, formats: Cha
 
 
 def _call_token(constraint: GrammarConstraint | None, formats: ChatFormats) -> int | None:
-    """Returns the token with which a call of the grammar ends a thought."""
+    """Returns the token with which a call of the grammar ends the reasoning."""
     has_calls = constraint is not None and isinstance(constraint.spec, grammar.WithCalls)
     return formats.tool_open if has_calls else None
 

@@ -20,7 +20,7 @@ class AnswerReading:
     formats: ChatFormats
     stop_token_ids: tuple[int, ...]  # the client's own
     constraint: GrammarConstraint | None = None
-    call_token: int | None = None  # with which a call of the constraint ends a thought
+    call_token: int | None = None  # with which a call of the constraint ends the reasoning
     thinking: ThinkingState = "closed"  # at the prompt's end
     begun: str = ""  # in channels: the message that the prompt has begun, as far as it goes
 
@@ -35,19 +35,19 @@ class AnswerReading:
     def _parser(self) -> AnswerParser:
         formats, tools = self.formats, self.prompt.tools
         if formats.channels is not None:
-            separates = formats.channels.separates_thoughts and self.prompt.separate_reasoning
+            separates = formats.channels.separates_reasoning and self.prompt.separate_reasoning
             return HarmonyParser(self.begun, tools.may_call, separates)
-        thoughts = None
+        reasoning = None
         if formats.thinking is not None and self.thinking != "closed" and self.prompt.separate_reasoning:
-            thoughts = ReasoningParser(self.thinking == "open", formats.thinking.tags)
+            reasoning = ReasoningParser(self.thinking == "open", formats.thinking.tags)
         if not tools.may_call or formats.tools is None:
-            return OutputParser(thoughts, None)
+            return OutputParser(reasoning, None)
         schemas = {tool.name: tool.parameters for tool in tools.tools}
         offered = {tool.name for tool in tools.callable}
         if self.constraint is None:
-            return OutputParser(thoughts, formats.tools.parser(schemas), offered)
+            return OutputParser(reasoning, formats.tools.parser(schemas), offered)
         spec = self.constraint.spec
         in_tags = isinstance(spec, grammar.WithCalls) and spec.form.tags is not None
         calls = formats.tools.parser(schemas, "own" if in_tags else "json")
         named = offered if self.call_token is not None else ()
-        return OutputParser(thoughts, calls, named, calls_end_thoughts=True)
+        return OutputParser(reasoning, calls, named, calls_end_reasoning=True)

@@ -49,7 +49,7 @@ class AnswerReader:
         if item.finish_reason is not None:
             events += self._parser.finish(self._ended_by(item))
         if item.finish_reason is not None or not self._parser.is_undecided:
-            self.reasoning_tokens += 0 if self._parser.thought_called else self._undecided
+            self.reasoning_tokens += 0 if self._parser.reasoning_called else self._undecided
             self._undecided = 0
         self.num_calls += sum(isinstance(event, CallEnd) for event in events)
         if self._show_reasoning:

@@ -1,5 +1,5 @@
-"""gpt-oss's answers, whose thoughts, calls and texts are messages in channels: what the model's tokens say of them, and
-the grammar of a whole answer."""
+"""gpt-oss's answers, whose reasoning, calls and texts are messages in channels: the tokens that mark them, and the
+grammar of a whole answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 class Channels:
     tokens: Mapping[str, int]  # the format's control tokens, by text
     reads_calls: bool
-    separates_thoughts: bool
+    separates_reasoning: bool
 
     def prompt_end(self, tokenizer: TextTokenizer, prompt: Sequence[int]) -> str:
         """Returns the text of the message that the prompt has begun; "" where it has begun none."""
@@ -61,5 +61,5 @@ def channel_grammar(
 
 
 def _bound(thinking: ThinkingOptions) -> int | None:
-    """Returns the most tokens of thought. An effort is the template's to say, but for "none"."""
+    """Returns the most reasoning tokens. An effort is the template's to say, but for "none"."""
     return thinking.budget if thinking.effort in (None, "none") else None

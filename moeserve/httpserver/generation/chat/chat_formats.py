@@ -11,7 +11,7 @@ from typing import Any, Final
 from moeserve.chatformat import harmony
 from moeserve.chatformat.formats import TOOL_FORMATS, ToolFormat, is_harmony, tool_format
 from moeserve.chatformat.guided import GuidedCalls
-from moeserve.chatformat.reasoning import THOUGHT_TAGS, thought_tags
+from moeserve.chatformat.reasoning import REASONING_TAGS, reasoning_tags
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.grammar.spec import ArgumentTags, CallForm, Piece
@@ -47,7 +47,7 @@ class ChatFormats:
 
     @property
     def thinks(self) -> bool:
-        return self.thinking is not None or (self.channels is not None and self.channels.separates_thoughts)
+        return self.thinking is not None or (self.channels is not None and self.channels.separates_reasoning)
 
     @property
     def end_tags(self) -> dict[int, str]:
@@ -124,9 +124,9 @@ def formats_of(config: ServerConfig, tokenizer: TextTokenizer, *templates: str) 
 
 
 def _channels(config: ServerConfig, tokenizer: TextTokenizer, templates: Sequence[str]) -> Channels | None:
-    tool_flag, thought_flag = config.tool_call_parser, config.reasoning_parser
-    is_named = HARMONY in (tool_flag, thought_flag)
-    if not is_named and not ("auto" in (tool_flag, thought_flag) and any(map(is_harmony, templates))):
+    tool_flag, reasoning_flag = config.tool_call_parser, config.reasoning_parser
+    is_named = HARMONY in (tool_flag, reasoning_flag)
+    if not is_named and not ("auto" in (tool_flag, reasoning_flag) and any(map(is_harmony, templates))):
         return None
     tokens = {word: ids[0] for word in harmony.WORDS if len(ids := tokenizer.encode(word)) == 1}
     if len(tokens) < len(harmony.WORDS):
@@ -135,7 +135,7 @@ def _channels(config: ServerConfig, tokenizer: TextTokenizer, templates: Sequenc
         missing = ", ".join(word for word in harmony.WORDS if word not in tokens)
         flag = "--tool-call-parser" if tool_flag == HARMONY else "--reasoning-parser"
         raise ConfigError(f"{flag} {HARMONY}: the model's vocabulary has no tokens {missing}")
-    return Channels(tokens, tool_flag in ("auto", HARMONY), thought_flag in ("auto", HARMONY))
+    return Channels(tokens, tool_flag in ("auto", HARMONY), reasoning_flag in ("auto", HARMONY))
 
 
 def _call_form(guided: GuidedCalls, control: Mapping[str, int]) -> CallForm:
@@ -161,8 +161,8 @@ def _thinking(
     config: ServerConfig, tokenizer: TextTokenizer, templates: Sequence[str]
 ) -> ThinkingTokens | None:
     flag = config.reasoning_parser
-    found = filter(None, map(thought_tags, templates))
-    tags = next(found, None) if flag == "auto" else THOUGHT_TAGS.get(flag)
+    found = filter(None, map(reasoning_tags, templates))
+    tags = next(found, None) if flag == "auto" else REASONING_TAGS.get(flag)
     if tags is None:
         return None
     open_id, close_id = _token(tokenizer, tags.open_token), _token(tokenizer, tags.close)

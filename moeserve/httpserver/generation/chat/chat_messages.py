@@ -123,8 +123,8 @@ class Message(RequestModel):
                 message[name] = value
         if calls := self.calls:
             message["tool_calls"] = [call.for_template() for call in calls]
-        if thought := self.reasoning_content or self.reasoning:
-            message["reasoning_content"] = thought
+        if reasoning := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = reasoning
         return message
 
 

@@ -1,6 +1,6 @@
 """Conversations in the form that the templates of some formats are written for.
 
-Everything else has OpenAI's form, with a call's arguments as an object and thoughts as `reasoning_content`.
+Everything else has OpenAI's form, with a call's arguments as an object and reasoning as `reasoning_content`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _TO_JSON: Final = re.compile(r"arguments\W{0,3}\s*\|\s*tojson")
 
 
 def for_harmony(messages: Sequence[dict[str, Any]]) -> Conversation:
-    """gpt-oss's template takes thoughts as `thinking`, one call a message, whose result follows it, and beside a call
-    either a thought or a text, which it shows as the thought."""
+    """gpt-oss's template takes reasoning as `thinking`, one call a message, whose result follows it, and beside a call
+    either reasoning or a text, which it shows as reasoning."""
     return [_with_thinking(message) for message in one_call_each(messages)]
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    thoughts = [message.get("reasoning_content")]
+    parts = [message.get("reasoning_content")]
     if "tool_calls" in message:
-        thoughts.append(message["content"])
+        parts.append(message["content"])
         message = message | {"content": ""}
-    text = "\n\n".join(thought for thought in thoughts if thought)
+    text = "\n\n".join(part for part in parts if part)
     rest = {name: value for name, value in message.items() if name != "reasoning_content"}
     return rest | {"thinking": text} if text else rest
 

@@ -98,7 +98,7 @@ def one_call_each(messages: Sequence[Message]) -> Conversation:
 
 
 def _calls_of(message: Message) -> Iterator[dict[str, Any]]:
-    """Yields a message for each call; the first has the thought and the text."""
+    """Yields a message for each call; the first has the reasoning and the text."""
     for number, call in enumerate(message.get("tool_calls", [])):
         rest = message if number == 0 else {"role": message["role"], "content": ""}
         yield {**rest, "tool_calls": [call]}

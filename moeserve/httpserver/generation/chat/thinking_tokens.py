@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from moeserve.chatformat.reasoning import QWEN3, ThoughtTags
+from moeserve.chatformat.reasoning import QWEN3, ReasoningTags
 from moeserve.httpserver.generation.request.thinking import BUDGETS, ThinkingOptions
 from moeserve.messages.sampling import Thinking
 
@@ -21,7 +21,7 @@ class ThinkingTokens:
     open: int
     close: int
     ending: tuple[int, ...]  # ends thinking that is cut short, as the template writes it
-    tags: ThoughtTags = QWEN3
+    tags: ReasoningTags = QWEN3
 
     def state(self, prompt: Sequence[int], special: frozenset[int]) -> ThinkingState:
         """Returns the state at the end of the prompt. Only the turn that the prompt opens counts: what follows its last

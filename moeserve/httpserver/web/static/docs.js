@@ -17,6 +17,7 @@ async function show() {
       defaultModelsExpandDepth: 0,
       validatorUrl: null, // it is another site's
       requestInterceptor: withKey,
+      onComplete: () => setTimeout(nameParts), // when it has been drawn
     });
   } catch (error) {
     problem.hidden = false;
@@ -25,6 +26,16 @@ async function show() {
     return;
   }
   await awaitModel();
+}
+
+// For screen readers: Swagger leaves these without a name.
+function nameParts() {
+  for (const [part, name] of [[".information-container", "About this API"], [".schemes-server-container", "Server and keys"]]) {
+    const node = document.querySelector(part);
+    node?.setAttribute("role", "region");
+    node?.setAttribute("aria-label", name);
+  }
+  document.getElementById("servers")?.setAttribute("aria-label", "Server");
 }
 
 function withKey(request) {

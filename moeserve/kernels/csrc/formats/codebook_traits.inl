@@ -1,6 +1,5 @@
 // Types whose codes are indices into a codebook: sixteen rows of a quad at a time. book_blocks.inl specifies the same, an entry at
-// a time. An entry of 4 columns, or a half of one of 8, is just what a quad has of a row, so that one gather gives a quad's
-// numbers.
+// a time. An entry of 4 columns, or a half of one of 8, is just what a quad has of a row.
 
 // Where a group of a half has what a type with a codebook stores.
 template <Type T>
@@ -61,23 +60,38 @@ inline VB book_deltas(const BookParts<T>& parts) {
   return as_bytes(or_i(sub_i(set_i(0), bit), set_i(0x01010101)));
 }
 
-template <Type T, int Q>
-inline VB book_quad(const uint8_t* p) {
-  constexpr Codebook k = kQuantType<T>.book;
-  constexpr int entry = 4 * Q / k.columns;
-  const BookParts<T> parts(p);
+// The numbers of quads 2 * Pair and 2 * Pair + 1 without their signs: of one entry of 8 columns, or of two of 4.
+template <Type T, int Pair>
+inline void book_numbers(const BookParts<T>& parts, VB& even, VB& odd) {
   const uint32_t* words = codebook_words[static_cast<int>(T)];
-  VI index = book_indices<T, entry>(parts);
-  if constexpr (k.columns == 8) {
-    index = shl_i<1>(index);
-    words += Q % 2;
-  }
-  const VB numbers = gather(words, index);
-  if constexpr (k.has_delta()) {
-    return add_b(numbers, book_deltas<T, entry>(parts));
+  if constexpr (kQuantType<T>.book.columns == 8) {
+    gather_pairs(words, book_indices<T, Pair>(parts), even, odd);
   } else {
-    return with_signs<Q / 2, Q % 2>(numbers, book_sign_words<T>(parts), k.zero());
+    even = gather(words, book_indices<T, 2 * Pair>(parts));
+    odd = gather(words, book_indices<T, 2 * Pair + 1>(parts));
   }
+}
+
+// A group of a half at once: what all its quads share is read before `put`, which may store bytes, and so is not read again.
+template <Type T, class Put>
+inline void unpack_book(const uint8_t* p, const Put& put) {
+  constexpr Codebook k = kQuantType<T>.book;
+  const BookParts<T> parts(p);
+  VI signs = set_i(0);
+  if constexpr (!k.has_delta()) signs = book_sign_words<T>(parts);
+  for_quads<0, 4>([&](auto pair) {
+    constexpr int i = decltype(pair)::value;
+    VB even, odd;
+    book_numbers<T, i>(parts, even, odd);
+    if constexpr (k.has_delta()) {
+      const VB deltas = book_deltas<T, i>(parts);
+      put(Quad<2 * i>{}, add_b(even, deltas));
+      put(Quad<2 * i + 1>{}, add_b(odd, deltas));
+    } else {
+      put(Quad<2 * i>{}, with_signs<i, 0>(even, signs, k.zero()));
+      put(Quad<2 * i + 1>{}, with_signs<i, 1>(odd, signs, k.zero()));
+    }
+  });
 }
 
 // d of a type that keeps it in the highest nibbles of its scales' four words.

@@ -5,6 +5,18 @@
 //   kSplit    scales are per 16 columns     kMin   there is a min     kZero   integer zero point of the codes
 //   kMostCode the largest code
 
+template <int Q>
+using Quad = std::integral_constant<int, Q>;
+
+// Calls with each quad in turn, as a constant.
+template <int From, int To, class Call>
+inline void for_quads(const Call& call) {
+  if constexpr (From < To) {
+    call(Quad<From>{});
+    for_quads<From + 1, To>(call);
+  }
+}
+
 // Bits `From`.. of every byte to bits `To`.., masked; the mask is of the result.
 template <int From, int To>
 inline VB move_bits(VB bytes, uint8_t mask) {
@@ -40,18 +52,12 @@ constexpr int most_code(const QuantType& q) {
   return most;
 }
 
-// The same of a type with a codebook: codebook_traits.inl.
-template <Type T, int Q>
-inline VB book_quad(const uint8_t* p);
-
 // Quad Q's codes, from where a group's vectors begin: see panel_layout.h.
 template <Type T, int Q>
 inline VB unpack_quad(const uint8_t* p) {
   constexpr QuantType q = kQuantType<T>;
   constexpr PanelLayout layout = kLayout<T>;
-  if constexpr (q.has_book()) {
-    return book_quad<T, Q>(p);
-  } else if constexpr (q.low.bits == 8 || q.trits.any()) {
+  if constexpr (q.low.bits == 8 || q.trits.any()) {
     return load_b(p + 64 * Q);
   } else {
     const uint8_t* above = p + 64 * layout.bit_vectors;  // the pairs
@@ -175,8 +181,11 @@ inline Scales exponent_scales(const uint8_t* block, int half) {
           zero_f()};
 }
 
+// Of a type with a codebook: codebook_traits.inl.
 template <Type T>
-inline Scales book_scales(const uint8_t* block, int g, int half);  // codebook_traits.inl
+inline Scales book_scales(const uint8_t* block, int g, int half);
+template <Type T, class Put>
+inline void unpack_book(const uint8_t* p, const Put& put);
 
 // half_ue4m3 of 16 rows. The smallest eight are denormal, and threads of the pool may take denormal numbers for zero: they are
 // made from integers. Byte 127 is not a number, which ggml reads as 0; 255 is one for it.
@@ -206,6 +215,16 @@ struct Format {
   template <int Q>
   static VB quad(const uint8_t* p) {
     return unpack_quad<T, Q>(p);
+  }
+
+  // Calls put(Quad<Q>, its codes) for each of a group's quads.
+  template <class Put>
+  static void unpack_group(const uint8_t* p, const Put& put) {
+    if constexpr (type.has_book()) {
+      unpack_book<T>(p, put);
+    } else {
+      for_quads<0, 8>([&](auto q) { put(q, quad<decltype(q)::value>(p)); });
+    }
   }
 
   // Digits of base 3, a block column at a time.

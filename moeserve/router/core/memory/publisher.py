@@ -29,12 +29,12 @@ class Publisher:
             self._with_windows(request, end, self._windows)
 
     def _with_windows(self, request: HeldSequence, end: int, windows: WindowMemory) -> None:
-        """`publish`, with an island at each border on the way."""
+        """`publish`, with a segment at each border on the way."""
         stays = end - windows.window + 1 if end == request.target else None
         for border in windows.borders(request, end):
             position, kind = border
             if kind is SnapshotKind.PROMPT and end - position < windows.window:
-                stays = position - windows.window + 1  # one island, from there to the chunk's end
+                stays = position - windows.window + 1  # one segment, from there to the chunk's end
             elif position == end:
                 stays = end - windows.window + 1
             else:

@@ -4,7 +4,7 @@ A cut costs a step, so there are few. What comes next is one of these:
 
 - The next turn of the conversation. Chat templates render the end of a prompt again: the generation prompt
   (`<|im_start|>assistant`, a line break, perhaps an open or empty `<think>` part) is followed by the answer, but where
-  the template drops the thoughts of earlier answers, what follows differs from the tokens that were computed. The last
+  the template drops the reasoning of earlier answers, what follows differs from the tokens that were computed. The last
   border is some tokens before the prompt's end, in front of all that. Where the answer is continued as it is, the state
   that the request leaves at its end serves.
 - Another prompt that began like this one: a shared system prompt, an edited last message. The tree knows how far this

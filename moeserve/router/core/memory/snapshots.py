@@ -10,7 +10,7 @@ used falls behind the clock, however costly. The cost follows the tree: when a s
 one grows by its part, so that of every path the last snapshot is the dearest.
 
 The cost is weighed by how often snapshots of the same kind have been used. Where answers are continued as they are, the
-snapshot at an answer's end is used and that at its prompt's end is not; where the chat template drops the thoughts of
+snapshot at an answer's end is used and that at its prompt's end is not; where the chat template drops the reasoning of
 earlier answers, it is the other way round. docs/results/kv-cache.md compares it with LRU.
 """
 

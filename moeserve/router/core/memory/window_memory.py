@@ -9,18 +9,19 @@ A windowed layer attends to the last `window` tokens. A running request therefor
 **When slots are dropped.** A plan writes the KV of all rows of a layer before any row attends. So a slot that a row of
 plan N reads for the last time may be written in plan N + 1, not in N: `begin_rows` drops, before any row is planned.
 
-**Islands.** A request can continue at depth p if the window slots of the `window - 1` positions before p are there (of
+**Segments.** A request can continue at depth p if the window slots of the `window - 1` positions before p are there (of
 all, where p is less than the window). The tree keeps them where that is likely: at borders of prompts, at a prompt's
-end and where a request ended or was preempted. An island is a `Snapshot` at the end of a node that holds slots. Islands
-that overlap share slots, and so do requests and islands. Unlike the snapshot of a recurrent state, it serves every
-position behind its first `window - 1` tokens: a node that is split there gives the upper part an island of its own.
+end and where a request ended or was preempted. A segment is a `Snapshot` at the end of a node that holds slots.
+Segments that overlap share slots, and so do requests and segments. Unlike the snapshot of a recurrent state, it
+serves every position behind its first `window - 1` tokens: a node that is split there gives the upper part a segment
+of its own.
 
-The island at the end of a chunk of a prompt is long: it has all of the chunk's slots, so that a prompt may depart
+The segment at the end of a chunk of a prompt is long: it has all of the chunk's slots, so that a prompt may depart
 anywhere in it.
 
 **Size.** The pool has at least `least_slots`, so that running requests alone never exhaust it: everything else in it is
-islands. When slots are wanted, long ones are shortened first, least recently used first, to what a border in them
-needs; then islands are evicted as snapshots are (`snapshots.py`).
+segments. When slots are wanted, long ones are shortened first, least recently used first, to what a border in them
+needs; then segments are evicted as snapshots are (`snapshots.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def least_slots(window: int, max_running: int, max_num_batched_tokens: int) -> i
     return max_running * (window - 1) + max_num_batched_tokens
 
 
-class Island(Snapshot):
+class Segment(Snapshot):
     """The window slots of positions `first` .. `position` - 1 of a path."""
 
     __slots__ = ("first", "slots", "window")
@@ -63,23 +64,23 @@ class Island(Snapshot):
 
 
 class WindowMemory:
-    """The only writer of a request's `window_slots`, `window_first` and `window_borders`, and of the islands of the
+    """The only writer of a request's `window_slots`, `window_first` and `window_borders`, and of the segments of the
     tree."""
 
     def __init__(
         self, num_slots: int, window: int, tree: RadixCache, spacing: BorderSpacing, totals: LoadReport
     ) -> None:
-        """`spacing`: of islands within a prompt; its distances do not double, because no island costs a step."""
+        """`spacing`: of segments within a prompt; its distances do not double, because no segment costs a step."""
         self.window = window
         self._pool = WindowPool(num_slots)
         self._tree = tree
         self._spacing = replace(spacing, is_even=True)
-        self._islands = SnapshotCache()
+        self._segments = SnapshotCache()
         self._running: dict[HeldSequence, None] = {}
-        # Islands of chunks, and from which position on they stay when they are shortened; None: nothing of them does.
+        # Segments of chunks, and from which position on they stay when they are shortened; None: nothing of them does.
         # Live ones are of chunks in the last plan, whose requests hold all of these slots.
-        self._live: dict[HeldSequence, tuple[Island, int | None]] = {}
-        self._long: dict[Island, int | None] = {}  # in order of use
+        self._live: dict[HeldSequence, tuple[Segment, int | None]] = {}
+        self._long: dict[Segment, int | None] = {}  # in order of use
         self._totals = totals
         tree.on_split = self._split
 
@@ -107,27 +108,27 @@ class WindowMemory:
         self._running[request] = None
         if start:
             assert request.node is not None
-            island = request.node.snapshot
-            assert isinstance(island, Island)
-            request.window_slots = island.before(start)
+            segment = request.node.snapshot
+            assert isinstance(segment, Segment)
+            request.window_slots = segment.before(start)
             self._pool.share(request.window_slots)
             self._totals.window_hits += 1
-            if island in self._islands:
-                self._islands.use(island)
-            elif island in self._long:
-                self._long[island] = self._long.pop(island)
+            if segment in self._segments:
+                self._segments.use(segment)
+            elif segment in self._long:
+                self._long[segment] = self._long.pop(segment)
 
     def take(self, count: int) -> array[int]:
-        """Takes `count` slots, shortening and evicting islands as needed."""
+        """Takes `count` slots, shortening and evicting segments as needed."""
         while self._pool.num_free < count:
             if self._long:
                 self._shorten(next(iter(self._long)))
                 continue
-            victim = self._islands.victim()
-            assert isinstance(victim, Island), "running requests never exhaust the windowed pool"
+            victim = self._segments.victim()
+            assert isinstance(victim, Segment), "running requests never exhaust the windowed pool"
             self._totals.window_evictions += 1
             self._tree.unset_snapshot(victim)
-            self._islands.remove(victim)
+            self._segments.remove(victim)
             self._pool.unkeep(victim.slots)
         return self._pool.alloc(count)
 
@@ -146,7 +147,7 @@ class WindowMemory:
                 request.window_first += unread
 
     def leave(self, request: HeldSequence, node: Node | None, end: int, kind: SnapshotKind) -> None:
-        """Takes back all slots of a request, but for an island at `node`, where its known `end` tokens end; None: it
+        """Takes back all slots of a request, but for a segment at `node`, where its known `end` tokens end; None: it
         leaves none."""
         self._settle(request)
         if node is not None:
@@ -163,7 +164,7 @@ class WindowMemory:
         assert request.beams is not None
         self._pool.drop(request.beams.take_freed_windows())
 
-    # ---------------------------------------------------------------- islands
+    # ---------------------------------------------------------------- segments
 
     def borders(self, request: HeldSequence, end: int) -> Iterator[Border]:
         """Takes the next borders of a request up to `end`, where a chunk of it ends, in ascending order."""
@@ -171,54 +172,54 @@ class WindowMemory:
             yield request.window_borders.pop(0)
 
     def keep_border(self, request: HeldSequence, node: Node | None, border: Border) -> None:
-        """An island at a border that a chunk has passed; `node` ends there. None: the tree has no such place."""
+        """A segment at a border that a chunk has passed; `node` ends there. None: the tree has no such place."""
         if node is not None:
             self._keep(request, node, *border)
 
     def keep_chunk(self, request: HeldSequence, node: Node | None, end: int, first: int | None) -> None:
-        """A long island of the chunk that ends at `end`, the end of `node`. What stays when it is shortened begins at
+        """A long segment of the chunk that ends at `end`, the end of `node`. What stays when it is shortened begins at
         position `first`; None: nothing does."""
         if node is None or node.snapshot is not None or node.parent is None:
             return
         slots = request.window_slots[: end - request.window_first]
         if len(slots) < end - request.window_first:
             return
-        island = Island(request.window_first, slots, self.window, SnapshotKind.PROMPT)
+        segment = Segment(request.window_first, slots, self.window, SnapshotKind.PROMPT)
         self._pool.keep(slots)
-        self._tree.set_snapshot(node, island)
-        self._live[request] = (island, first)
+        self._tree.set_snapshot(node, segment)
+        self._live[request] = (segment, first)
 
     def reclaim(self) -> None:
-        """Takes back the slots of islands whose nodes the tree has given up."""
-        for island in self._tree.take_dropped():
-            assert isinstance(island, Island)
-            if island in self._islands:
-                self._islands.remove(island)
-            self._long.pop(island, None)
-            self._pool.unkeep(island.slots)
+        """Takes back the slots of segments whose nodes the tree has given up."""
+        for segment in self._tree.take_dropped():
+            assert isinstance(segment, Segment)
+            if segment in self._segments:
+                self._segments.remove(segment)
+            self._long.pop(segment, None)
+            self._pool.unkeep(segment.slots)
 
     def _settle(self, request: HeldSequence) -> None:
         """The request does not hold all of its last chunk any more."""
         if request not in self._live:
             return
-        island, first = self._live.pop(request)
-        if island.node is not None:
-            self._long[island] = first
+        segment, first = self._live.pop(request)
+        if segment.node is not None:
+            self._long[segment] = first
 
-    def _shorten(self, island: Island) -> None:
-        first = self._long.pop(island)
+    def _shorten(self, segment: Segment) -> None:
+        first = self._long.pop(segment)
         if first is None:
-            self._tree.unset_snapshot(island)
-            self._pool.unkeep(island.slots)
+            self._tree.unset_snapshot(segment)
+            self._pool.unkeep(segment.slots)
             return
-        unread = max(0, first - island.first)
-        self._pool.unkeep(island.slots[:unread])
-        del island.slots[:unread]
-        island.first += unread
-        self._islands.add(island)
+        unread = max(0, first - segment.first)
+        self._pool.unkeep(segment.slots[:unread])
+        del segment.slots[:unread]
+        segment.first += unread
+        self._segments.add(segment)
 
     def _keep(self, request: HeldSequence, node: Node, end: int, kind: SnapshotKind) -> None:
-        """An island before `end`, where `node` ends, if it has none and the request holds all of it."""
+        """A segment before `end`, where `node` ends, if it has none and the request holds all of it."""
         begin = max(0, end - self.window + 1) - request.window_first
         slots = request.window_slots[max(0, begin) : end - request.window_first]
         if begin < 0 or len(slots) < min(end, self.window - 1):
@@ -226,32 +227,32 @@ class WindowMemory:
         self._put(node, slots, end, kind)
 
     def _split(self, upper: Node, snapshot: Snapshot) -> None:
-        """The tree has split a node with an island, which may serve the upper part, too."""
+        """The tree has split a node with a segment, which may serve the upper part, too."""
         position = depth(upper)
-        if isinstance(snapshot, Island) and snapshot.serves(position):
+        if isinstance(snapshot, Segment) and snapshot.serves(position):
             self._put(upper, snapshot.before(position), position, SnapshotKind.BRANCH)
 
     def _put(self, node: Node, slots: array[int], end: int, kind: SnapshotKind) -> None:
         if node.snapshot is not None or node.parent is None or not slots:
             return
-        island = Island(end - len(slots), slots, self.window, kind)
+        segment = Segment(end - len(slots), slots, self.window, kind)
         self._pool.keep(slots)
-        self._tree.set_snapshot(node, island)
-        self._islands.add(island)
+        self._tree.set_snapshot(node, segment)
+        self._segments.add(segment)
 
     # ---------------------------------------------------------------- invariants
 
     def check(self, running: Collection[HeldSequence]) -> None:
-        """Raises AssertionError unless every slot is free, or held by running requests and islands as counted, and
-        every island has the slots of its positions. O(slots + nodes)."""
-        islands = [island for island in self._tree.snapshots() if isinstance(island, Island)]
-        live = {island for island, _ in self._live.values() if island.node is not None}
-        if set(islands) != set(self._islands) | set(self._long) | live:
-            raise AssertionError("the tree has other islands than are counted")
+        """Raises AssertionError unless every slot is free, or held by running requests and segments as counted, and
+        every segment has the slots of its positions. O(slots + nodes)."""
+        segments = [segment for segment in self._tree.snapshots() if isinstance(segment, Segment)]
+        live = {segment for segment, _ in self._live.values() if segment.node is not None}
+        if set(segments) != set(self._segments) | set(self._long) | live:
+            raise AssertionError("the tree has other segments than are counted")
         if set(self._running) != set(running):
             raise AssertionError("other requests hold window slots than run")
-        if any(not island.serves(island.position) for island in islands):
-            raise AssertionError("an island lacks slots")
+        if any(not segment.serves(segment.position) for segment in segments):
+            raise AssertionError("a segment lacks slots")
         of_beams = [r.beams.held_windows() for r in running if r.beams is not None]
         held = [list(request.window_slots) for request in running] + [list(slots) for slots in of_beams]
-        self._pool.check(held, [island.slots for island in islands])
+        self._pool.check(held, [segment.slots for segment in segments])

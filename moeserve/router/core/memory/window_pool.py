@@ -1,6 +1,6 @@
 """The slots of a windowed model's second KV pool, each with who holds it.
 
-A slot stores the K and V of one token in the windowed layers. Requests that run and islands of the prefix tree
+A slot stores the K and V of one token in the windowed layers. Requests that run and segments of the prefix tree
 (`window_memory.py`) may hold the same slot; it is free once none does.
 """
 
@@ -18,13 +18,13 @@ from moeserve.router.core.memory.token_pool import TokenPool
 class WindowPool:
     """Slots 0 .. num_slots-1, free or held. Every call takes O(its slots)."""
 
-    __slots__ = ("_islands", "_pool", "_requests", "num_idle")
+    __slots__ = ("_pool", "_requests", "_segments", "num_idle")
 
     def __init__(self, num_slots: int) -> None:
         self._pool = TokenPool(num_slots)
         self._requests = array("i", [0]) * num_slots  # running requests that hold a slot
-        self._islands = array("i", [0]) * num_slots  # islands that hold it
-        self.num_idle = 0  # slots that islands alone hold
+        self._segments = array("i", [0]) * num_slots  # segments that hold it
+        self.num_idle = 0  # slots that segments alone hold
 
     @property
     def num_slots(self) -> int:
@@ -54,36 +54,36 @@ class WindowPool:
         for slot in slots:
             self._requests[slot] -= 1
             if not self._requests[slot]:
-                if self._islands[slot]:
+                if self._segments[slot]:
                     self.num_idle += 1
                 else:
                     freed.append(slot)
         self._pool.free(freed)
 
     def keep(self, slots: Sequence[int]) -> None:
-        """One more island holds these slots, which somebody holds."""
+        """One more segment holds these slots, which somebody holds."""
         for slot in slots:
-            self._islands[slot] += 1
+            self._segments[slot] += 1
 
     def unkeep(self, slots: Sequence[int]) -> None:
-        """An island holds these slots no more."""
+        """A segment holds these slots no more."""
         freed = array("i")
         for slot in slots:
-            self._islands[slot] -= 1
-            if not self._islands[slot] and not self._requests[slot]:
+            self._segments[slot] -= 1
+            if not self._segments[slot] and not self._requests[slot]:
                 freed.append(slot)
         self.num_idle -= len(freed)
         self._pool.free(freed)
 
-    def check(self, of_requests: Sequence[Sequence[int]], of_islands: Sequence[Sequence[int]]) -> None:
+    def check(self, of_requests: Sequence[Sequence[int]], of_segments: Sequence[Sequence[int]]) -> None:
         """Raises AssertionError unless every slot is free, or held by exactly these. O(slots)."""
-        for counts, holders in ((self._requests, of_requests), (self._islands, of_islands)):
+        for counts, holders in ((self._requests, of_requests), (self._segments, of_segments)):
             found = array("i", [0]) * self.num_slots
             for slot, count in Counter(chain.from_iterable(holders)).items():
                 found[slot] = count
             if found != counts:
                 raise AssertionError("window slots are held by others than is counted")
-        held = array("i", compress(range(self.num_slots), map(or_, self._requests, self._islands)))
+        held = array("i", compress(range(self.num_slots), map(or_, self._requests, self._segments)))
         self._pool.check([held])
         num_of_requests = self.num_slots - self._requests.count(0)
         if self.num_idle != len(held) - num_of_requests:

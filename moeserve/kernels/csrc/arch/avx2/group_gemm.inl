@@ -130,9 +130,8 @@ struct UnpackedCodes {
   alignas(64) uint8_t high[kNibbles<F> ? 8 * kBytes : 64];  // their high nibbles (kNibbles)
 
   explicit UnpackedCodes(const uint8_t* p) {
-    for_quads<0, 8>([&](auto quad) {
+    F::unpack_group(p, [&](auto quad, const VB& codes) {
       constexpr int q = decltype(quad)::value;
-      const VB codes = F::template quad<q>(p);
       if constexpr (kNibbles<F>) {
         store_b(low + q * kBytes, low_nibbles(codes));
         store_b(high + q * kBytes, high_nibbles(codes));
@@ -207,9 +206,9 @@ inline void token_tiles(const Codes& w, const Scales& s, const void* const* rows
 template <class F>
 constexpr int kTile = F::kSplit || kNibbles<F> ? 2 : 6;
 // Up to how many tokens codes are unpacked again for each tile, which is quicker than storing them: of plain nibbles up to
-// eight, of nibbles that are looked up for one tile of four.
+// eight, of nibbles that are looked up for one tile of four; of a codebook's entries never.
 template <class F>
-constexpr int kMostUnpackedAgain = F::type.has_book()                       ? 1
+constexpr int kMostUnpackedAgain = F::type.has_book()                       ? 0
                                    : kTile<F> == 2 || F::type.high.bits > 0 ? 2
                                    : F::type.table == CodeTable::None       ? 8
                                                                             : 4;
@@ -217,12 +216,21 @@ constexpr int kMostUnpackedAgain = F::type.has_book()                       ? 1
 template <class F>
 [[gnu::always_inline]] inline void half_gemm(const uint8_t* codes, const Scales& s, const void* const* rows,
                                              int64_t cols, int64_t group, int n, float* out) {
+  if constexpr (kMostUnpackedAgain<F> > 0) {
+    if (n == 1) {
+      token_tile<F, 1>(PackedCodes<F>{codes}, s, rows, cols, group, out);
+      return;
+    }
+    if (n <= kMostUnpackedAgain<F>) {
+      token_tiles<F, std::min(kMostUnpackedAgain<F>, 4)>(PackedCodes<F>{codes}, s, rows, cols, group, n, out);
+      return;
+    }
+  }
+  const UnpackedCodes<F> unpacked(codes);
   if (n == 1) {
-    token_tile<F, 1>(PackedCodes<F>{codes}, s, rows, cols, group, out);
-  } else if (n <= kMostUnpackedAgain<F>) {
-    token_tiles<F, std::min(kMostUnpackedAgain<F>, 4)>(PackedCodes<F>{codes}, s, rows, cols, group, n, out);
+    token_tile<F, 1>(unpacked, s, rows, cols, group, out);
   } else {
-    token_tiles<F, kTile<F>>(UnpackedCodes<F>(codes), s, rows, cols, group, n, out);
+    token_tiles<F, kTile<F>>(unpacked, s, rows, cols, group, n, out);
   }
 }
 

@@ -199,6 +199,11 @@ inline VB gather(const uint32_t* table, VI index) {
   for (int i = 0; i < 16; ++i) index.v[i] = static_cast<int32_t>(table[index.v[i]]);
   return as_bytes(index);
 }
+// Pair `index` of the table's words, for each lane: its first and its second word.
+inline void gather_pairs(const uint32_t* table, VI index, VB& first, VB& second) {
+  first = gather(table, shl_i<1>(index));
+  second = gather(table + 1, shl_i<1>(index));
+}
 // zero + or - each byte: of a lane's four, minus where the bits 0..3 (Nibble 0) or 4..7 of byte Byte of its word are set.
 template <int Byte, int Nibble>
 inline VB with_signs(VB bytes, VI words, uint8_t zero) {

@@ -2,18 +2,6 @@
 // Integers are exact, so a token's sums do not depend on the tokens beside it, the instruction set or the order of the
 // quads.
 
-template <int Q>
-using Quad = std::integral_constant<int, Q>;
-
-// Calls with each quad in turn, as a constant.
-template <int From, int To, class Call>
-inline void for_quads(const Call& call) {
-  if constexpr (From < To) {
-    call(Quad<From>{});
-    for_quads<From + 1, To>(call);
-  }
-}
-
 // What the zero point adds to a group's sums of codes times activations.
 template <class F>
 inline VI zero_sums(const GroupMeta& meta) {

@@ -22,7 +22,7 @@ MOESERVE_TOKEN_GROUP void token_group(const VB (&w)[2][8], const Scales (&s)[2],
 
 template <class F>
 inline void unpack_half(const uint8_t* p, VB (&w)[8]) {
-  for_quads<0, 8>([&](auto quad) { w[quad] = F::template quad<decltype(quad)::value>(p); });
+  F::unpack_group(p, [&](auto quad, const VB& codes) { w[quad] = codes; });
 }
 
 template <class F>

@@ -1,9 +1,10 @@
-"""Calls within a thought. Models call a tool without ending their thought, and then end the answer; they also write a
-draft of a call, go on thinking, and call the tool behind the thought.
+"""Calls within reasoning. Some models call a tool without ending their reasoning, and then end the answer. Others
+write a draft of a call, go on thinking, and call the tool after the reasoning.
 
-A well-formed call of an offered tool ends the thought where the answer ends behind it, where it alone stands before the
-thought's closing tag, or where the thought is never closed. It is a draft, and stays part of the thought, where the
-model goes on thinking for long, or closes the thought and then calls a tool or goes on behind what it thought.
+A well-formed call of an offered tool ends the reasoning if the answer ends behind the call, if nothing but the call
+stands before the reasoning's closing tag, or if the reasoning is never closed. The call is a draft, and stays part of
+the reasoning, if the model goes on thinking for long, or closes the reasoning and then calls a tool or continues its
+answer.
 """
 
 from __future__ import annotations
@@ -15,35 +16,35 @@ from .events import CallBroken, CallEnd, CallStart, Event, Reasoning, Text
 from .tool_calls import ToolCallParser
 
 MAX_TEXT: Final = (
-    2000  # characters behind a call, of a thought that is not closed; until then they are held back
+    2000  # characters behind a call, of reasoning that is not closed; until then they are held back
 )
 
 
-class ThoughtCalls:
-    """Reads the text of a thought, and of the answer behind it until what the calls are is known."""
+class ReasoningCalls:
+    """Reads the text of the reasoning, and of the answer behind it until what the calls are is known."""
 
     def __init__(self, tools: ToolCallParser, offered: Collection[str], at_once: bool) -> None:
         """`offered`: the tools that may be called. `at_once`: there are no drafts, for a grammar makes the call that a
-        thought ends with."""
+        reasoning ends with."""
         self._tools = tools
         self._parser = tools.anew()
         self._offered = offered
         self._at_once = at_once
         self._raw: list[str] = []  # characters that have not been given back
-        self._events: list[Event] = []  # what they are if the thought has ended
+        self._events: list[Event] = []  # what they are if the reasoning has ended
         self._name = ""
         self._has_call = False
-        self._text_behind = ""  # the last call, within the thought
-        self._answer = ""  # behind the thought, held back
-        self.has_ended = False  # a call has ended the thought; all that follows is read here
+        self._text_behind = ""  # the last call, within the reasoning
+        self._answer = ""  # behind the reasoning, held back
+        self.has_ended = False  # a call has ended the reasoning; all that follows is read here
 
     @property
     def is_undecided(self) -> bool:
-        """Whether what came last may be calls, or the thought."""
+        """Whether what came last may be calls, or the reasoning."""
         return not self.has_ended and (self._has_call or not self._parser.in_text)
 
     def push(self, text: str) -> list[Event]:
-        """`text` is of the thought, or behind a call that has ended it."""
+        """`text` is of the reasoning, or behind a call that has ended it."""
         events: list[Event] = []
         is_plain = "<" not in text and self._parser.in_text and not self._has_call
         for piece in [text] if is_plain else text:
@@ -57,7 +58,7 @@ class ThoughtCalls:
         if self.has_ended:
             return self._parser.push(text), ""
         if not self._has_call:
-            return self._as_thought(), text
+            return self._as_reasoning(), text
         self._answer += text
         begun = self._answer.lstrip()
         openings = self._tools.openings
@@ -65,7 +66,7 @@ class ThoughtCalls:
             return [], ""
         text, self._answer = self._answer, ""
         if self._text_behind.strip() or begun.startswith(openings):
-            return self._as_thought(), text
+            return self._as_reasoning(), text
         return self._ended() + self._parser.push(text), ""
 
     def finish(self, ended_by: str | None) -> list[Event]:
@@ -74,7 +75,7 @@ class ThoughtCalls:
         if not self.has_ended and not self._has_call:
             for event in self._parser.finish(ended_by):
                 self._take(event, events)
-            return events + (self._ended() if self._has_call else self._as_thought())
+            return events + (self._ended() if self._has_call else self._as_reasoning())
         events += self._ended() + self._parser.push(self._answer)
         return events + self._parser.finish(ended_by)
 
@@ -94,16 +95,16 @@ class ThoughtCalls:
             case CallStart(_, name):
                 self._name = name
             case CallEnd() if not self._has_call and self._name not in self._offered:
-                events += self._as_thought()
+                events += self._as_reasoning()
             case CallEnd():
                 self._has_call = True
                 self._text_behind = ""
                 if self._at_once:
                     events += self._ended()
         if len(self._text_behind) > MAX_TEXT:
-            events += self._as_thought()
+            events += self._as_reasoning()
 
-    def _as_thought(self) -> list[Event]:
+    def _as_reasoning(self) -> list[Event]:
         if not self._raw:
             return []
         text = "".join(self._raw)
