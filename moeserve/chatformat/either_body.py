@@ -10,7 +10,7 @@ from .tool_calls import CallBody
 
 
 class EitherBody:
-    """A tool_calls.CallBody: the first character that is no white space decides."""
+    """A CallBody that is read as tagged or as JSON; the first character other than white space decides which."""
 
     def __init__(
         self, index: int, tagged: Callable[[int], CallBody], in_json: Callable[[int], CallBody]

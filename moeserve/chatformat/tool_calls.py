@@ -13,7 +13,7 @@ from .json_reader import Status
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
-    """The tags around calls. A body reads from behind `open` to the end of its call."""
+    """The tags around tool calls. A CallBody reads the text from after `open` to the end of its call."""
 
     open: str
     close: str  # of what `open` began

@@ -24,4 +24,6 @@ def check_certificate(config: ServerConfig) -> None:
     except OSError:
         return  # the server tells that it cannot be read
     if not has_key:
-        raise ConfigError("--ssl-certfile: needs --ssl-keyfile, for the file has no private key; add it")
+        raise ConfigError(
+            "--ssl-certfile: needs --ssl-keyfile, because the certificate's file has no private key; add it"
+        )

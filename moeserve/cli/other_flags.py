@@ -36,12 +36,12 @@ DEFAULTS: Final = {"-c": {"0"}, "--ctx-size": {"0"}}
 _WHOLE_MODEL: Final = 99  # layers: what llama.cpp's users write for all of them
 _GPU_LAYERS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 
-_BY_ITSELF = "leave it out: it is so by itself"
-_NO_CODE = "leave it out: no code of a model's repository is run"
-_PLACED = "experts are placed by themselves; --num-gpu-experts N or --placement-rules FILE say where"
-_STEP = "--max-num-batched-tokens N bounds a step"
-_KV = "--kv-cache-dtype q8_0 keeps keys and values in 8 bits"
-_BUDGET = "--gpu-memory-budget GIB says it in GiB"
+_BY_ITSELF = "leave it out: it is always on"
+_NO_CODE = "leave it out: code of a model's repository is never run"
+_PLACED = "experts are placed automatically; --num-gpu-experts N or --placement-rules FILE override that"
+_STEP = "use --max-num-batched-tokens N, which limits the tokens of a step"
+_KV = "use --kv-cache-dtype q8_0, which stores keys and values in 8 bits"
+_BUDGET = "use --gpu-memory-budget GIB, an amount in GiB"
 _NO_VISION = "pictures are not read"
 _DEFERRAL = "it was removed: it changed the model's output and made nothing faster"
 ADVICE: Final = {
@@ -70,17 +70,17 @@ ADVICE: Final = {
     "--cache-type-v": _KV,
     "--gpu-memory-utilization": _BUDGET,
     "--mem-fraction-static": _BUDGET,
-    "--mlock": "weights are in memory of the server's own",
-    "--no-mmap": "weights are repacked into memory; --weight-layout file maps the file",
-    "--no-enable-prefix-caching": "--prefix-cache off",
-    "--cpu-offload-gb": "experts that do not fit the GPU stay in RAM by themselves",
+    "--mlock": "leave it out: weights are copied into the server's own memory",
+    "--no-mmap": "leave it out: weights are copied into memory; only --weight-layout file maps the file",
+    "--no-enable-prefix-caching": "use --prefix-cache off",
+    "--cpu-offload-gb": "leave it out: experts that do not fit on the GPU stay in RAM",
     "--mmproj": _NO_VISION,
     "-mm": _NO_VISION,
-    "--quantization": "leave it out: the file says it",
-    "--dtype": "leave it out: the file says it",
-    "--reasoning-format": "--reasoning-parser says how the model marks its reasoning",
-    "--speculative-model": "--speculative-config says it",
-    "--draft-max": "--speculative-config says it",
+    "--quantization": "leave it out: the model's file determines it",
+    "--dtype": "leave it out: the model's file determines it",
+    "--reasoning-format": "use --reasoning-parser, which names how the model marks its reasoning",
+    "--speculative-model": "use --speculative-config",
+    "--draft-max": "use --speculative-config",
     "--max-deferred-experts-per-token": _DEFERRAL,
     "--kt-max-deferred-experts-per-token": _DEFERRAL,
 }

@@ -88,14 +88,14 @@ def _online(name: HubName) -> tuple[str, dict[str, int]] | None:
         return None
     except (json.JSONDecodeError, KeyError) as error:
         raise HubError(
-            f"{repo}: what {constants.ENDPOINT} answers is not that of a hub; check HF_ENDPOINT"
+            f"{repo}: {constants.ENDPOINT} does not answer as a hub does; check HF_ENDPOINT"
         ) from error
     except HfHubHTTPError as error:
         if error.response.status_code < 500:
             raise
         return None
     if not _COMMIT.fullmatch(revision.resolved):  # it becomes a folder's name
-        raise HubError(f"{repo}: what {constants.ENDPOINT} answers is not that of a hub; check HF_ENDPOINT")
+        raise HubError(f"{repo}: {constants.ENDPOINT} does not answer as a hub does; check HF_ENDPOINT")
     return revision.resolved, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
 
@@ -199,8 +199,8 @@ def _check_hash(name: HubName, blob: _Blob) -> None:
     if found != told:
         blob.partial.unlink()
         raise HubError(
-            f"{name}: {blob.file} came damaged: its hash is {found}, {constants.ENDPOINT} names {told}; start again to "
-            "download it anew"
+            f"{name}: {blob.file} was damaged on the way: its hash is {found}, {constants.ENDPOINT} names {told}; "
+            "start again to download it anew"
         )
 
 

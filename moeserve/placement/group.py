@@ -69,7 +69,7 @@ def place_share(
     if placement.begins_in_ram:
         budget = gpu.free_bytes if options.gpu_memory_budget is None else options.gpu_memory_budget
         raise ConfigError(
-            f"--gpus: what every token passes of this GPU's share does not fit in {budget / GIB:.2f} GiB, and with "
+            f"--gpus: the weights of this GPU's share, without experts, do not fit in {budget / GIB:.2f} GiB, and with "
             "several GPUs only experts may be in RAM; use more GPUs, a smaller --max-model-len or fewer --max-num-seqs"
         )
     if not share.is_stage:

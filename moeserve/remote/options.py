@@ -50,19 +50,22 @@ def check_server(config: ServerConfig) -> None:
         return
     parse_address(config.worker, "--worker")
     if config.lora_modules:
-        raise ConfigError("--lora-modules: not with --worker, whose machine would have to have the adapters")
+        raise ConfigError(
+            "--lora-modules: cannot be combined with --worker: the adapters would have to be on the worker's machine"
+        )
     if config.lora_dir is not None:
-        raise ConfigError("--lora-dir: not with --worker, whose machine would have to have the adapters")
+        raise ConfigError(
+            "--lora-dir: cannot be combined with --worker: the adapters would have to be on the worker's machine"
+        )
     for name in ("worker_ssl_certfile", "worker_ssl_ca_certs"):
         if getattr(config, name) is None:
-            raise ConfigError(
-                f"--worker: needs {_flag(name)}; nothing is said without certificates on both sides"
-            )
+            raise ConfigError(f"--worker: needs {_flag(name)}; both sides must have certificates")
     for option in dataclasses.fields(ServerConfig):
         is_workers = option.name in worker_options() and option.name not in BOTH
         if is_workers and getattr(config, option.name) != option.default:
             raise ConfigError(
-                f"{_flag(option.name)}: is the worker's affair where there is --worker; give it to `moeserve worker`"
+                f"{_flag(option.name)}: belongs to the worker's machine if --worker is given; "
+                "give it to `moeserve worker`"
             )
 
 
@@ -81,7 +84,7 @@ def parse_address(text: str, flag: str) -> tuple[str, int]:
     elif ":" in host:
         host = ""
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{flag}: must be HOST:PORT, an IPv6 address in brackets, not {text!r}")
+        raise ConfigError(f"{flag}: must be HOST:PORT (an IPv6 address in brackets), not {text!r}")
     return host, int(port)
 
 

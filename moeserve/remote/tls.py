@@ -40,4 +40,6 @@ def _load(context: ssl.SSLContext, files: TlsFiles, flag_prefix: str) -> ssl.SSL
 
 def _no_password() -> str:
     """Instead of a question on the terminal."""
-    raise ConfigError("the private key has a password; keys must have none, and a mode that keeps others out")
+    raise ConfigError(
+        "the private key has a password; use a key without one, in a file that only you may read"
+    )

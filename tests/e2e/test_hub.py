@@ -159,7 +159,7 @@ def test_a_pinned_revision_is_served_and_one_that_is_not_there_named(client: Cli
 def test_what_comes_damaged_is_refused_and_fetched_anew(client: Client, hub: Hub) -> None:
     hub.damaged = True
     (refusal,) = client.ask(f"{REPO}:Q8_0")
-    assert "tiny-Q8_0.gguf came damaged" in refusal
+    assert "tiny-Q8_0.gguf was damaged on the way" in refusal
     assert client.partial() == []
     hub.damaged = False
     assert client.fetch(f"{REPO}:Q8_0")[0].exists()
@@ -224,7 +224,7 @@ def test_private_gated_and_missing_repositories(client: Client, hub: Hub) -> Non
 def test_an_endpoint_that_is_no_hub(client: Client, hub: Hub, answer: str) -> None:
     hub.other = answer
     (error,) = client.ask(REPO)
-    assert f"what {hub.url} answers is not that of a hub; check HF_ENDPOINT" in error
+    assert f"{hub.url} does not answer as a hub does; check HF_ENDPOINT" in error
 
 
 def test_what_cannot_be_chosen_or_served_is_not_downloaded(client: Client, hub: Hub) -> None:

@@ -131,9 +131,12 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
         (["--ctx-sizes", "3"], "; did you mean --max-model-len?"),
         (
             ["a.gguf", "--n-cpu-moe", "30"],
-            "; --n-cpu-moe: experts are placed by themselves; --num-gpu-experts N",
+            "; --n-cpu-moe: experts are placed automatically; --num-gpu-experts N",
         ),
-        (["a.gguf", "--gpu-memory-utilization=0.9"], "; --gpu-memory-utilization: --gpu-memory-budget GIB"),
+        (
+            ["a.gguf", "--gpu-memory-utilization=0.9"],
+            "; --gpu-memory-utilization: use --gpu-memory-budget GIB",
+        ),
         (
             ["a.gguf", "--max-deferred-experts-per-token", "1"],
             "; --max-deferred-experts-per-token: it was removed",

@@ -244,7 +244,7 @@ def check_fits(trace: RoutingTrace, runner: Runner) -> None:
     shape = (use.layers, use.experts, use.experts_per_token)
     if trace.shape != shape:
         raise ConfigError(
-            "--routing-trace: it is of {} layers of {} experts, {} a token; the model has {}, {} and {}".format(
+            "--routing-trace: it records {} layers of {} experts, {} per token; the model has {}, {} and {}".format(
                 *trace.shape, *shape
             )
         )

@@ -123,7 +123,7 @@ def _read(model: ModelShape, trace_file: str) -> RoutingTrace:
     trace = read_trace(Path(trace_file))
     if trace.shape != wanted:
         raise ConfigError(
-            "--routing-trace: it is of {} layers of {} experts, {} a token; the model has {}, {} and {}".format(
+            "--routing-trace: it records {} layers of {} experts, {} per token; the model has {}, {} and {}".format(
                 *trace.shape, *wanted
             )
         )

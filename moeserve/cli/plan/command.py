@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
 def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     """Raises UserError for a file or a wish that cannot be served."""
     if config.parallel != "auto":
-        raise ConfigError("--parallel: one GPU has all of the model; leave it out, or say --gpus 2")
+        raise ConfigError("--parallel: has no effect with one GPU; leave it out, or say --gpus 2")
     gguf = open_metadata(Path(config.model))
     model = read_checked_shape(gguf)
     layout = layout_of(config, model)

@@ -106,7 +106,7 @@ def _ram_tier(
     if not placement.uses_gpu or placement.layers_in_ram:
         if config.kv_ram:
             where = "where the first layers are the CPU's" if placement.uses_gpu else "on the CPU engine"
-            raise ConfigError(f"--kv-ram: there is no such tier {where}; leave it out")
+            raise ConfigError(f"--kv-ram: there is no RAM tier {where}; leave it out")
         return 0
     if config.kv_ram is None:
         return default_ram_bytes(config, pool_bytes, free_bytes, has_window_pool=has_window_pool)

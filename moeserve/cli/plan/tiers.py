@@ -34,7 +34,7 @@ def disk_tier_bytes(config: ServerConfig, placement: Placement) -> int:
             raise ConfigError(f"{flag}: is a part of the prefix cache, which --prefix-cache off switches off")
     if config.kv_disk is not None and placement.uses_gpu and placement.layers_in_ram:
         raise ConfigError(
-            "--kv-disk: there is no such tier where the first layers are the CPU's; leave it out"
+            "--kv-disk: there is no disk tier if the CPU computes the first layers; leave it out"
         )
     if config.kv_disk is None:
         if config.kv_disk_gib is not None:

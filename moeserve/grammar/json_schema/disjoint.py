@@ -69,7 +69,7 @@ class Disjointness:
         ]
 
     def _differ(self, a: _Side, b: _Side, depth: int) -> bool:
-        """Whether the keywords of the two themselves exclude each other."""
+        """Whether no value can satisfy the own keywords of both schemas; their alternatives are not looked at."""
         first, second = (self._schemas.keywords(side.place) for side in (a, b))
         listed, also = _listed(first), _listed(second)
         if listed is not None and also is not None:

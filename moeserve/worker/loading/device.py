@@ -70,7 +70,7 @@ def gpu_numbers(config: ServerConfig) -> list[int]:
         raise ConfigError(f"--gpus {config.gpus}: there are {here} GPUs here, numbered from 0")
     if len(numbers) == 1 and config.parallel != "auto":
         raise ConfigError(
-            f"--parallel {config.parallel}: one GPU has all of the model; leave it out, or say --gpus 2"
+            f"--parallel {config.parallel}: has no effect with one GPU; leave it out, or say --gpus 2"
         )
     return numbers
 

@@ -144,9 +144,9 @@ def claim_directory(config: ServerConfig) -> DiskDirectory | None:
 def refuse_tiers(config: ServerConfig, where: str) -> None:
     """Raises ConfigError where there can be none and the user asks for one."""
     if config.kv_disk is not None or config.kv_disk_gib is not None:
-        raise ConfigError(f"--kv-disk: there is no such tier {where}; leave it out")
+        raise ConfigError(f"--kv-disk: there is no disk tier {where}; leave it out")
     if config.kv_ram:
-        raise ConfigError(f"--kv-ram: there is no such tier {where}; leave it out")
+        raise ConfigError(f"--kv-ram: there is no RAM tier {where}; leave it out")
 
 
 def ram_tier_bytes(

@@ -218,7 +218,7 @@ def test_the_disk_tier(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> 
     assert "the disk's speed is assumed" in text
     without = ("--model", str(tiny_model), "--device", "cpu")
     assert run(capsys, *without)["tiers"] == {}
-    assert "no such tier on the CPU engine" in fails(capsys, *without, "--kv-ram", "2")
+    assert "no RAM tier on the CPU engine" in fails(capsys, *without, "--kv-ram", "2")
     assert "has no effect without --kv-disk" in fails(capsys, *without, "--kv-disk-gib", "2")
     assert "--prefix-cache off switches off" in fails(capsys, *flags, "--prefix-cache", "off")
     assert run(capsys, *flags, "--prefix-cache", "per-key")["tiers"]["disk"]["tokens"] == disk["tokens"]
@@ -374,7 +374,7 @@ def test_the_expert_cache_is_predicted_from_a_trace(
     assert run(capsys, *flags, "--expert-cache", "off")["speed"]["decode_at_first"] == {}
     assert "experts stay where they are" in fails(capsys, *flags, "--expert-cache", "off", *trace)
     write_trace(tmp_path / "other", generate(UNIFORM, "", tokens=600, layers=2, experts=8, top_k=2))
-    assert "it is of 2 layers of 8 experts" in fails(
+    assert "it records 2 layers of 8 experts" in fails(
         capsys, *flags, "--routing-trace", str(tmp_path / "other")
     )
     write_trace(tmp_path / "short", generate(UNIFORM, "", tokens=60, **shape))

@@ -51,10 +51,10 @@ def test_a_server_with_a_worker_elsewhere_is_accepted() -> None:
             ServerConfig(worker="gpu.lan:7000", worker_ssl_certfile="a"),
             "--worker: needs --worker-ssl-ca-certs",
         ),
-        (dataclasses.replace(WITH_WORKER, threads=2), "--threads: is the worker's affair"),
+        (dataclasses.replace(WITH_WORKER, threads=2), "--threads: belongs to the worker's machine"),
         (
             dataclasses.replace(WITH_WORKER, max_num_seqs=2),
-            "--max-num-seqs: is the worker's affair",
+            "--max-num-seqs: belongs to the worker's machine",
         ),
         (ServerConfig(worker_ssl_keyfile="a"), "--worker-ssl-keyfile: has no effect without --worker"),
     ],

@@ -139,7 +139,9 @@ def check_beams(resolved: Resolved, beams: BeamParams, num_stop_ids: int, vocab_
         message = "a reasoning budget cannot be combined with use_beam_search: leave one of them out"
         raise invalid("thinking_token_budget", message)
     if resolved.asked.prompt_logprobs is not None:
-        message = "cannot be combined with use_beam_search: ask for the prompt's in a request of its own"
+        message = (
+            "cannot be combined with use_beam_search: ask for the prompt's logprobs in a separate request"
+        )
         raise invalid("prompt_logprobs", message)
     most = min(MAX_CANDIDATES, vocab_size)
     if beams.width + num_stop_ids > most:

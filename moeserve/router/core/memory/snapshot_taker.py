@@ -71,7 +71,8 @@ class SnapshotTaker:
         return True
 
     def _will_leave(self, prompt: HeldSequence, position: int) -> bool:
-        """Whether a prompt under way has, or may still be given, a border at `position` or shortly before."""
+        """Whether a prompt that is being computed has, or may still be given, a snapshot point at `position` or
+        shortly before."""
         return position > len(prompt.slots) or self._has_border(prompt, position)
 
     def _has_border(self, prompt: HeldSequence, position: int) -> bool:

@@ -27,7 +27,7 @@ def load_group_runner(
 ) -> Runner:
     """As `load_gpu_runner`, divided among these GPUs. The followers' processes end with this one, or before."""
     if forced_rows:
-        raise ConfigError("--routing-trace: for one GPU; leave it out, or --gpus")
+        raise ConfigError("--routing-trace: works with one GPU only; leave it out, or leave --gpus out")
     config = with_parallel(config, read_checked_shape(source), numbers)
     refuse_placement_flags(config)
     return lead(config, source, on_progress, LeaderGroup(config, numbers, len(numbers)), start)

@@ -88,8 +88,8 @@ class KeptMeasurements:
             return None
 
     def write(self, steps: Sequence[MeasuredStep], calibration: Calibration | None) -> None:
-        """Whole, whoever reads it meanwhile. Where that is impossible, the log says so, and the next worker measures
-        again."""
+        """Replaces the file in one step, so that a reader never sees half of it. If writing fails, the log says so, and
+        the next worker measures again."""
         measured = Measured(list(steps))
         if calibration is not None:
             points = list(calibration.streaming.points)
@@ -136,7 +136,8 @@ def step_key(*parts: object) -> str:
 
 @cache  # later workers are forks of a process that has asked, and run what was imported then
 def kernel_sources() -> str:
-    """A hash of all kernels and what launches them: a checkout changes them without another version."""
+    """A hash of the sources of all kernels and of the code that launches them. The version alone is not enough: in a
+    checkout the sources change without it."""
     found = hashlib.sha256()
     for path in sorted(Path(moeserve.kernels.__file__).parent.rglob("*.py")):
         found.update(path.read_bytes())
