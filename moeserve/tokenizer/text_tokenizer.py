@@ -62,7 +62,9 @@ class TextTokenizer:
             _piece_ids(gguf, pieces),
             list(_merges(gguf, pieces)),
             # A word that is a token stays one, whether or not merges lead to it.
-            ignore_merges=gguf.metadata.require_bool(_IGNORE_MERGES, default=False),
+            ignore_merges=gguf.metadata.require_bool(
+                _IGNORE_MERGES, default=split is not None and split.ignores_merges
+            ),
             byte_fallback=split is None,
         )
         # Two tokenizers over one model: which tokens are matched whole is a property of the tokenizer.

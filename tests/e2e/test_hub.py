@@ -58,7 +58,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).write_bytes((name.encode() * (size // len(name) + 1))[:size])
     (root / "acme/real-GGUF").mkdir()
     (root / "acme/real-GGUF/tiny-Q4_K_M.gguf").symlink_to(TINY_MODEL)
-    (root / "acme/dense/config.json").write_text('{"model_type": "llama"}')
+    (root / "acme/dense/config.json").write_text('{"model_type": "mamba"}')
     return root
 
 
@@ -234,7 +234,7 @@ def test_what_cannot_be_chosen_or_served_is_not_downloaded(client: Client, hub: 
     assert "tiny-Q8_0.gguf" in errors[0]
     assert "Q6_K/tiny-Q6_K-00001-of-00002.gguf (the first of 2)" in errors[0]
     assert "1 are there" in errors[1]
-    assert "model_type 'llama' is not supported" in errors[2]
+    assert "model_type 'mamba' is not supported" in errors[2]
     assert "no .gguf file, nor a config.json" in errors[3]
     assert hub.downloads() == []
 

@@ -6,7 +6,7 @@ digits, runs of punctuation, line ends, trailing blanks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _ENDS = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -19,6 +19,7 @@ class Split:
     nfc: bool  # texts are brought into Unicode's form NFC first: no key of a GGUF says so
     # Expressions that come before, each on what those before it left: what they match are words.
     before: tuple[str, ...] = ()
+    ignores_merges: bool = False  # a word that is a token stays one, where a file does not say otherwise
 
     @property
     def expressions(self) -> tuple[str, ...]:
@@ -42,6 +43,15 @@ GLM4 = Split(
     ("glm4", "chatglm-bpe"),
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _ENDS,
     nfc=False,
+)
+# Llama 3 cuts likewise.
+LLAMA3 = replace(GLM4, names=("llama-bpe", "llama-v3", "llama3"), ignores_merges=True)
+# GPT-2's words, with each digit by itself.
+SMOLLM = Split(
+    ("smollm",),
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    nfc=False,
+    before=(r"\p{N}",),
 )
 # OpenAI's o200k: a word ends where its case rises, a contraction belongs to the word before it, slashes to punctuation.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -106,7 +116,7 @@ KIMI_K2 = Split(
 
 SPLITS: dict[str, Split] = {
     name: split
-    for split in (QWEN2, QWEN35, GLM4, O200K, DEEPSEEK_V3, DEEPSEEK_LLM, KIMI_K2)
+    for split in (QWEN2, QWEN35, LLAMA3, SMOLLM, GLM4, O200K, DEEPSEEK_V3, DEEPSEEK_LLM, KIMI_K2)
     for name in split.names
 }
 BY_EXPRESSIONS: dict[tuple[str, ...], Split] = {split.expressions: split for split in SPLITS.values()}

@@ -116,8 +116,8 @@ def _checked_order(path: Path, stored: Stored, name: str, cols: int, groups: int
     return order
 
 
-# Nibbles of a word, lowest first, are these of its eight columns.
-_LOW, _HIGH = (0, 4, 1, 5), (2, 6, 3, 7)
+# The nibbles of a word, lowest first, are these of its eight outputs.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def _awq(path: Path, stored: Stored, prefix: str) -> StoredTensor:
@@ -127,17 +127,17 @@ def _awq(path: Path, stored: Stored, prefix: str) -> StoredTensor:
     if words * 8 != out or zeros.shape != (groups, words):
         raise _misfit(path, prefix)
 
-    def columns(tensor: StoredTensor) -> Bytes:
-        octets = np.ascontiguousarray(stored_numbers(tensor)).view(np.uint8).reshape(-1, words, 4)
-        spread = np.empty((len(octets), words, 8), np.uint8)
-        spread[..., _LOW], spread[..., _HIGH] = octets & 15, octets >> 4
-        return spread.reshape(len(octets), out)
+    def outputs(tensor: StoredTensor) -> Bytes:
+        turned = np.ascontiguousarray(stored_numbers(tensor).T)  # as words, which are fewer
+        spread = np.empty((words, 8, turned.shape[1]), np.uint8)
+        for nibble, place in enumerate(_AWQ_ORDER):
+            spread[:, place] = turned >> np.uint32(4 * nibble) & np.uint32(15)
+        return spread.reshape(out, -1)
 
     def read() -> Integers:
-        codes = np.ascontiguousarray(columns(weight).T)
-        return Integers(
-            codes[:, ::2] | codes[:, 1::2] << np.uint8(4), stored_numbers(scales).T, columns(zeros).T
-        )
+        codes = outputs(weight)
+        packed = codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
+        return Integers(packed, stored_numbers(scales).T, outputs(zeros))
 
     sources = (weight, zeros, scales)
     return integer_matrix(weight, f"{prefix}.weight", (out, cols), 4, scales, groups, sources, read)
