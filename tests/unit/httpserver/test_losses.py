@@ -70,7 +70,7 @@ class Router:
 Scene = Callable[[EngineClient, Router], Awaitable[None]]
 
 
-def play(scene: Scene, *, continue_requests: bool = True) -> None:
+def play(scene: Scene, *, continue_requests: bool = True, first_id: int = 1, ready: bool = True) -> None:
     async def run() -> None:
         router = Router()
         engine = EngineClient(
@@ -78,7 +78,8 @@ def play(scene: Scene, *, continue_requests: bool = True) -> None:
             router,  # type: ignore[arg-type]
             Metrics("m"),
             continue_requests=continue_requests,
-            state=EngineState(text_ready=True, ready=READY),
+            first_id=first_id,
+            state=EngineState(text_ready=True, ready=READY if ready else None),
         )
         reading = asyncio.create_task(engine.run())
         await scene(engine, router)
@@ -167,6 +168,19 @@ def test_a_lost_detokenizers_requests_are_ended_at_the_router_and_begun_again() 
             assert len(await texts(stream)) == 3
 
     play(scene)
+
+
+def test_an_httpserver_that_replaces_another_is_well_once_it_has_heard_the_detokenizer() -> None:
+    """It was stopped with the one before, perhaps: until it says something, /health must not be 200."""
+
+    async def scene(engine: EngineClient, router: Router) -> None:
+        await tell(router, EngineReady(READY, []))
+        assert engine.state.health()["status"] == "restarting"
+        assert "detokenizer" in engine.state.health()["cause"]
+        await tell(router, Heartbeat("detokenizer"))
+        assert engine.state.health()["status"] == "ok"
+
+    play(scene, first_id=(1 << 40) + 1, ready=False)
 
 
 def test_a_client_that_leaves_after_a_loss_is_aborted_under_the_new_id() -> None:

@@ -71,6 +71,10 @@ class EngineClient:
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(self.first_id)
+        if (
+            self._is_a_replacement
+        ):  # the detokenizer may have been stopped or lost together with the httpserver before
+            self.state.lost_detokenizer = "the detokenizer has not been heard since httpserver was replaced"
         self._open = OpenGenerations(self.room)
         self._aborts: set[asyncio.Task[None]] = set()
         self._totals = LoadTotals()
@@ -82,6 +86,11 @@ class EngineClient:
     def serves_others(self, key_name: str) -> bool:
         """Whether requests of another API key are under way."""
         return any(generation.request.key_name != key_name for generation in self._open)
+
+    @property
+    def _is_a_replacement(self) -> bool:
+        """True if an httpserver before this one was lost: the router and the detokenizer have been there for it."""
+        return self.first_id > 1
 
     def next_id(self) -> int:
         return next(self._ids)
@@ -173,7 +182,7 @@ class EngineClient:
             case EngineReady(ready=ready, adapters=adapters):
                 state.ready, state.lost = ready, None
                 self.metrics.reported.start_seconds = ready.start_seconds
-                if self.first_id > 1:  # the detokenizer has been there for an httpserver before this one
+                if self._is_a_replacement:
                     state.silences.expect("detokenizer")
                 self._adapters_told(adapters)
             case AdaptersServed(adapters=adapters):
