@@ -51,7 +51,7 @@ def test_any_order_lets_exactly_the_references_tokens_through() -> None:
             assert got == ids[possible].tolist(), p
             np.testing.assert_allclose(weights, probabilities[possible], rtol=2e-6)
             kept.add(len(got))
-    assert len(kept) > 100
+    assert len(kept) > 50
 
 
 def test_draws_are_the_references() -> None:

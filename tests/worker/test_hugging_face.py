@@ -187,7 +187,7 @@ def open_and_check(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        ({"model_type": "llama"}, "model_type 'llama' is not supported; supported are qwen3_moe, qwen2_moe"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported are qwen3_moe, qwen2_moe"),
         ({"hidden_act": "gelu"}, "'hidden_act'"),
         ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
         (

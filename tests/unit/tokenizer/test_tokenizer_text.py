@@ -148,8 +148,8 @@ def test_a_byte_that_no_token_spells_does_not_vanish(tmp_path: Path) -> None:
     [
         ({"tokenizer__ggml__model": "llama"}, "'tokenizer.ggml.model' is 'llama', which is not supported"),
         (
-            {"tokenizer__ggml__pre": "llama-bpe"},
-            "'tokenizer.ggml.pre' is 'llama-bpe', which is not supported",
+            {"tokenizer__ggml__pre": "viking"},
+            "'tokenizer.ggml.pre' is 'viking', which is not supported",
         ),
         ({"tokenizer__ggml__pre": None}, "'tokenizer.ggml.pre' is missing"),
         ({"tokenizer__ggml__tokens": [*TOKENS[:-1], "ab"]}, "holds 'ab' twice"),
