@@ -40,6 +40,7 @@ def test_axe_finds_nothing(page: Page, server: Server, scheme: Literal["light", 
     assert page.evaluate(FINDINGS) == []
 
 
+@pytest.mark.slow
 def test_it_is_as_dark_as_the_other_pages(page: Page, server: Server) -> None:
     """As the browser wants it, and then as it was chosen on another page."""
 

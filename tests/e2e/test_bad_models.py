@@ -174,6 +174,7 @@ def test_template_that_loops_for_ever_harms_only_its_own_request(tiny_model: Pat
         assert completion(server, prompt="Hello") == expected
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_engine("a GPU's experts in RAM are never the file's own pages")
 def test_a_file_cut_short_while_it_is_served_from_ends_the_server_with_its_cause(
     tiny_model: Path, tmp_path: Path

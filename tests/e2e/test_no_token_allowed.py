@@ -43,6 +43,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "streamed"])
 def test_a_budget_whose_end_is_forbidden_is_refused_and_nobody_else_notices(
     served: Server, is_stream: bool

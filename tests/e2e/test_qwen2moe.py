@@ -238,6 +238,7 @@ def test_a_plan_has_all_its_weights() -> None:
     assert all(rate > 0 for rate in plan["speed"]["decode"].values())
 
 
+@pytest.mark.slow
 def test_a_gpus_plan_has_the_shared_expert_where_attention_is() -> None:
     """Every token passes it: it never stays behind with the routed experts."""
     flags = ("--gpu-memory", "4", "--num-gpu-experts", "0", "--cpu-bandwidth", "10", "--cpu-gops", "100")

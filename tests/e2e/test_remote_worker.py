@@ -78,6 +78,7 @@ def test_answers_are_those_of_a_local_worker_bit_for_bit(remote: Remote, local_a
     assert within(2, lambda: is_empty(remote.server))
 
 
+@pytest.mark.slow
 @pytest.mark.waits_for_processes("two processes agree within 2 s by the clock")
 def test_answers_go_on_after_a_silence_which_is_noticed_in_two_seconds(
     remote: Remote, local_answers: list[Any]

@@ -152,6 +152,7 @@ def test_a_model_is_not_loaded_again(own_server: Server) -> None:
     assert memory_of(own_server) < 1.05 * before + (16 << 20)
 
 
+@pytest.mark.slow
 def test_router_and_detokenizer_share_what_took_long(own_server: Server) -> None:
     zygote = own_server.named("zygote")
     assert zygote.num_threads() == 1, "no fork has another"
@@ -172,6 +173,7 @@ def memory_of(server: Server) -> int:
     return sum(int(process.memory_full_info().pss) for process in server.processes())
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_engine("no fork has a GPU")
 def test_requests_wait_for_the_next_worker_and_a_drain_does_too(own_server: Server) -> None:
     """Also where the process with the weights is lost, so that the model is loaded again."""

@@ -80,6 +80,7 @@ def test_chunks_and_threads_do_not_change_a_bit(model: Path, isa: str) -> None:
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TYPES.values(), ids=list(TYPES))
 def test_a_folder_of_qwen2_moe_is_what_transformers_computes(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -53,6 +53,7 @@ def trained(vocabulary: Path) -> Model:
     return model
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_balances_experts(vocabulary: Path, trained: Model) -> None:
     """On a step that was not trained on."""
     (batches,) = (Steps(vocabulary, 1, 8, 4096, SMALL.context, seed=1)[0],)

@@ -108,6 +108,7 @@ def check(layer: Layer, slot: int, projected: torch.Tensor, out: torch.Tensor) -
     assert torch.equal(layer.state(slot).conv, state.conv.float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "heads", [pytest.param(GROUPED, marks=pytest.mark.slow), TILED], ids=["grouped", "tiled"]
 )

@@ -104,6 +104,7 @@ def test_a_stopped_process_is_noticed_although_nothing_is_asked_of_it(
     stop(run)
 
 
+@pytest.mark.slow
 def test_a_stopped_keeper_whose_worker_serves_is_left_alone(start: Callable[..., Run]) -> None:
     run = begin(start, "worker:forked").until_ready()
     keeper, worker = run.child("weights"), run.child("worker")
@@ -114,6 +115,7 @@ def test_a_stopped_keeper_whose_worker_serves_is_left_alone(start: Callable[...,
     stop(run)
 
 
+@pytest.mark.slow
 def test_a_worker_that_computes_for_a_lost_router_for_ever_is_replaced(start: Callable[..., Run]) -> None:
     """The next router would wait for it for ever."""
     run = begin(start, "worker:computes for ever").until_ready()
