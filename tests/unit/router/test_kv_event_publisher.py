@@ -147,8 +147,8 @@ def test_a_subscriber_that_reads_nothing_delays_nobody(
         if not slow.live.poll(100):
             publisher.publish(removal(6))
             continue
-        _, number, payload = slow.receive()
-        numbers.append(int.from_bytes(number, "big"))
+        _, encoded, payload = slow.receive()
+        numbers.append(int.from_bytes(encoded, "big"))
         found = removed(payload)
     gaps = [before for before, after in itertools.pairwise(numbers) if after > before + 1]
     assert gaps  # it sees that it has missed some
