@@ -137,7 +137,7 @@ def write_hostile_folder(folder: Path, rng: random.Random) -> Path:
 def _safetensors(quantization: str | None, rng: random.Random) -> tuple[dict[str, Any], bytes]:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     body = bytearray()
-    lie = rng.randrange(64)  # the part that has another shape or type than it should, if there are so many
+    lie = rng.randrange(64)  # the index of the part whose shape or type is false; often beyond the last
     for name, shape in _tensors().items():
         parts = {name: np.full(shape, 0.05, np.float16)}
         if quantization is not None and "_proj." in name:

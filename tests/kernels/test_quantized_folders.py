@@ -105,7 +105,7 @@ def test_logits_are_those_of_transformers(
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    """Of quantization_config; None takes a key away."""
+    """Changes keys of quantization_config; None removes a key."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     settings = config["quantization_config"] | changes

@@ -57,7 +57,7 @@ def _dequantized(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor)
 
 
 def _words(codes: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Of the last dimension: int32 with its first code in the lowest bits, or in `order`."""
+    """Packs codes along the last dimension into int32; the first has the lowest bits, unless `order` says otherwise."""
     each = 32 // bits
     missing = -codes.shape[-1] % each
     parts = torch.nn.functional.pad(codes, (0, missing)).unflatten(-1, (-1, each))

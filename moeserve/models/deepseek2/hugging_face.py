@@ -7,6 +7,7 @@ from moeserve.models.sources.huggingface.latent import V2, derived, made_tensors
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_KEYS,
     DENSE_FFN,
+    GROUPED_ROUTER_KEYS,
     HEAD_DIM,
     MOE_EXPERTS,
     MOE_KEYS,
@@ -39,6 +40,7 @@ MAPPING = HuggingFaceMapping(
     other_model_types=(V2, "kimi_k2", "glm4_moe_lite"),
     keys=_KEYS
     | MOE_KEYS
+    | GROUPED_ROUTER_KEYS
     | {
         "feed_forward_length": ("intermediate_size",),
         "attention.q_lora_rank": ("q_lora_rank",),
@@ -48,10 +50,6 @@ MAPPING = HuggingFaceMapping(
         "expert_count": ("n_routed_experts", "num_experts", "num_local_experts"),
         "expert_shared_count": ("n_shared_experts",),
         "leading_dense_block_count": ("first_k_dense_replace",),
-        "expert_group_count": ("n_group",),
-        "expert_group_used_count": ("topk_group",),
-        "expert_weights_norm": ("norm_topk_prob",),
-        "expert_weights_scale": ("routed_scaling_factor",),
     },
     # Settings with the one value that is supported, and transformers' own where the file has none.
     fixed={

@@ -18,6 +18,7 @@ from moeserve.models.sources.huggingface.mapping import (
     DECODER_LAYER,
     DECODER_QK_NORMS,
     DENSE_FFN,
+    GROUPED_ROUTER_KEYS,
     MOE_EXPERTS,
     MOE_KEYS,
     MOE_ROUTER,
@@ -50,15 +51,12 @@ FAMILY = ModelFamily(
         model_type="dots1",
         keys=DECODER_KEYS
         | MOE_KEYS
+        | GROUPED_ROUTER_KEYS
         | {
             "feed_forward_length": ("intermediate_size",),
             "expert_count": ("n_routed_experts", "num_experts", "num_local_experts"),
             "expert_shared_count": ("n_shared_experts",),
             "leading_dense_block_count": ("first_k_dense_replace",),
-            "expert_group_count": ("n_group",),
-            "expert_group_used_count": ("topk_group",),
-            "expert_weights_norm": ("norm_topk_prob",),
-            "expert_weights_scale": ("routed_scaling_factor",),
             n.HAS_QKV_BIAS: ("attention_bias",),
         },
         defaults={n.HAS_QKV_BIAS: False},

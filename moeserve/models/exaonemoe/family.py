@@ -26,6 +26,7 @@ from moeserve.models.sources.huggingface.mapping import (
     DECODER_LAYER,
     DECODER_QK_NORMS,
     DENSE_FFN,
+    GROUPED_ROUTER_KEYS,
     MOE_EXPERTS,
     MOE_KEYS,
     MOE_ROUTER,
@@ -62,13 +63,10 @@ FAMILY = ModelFamily(
         model_type="exaone_moe",
         keys=DECODER_KEYS
         | MOE_KEYS
+        | GROUPED_ROUTER_KEYS
         | {
             "feed_forward_length": ("intermediate_size",),
             "expert_shared_count": ("num_shared_experts",),
-            "expert_group_count": ("n_group",),
-            "expert_group_used_count": ("topk_group",),
-            "expert_weights_norm": ("norm_topk_prob",),
-            "expert_weights_scale": ("routed_scaling_factor",),
             n.SLIDING_WINDOW: ("sliding_window",),
         },
         # Settings with the one value that is supported, and transformers' own where the file has none.

@@ -21,6 +21,7 @@ from moeserve.models.sources.huggingface.mapping import (
     DECODER_LAYER,
     DECODER_QK_NORMS,
     DENSE_FFN,
+    GROUPED_ROUTER_KEYS,
     MOE_EXPERTS,
     MOE_KEYS,
     MOE_ROUTER,
@@ -70,15 +71,12 @@ FAMILY = ModelFamily(
         model_type="glm4_moe",
         keys=DECODER_KEYS
         | MOE_KEYS
+        | GROUPED_ROUTER_KEYS
         | {
             "feed_forward_length": ("intermediate_size",),
             "expert_count": ("n_routed_experts", "num_experts"),
             "expert_shared_count": ("n_shared_experts",),
             "leading_dense_block_count": ("first_k_dense_replace",),
-            "expert_group_count": ("n_group",),
-            "expert_group_used_count": ("topk_group",),
-            "expert_weights_norm": ("norm_topk_prob",),
-            "expert_weights_scale": ("routed_scaling_factor",),
         },
         # Settings with the one value that is supported, and transformers' own where the file has none.
         fixed={"hidden_act": ("silu", "silu")},

@@ -94,8 +94,7 @@ def test_an_edit_of_a_long_prompt_computes_the_edited_part() -> None:
 
 
 def test_a_shared_system_prompt() -> None:
-    """Of requests that follow each other: where they depart, a segment is left as soon as the second has departed
-    there."""
+    """Requests follow each other. A window segment is kept where two of them differ, once the second has come there."""
     world = make(LEAST + 3000)
     rng = random.Random(5)
     system = text(rng, 3000)

@@ -71,9 +71,8 @@ class EngineClient:
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(self.first_id)
-        if (
-            self._is_a_replacement
-        ):  # the detokenizer may have been stopped or lost together with the httpserver before
+        # The detokenizer may have been stopped or lost together with the httpserver before.
+        if self._is_a_replacement:
             self.state.lost_detokenizer = "the detokenizer has not been heard since httpserver was replaced"
         self._open = OpenGenerations(self.room)
         self._aborts: set[asyncio.Task[None]] = set()

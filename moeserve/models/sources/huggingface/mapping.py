@@ -105,6 +105,13 @@ MOE_KEYS: dict[str, tuple[str, ...]] = {
     "expert_used_count": ("num_experts_per_tok",),
     "expert_feed_forward_length": ("moe_intermediate_size",),
 }
+# Settings of routers like DeepSeek-V3's (https://arxiv.org/abs/2412.19437): groups, normalisation, scale.
+GROUPED_ROUTER_KEYS: dict[str, tuple[str, ...]] = {
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+}
 DECODER_LAYER: dict[str, str] = {
     n.of_part(n.ATTN_NORM): "input_layernorm.weight",
     n.of_part(n.ATTN_Q): "self_attn.q_proj.weight",
@@ -160,8 +167,8 @@ def check_settings(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMa
     if quantization is not None and not (isinstance(method, str) and method in mapping.quantization):
         raise ModelError(
             path,
-            f"has a quantization_config of {method!r:.80}; of such models GGUF files are supported, and checkpoints in "
-            f"bfloat16, float16, float32 or {', '.join(sorted(mapping.quantization))}",
+            f"has a quantization_config of {method!r:.80}, which is not read; supported are GGUF files, and "
+            f"checkpoints in bfloat16, float16, float32 or {', '.join(sorted(mapping.quantization))}",
         )
     for key, (supported, default) in mapping.fixed.items():
         value = default if config.get(key) is None else config[key]
