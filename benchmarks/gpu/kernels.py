@@ -211,7 +211,7 @@ def sampling(n: int) -> None:
         for slot in range(n):
             code = order_code(SamplerSettings(**values))
             state.bind(slot, seed=slot, order=code, prompt=text, max_tokens=1 << 14, **values)
-        has_chains = bool(state.chains.any())
+        has_chains = bool(state.chains)
         edited = workspace.edited if has_chains else None
         time = seconds(
             lambda i: sample(

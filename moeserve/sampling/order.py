@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, get_args
 
 from moeserve.sampling.parameters import DEFAULTS, PARAMETERS, Sampler, SamplerSettings
@@ -14,6 +15,14 @@ EDITS: Final = ("penalties", "dry")  # they change logits, and come before whate
 # What an order is for a device: four bits a sampler, the first in the lowest, as sampling.h and chain.py have them.
 CODES: Final[Mapping[str, int]] = {name: i + 1 for i, name in enumerate(DEFAULT_ORDER[len(EDITS) :])}
 _PLAIN: Final = ("temperature", "top_k", "min_p", "top_p")
+# The settings that make a sampler do something: its own that are no detail of another.
+_SWITCHES: Final[Mapping[str, Callable[[SamplerSettings], Any]]] = {
+    sampler: attrgetter(
+        *(name for name, of in PARAMETERS.items() if of.sampler == sampler and not of.detail_of)
+    )
+    for sampler in DEFAULT_ORDER
+}
+_IDLE: Final = {sampler: switches(DEFAULTS) for sampler, switches in _SWITCHES.items()}
 
 _LETTERS: Final[Mapping[str, str]] = {
     "e": "penalties",
@@ -83,9 +92,5 @@ def order_code(settings: SamplerSettings, order: Sequence[str] = ()) -> int:
 
 
 def _acts(sampler: str, settings: SamplerSettings) -> bool:
-    """Whether a setting of the sampler's that is no detail of another differs from its default."""
-    return any(
-        getattr(settings, name) != getattr(DEFAULTS, name)
-        for name, of in PARAMETERS.items()
-        if of.sampler == sampler and not of.detail_of
-    )
+    """Whether the sampler does anything with these settings."""
+    return bool(_SWITCHES[sampler](settings) != _IDLE[sampler])

@@ -126,7 +126,7 @@ class Runner:
             and step is not None
             and len(step.layout.sampled_rows) <= self.engine.logit_rows
             and bool(plan.rows)
-            and self.engine.launches_at_once(np.array([row.count for row in plan.rows], np.int32))
+            and self.engine.launches_at_once([row.count for row in plan.rows])
             and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
             and not (plan.grammars or plan.dropped_grammars)
             and all(self._sequences.prompt_logprobs[row.req_slot] is None for row in plan.rows)

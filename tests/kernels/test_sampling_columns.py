@@ -25,7 +25,7 @@ def test_the_specification_has_the_declared_settings() -> None:
 
 
 def test_a_gpus_row_has_every_column_in_a_place_of_its_own() -> None:
-    values = {name: float(i + 1) for i, name in enumerate((*PARAMETERS, *OF_THE_STATE))}
+    values = {name: i + 1 for i, name in enumerate((*PARAMETERS, *OF_THE_STATE))}
     row = columns.row(**values)
     assert len(row) == columns.WORDS.value
     for name, value in values.items():

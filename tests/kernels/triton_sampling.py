@@ -30,8 +30,8 @@ def sample_rows(
         state.bind(i + 1, **arguments_of(p))
     room = SamplingWorkspace(n, VOCAB, DEVICE)
     tokens = torch.full((n,), -7, dtype=torch.int32, device=DEVICE)
-    has_chains = bool(state.chains.any())
-    edits = has_chains or bool(state.edits.any()) or bitmask is not None
+    has_chains = bool(state.chains)
+    edits = has_chains or bool(state.edits) or bitmask is not None
     sample(
         logits.flip(0).to(DEVICE), ints(list(range(n, 0, -1))), counter(n if live is None else live), state.params,
         state.bias_ids, state.bias_values, state.stop_ids, state.history,

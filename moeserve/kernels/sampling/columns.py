@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 import numpy as np
@@ -24,29 +25,21 @@ _TYPES: Final[dict[str, npt.DTypeLike]] = {
 }
 
 
-def _layout() -> tuple[dict[str, tuple[int, np.dtype[np.generic]]], int]:
-    """The offset, in words of 4 bytes, and the type of each column; the words of a row. Those of two words come first,
-    so that they are aligned, and a row is a whole number of lines of 64 bytes."""
-    types = {name: np.dtype(kind) for name, kind in _TYPES.items()}
-    found, words = {}, 0
-    for name in sorted(types, key=lambda name: -types[name].itemsize):
-        found[name] = (words, types[name])
-        words += types[name].itemsize // 4
-    return found, -(-words // 16) * 16
-
-
-_COLUMNS, _WORDS = _layout()
-WORDS = tl.constexpr(_WORDS)
+# Columns of 8 bytes come first: they are aligned. A row is whole lines of 64 bytes.
+_NAMES: Final = sorted(_TYPES, key=lambda name: -np.dtype(_TYPES[name]).itemsize)
+_USED: Final = struct.Struct("<" + "".join(np.dtype(_TYPES[name]).char for name in _NAMES).replace("L", "Q"))
+_OFFSETS: Final = {name: struct.calcsize(f"<{_USED.format[1 : 1 + i]}") // 4 for i, name in enumerate(_NAMES)}
+WORDS = tl.constexpr(-(-_USED.size // 64) * 16)
 
 
 def column(name: str) -> tl.constexpr:
-    """Where a row has it, for kernels: an offset in words."""
-    return tl.constexpr(_COLUMNS[name][0])
+    """Where a row has it, for kernels: an offset in words of 4 bytes."""
+    return tl.constexpr(_OFFSETS[name])
 
 
 def row(**values: float) -> npt.NDArray[np.int32]:
-    """int32 [WORDS]: a row with a value for every column. KeyError for one that is missing."""
-    words = np.zeros(_WORDS, np.int32)
-    for name, (offset, kind) in _COLUMNS.items():
-        words[offset : offset + kind.itemsize // 4] = np.array([values[name]], kind).view(np.int32)
-    return words
+    """int32 [WORDS]: a row with a value for every column. KeyError for one that is missing. Every new request needs
+    one, so it is made at once, not column by column."""
+    words = bytearray(_USED.size + -_USED.size % 64)
+    _USED.pack_into(words, 0, *[values[name] for name in _NAMES])
+    return np.frombuffer(words, np.int32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from moeserve.kernels.launch import next_power_of_2
@@ -21,6 +20,9 @@ BLOCK = 1024  # logits
 LEAST_TEMPERATURE = 2.0**-120  # above 0: the kernels divide by it, and below 2^-126 get no number
 MAX_BIAS = 1024
 MAX_STOP = 512  # a request's own, up to 256, and the model's end tokens; a power of two
+
+_DEFAULTS = settings_of(DEFAULTS)
+_PENALTIES = [name for name, of in PARAMETERS.items() if of.sampler == "penalties"]
 
 
 class SamplingWorkspace:
@@ -53,8 +55,9 @@ class DeviceSamplerState:
         self.history = torch.zeros(
             max_num_seqs if history_rows is None else history_rows, vocab, dtype=torch.int32, device=device
         )
-        self.edits = np.zeros(max_num_seqs, np.bool_)  # slots whose logits are edited, a bitmask aside
-        self.chains = np.zeros(max_num_seqs, np.bool_)  # slots with an order of samplers, or DRY
+        # Slots whose logits are edited, a bitmask aside, and slots with an order of samplers, or DRY.
+        self.edits: set[int] = set()
+        self.chains: set[int] = set()
         self._records: dict[int, Tensor] = {}  # of DRY by slot
 
     def bind(
@@ -84,24 +87,19 @@ class DeviceSamplerState:
                 raise ValueError(f"a token id is not in [0, {self.vocab})")
         if len(bias_ids) > MAX_BIAS or len(stop_ids) > MAX_STOP:
             raise ValueError(f"more than {MAX_BIAS} tokens with a bias or {MAX_STOP} stop tokens")
-        settings = replace(DEFAULTS, **given)
-        temperature = settings.temperature
-        if np.float32(temperature):
-            settings = replace(settings, temperature=max(temperature, LEAST_TEMPERATURE))
-        penalised = any(
-            getattr(settings, name) != getattr(DEFAULTS, name)
-            for name, of in PARAMETERS.items()
-            if of.sampler == "penalties"
-        )
+        settings = _DEFAULTS | given
+        if np.float32(settings["temperature"]):
+            settings["temperature"] = max(settings["temperature"], LEAST_TEMPERATURE)
+        penalised = any(settings[name] != _DEFAULTS[name] for name in _PENALTIES)
         self._records.pop(slot, None)
-        if settings.dry_multiplier:
+        if settings["dry_multiplier"]:
             text = np.concatenate([prompt, output])
             room = len(prompt) + max(max_tokens, len(output)) + 1
             breakers = none if dry_breakers is None else dry_breakers
             record = dry_record(text, room, breakers, self.vocab)
             self._records[slot] = torch.from_numpy(record).to(self.params.device)
         words = columns.row(
-            **settings_of(settings),
+            **settings,
             num_bias=len(bias_ids),
             num_stop=len(stop_ids),
             min_tokens=min(min_tokens, 2**31 - 1),
@@ -112,8 +110,8 @@ class DeviceSamplerState:
             dry=self._records[slot].data_ptr() if slot in self._records else 0,
             dry_room=room if slot in self._records else 0,
         )
-        self.edits[slot] = penalised or len(bias_ids) > 0 or min_tokens > len(output)
-        self.chains[slot] = order != 0 or slot in self._records
+        _put(self.edits, slot, penalised or len(bias_ids) > 0 or min_tokens > len(output))
+        _put(self.chains, slot, order != 0 or slot in self._records)
         self.params[slot].copy_(torch.from_numpy(words))
         if len(bias_ids):
             self.bias_ids[slot, : len(bias_ids)].copy_(torch.from_numpy(bias_ids))
@@ -126,6 +124,13 @@ class DeviceSamplerState:
             seen = 2 * np.bincount(output, minlength=self.vocab).astype(np.int32)
             seen[prompt] |= 1
             self.history[slot].copy_(torch.from_numpy(seen))
+
+
+def _put(slots: set[int], slot: int, is_in: bool) -> None:
+    if is_in:
+        slots.add(slot)
+    else:
+        slots.discard(slot)
 
 
 def sample(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -110,9 +111,9 @@ class Engine(Protocol):
         """Whether a step may be launched before the host has the tokens of the one before."""
         ...
 
-    def launches_at_once(self, counts: Int32s) -> bool:
-        """Whether launching a step takes the host much less time than the step takes the device. counts: int32
-        [sequences], tokens of each, those of one token first; none of them is new."""
+    def launches_at_once(self, counts: Sequence[int]) -> bool:
+        """Whether launching a step takes the host much less time than the step takes the device. counts: the tokens of
+        each sequence, those of one token first; none of them is new."""
         ...
 
     def finish(self) -> float:

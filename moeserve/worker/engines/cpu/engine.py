@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -173,7 +175,7 @@ class CpuEngine:
     def begin(self) -> None:
         """The host's clock says how long a step takes."""
 
-    def launches_at_once(self, counts: Int32s) -> bool:
+    def launches_at_once(self, counts: Sequence[int]) -> bool:
         return False
 
     def finish(self) -> float:

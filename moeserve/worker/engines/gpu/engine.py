@@ -7,7 +7,7 @@ layers, which take the tokens on the GPU. First it waits for layers that are the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,7 @@ from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.engines.gpu.steps.step_completion import StepCompletion
 from moeserve.worker.engines.gpu.steps.step_facts import step_facts
 from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
-from moeserve.worker.engines.gpu.steps.step_path import StepPath, StepShape, padded_size, path_of
+from moeserve.worker.engines.gpu.steps.step_path import StepFacts, StepPath, StepShape, padded_size, path_of
 from moeserve.worker.engines.gpu.token_choice import LogitRows, TokenChoice
 from moeserve.worker.engines.gpu.warm_up import WarmUp
 from moeserve.worker.engines.gpu.weight_reads import GpuWeightReads
@@ -93,6 +93,7 @@ class GpuEngine:
         self.facts = step_facts(
             model, max_num_seqs, captures_prompts=agree(all_on_gpu), takes_parts=agree(takes_parts)
         )
+        self._decode_paths: dict[tuple[object, ...], StepPath] = {}  # by these facts
         make_inputs = self._inputs_maker(max_num_seqs)
         self._inputs = {
             size: make_inputs(size, max_tiles=self.facts.max_tiles.get(size, 0)) for size in model.sizes
@@ -176,16 +177,20 @@ class GpuEngine:
 
     def stream_by(self, streaming: Streaming, described: str) -> None:
         """Sets `streaming`; the engine's description then says so."""
-        self.facts = replace(self.facts, streaming=streaming)
+        self._know(replace(self.facts, streaming=streaming))
         self._description = f"{self._description.removesuffix(')')}, {described})"
 
     def divide_decode_steps(self, sizes: Set[int]) -> None:
         """Decode steps of these sizes go in parts, the others whole."""
-        self.facts = replace(self.facts, decode_parts=frozenset(sizes))
+        self._know(replace(self.facts, decode_parts=frozenset(sizes)))
 
     def divide_prompts(self, size: int, parts: int) -> None:
         """Steps of this size with prompts go in this many parts."""
-        self.facts = replace(self.facts, prompt_parts={**self.facts.prompt_parts, size: parts})
+        self._know(replace(self.facts, prompt_parts={**self.facts.prompt_parts, size: parts}))
+
+    def _know(self, facts: StepFacts) -> None:
+        self.facts = facts
+        self._decode_paths.clear()
 
     @property
     def kernels_compiled(self) -> int:
@@ -221,7 +226,16 @@ class GpuEngine:
         self._has_logits = self._launcher.launch(path, layout, sequences, observer)
 
     def _path_of(self, step: StepShape) -> StepPath:
-        return path_of(step, self.facts)
+        """`path_of`, kept for steps of one row a sequence: a short step's host time is a tenth of it, and it is asked
+        twice."""
+        if step.num_rows != len(step.counts):
+            return path_of(step, self.facts)
+        _, *of_rows = step
+        key = tuple(of_rows)
+        path = self._decode_paths.get(key)
+        if path is None:
+            path = self._decode_paths[key] = path_of(step, self.facts)
+        return path
 
     def _scope_of(self, layout: StepLayout, sequences: Sequences) -> AdapterScope:
         adapters = self._model.adapters
@@ -267,8 +281,8 @@ class GpuEngine:
     def begin(self) -> None:
         self._done.begin()
 
-    def launches_at_once(self, counts: Int32s) -> bool:
-        return self._path_of(StepShape(counts, int(counts.sum()))).launches_at_once
+    def launches_at_once(self, counts: Sequence[int]) -> bool:
+        return self._path_of(StepShape(np.array(counts, np.int32), sum(counts))).launches_at_once
 
     def finish(self) -> float:
         interval_ms = self._done.finish()

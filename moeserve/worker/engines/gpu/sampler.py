@@ -94,8 +94,8 @@ class GpuSampler:
         """
         state, workspace, n = self._state, self._workspace, len(logits)
         bitmask = None if masks is None else self._mask_rows(masks, n)
-        has_chains = bool(state.chains[slots].any())
-        is_edited = has_chains or bitmask is not None or bool(state.edits[slots].any())
+        has_chains = _any_of(slots, state.chains)
+        is_edited = has_chains or bitmask is not None or _any_of(slots, state.edits)
         tokens = self._tokens[:n]
         sample(
             logits, device_slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids,
@@ -145,3 +145,7 @@ class GpuSampler:
         words = min(bits.shape[1], rows.shape[1])
         rows[constrained, :words] = bits[index[constrained], :words]
         return self._masks[:n].copy_(torch.from_numpy(rows))
+
+
+def _any_of(slots: Int32s, chosen: set[int]) -> bool:
+    return bool(chosen) and not chosen.isdisjoint(slots.tolist())
