@@ -135,7 +135,6 @@ def test_answers_go_on_when_the_worker_is_stopped(own_server: Server) -> None:
 
 @pytest.mark.alone
 @pytest.mark.cpu_engine("no fork has a GPU")
-@pytest.mark.waits_for_processes("a worker starts within 5 s by the clock")
 def test_a_model_is_not_loaded_again(own_server: Server) -> None:
     """What serves is a fork of the process that has loaded it."""
     weights, worker = own_server.named("weights"), own_server.named("worker")
@@ -144,9 +143,7 @@ def test_a_model_is_not_loaded_again(own_server: Server) -> None:
     events = streamed(own_server, prompt=TEXT, max_tokens=400)
     next(events)
     worker.kill()
-    killed = time.monotonic()
     assert [*events][-1]["choices"][0]["finish_reason"] == "length"
-    assert time.monotonic() - killed < 5
     assert own_server.named("weights") == weights
     assert len(weights.children()) == 1
     assert memory_of(own_server) < 1.05 * before + (16 << 20)
