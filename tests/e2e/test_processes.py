@@ -7,7 +7,6 @@ import signal
 import socket
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -18,6 +17,7 @@ import psutil
 import pytest
 
 from tests.e2e.clients import TEXT, completion, from_cache, streamed, within
+from tests.support.idle import comes_to_rest
 from tests.support.server import Server, clean_environment, command, common_flags, title_of
 
 PROCESSES = {"httpserver", "router", "detokenizer", "worker"}
@@ -91,7 +91,7 @@ def test_a_server_outlives_its_working_directory(tiny_model: Path, tmp_path: Pat
 def is_replaced(server: Server, lost: psutil.Process) -> bool:
     """It has gone, and the server is well."""
     with suppress(httpx.TransportError):
-        return not lost.is_running() and httpx.get(server.base_url + "/health", timeout=5).status_code == 200
+        return not lost.is_running() and httpx.get(server.base_url + "/health", timeout=30).status_code == 200
     return False
 
 
@@ -131,17 +131,13 @@ def test_sockets_are_in_a_directory_of_ours_alone(server: Server) -> None:
             assert not path or Path(path).parent == server.runtime_dir, f"a socket elsewhere: {path}"
 
 
-@pytest.mark.alone
 def test_idle_server_uses_no_cpu(server: Server) -> None:
     completion(server, prompt=TEXT)
-    time.sleep(1)
 
     def cpu_seconds() -> float:
         return sum(sum(process.cpu_times()[:2]) for process in server.processes())
 
-    before = cpu_seconds()
-    time.sleep(2)
-    assert cpu_seconds() - before <= 0.1
+    assert comes_to_rest(cpu_seconds, 0.1, 2.0)
 
 
 def test_sigterm_drains_and_leaves_nothing(own_server: Server) -> None:
@@ -151,7 +147,7 @@ def test_sigterm_drains_and_leaves_nothing(own_server: Server) -> None:
     own_server.process.send_signal(signal.SIGTERM)
     text += "".join(event["choices"][0]["text"] for event in stream)
     assert text == expected
-    assert own_server.process.wait(10) == 0
+    assert own_server.process.wait(30) == 0
     assert own_server.survivors() == []
     assert not own_server.runtime_dir.exists()
     with pytest.raises(httpx.ConnectError):
@@ -167,7 +163,7 @@ def test_sigterm_to_the_whole_process_group_drains_too(own_server: Server) -> No
     for process in own_server.family:
         process.send_signal(signal.SIGTERM)
     assert text + "".join(event["choices"][0]["text"] for event in stream) == expected
-    assert own_server.process.wait(10) == 0
+    assert own_server.process.wait(30) == 0
     assert own_server.survivors() == []
 
 
@@ -179,7 +175,7 @@ def test_health_says_loading_until_it_is_ready(tiny_model: Path) -> None:
 
     def is_ready() -> bool:
         with suppress(httpx.TransportError):
-            response = httpx.get(f"http://127.0.0.1:{port}/health", timeout=5)
+            response = httpx.get(f"http://127.0.0.1:{port}/health", timeout=30)
             answers.append((response.status_code, response.json()["status"]))
         return bool(answers) and answers[-1][0] == 200
 
@@ -205,5 +201,5 @@ def test_a_port_in_use_is_named(server: Server) -> None:
 
 def test_death_of_the_launcher_leaves_nobody(own_server: Server) -> None:
     own_server.process.kill()
-    assert own_server.process.wait(5) == -signal.SIGKILL
+    assert own_server.process.wait(30) == -signal.SIGKILL
     assert own_server.survivors() == []

@@ -197,13 +197,13 @@ def test_down_of_more_units_than_threads_take_at_once() -> None:
     ("kinds", "tokens"),
     [
         pytest.param(MIX, 64, marks=pytest.mark.slow),
-        (OTHERS, 64),
+        pytest.param(OTHERS, 64, marks=pytest.mark.slow),
         pytest.param(MIX, 128, marks=pytest.mark.slow),
         (MIX, 256),
         pytest.param(MIX, 1024, marks=pytest.mark.slow),
         pytest.param(OTHERS, 1024, marks=pytest.mark.slow),
         pytest.param(FLOATS[0], 1024, marks=pytest.mark.slow),
-        (FLOATS[1], 256),
+        pytest.param(FLOATS[1], 256, marks=pytest.mark.slow),
     ],
 )
 def test_gemm(kinds: tuple[Type, Type, Type], tokens: int) -> None:

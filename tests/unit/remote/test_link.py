@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import ProcessReady, ReplaceWorker, WorkerExited
-from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
+from moeserve.messages.steps import NewSeq, StepPlan, StepResult
 from moeserve.messages.worker import WorkerAnswer, WorkerDied
 from moeserve.models.open import open_metadata
 from moeserve.processes.lifecycle import Process
@@ -32,18 +31,14 @@ from moeserve.remote.fingerprint import fingerprint
 from moeserve.remote.link import Link
 from moeserve.router.replacement import LinkedWorkers
 from moeserve.router.worker_client import RpycWorker
+from tests.e2e.clients import within
+from tests.processes.rpc_world import plan, results
 from tests.support.delay_proxy import DelayProxy
-from tests.support.rpc_child import ANSWER, FLOOD, RAISE, READY, SLEEP, child_process
+from tests.support.rpc_child import FLOOD, HELD, RAISE, READY, SLEEP, child_process, let_go
 from tests.unit.remote.conftest import READY as GATES_READY
 from tests.unit.remote.conftest import RunningGate
 
 DELAY_S = 0.001
-
-
-def plan(step: int, behaviour: int = ANSWER, prompt: int = 4) -> StepPlan:
-    tokens = array("i", [step, behaviour, *range(2, prompt)])
-    new = NewSeq(0, tokens.tobytes(), prompt, b"", SamplingParams(max_tokens=3))
-    return StepPlan(step, [new], [Row(0, 0, prompt, array("i", range(prompt)).tobytes(), True)])
 
 
 class Line:
@@ -84,7 +79,7 @@ class Line:
             self._child = self._stack.enter_context(child_process(self._worker_path))
         return self._child
 
-    def connect(self, seconds: float = 10.0) -> RpycWorker:
+    def connect(self, seconds: float = 60.0) -> RpycWorker:
         """The worker, as a router finds it."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -93,6 +88,13 @@ class Line:
                 return worker
             time.sleep(0.005)
         raise TimeoutError
+
+    def let_go(self) -> None:
+        """Whatever steps the worker holds, until the end of the test."""
+        let_go(self._worker_path)
+
+    def hold(self) -> None:
+        self._worker_path.with_suffix(".go").unlink(missing_ok=True)
 
     def close(self) -> None:
         self.link.kill()
@@ -111,7 +113,7 @@ def shared_line(
 ) -> Iterator[Line]:
     made = Line(certificates, tiny_model, tmp_path_factory.mktemp("run"))
     made.worker()
-    ready = made.to_launcher.recv(20)
+    ready = made.to_launcher.recv(60)
     assert isinstance(ready, ProcessReady)
     assert ready.engine == GATES_READY
     yield made
@@ -125,6 +127,7 @@ def line(shared_line: Line) -> Iterator[Line]:
     shared_line.to_router.drain()
     shared_line.proxy.delay = DELAY_S
     yield shared_line
+    shared_line.hold()
     assert shared_line.link.poll() is None
 
 
@@ -146,7 +149,7 @@ def test_long_messages_pass_both_ways_at_once(line: Line) -> None:
             StepPlan(step, [NewSeq(1, bytes(8 << 20), 4, b"", SamplingParams(max_tokens=1))], plan(0).rows)
         )
     answers: list[WorkerAnswer] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(answers) < 3 and time.monotonic() < deadline:
         answers += worker.poll()
         time.sleep(0.001)
@@ -157,40 +160,33 @@ def test_long_messages_pass_both_ways_at_once(line: Line) -> None:
     worker.close()
 
 
-@pytest.mark.alone
 def test_one_message_a_step_goes_each_way(line: Line) -> None:
     """So a step costs one round trip, and none where two plans are under way."""
     worker = line.connect()
-    line.proxy.delay = 0.02
-    durations = []
-    for step in range(10):
-        begun = time.monotonic()
+    worker.step(plan(0))
+    before = dict(line.proxy.reads)
+    for step in range(1, 41):
         worker.step(plan(step))
-        durations.append(time.monotonic() - begun)
-    one_at_a_time = min(durations)  # the others waited for this machine's cores
-    assert 0.04 <= one_at_a_time < 0.06
-    begun = time.monotonic()
-    sent = answers = 0
-    while answers < 20:
-        while sent < min(answers + 2, 20):
-            worker.submit(plan(10 + sent))
-            sent += 1
-        answers += len(worker.poll())
-        time.sleep(0.0005)
-    assert (time.monotonic() - begun) / 20 < 0.75 * one_at_a_time
+    for way, reads in line.proxy.reads.items():
+        assert 40 <= reads - before[way] < 2 * 40, "a few are heartbeats"
+    sent = line.proxy.reads["to the worker"]
+    worker.submit(plan(41, HELD))
+    worker.submit(plan(42, HELD))
+    assert within(30, lambda: line.proxy.reads["to the worker"] >= sent + 2)
+    assert worker.poll() == []
+    line.let_go()
+    assert [answer.step for answer in results(worker, 2)] == [41, 42]
     worker.close()
 
 
 def test_a_line_that_falls_silent_is_lost_within_two_seconds_and_comes_back(line: Line) -> None:
     worker = line.connect()
     line.proxy.freeze()
-    begun = time.monotonic()
     with pytest.raises(WorkerDied):
         worker.step(plan(0))
-    assert time.monotonic() - begun < 2.0
     line.workers.replace(worker.pid, "lost")
     worker.close()
-    exited = line.to_router.recv(1)
+    exited = line.to_router.recv(30)
     assert isinstance(exited, WorkerExited)
     assert not exited.by_itself
     assert "nothing was heard for 1.5 s" in exited.cause
@@ -206,10 +202,11 @@ def test_a_line_that_is_cut_is_lost_at_once_and_comes_back(line: Line) -> None:
     worker = line.connect()
     worker.submit(plan(0, SLEEP))
     line.proxy.cut()
-    begun = time.monotonic()
     with pytest.raises(WorkerDied):
         worker.step(plan(1))
-    assert time.monotonic() - begun < 0.5
+    exited = line.to_router.recv(30)
+    assert isinstance(exited, WorkerExited)
+    assert "nothing was heard" not in exited.cause
     worker.close()
     time.sleep(0.3)
     line.proxy.mend()
@@ -223,7 +220,7 @@ def test_a_worker_that_fails_says_why_before_the_line_ends(line: Line) -> None:
     with pytest.raises(WorkerDied, match="the model is on fire"):
         worker.step(plan(0, RAISE))
     worker.close()
-    child.wait(5)
+    child.wait(30)
     line.worker()
     worker = line.connect()
     assert worker.step(plan(0)).sampled[0].token_id == 100
@@ -242,17 +239,20 @@ def test_a_link_that_does_not_answer_is_the_launchers_to_replace(line: Line) -> 
     worker = line.connect()
     line.workers.replace(worker.pid, "a step takes too long")  # the router gives up; nothing was closed
     worker.close()
-    assert isinstance(line.to_launcher.recv(1), ReplaceWorker)
+    assert isinstance(line.to_launcher.recv(30), ReplaceWorker)
     line.workers = LinkedWorkers(line.paths.worker, line.launcher)  # this one looks for another process
 
 
 def test_a_link_waits_for_its_worker(line: Line) -> None:
+    before = line.gate.refusals
     line.gate.refusal = "the worker is loading its model"
-    time.sleep(0.3)
-    while (worker := line.workers.connect()) is not None:  # admitted before
-        worker.close()
-        time.sleep(0.1)
-    time.sleep(0.3)
+
+    def is_refused() -> bool:
+        if (worker := line.workers.connect()) is not None:  # admitted before
+            worker.close()
+        return line.gate.refusals > before
+
+    assert within(30, is_refused)
     assert line.workers.connect() is None
     line.gate.refusal = ""
     line.connect().close()
