@@ -175,6 +175,16 @@ class BlockLayout:
 
     # ---------------------------------------------------------------- in the GPU's planes
 
+    is_book = False
+
+    @property
+    def parts(self) -> int:
+        return self.low_parts + self.high_parts
+
+    def row_words(self, k_blocks: int) -> int:
+        """32-bit scale words of a row."""
+        return k_blocks * self.words
+
     @property
     def scale(self) -> Scale:
         return _PLANE_SCALE[self.stored_scales]
@@ -241,18 +251,23 @@ class QuantType:
     def is_quantised(self) -> bool:
         return not self.float_name
 
+    @property
+    def planes_form(self) -> BlockLayout | Codebook | None:
+        """How a GPU's planes hold the type; None: as floats."""
+        return self.codebook if self.layout is None else self.layout
+
     def row_bytes(self, columns: int) -> int:
         """Bytes of a GGUF row of `columns` values, a multiple of block_columns."""
         return columns // self.block_columns * self.block_bytes
 
     def plane_row_bytes(self, columns: int) -> int:
         """Bytes of a matrix row in the GPU's planes: whole k blocks, and d and dmin of the super-blocks."""
-        if self.layout is None:
+        form = self.planes_form
+        if form is None:
             return self.row_bytes(columns)
-        layout = self.layout
-        k_block = (layout.low_bits + layout.high_bits) * K_BLOCK // 8 + 4 * layout.words
-        supers = 4 * -(-columns // SUPER_BLOCK) if layout.has_super else 0
-        return -(-columns // K_BLOCK) * k_block + supers
+        k_blocks = -(-columns // K_BLOCK)
+        supers = 4 * -(-columns // SUPER_BLOCK) if form.has_super else 0
+        return k_blocks * form.parts * FIELD + 4 * form.row_words(k_blocks) + supers
 
 
 def _check(row: QuantType, layout: BlockLayout) -> None:

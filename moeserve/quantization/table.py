@@ -101,7 +101,7 @@ ZERO_TYPES: Mapping[tuple[int, int, StoredScales], QuantType] = MappingProxyType
 
 
 def _book(name: str, number: int, nbytes: int, book: Codebook) -> QuantType:
-    return _add(QuantType(name, number, 256, nbytes, codebook=book, gpu=False))
+    return _add(QuantType(name, number, 256, nbytes, codebook=book))
 
 
 _R, _B = ByteRun, BookScales

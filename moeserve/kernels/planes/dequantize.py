@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moeserve.kernels.planes.books import dequantize_book
 from moeserve.kernels.planes.layout import FIELD, K_BLOCK, Planes
 from moeserve.quantization import BlockLayout, Scale
 
@@ -13,6 +14,8 @@ def dequantize(planes: Planes, expert: int | None = None) -> Tensor:
     """float32 [rows, cols] of one expert, or [experts, rows, cols]; bit for bit what ggml's dequantisation gives."""
     if expert is None:
         return torch.stack([dequantize(planes, e) for e in range(planes.experts)])
+    if planes.type.codebook is not None:
+        return dequantize_book(planes, expert)
     f = planes.type.layout
     if f is None:
         return planes.codes[expert].float()

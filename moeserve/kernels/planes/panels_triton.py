@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moeserve.kernels.launch import kernel, next_power_of_2
+from moeserve.kernels.planes.book_panels_triton import unpack_book_panels, unpack_scattered_books
 from moeserve.kernels.planes.from_panels import GROUP, PANEL_ROWS, PanelLayout, panels_to_planes
 from moeserve.kernels.planes.layout import Planes, k_blocks_of
 from moeserve.quantization import QuantType, StoredScales
@@ -196,6 +197,10 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
     panels: uint8, the bytes of the stack's `_C.Matrix`, on the planes' device, aligned to 16.
     """
     f, whole = planes.type.layout, experts * planes.rows // PANEL_ROWS
+    if planes.type.codebook is not None:
+        codes, scales = planes.codes.view(torch.int32), planes.scales.view(torch.uint8)
+        unpack_book_panels(panels, codes, scales, planes.type.codebook, whole, planes.cols)
+        return
     if f is None:
         none = planes.scales
         some = Planes(planes.type, experts, planes.rows, planes.cols, planes.codes[:experts], none, none)
@@ -220,6 +225,9 @@ def unpack_scattered(addresses: Tensor, kind: QuantType, rows: int, cols: int) -
     addresses: int64 [matrices, 4] of each matrix's panels (0: there is no such matrix), and of its codes, scales and
     supers in planes (0 where the type has none), all aligned to 16.
     """
+    if kind.codebook is not None:
+        unpack_scattered_books(addresses, kind.codebook, rows, cols)
+        return
     f = kind.layout
     if f is None:
         raise ValueError(f"{kind.name} is not quantised")

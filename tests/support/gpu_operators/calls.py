@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from moeserve.quantization.table import BF16, F32, MXFP4, Q3_K, Q5_K, Q8_0
+from moeserve.quantization.table import BF16, F32, IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, MXFP4, Q3_K, Q5_K, Q8_0
 from tests.support.gpu_operators.attention import (
     attention,
     attention_of_fp8,
@@ -59,6 +59,18 @@ CALLS: dict[str, list[Callable[[], None]]] = {
         partial(large_batch, 4096, Q4, Q6),
         partial(large_batch, 4096, BF16, BF16),
     ],
+    "codebooks, few": [
+        partial(linear, 4, IQ2_XXS, 512, 96, IQ1_S, 32),
+        partial(experts, 1, IQ3_XXS, IQ2_S),
+        partial(experts, 4, IQ2_XS, IQ1_M),
+        partial(rows, 3, IQ3_S),
+    ],
+    "codebooks, many": [
+        partial(linear, 200, IQ3_S, 512, 96, Q6, 32),
+        partial(experts, 30, IQ2_XXS, IQ1_M),
+        partial(experts, 256, IQ2_S, IQ1_S),
+        partial(large_batch, 4096, IQ3_XXS, IQ2_XS),
+    ],
     "rows": [partial(rows, 3, Q4)],
     "norms behind blocks": [partial(sandwiched, 3), partial(experts, 2, Q4, Q6, activation="gelu")],
     "rows, looked up": [partial(rows, 3, IQ4)],
@@ -98,7 +110,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "adapters, many rows": [partial(adapters, 2000, torch.bfloat16)],
     "pages": [partial(pages, 1024), partial(pages, 6)],
     "promotions": [promotions, partial(hand_off, 4)],
-    "panels": [partial(panels, Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0)],
+    "panels": [partial(panels, Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0, IQ2_XXS, IQ2_S, IQ3_S, IQ1_M)],
 }
 # Of those, what tests ask for by itself.
 FEWER: dict[str, list[Callable[[], None]]] = {
