@@ -75,9 +75,10 @@ def load_k_blocks(codes, scales, supers, r, u, live, COLS: tl.constexpr, F: tl.c
     code = code[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]
     row = scales + r * row_words(F, COLS)
     word = row + u * F.words
+    PARTS: tl.constexpr = F.parts
     WORDS: tl.constexpr = F.words
     parts, words = (), ()
-    for p in tl.static_range(F.parts):
+    for p in tl.static_range(PARTS):
         parts = parts + (tl.load(code + p * (K_BLOCKS * 4), live[:, :, :, None], 0),)
     for w in tl.static_range(WORDS):
         words = words + (tl.load(word + w, live, 0),)
@@ -134,10 +135,11 @@ def load_columns(x_codes, x_scales, at, live, F: tl.constexpr):
     """32 activations from offset `at` [KB, BR, 1] on, those not live zeros: both fields' words and sums, the scale. For a
     type with a codebook the words of all eights, its first and its second, and no sums."""
     if F.is_book:
-        first, second = load_eights(x_codes, at, live, 0), load_eights(x_codes, at, live, 1)
-        return first, second, first, second, tl.load(x_scales + at // 32, live, 0.0)
-    x0, sum0 = load_field(x_codes, at, live)
-    x1, sum1 = load_field(x_codes, at + 16, live)
+        x0, x1 = load_eights(x_codes, at, live, 0), load_eights(x_codes, at, live, 1)
+        sum0, sum1 = x0, x1
+    else:
+        x0, sum0 = load_field(x_codes, at, live)
+        x1, sum1 = load_field(x_codes, at + 16, live)
     return x0, x1, sum0, sum1, tl.load(x_scales + at // 32, live, 0.0)
 
 
@@ -154,15 +156,18 @@ def mirrored_dot(words, x0, x1, F: tl.constexpr):
 def multiply_eights(x0, x1, parts, words, table, H: tl.constexpr, F: tl.constexpr):
     """Group H of loaded K blocks of a type with a codebook, times the first and second words of its eights."""
     j = tl.arange(0, 4)[None, None, None, :]
+    PARTS: tl.constexpr = F.parts
+    HIGH: tl.constexpr = H // 2 if F.high_words == 2 else 0
+    WORDS: tl.constexpr = F.words
+    LAST: tl.constexpr = F.words - 1 if F.words > 0 else 0
     octets = ()
-    for p in tl.static_range(F.parts):
+    for p in tl.static_range(PARTS):
         octets = octets + ((parts[p] >> (8 * H)) & 255,)
-    signs = octets[F.parts - 1]
-    high, scales = words[H // 2 if F.high_words == 2 else 0], words[F.words - 1 if F.words > 0 else 0]
+    signs, high, scales = octets[PARTS - 1], words[HIGH], words[LAST]
     wide_high = high[:, :, :, None]
     q0, q1 = numbers_of(octets, signs, wide_high, table, j, H, F)
     dots = dp4a(q1, x1, dp4a(q0, x0, tl.zeros_like(q0)))
-    d = d_of(words[F.words], words[F.words + 1], F)
+    d = d_of(words[WORDS], words[WORDS + 1], F)
     if F.group == 32:
         n = scale_number((high, scales), tl.sum((signs >> 7) << j, 3), 0, H, F)
         out = scale_of(n, d, F) * tl.sum(dots, 3).to(tl.float32)
@@ -175,10 +180,19 @@ def multiply_eights(x0, x1, parts, words, table, H: tl.constexpr, F: tl.constexp
 @triton.jit
 def multiply_columns(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
     """The dot product of loaded columns and the 32 columns H of loaded K blocks: float32 [KB, BR, NB]."""
+    if F.is_book:
+        parts, words, table = k_blocks
+        out = columns[4] * multiply_eights(columns[0], columns[1], parts, words, table, H, F)
+    else:
+        out = multiply_fields(columns, k_blocks, H, F)
+    return out
+
+
+@triton.jit
+def multiply_fields(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
+    """The same for a type whose codes are in fields."""
     x0, x1, sum0, sum1, xs = columns
     parts, words, d = k_blocks
-    if F.is_book:
-        return xs * multiply_eights(x0, x1, parts, words, d, H, F)
     s0, m0 = group_scale(words, d, H * 32 // F.group, F)
     if has_mirrored_table(F):
         dots = tl.sum(mirrored_dot(parts[H], x0, x1, F), 3).to(tl.float32)
