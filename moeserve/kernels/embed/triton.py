@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.planes.books_triton import load_eight
-from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, scale_and_min
+from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, scale_and_min, super_word
 
 
 @kernel
@@ -62,8 +62,8 @@ def embed_kernel(
             q = q.to(tl.uint8).to(tl.int8, bitcast=True)
         d = c
         if F.has_super:
-            d = tl.load(supers + row * ((COLS + 255) // 256) + u // 2 + c * 0)
-        g = c // F.group
+            d = super_word(tl.load(supers + row * ((COLS + 255) // 256) + u // 2 + c * 0), u, F)
+        g = c // F.scale_group
         word, min_word = load_words(scales + (row * UNITS + u) * F.words + c * 0, g, live, F)
         s, m = scale_and_min(word, min_word, d, g, F)
         value = q.to(tl.float32) * s - m

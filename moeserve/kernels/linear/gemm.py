@@ -24,6 +24,7 @@ from moeserve.kernels.planes.triton import (
     load_words,
     merge_codes,
     scale_and_min,
+    super_word,
 )
 
 
@@ -105,13 +106,16 @@ def field_weights(
     dtype: tl.constexpr,
 ):
     """Weights [BN, KB * 16] of field f in floats of a type, and the scale words at hand."""
-    if f * 16 % (F.group * F.groups_per_word) == 0:
-        word, min_word = load_words(words, f * 16 // F.group, live, F)
+    if f * 16 % (F.scale_group * F.groups_per_word) == 0:
+        word, min_word = load_words(words, f * 16 // F.scale_group, live, F)
     if has_pairs(F, dtype):
-        s, m = scale_and_negative_min(word, min_word, d, f * 16 // F.group, F)
+        s, m = scale_and_negative_min(word, min_word, d, f * 16 // F.scale_group, F)
         w = paired_weights(low, high, spread(s, KB), spread(m, KB), f, F)
+    elif F.low_bits == 1:  # 1 and -1, next to which the bias loses too many of the scale's bits
+        s, _ = scale_and_min(word, min_word, d, f * 16 // F.scale_group, F)
+        w = ((field_numbers(low, high, f, F) - F.bias) * spread(s, KB)).to(dtype)
     else:
-        s, m = scale_and_min(word, min_word, d, f * 16 // F.group, F)
+        s, m = scale_and_min(word, min_word, d, f * 16 // F.scale_group, F)
         scale = s * (1.0 / F.unit)
         w = (field_numbers(low, high, f, F) * spread(scale, KB) - spread(s * F.bias + m, KB)).to(dtype)
     return w, word, min_word
@@ -154,6 +158,7 @@ def row_pointers(codes, scales, supers, r, first, COLS: tl.constexpr, F: tl.cons
     d = r[:, None]
     if F.has_super:
         d = tl.load(supers + r[:, None] * ((COLS + 255) // 256) + u[None, :] // 2, live, 0)
+        d = super_word(d, u[None, :], F)
     words = scales + r[:, None] * row_words(F, COLS) + u[None, :] * F.words
     return at, (first + b // 16 < K_BLOCKS)[None, :], words, live, d
 

@@ -21,7 +21,7 @@ import triton.language as tl
 from moeserve.kernels.launch import COMPILED
 from moeserve.kernels.linear.mirrored_table import OFFSET, has_mirrored_table, in_turn, shifted_levels
 from moeserve.kernels.planes.books_triton import d_of, load_d, numbers_of, row_words, scale_number, scale_of
-from moeserve.kernels.planes.triton import WORD_ONES, merge_codes, scale_and_min
+from moeserve.kernels.planes.triton import WORD_ONES, merge_codes, scale_and_min, super_word
 
 
 @triton.jit
@@ -85,10 +85,10 @@ def load_k_blocks(codes, scales, supers, r, u, live, COLS: tl.constexpr, F: tl.c
     if F.is_book:
         words = words + load_d(row, u, live, COLS, F)
         d = supers
+    elif F.has_super:
+        d = super_word(tl.load(supers + r * ((COLS + 255) // 256) + u // 2, live, 0), u, F)
     else:
         d = words[0]
-    if F.has_super:
-        d = tl.load(supers + r * ((COLS + 255) // 256) + u // 2, live, 0)
     return parts, words, d
 
 
@@ -105,11 +105,13 @@ def field_codes(parts, f: tl.constexpr, F: tl.constexpr):
 @triton.jit
 def group_scale(words, d, g: tl.constexpr, F: tl.constexpr):
     """float32 s and m of group g."""
-    word, min_word = words[0], words[0]
+    WORDS: tl.constexpr = F.words
     if F.has_min_word:
-        min_word = words[1]
+        word, min_word = words[0], words[1]
+    elif WORDS == 0:
+        word, min_word = d, d
     else:
-        word = words[g // F.groups_per_word]
+        word, min_word = words[g // F.groups_per_word], words[WORDS - 1]
     return scale_and_min(word, min_word, d, g, F)
 
 
@@ -132,8 +134,8 @@ def load_eights(x_codes, at, live, WHICH: tl.constexpr):
 
 @triton.jit
 def load_columns(x_codes, x_scales, at, live, F: tl.constexpr):
-    """32 activations from offset `at` [KB, BR, 1] on, those not live zeros: both fields' words and sums, the scale. For a
-    type with a codebook the words of all eights, its first and its second, and no sums."""
+    """32 activations from offset `at` [KB, BR, 1] on, those not live zeros: both fields' words and sums, the scale. For
+    a type with a codebook the first words and the second words of all eights, and no sums."""
     if F.is_book:
         x0, x1 = load_eights(x_codes, at, live, 0), load_eights(x_codes, at, live, 1)
         sum0, sum1 = x0, x1
@@ -193,13 +195,13 @@ def multiply_fields(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
     """The same for a type whose codes are in fields."""
     x0, x1, sum0, sum1, xs = columns
     parts, words, d = k_blocks
-    s0, m0 = group_scale(words, d, H * 32 // F.group, F)
+    s0, m0 = group_scale(words, d, H * 32 // F.scale_group, F)
     if has_mirrored_table(F):
         dots = tl.sum(mirrored_dot(parts[H], x0, x1, F), 3).to(tl.float32)
         return xs * (s0 * (dots - OFFSET * (sum0 + sum1)))
     q0, q1 = field_codes(parts, 2 * H, F), field_codes(parts, 2 * H + 1, F)
     zero = tl.zeros_like(q0)
-    if F.group == 32:
+    if F.scale_group >= 32:
         out = s0 * tl.sum(dp4a(q1, x1, dp4a(q0, x0, zero)), 3).to(tl.float32)
         if F.has_min:
             out -= m0 * (sum0 + sum1)

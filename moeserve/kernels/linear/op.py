@@ -291,8 +291,8 @@ def run_narrow_gemm(
 
 def _fitting(tile: GemmTile, *weights: Weight) -> GemmTile:
     """Float matrices have no K blocks, and go through shared memory at two bytes a column or more: fewer stages.
-    Entries of codebooks are looked up by gemm.py alone."""
-    if all(isinstance(w.format, BlockLayout) for w in weights):
+    Codebooks, and scales of more than 32 columns or with zero points, are gemm.py's alone."""
+    if all(isinstance(w.format, BlockLayout) and w.format.slices_k for w in weights):
         return tile
     return replace(tile, stages=2, sliced_k=False)
 

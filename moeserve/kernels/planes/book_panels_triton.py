@@ -121,7 +121,9 @@ def unpack_scattered_book_kernel(
             move_book_words(octets, tl.load(at + 2).to(tl.pointer_type(tl.uint8)), K_BLOCKS, F, Y)
 
 
-def unpack_book_panels(panels: Tensor, codes: Tensor, scales: Tensor, book: Codebook, whole: int, cols: int) -> None:
+def unpack_book_panels(
+    panels: Tensor, codes: Tensor, scales: Tensor, book: Codebook, whole: int, cols: int
+) -> None:
     """Launches it for `whole` panels. panels uint8; codes int32, scales uint8: those of the planes."""
     unpack_book_kernel((whole, book.parts + 1), panels, codes, scales, *_sizes(book, cols), num_warps=4)
 

@@ -1,9 +1,9 @@
-"""Planes of types with codebooks: their making from GGUF's bytes, their meaning in plain torch, and the codebook itself.
+"""Planes of types with codebooks: how they are made from GGUF's bytes, what they mean in plain torch, the codebook.
 
-    codes   uint8 [experts, rows, parts, k blocks, 16]: byte 4 j + g of a part belongs to columns 8 j .. 8 j + 7 of the k
-            block's group g (of 32 columns): the low byte of their index (of two indices of 4 columns each in two parts),
-            then, where entries have signs, their byte of the group's word. Of a word that packs four times seven signs
-            and a scale, that byte is seven signs and bit j of the scale.
+    codes   uint8 [experts, rows, parts, k blocks, 16]: byte 4 j + g of a part belongs to columns 8 j .. 8 j + 7 of the
+            k block's group g (of 32 columns): the low byte of their index (of two indices of 4 columns each in two
+            parts), then, where entries have signs, their byte of the group's word. Of a word that packs four times
+            seven signs and a scale, that byte is seven signs and bit j of the scale.
     scales  int32 [experts, rows, words of a row]: for each k block the words of its high bytes, then the bytes of
             its scales; behind all k blocks a word for each super-block, with d. IQ3_S has two bytes of scales in a k
             block, and d above them. IQ1_M's d is spread over its scales, as in the file.
@@ -188,7 +188,9 @@ def _scales(book: Codebook, octets: Tensor, signs: Tensor, high: Tensor | None) 
         return torch.stack([octets[..., :2] & 15, octets[..., :2] >> 4], dim=-1).flatten(2)[..., None]
     threes = octets[..., ::2] | octets[..., 1::2] << 8  # [rows, k blocks, 2]
     group = torch.arange(GROUPS, device=signs.device)[:, None]
-    return threes[..., None, None].expand(-1, -1, -1, 2, 1).flatten(2, 3) >> 3 * (2 * (group % 2) + j // 2) & 7
+    return (
+        threes[..., None, None].expand(-1, -1, -1, 2, 1).flatten(2, 3) >> 3 * (2 * (group % 2) + j // 2) & 7
+    )
 
 
 def _d(book: Codebook, words: Tensor, octets: Tensor) -> Tensor:

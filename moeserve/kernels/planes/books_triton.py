@@ -33,7 +33,8 @@ def row_words(F, cols):
 
 @triton.jit
 def index_of(low, signs, high, j, g, which: tl.constexpr, F: tl.constexpr):
-    """The index of an eight's entry, or of the entry of its word `which`. high: the word with the group's high bytes."""
+    """The index of an eight's entry, or of the entry of its word `which`. high: the word with the group's high
+    bytes."""
     if F.signs == _HIGH_7:
         low |= (signs & 1) << 8
     elif F.signs == _DELTA_GROUP:

@@ -43,9 +43,9 @@ class PanelLayout:
             cols=kind.block_columns,
             halves=f.halves,
             octets=f.octets,
-            bits=1 if f.high_bits == 1 else 0,
+            bits=1 if 1 in (f.low_bits, f.high_bits) else 0,
             pairs=2 if 2 in (f.low_bits, f.high_bits) else 0,
-            codes=0 if f.low_bits == 2 else f.low_bits,
+            codes=0 if f.low_bits < 4 else f.low_bits,
         )
 
     @property
@@ -96,7 +96,11 @@ def _move_book(panels: Tensor, kind: QuantType, book: Codebook, planes: Planes) 
             f"{panels.numel()} bytes of panels are not {planes.experts} x {planes.rows} x {planes.cols}"
         )
     groups = blocks[..., header:].unflatten(2, (kind.block_columns // GROUP, 2, -1))
-    widths = (GROUP // book.columns, 0 if book.word is None else 4, 0 if book.high is None else book.high.group)
+    widths = (
+        GROUP // book.columns,
+        0 if book.word is None else 4,
+        0 if book.high is None else book.high.group,
+    )
     low, word, high = (
         part.unflatten(-1, (width, 16) if i != 1 else (16, width)) if width else None
         for i, (width, part) in enumerate(
@@ -139,7 +143,7 @@ def _move_codes(vectors: Tensor, layout: PanelLayout, f: BlockLayout, planes: Pl
     to = planes.codes.view(panels, 2, 16, f.low_parts + f.high_parts, k_blocks, 4, 4)
     at = 0
     if layout.bits:
-        to[:, :, :, f.low_parts].copy_(_bit_part(vectors[..., 0, :]))
+        to[:, :, :, f.low_parts if f.high_bits else 0].copy_(_bit_part(vectors[..., 0, :]))
         at = 1
     if layout.pairs:
         first = f.low_parts if layout.codes else 0
@@ -198,7 +202,8 @@ def _move_scales(header: Tensor, layout: PanelLayout, f: BlockLayout, planes: Pl
     halves, octets = (x.transpose(1, 2).flatten(0, 1) for x in (halves, octets))
     scales = unpack_scales(f, halves, octets, codes=halves[..., :0])
     rows = planes.experts * planes.rows
-    planes.scales.view(rows, -1, f.words).copy_(pack_scales(f, scales))
+    if f.words:
+        planes.scales.view(rows, -1, f.words).copy_(pack_scales(f, scales))
     if scales.supers is not None:
         words = scales.supers.flatten().contiguous().view(torch.int32)
         planes.supers.view(rows, supers_of(planes.cols)).copy_(words.view(rows, -1))

@@ -33,7 +33,9 @@ class Planes:
     cols: int
     codes: Tensor  # uint8 [experts, rows, parts, k blocks, 16], or floats [experts, rows, cols]
     scales: Tensor  # int32 [experts, rows, k blocks, words]; empty for floats; of codebooks see books.py
-    supers: Tensor  # int32 [experts, rows, super-blocks]; empty where the type has none; or its codebook, shared
+    supers: (
+        Tensor  # int32 [experts, rows, super-blocks]; empty where the type has none; or its codebook, shared
+    )
 
     @property
     def quantised(self) -> bool:

@@ -21,6 +21,9 @@ from moeserve.quantization import QuantType, StoredScales
 _SIX_BIT_MIN = tl.constexpr(int(StoredScales.SIX_BIT_MIN))
 _SIX_BIT_Q3_K = tl.constexpr(int(StoredScales.SIX_BIT_Q3_K))
 _SIX_BIT_IQ4_XS = tl.constexpr(int(StoredScales.SIX_BIT_IQ4_XS))
+_F16 = tl.constexpr(int(StoredScales.F16))
+_F16_ZERO = tl.constexpr(int(StoredScales.F16_ZERO))
+_BF16_ZERO = tl.constexpr(int(StoredScales.BF16_ZERO))
 _ROWS = tl.constexpr(PANEL_ROWS)
 
 
@@ -87,6 +90,16 @@ def move_scales(
         block, byte = y // (2 * HALVES), y % (2 * HALVES)
         live = (y < BYTES) & (block < BLOCKS)
         out = tl.load(base + block * BLOCK + byte // 2 * (2 * _ROWS) + 2 * row + byte % 2, live, 0)
+    elif (STORED == _F16_ZERO) | (STORED == _BF16_ZERO):
+        if BLOCK_GROUPS > 1:  # a word for each block: the half, then the byte
+            block, byte = y // 4, y % 4
+        else:  # of a k block's four blocks the halves, then the bytes
+            is_zero = y % 12 >= 8
+            block = y // 12 * 4 + tl.where(is_zero, y % 12 - 8, y % 12 // 2)
+            byte = tl.where(is_zero, 2, y % 2)
+        live = (y < BYTES) & (block < BLOCKS)
+        out = tl.load(base + block * BLOCK + 2 * row + byte, live & (byte < 2), 0)
+        out |= tl.load(octets + block * BLOCK, live & (byte == 2), 0)
     elif STORED == _SIX_BIT_MIN:
         # Bytes 0 .. 3 of a k block's 8 are scales, 4 .. 7 mins: of the block's first four groups in the lower
         # six bits of octets 0 .. 3 and 4 .. 7, of its others in octets 8 .. 11, a nibble each, with two bits of
@@ -114,7 +127,17 @@ def move_scales(
             out = tl.load(at + j * _ROWS, live, 0)
     to = tl.program_id(0).to(tl.int64) * _ROWS + row
     tl.store(scales + to * BYTES + y, out.to(tl.uint8), y < BYTES)
-    if supers is not None:
+    if supers is not None and STORED == _F16:
+        s = tl.arange(0, S)[:, None]
+        SUPERS: tl.constexpr = (BLOCKS * BLOCK_GROUPS + 7) // 8
+        word = tl.zeros([S, _ROWS], tl.int32)
+        for half in tl.static_range(2):  # of a k block each
+            block = (2 * s + half) * 4 // BLOCK_GROUPS
+            for byte in tl.static_range(2):
+                octet = tl.load(base + block * BLOCK + 2 * row + byte, block < BLOCKS, 0).to(tl.int32)
+                word |= octet << (16 * half + 8 * byte)
+        tl.store(supers + to * SUPERS + s, word, s < SUPERS)
+    elif supers is not None:
         s = tl.arange(0, S)[:, None]
         at = base + s * BLOCK + 2 * row
         word = tl.load(at, s < BLOCKS, 0).to(tl.int32) | tl.load(at + 1, s < BLOCKS, 0).to(tl.int32) << 8

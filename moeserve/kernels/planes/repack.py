@@ -97,7 +97,8 @@ def _fill(planes: Planes, blocks: Tensor, at: slice) -> None:
         return
     f, unpacked = layout_of(planes.type), _unpack(planes.type, blocks)
     codes[at] = _pack_codes(f, unpacked.codes)
-    planes.scales.view(total, -1, f.words)[at] = pack_scales(f, unpacked)
+    if f.words:
+        planes.scales.view(total, -1, f.words)[at] = pack_scales(f, unpacked)
     if unpacked.supers is not None:
         words = unpacked.supers.flatten().contiguous().view(torch.int32)
         planes.supers.view(total, -1)[at] = words.view(len(blocks), -1)
@@ -125,13 +126,27 @@ def _merge(fields: Tensor, bits: int) -> Tensor:
 
 def pack_scales(f: BlockLayout, u: Unpacked) -> Tensor:
     """To int32 [n, k blocks, words]."""
-    n, groups = len(u.scales), K_BLOCK // f.group
+    n, groups = len(u.scales), K_BLOCK // f.scale_group
+    if f.scale == Scale.ZERO:
+        return _pack_zeros(f, u)
     per_group = {Scale.F16: 2, Scale.F16_MIN: 4}.get(f.scale, 1)  # bytes
     scales = _to_k_blocks(u.scales.reshape(n, -1), groups * per_group).view(n, -1, groups * per_group)
     if u.mins is not None:
         mins = _to_k_blocks(u.mins.reshape(n, -1), groups).view(n, -1, groups)
         scales = torch.cat([scales, mins], dim=2)
     return scales.flatten().contiguous().view(torch.int32).view(n, -1, f.words)
+
+
+def _pack_zeros(f: BlockLayout, u: Unpacked) -> Tensor:
+    n, groups = len(u.scales), K_BLOCK // f.scale_group
+    assert u.mins is not None
+    halves = _to_k_blocks(u.scales.reshape(n, -1), 2 * groups).view(n, -1, groups, 2)
+    zeros = _to_k_blocks(u.mins.reshape(n, -1), groups).view(n, -1, groups, 1)
+    if f.wide:
+        octets = torch.cat([halves, torch.nn.functional.pad(zeros, (0, 1))], dim=3).flatten(2)
+    else:
+        octets = torch.cat([halves.flatten(2), zeros.flatten(2)], dim=2)
+    return octets.flatten().contiguous().view(torch.int32).view(n, -1, f.words)
 
 
 def _to_k_blocks(values: Tensor, width: int) -> Tensor:
@@ -170,6 +185,11 @@ def unpack_scales(f: BlockLayout, halves: Tensor, octets: Tensor, codes: Tensor)
     """halves: the bytes of a block's float16 numbers, octets: its bytes of scales, as they stand there; uint8
     [n, blocks, bytes]."""
     stored = f.stored_scales
+    if f.has_zero:
+        return Unpacked(codes, halves, octets)
+    if f.scale == Scale.D:
+        each = halves if f.wide == K_BLOCK else torch.cat([halves, halves], dim=-1)
+        return Unpacked(codes, each[..., :0], supers=_to_k_blocks(each.flatten(1), 4))
     if not f.has_super:
         return Unpacked(codes, octets if f.octets else halves)
     supers = halves if f.halves == 2 else torch.cat([halves, torch.zeros_like(halves)], dim=-1)
