@@ -23,7 +23,7 @@ LOOK_S: Final = 0.1  # between two looks at whether somebody else is served
 @dataclass
 class _Account:
     credit_s: float = BURST_S
-    at: float = field(default_factory=time.monotonic)  # when the credit was so much
+    at: float = field(default_factory=lambda: time.monotonic())  # when the credit was so much
     uses: int = 0  # checks under way or waiting
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -84,7 +84,7 @@ def test_a_server_that_is_gone_takes_no_answer_with_it(page: Page) -> None:
         server.answer = say("one")
         ask(page)
         server.process.kill()
-        server.process.wait(10)
+        server.process.wait(30)
         for _ in range(2):  # the second takes the place of the first, which has said nothing
             page.get_by_role("button", name="Regenerate").click()
             expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached")

@@ -71,7 +71,7 @@ def test_a_server_that_is_gone_is_named_as_the_cause(page: Page, new_server: Htt
     page.goto(new_server.url)
     expect(page.locator("#model")).to_have_text(NAME)
     new_server.process.kill()
-    new_server.process.wait(10)
+    new_server.process.wait(30)
     ask(page)
     expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached")
 

@@ -54,7 +54,7 @@ def at_once(ask: Callable[[In], Out], questions: Sequence[In]) -> list[Out]:
     barrier = threading.Barrier(len(questions))
 
     def wait_and_ask(question: In) -> Out:
-        barrier.wait(10)
+        barrier.wait(30)
         return ask(question)
 
     with ThreadPoolExecutor(len(questions)) as pool:

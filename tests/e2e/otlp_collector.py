@@ -97,4 +97,4 @@ def collecting() -> Iterator[Collector]:
     finally:
         collector.http.shutdown()
         collector.http.server_close()
-        thread.join(10)
+        thread.join(30)

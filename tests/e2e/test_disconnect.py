@@ -54,7 +54,7 @@ def generated(server: Server) -> float:
 def test_leaving_mid_prefill(slow_server: Server, stream: bool) -> None:
     before = generated(slow_server)
     with client_that_leaves(slow_server, LONG_PROMPT, 16, stream):
-        assert within(5, lambda: slow_server.metrics()["moeserve:kv_cache_usage_perc"] > 0)
+        assert within(30, lambda: slow_server.metrics()["moeserve:kv_cache_usage_perc"] > 0)
         assert generated(slow_server) == before, "the prompt was finished before its client could leave"
     assert within(FREED_WITHIN_S, lambda: is_empty(slow_server))
     assert generated(slow_server) == before
@@ -64,7 +64,7 @@ def test_leaving_mid_prefill(slow_server: Server, stream: bool) -> None:
 def test_leaving_mid_decode(slow_server: Server, stream: bool) -> None:
     before = generated(slow_server)
     with client_that_leaves(slow_server, SHORT_PROMPT, 1900, stream) as connection:
-        assert within(5, lambda: generated(slow_server) > before + 10)
+        assert within(30, lambda: generated(slow_server) > before + 10)
         if stream:
             assert b"data: " in connection.recv(65536)
     assert within(FREED_WITHIN_S, lambda: is_empty(slow_server))
@@ -77,9 +77,9 @@ def test_leaving_the_queue_and_those_ahead_of_it(slow_server: Server, stream: bo
         client_that_leaves(slow_server, SHORT_PROMPT, 1900, stream),
         client_that_leaves(slow_server, SHORT_PROMPT, 1900, stream),
     ):
-        assert within(5, lambda: running(slow_server) == 2)
+        assert within(30, lambda: running(slow_server) == 2)
         with client_that_leaves(slow_server, SHORT_PROMPT, 16, stream):
-            assert within(5, lambda: waiting(slow_server) == 1)
+            assert within(30, lambda: waiting(slow_server) == 1)
         assert within(FREED_WITHIN_S, lambda: waiting(slow_server) == 0)
         assert running(slow_server) == 2
     assert within(FREED_WITHIN_S, lambda: is_empty(slow_server))
@@ -88,6 +88,6 @@ def test_leaving_the_queue_and_those_ahead_of_it(slow_server: Server, stream: bo
 def test_the_others_do_not_notice(slow_server: Server) -> None:
     expected = from_cache(slow_server, prompt=TEXT, max_tokens=32, logprobs=5)
     with client_that_leaves(slow_server, LONG_PROMPT, 16, stream=False):
-        assert within(5, lambda: running(slow_server) == 1)
+        assert within(30, lambda: running(slow_server) == 1)
     assert completion(slow_server, prompt=TEXT, max_tokens=32, logprobs=5) == expected
     assert within(FREED_WITHIN_S, lambda: is_empty(slow_server))

@@ -63,7 +63,7 @@ def test_alone_and_in_a_crowd(drafting: Server, expected: list[Any]) -> None:
     assert metrics[ACCEPTED] > 50
     assert metrics["vllm:spec_decode_num_draft_tokens_total"] > metrics[ACCEPTED]
     assert metrics["vllm:spec_decode_num_drafts_total"] > 20
-    assert within(5, lambda: is_empty(drafting))
+    assert within(30, lambda: is_empty(drafting))
 
 
 @pytest.mark.cpu_engine("drafts are the CPU's so far")
@@ -74,4 +74,4 @@ def test_killed_in_the_middle(drafting: Server, expected: list[Any], name: str) 
         assert within(60, partial(has_generated, drafting, begun_at + 100))
         drafting.named(name).kill()
         assert [future.result()[0] for future in futures] == expected
-    assert within(5, lambda: is_empty(drafting))
+    assert within(30, lambda: is_empty(drafting))

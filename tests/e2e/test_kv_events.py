@@ -61,17 +61,17 @@ def test_a_gateway_knows_what_is_cached(server: Server, tmp_path: Path) -> None:
     assert late.has(prompt)
     other = [*prompt[:20], *range(700, 730)]
     completion(server, prompt=other)
-    assert within(5, lambda: late.has(other))
+    assert within(30, lambda: late.has(other))
     salted = list(range(800, 830))
     completion(server, prompt=salted, cache_salt="mine")
-    assert within(5, lambda: late.has(salted, "mine"))
+    assert within(30, lambda: late.has(salted, "mine"))
     assert not late.has(salted)
 
     server.named("worker").kill()
-    assert within(20, lambda: server.metrics()["moeserve:engine_losses_total"] == 1)
-    assert within(5, lambda: not late.has(prompt))
+    assert within(30, lambda: server.metrics()["moeserve:engine_losses_total"] == 1)
+    assert within(30, lambda: not late.has(prompt))
     assert late.blocks == {}
     completion(server, prompt=prompt)
-    assert within(5, lambda: late.has(prompt))
+    assert within(30, lambda: late.has(prompt))
     again = Gateway(tmp_path)
-    assert within(5, lambda: late.has(prompt) and again.has(prompt) and again.blocks == late.blocks)
+    assert within(30, lambda: late.has(prompt) and again.has(prompt) and again.blocks == late.blocks)

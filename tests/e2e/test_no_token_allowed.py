@@ -51,7 +51,7 @@ def test_a_budget_whose_end_is_forbidden_is_refused_and_nobody_else_notices(
     expected = from_cache(served, prompt=TEXT)
     worker = served.named("worker")
     with SteadyStreams(served) as neighbour:
-        assert within(10, lambda: bool(neighbour.texts))
+        assert within(30, lambda: bool(neighbour.texts))
         for _ in range(3):
             for token in NEIGHBOURS:
                 body = CUT_SHORT | {"stop_token_ids": [token], "stream": is_stream}
@@ -62,12 +62,12 @@ def test_a_budget_whose_end_is_forbidden_is_refused_and_nobody_else_notices(
                 for word in ("no token would be allowed", f"token {token}", "stop_token_ids", "min_tokens"):
                     assert word in error["message"]
         before = len(neighbour.texts)
-        assert within(20, lambda: len(neighbour.texts) > before + 1)
+        assert within(30, lambda: len(neighbour.texts) > before + 1)
     assert neighbour.error is None
     assert len(set(neighbour.texts)) == 1
     assert completion(served, prompt=TEXT) == expected
     assert served.named("worker").pid == worker.pid
-    assert within(5, lambda: is_empty(served))
+    assert within(30, lambda: is_empty(served))
 
 
 @pytest.mark.parametrize("token", NEIGHBOURS)

@@ -57,7 +57,7 @@ def test_alone_in_a_crowd_and_preempted(recurrent: Server, tokens: list[int]) ->
     salted = [request | {"cache_salt": f"crowd {i}"} for i, request in enumerate(requests)]
     before = recurrent.metrics()["moeserve:num_preemptions_total"]
     assert at_once(lambda request: completion(recurrent, **request), salted) == alone
-    assert within(5, lambda: recurrent.metrics()["moeserve:num_preemptions_total"] > before)
+    assert within(30, lambda: recurrent.metrics()["moeserve:num_preemptions_total"] > before)
 
 
 @cpu_engine

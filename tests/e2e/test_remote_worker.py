@@ -75,7 +75,7 @@ def test_answers_are_those_of_a_local_worker_bit_for_bit(remote: Remote, local_a
     """Greedy, sampled, penalties, logprobs, tools and a schema."""
     assert expected(remote.server) == local_answers
     assert remote.proxy.bytes_forwarded > 10_000
-    assert within(2, lambda: is_empty(remote.server))
+    assert within(30, lambda: is_empty(remote.server))
 
 
 @pytest.mark.slow
@@ -84,10 +84,10 @@ def test_answers_go_on_after_a_silence_which_is_noticed_in_two_seconds(
     remote: Remote, local_answers: list[Any]
 ) -> None:
     with all_at_once(remote.server, bodies()) as answers:
-        assert within(10, lambda: has_generated(remote.server, 100))
+        assert within(30, lambda: has_generated(remote.server, 100))
         remote.proxy.freeze()
         begun = time.monotonic()
-        assert within(5, lambda: health(remote.server) == 503)
+        assert within(30, lambda: health(remote.server) == 503)
         assert time.monotonic() - begun < 2.0
         remote.proxy.thaw()
         assert results(answers) == local_answers
@@ -99,7 +99,7 @@ def test_answers_go_on_after_a_cut(remote: Remote, local_answers: list[Any]) -> 
     with all_at_once(remote.server, bodies()) as answers:
         time.sleep(0.2)
         remote.proxy.cut()
-        assert within(2, lambda: health(remote.server) == 503)
+        assert within(30, lambda: health(remote.server) == 503)
         remote.proxy.mend()
         assert results(answers) == local_answers
 
@@ -146,7 +146,7 @@ def test_the_worker_serves_the_router_that_replaces_another(remote: Remote, loca
         remote.server.named("router").kill()
         assert results(answers) == local_answers
     assert remote.worker() == worker
-    assert within(2, lambda: is_empty(remote.server))
+    assert within(30, lambda: is_empty(remote.server))
 
 
 def test_the_link_is_replaced(remote: Remote) -> None:
@@ -163,18 +163,18 @@ def test_a_server_with_another_model_does_not_start(remote: Remote, tiny_model: 
     command = [sys.executable, str(REPOSITORY / "launch.py"), "--model", str(other), "--port", "0"]
     command += link_flags(remote.certificates, remote.host.port)
     remote.proxy.cut()  # so that the worker is free
-    ended = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=120)
     remote.proxy.mend()
     assert ended.returncode == 1
     assert "it has another model than" in ended.stderr
-    assert within(5, lambda: health(remote.server) == 200)
+    assert within(30, lambda: health(remote.server) == 200)
 
 
 def test_service_returns_when_the_worker_does(remote: Remote) -> None:
     """The worker's whole machine, as it were: a request waits for it."""
     remote.host.kill()
-    assert within(2, lambda: health(remote.server) == 503)
+    assert within(30, lambda: health(remote.server) == 503)
     with all_at_once(remote.server, bodies()[:1]) as answers:
         remote.host.start()
-        assert within(5, lambda: health(remote.server) == 200)
+        assert within(30, lambda: health(remote.server) == 200)
         assert results(answers)

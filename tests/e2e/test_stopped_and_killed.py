@@ -158,7 +158,7 @@ def try_out(tried: Tried, *cases: tuple[str, str]) -> None:
     act(tried, *cases)
     began = time.monotonic()
     if ("launcher", "kill") in cases:
-        assert tried.server.process.wait(5) == -signal.SIGKILL
+        assert tried.server.process.wait(30) == -signal.SIGKILL
         assert tried.server.survivors(5) == []
         return
     untrue: list[float] = []

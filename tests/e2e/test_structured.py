@@ -199,7 +199,7 @@ def test_a_grammar_outlives_a_pause() -> None:
             return answer(server, prompt=f"List {index}:", guided_json=schema, seed=index, max_tokens=450)
 
         crowd = at_once(ask, range(6))
-        assert within(5, lambda: server.metrics()["moeserve:num_preemptions_total"] > 0)
+        assert within(30, lambda: server.metrics()["moeserve:num_preemptions_total"] > 0)
         for index, text in enumerate(crowd):
             validate(text, schema)
             assert text == ask(index) or not IS_BATCH_INVARIANT
@@ -221,7 +221,7 @@ def test_a_grammar_that_cannot_be_followed_fails_alone(server: Server) -> None:
     for response in failures:
         assert response.status_code == 400
         assert "cannot be followed any further" in response.json()["error"]["message"]
-    assert within(5, lambda: is_empty(server))
+    assert within(30, lambda: is_empty(server))
 
 
 @pytest.mark.slow

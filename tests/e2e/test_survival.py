@@ -84,8 +84,8 @@ def test_answers_go_on_when_processes_are_killed(own_server: Server) -> None:
         assert generated(own_server) > before + 100
         assert (own_server.named("worker") == worker) == (name != "worker")
         assert (own_server.named("detokenizer") == detokenizer) == (name != "detokenizer")
-    assert within(5, lambda: is_empty(own_server))
-    assert within(5, lambda: own_server.metrics()["moeserve:engine_losses_total"] == 3)
+    assert within(30, lambda: is_empty(own_server))
+    assert within(30, lambda: own_server.metrics()["moeserve:engine_losses_total"] == 3)
     assert own_server.metrics()["moeserve:requests_continued_total"] > 3
     assert own_server.stop() == 0, own_server.log
     assert own_server.survivors() == []
@@ -107,10 +107,10 @@ def test_a_lost_httpserver_is_replaced_and_nothing_of_its_requests_is_left(own_s
     for events in streams:
         with pytest.raises(httpx.TransportError):
             list(events)
-    assert within(10, lambda: health(own_server) == 200), own_server.log
-    assert within(5, lambda: is_empty(own_server))
+    assert within(30, lambda: health(own_server) == 200), own_server.log
+    assert within(30, lambda: is_empty(own_server))
     assert repeats(own_server, before)
-    assert within(5, lambda: own_server.metrics()["moeserve:num_aborts_total"] >= 16)
+    assert within(30, lambda: own_server.metrics()["moeserve:num_aborts_total"] >= 16)
     assert [own_server.named(name) for name in ("router", "detokenizer", "worker")] == kept
     assert own_server.named("httpserver") != lost
     assert own_server.stop() == 0, own_server.log
@@ -159,8 +159,8 @@ def test_router_and_detokenizer_share_what_took_long(own_server: Server) -> None
     for name in ("router", "detokenizer"):
         process = own_server.named(name)
         process.kill()
-        process.wait(5)
-        assert within(20, partial(is_whole, own_server)), own_server.log
+        process.wait(30)
+        assert within(30, partial(is_whole, own_server)), own_server.log
         memory = own_server.named(name).memory_full_info()
         assert memory.uss < memory.rss / 2
     assert own_server.named("zygote") == zygote
@@ -178,15 +178,15 @@ def memory_of(server: Server) -> int:
 def test_requests_wait_for_the_next_worker_and_a_drain_does_too(own_server: Server) -> None:
     """Also where the process with the weights is lost, so that the model is loaded again."""
     own_server.named("weights").kill()
-    assert within(5, lambda: health(own_server) == 503)
+    assert within(30, lambda: health(own_server) == 503)
     assert httpx.get(own_server.base_url + "/health").json()["status"] == "restarting"
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(lambda: [*streamed(own_server, prompt=TEXT, max_tokens=4)])
-        assert within(5, lambda: own_server.metrics()["moeserve:num_requests_waiting"] == 1)
+        assert within(30, lambda: own_server.metrics()["moeserve:num_requests_waiting"] == 1)
         own_server.process.send_signal(signal.SIGTERM)
         events = answer.result(60)
     assert events[-1]["choices"][0]["finish_reason"] == "length"
-    assert own_server.process.wait(20) == 0, own_server.log
+    assert own_server.process.wait(30) == 0, own_server.log
     assert own_server.survivors() == []
 
 
@@ -202,7 +202,7 @@ def test_continuation_can_be_turned_off_and_crashes_end_the_server(tiny_model: P
         assert within(60, lambda: back(server, worker))
         server.post("/v1/completions", {"prompt": TEXT, "max_tokens": 1})
         server.named("worker").kill()
-        assert server.process.wait(20) == EXIT_ENGINE_LOST
+        assert server.process.wait(30) == EXIT_ENGINE_LOST
         assert server.survivors() == []
         assert not server.runtime_dir.exists()
     finally:
@@ -216,12 +216,12 @@ def test_a_stopped_process_is_noticed_and_replaced(own_server: Server, name: str
     process, httpserver = own_server.named(name), own_server.named("httpserver")
     before = repeated(own_server)
     process.suspend()
-    assert within(15, lambda: health(own_server) == 503)
+    assert within(30, lambda: health(own_server) == 503)
     said = httpx.get(own_server.base_url + "/health").json()
     assert said["status"] in ("unresponsive", "restarting"), said
     assert name in said["cause"], said
     assert within(30, lambda: not process.is_running()), own_server.log
-    assert within(20, lambda: health(own_server) == 200)
+    assert within(30, lambda: health(own_server) == 200)
     assert repeats(own_server, before)
     assert "because it was stopped" in own_server.log
     assert own_server.named("httpserver") == httpserver, "it has answered every heartbeat request"
@@ -267,6 +267,6 @@ def test_fifty_kills(tiny_model: Path, name: str) -> None:
                 time.sleep(0.3)  # nothing runs
             killer.result()
         assert rounds > 1
-        assert within(10, lambda: is_empty(server))
+        assert within(30, lambda: is_empty(server))
         losses = server.metrics()["moeserve:engine_losses_total"]
     assert losses >= KILLS

@@ -129,7 +129,7 @@ def test_a_shared_prompt_stays_in_a_pool_too_small_for_all(small_pool: Server) -
             lambda prompt: cached_tokens(small_pool, prompt, max_tokens=60, ignore_eos=True), prompts
         )
         assert min(found) >= 400
-    assert within(2, lambda: is_empty(small_pool))
+    assert within(30, lambda: is_empty(small_pool))
 
 
 def test_each_keys_cache_can_be_its_own(keyed: Server) -> None:
@@ -164,7 +164,7 @@ def test_a_pool_that_runs_dry_changes_no_answer(server: Server, tight_pool: Serv
         alone = completion(server, **request)
         assert alone == answer or not IS_BATCH_INVARIANT
         assert len(alone["logprobs"]["tokens"]) == len(answer["logprobs"]["tokens"]) == ANSWER
-    assert within(2, lambda: is_empty(tight_pool))
+    assert within(30, lambda: is_empty(tight_pool))
 
 
 # ---------------------------------------------------------------- those who go away
@@ -211,7 +211,7 @@ def test_a_thousand_clients_that_leave_leave_nothing_behind(tiny_model: Path) ->
         assert counter(running, "kv_cache_slots_cached") == sum(len(prompt) + 99 for prompt in prompts)
         asyncio.run(leave_at_random(running, prompts, 1000))
         assert counter(running, "num_aborts_total") > 300
-        assert within(2, lambda: gauges() == baseline), gauges()
+        assert within(30, lambda: gauges() == baseline), gauges()
 
 
 # ---------------------------------------------------------------- the queue

@@ -84,7 +84,7 @@ class HandGpu:
         self.region.answers[layer, 0] = 0
         self.region.requests[layer, 0] = rows << 32 | step
 
-    def wait(self, layer: int, patience: float = 20.0) -> None:
+    def wait(self, layer: int, patience: float = 60.0) -> None:
         deadline = time.monotonic() + patience
         while self.region.answers[layer, 0] == 0:
             assert time.monotonic() < deadline, f"no answer of layer {layer}"

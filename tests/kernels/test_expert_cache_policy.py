@@ -87,10 +87,10 @@ def test_a_step_costs_the_host_little() -> None:
     counts, times = np.zeros((48, 128), np.int64), []
     for token in range(64):
         counts += trace.used(token)
-        began = time.perf_counter()
+        began = time.thread_time()
         policy.observe(counts, streamed=False)
         policy.choose(46, pays=True)
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
         policy.learn()
     print(f"HOST {1e6 * np.median(times):.0f} us")
     assert np.median(times) < 1e-3

@@ -61,10 +61,10 @@ def test_a_rank_that_cannot_load_its_share_says_why() -> None:
 def test_the_leader_ends_as_its_follower_ended_and_says_why(waits: tuple[str, ...]) -> None:
     """Whether it waits for that one or is busy: in no way it is the leader's own failure that one sees."""
     crashed, refused = started_leader(CRASHING, *waits), started_leader(REFUSING)
-    assert crashed.communicate(timeout=20)[1].splitlines() == [
+    assert crashed.communicate(timeout=60)[1].splitlines() == [
         "the process of rank 1 has ended (exit code 7), and so does the worker"
     ]
-    assert refused.communicate(timeout=20)[1] == "rank 1: too small\n"
+    assert refused.communicate(timeout=60)[1] == "rank 1: too small\n"
     assert (crashed.returncode, refused.returncode) == (7, EXIT_USER_ERROR)
 
 
@@ -92,7 +92,7 @@ def test_the_leader_is_killed_with_its_follower_and_fails_with_its_crash() -> No
         assert leader.stdout.readline() == "started\n"
         (follower,) = psutil.Process(leader.pid).children()
         follower.send_signal(signum)
-    assert {signum: leader.wait(10) for signum, leader in leaders.items()} == ends
+    assert {signum: leader.wait(30) for signum, leader in leaders.items()} == ends
 
 
 def started_leader(follower: str, *arguments: str) -> subprocess.Popen[str]:

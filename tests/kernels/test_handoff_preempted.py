@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import CpuExperts, ExpertHandoff
 from moeserve.kernels.stream_operands import ThreadPlacement
+from tests.e2e.clients import within
 from tests.kernels.weights import activations, random_weights
 
 LAYERS = 4
@@ -86,6 +88,17 @@ def test_threads_that_share_one_cpu(nodes: tuple[int, ...]) -> None:
     world.handoff.close()
 
 
+def is_paused(thread: int) -> bool:
+    """Whether a thread of this process is in pause(2), of x86-64."""
+    return Path(f"/proc/self/task/{thread}/syscall").read_text().startswith("34 ")
+
+
+def has_pending(thread: int) -> bool:
+    """Whether a signal waits for the thread: it would end the process once the handlers are the usual ones."""
+    status = Path(f"/proc/self/task/{thread}/status").read_text()
+    return int(status.partition("SigPnd:")[2].split()[0], 16) != 0
+
+
 @contextmanager
 def stopped(threads: list[int]) -> Iterator[None]:
     """Within, these threads of the process stand still, wherever they were."""
@@ -99,13 +112,12 @@ def stopped(threads: list[int]) -> Iterator[None]:
             assert libc.tgkill(os.getpid(), thread, number) == 0
 
     send(signal.SIGUSR1)
-    time.sleep(0.05)
+    assert within(30, lambda: all(map(is_paused, threads)))
     try:
         yield
     finally:
-        for _ in range(20):  # one that came before its thread stood still would be lost
-            send(signal.SIGUSR2)
-            time.sleep(0.005)
+        send(signal.SIGUSR2)
+        assert within(30, lambda: not any(is_paused(thread) or has_pending(thread) for thread in threads))
         for number, handler in before.items():
             libc.signal(number, handler)
 

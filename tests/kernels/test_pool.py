@@ -15,8 +15,10 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
+from tests.e2e.clients import within
 from tests.kernels.operations import ISAS, load, run_linear, stream_of
 from tests.kernels.weights import activations, random_weights
+from tests.support.idle import comes_to_rest
 
 BEST = ISAS[-1]
 
@@ -63,19 +65,23 @@ def test_thousands_of_operations_queue_and_run_in_order(threads: int) -> None:
     assert torch.equal(out, run_linear(stream, x, [matrix])[0])
 
 
-def test_who_waits_fetches_what_the_next_operation_reads() -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_who_waits_fetches_what_the_next_operation_reads(threads: int) -> None:
     """A norm of one row leaves nothing to do for the second thread; a lone thread never waits for others."""
-    for threads in (1, 2):
-        stream = stream_of(BEST, threads)
-        matrix = random_weights(Type.F32, 2048, 1024).pack(stream)
-        group, y = LinearGroup([matrix]), load(torch.ones(1, 1024))
-        x, out, ones = torch.ones(1, 1024), torch.empty(1, 2048), torch.ones(1024)
-        before = stream.fetched_ahead
+    stream = stream_of(BEST, threads)
+    matrix = random_weights(Type.F32, 2048, 1024).pack(stream)
+    group, y = LinearGroup([matrix]), load(torch.ones(1, 1024))
+    x, out, ones = torch.ones(1, 1024), torch.empty(1, 2048), torch.ones(1024)
+    before = stream.fetched_ahead
+
+    def has_fetched() -> bool:
         for _ in range(200):
             stream.norm(x, ones, 1e-6, 1, y)
             stream.linear(y, 1, group, [out])
         stream.wait()
-        assert (stream.fetched_ahead > before) == (threads > 1)
+        return stream.fetched_ahead > before
+
+    assert within(30, has_fetched) if threads > 1 else not has_fetched()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -96,14 +102,13 @@ def test_wait_with_nothing_queued_returns() -> None:
     stream.wait()
 
 
-@pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="asks Linux on x86-64")
 def test_threads_ask_for_short_slices() -> None:
     """0.1 ms, from Linux 6.12 on."""
     if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (6, 12):
         pytest.skip("an older kernel")
     before = set(os.listdir("/proc/self/task"))
-    stream = stream_of(BEST, 2)
+    stream = CpuStream(2, BEST)
     run_linear(stream, load(torch.ones(1, 32)), [random_weights(Type.F32, 64, 32).pack(stream)])
     threads = set(os.listdir("/proc/self/task")) - before
     assert len(threads) == 2
@@ -117,10 +122,7 @@ def test_an_idle_pool_uses_no_cpu() -> None:
     adder = Adder(CpuStream(4, BEST))
     adder.queue(10)
     adder.stream.wait()
-    time.sleep(0.02)  # the spinning, on a loaded machine
-    before = time.process_time()
-    time.sleep(0.3)
-    assert time.process_time() - before < 0.003  # 1% of one core
+    assert comes_to_rest(time.process_time, 0.003, 0.3)  # 1% of one core
 
 
 def test_waiting_leaves_python_free() -> None:
@@ -138,14 +140,18 @@ def test_waiting_leaves_python_free() -> None:
 
     thread = threading.Thread(target=tick)
     thread.start()
-    for _ in range(50):
-        stream.linear(x, 64, group, [out])
-    before = ticks
-    stream.wait()
-    during = ticks - before
+    most = 0
+    for _ in range(100):  # on a busy machine the other thread may have had no core
+        for _ in range(50):
+            stream.linear(x, 64, group, [out])
+        before = ticks
+        stream.wait()
+        most = max(most, ticks - before)
+        if most > 5:
+            break
     stop.set()
     thread.join()
-    assert during > 5
+    assert most > 5
 
 
 def test_a_pool_that_is_dropped_finishes_first_and_ends_its_threads() -> None:
@@ -156,7 +162,7 @@ def test_a_pool_that_is_dropped_finishes_first_and_ends_its_threads() -> None:
     adder.queue(500)
     del adder.stream  # the operations hold addresses only: adder keeps what they use
     assert torch.equal(adder.out, adder.expected(500))
-    deadline = time.monotonic() + 5  # the kernel lists a thread for a moment after it was joined
+    deadline = time.monotonic() + 60  # the kernel lists a thread for a moment after it was joined
     while own & threads_of_this_process() and time.monotonic() < deadline:
         time.sleep(0.001)
     assert not own & threads_of_this_process()

@@ -22,7 +22,7 @@ def plan(step: int, behaviour: int = ANSWER, prompt: int = 4) -> StepPlan:
     return StepPlan(step, [new], [Row(0, 0, prompt, array("i", range(prompt)).tobytes(), True)])
 
 
-def answers_of(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[WorkerAnswer]:
+def answers_of(worker: WorkerClient, count: int, timeout: float = 60.0) -> list[WorkerAnswer]:
     """Waits as the router does: on the file descriptor, unless something was read ahead."""
     got: list[WorkerAnswer] = []
     deadline = time.monotonic() + timeout
@@ -35,7 +35,7 @@ def answers_of(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[
     return got
 
 
-def results(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[StepResult]:
+def results(worker: WorkerClient, count: int, timeout: float = 60.0) -> list[StepResult]:
     answers = answers_of(worker, count, timeout)
     steps = [answer for answer in answers if isinstance(answer, StepResult)]
     assert len(steps) == len(answers)
@@ -44,7 +44,7 @@ def results(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[Ste
 
 def connected(path: Path) -> RpycWorker:
     """To a worker that another router has left. Its socket has a file a moment before it listens."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while True:
         try:
             return RpycWorker(path)

@@ -22,6 +22,7 @@ from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST
 from moeserve.launcher.process_table import PROCESSES
 from moeserve.processes.lifecycle import load_config
 from moeserve.processes.runtime_paths import RuntimePaths
+from tests.support.idle import comes_to_rest
 from tests.support.launcher_run import Run
 from tests.support.nightly import nightly_after
 from tests.support.server import title_of
@@ -51,12 +52,9 @@ def test_runtime_directory_is_private_and_the_sockets_are_in_it(start: Callable[
     assert "secret" not in run.log
 
 
-@pytest.mark.alone
 def test_idle_launcher_uses_no_cpu(start: Callable[..., Run]) -> None:
     run = start().until_ready()
-    before = sum(run.family[0].cpu_times()[:2])
-    time.sleep(1)
-    assert sum(run.family[0].cpu_times()[:2]) - before <= 0.02
+    assert comes_to_rest(lambda: sum(run.family[0].cpu_times()[:2]), 0.02, 1.0)
 
 
 def test_start_up_error_is_shown_as_the_child_worded_it(start: Callable[..., Run]) -> None:
@@ -111,7 +109,7 @@ def test_stop_while_starting_does_not_wait(start: Callable[..., Run]) -> None:
     run = start("worker:slow start")
     run.wait_for(lambda: len(psutil.Process(run.popen.pid).children()) == 5)
     run.popen.send_signal(signal.SIGTERM)
-    assert run.end(5) == 0
+    assert run.end(30) == 0
 
 
 def kill_worker(run: Run, signum: int = signal.SIGKILL) -> None:
@@ -175,7 +173,7 @@ def test_a_lost_httpserver_is_replaced_and_the_router_told(start: Callable[..., 
     others = [run.child(name) for name in ("router", "detokenizer", "worker")]
     host, port = run.address
     run.child("httpserver").kill()
-    with socket.create_connection((host, port), timeout=5):  # it waits for the next
+    with socket.create_connection((host, port), timeout=30):  # it waits for the next
         run.wait_for_log("the engine is back: the httpserver was ready")
     run.wait_for_log(f"HttpserverLost(first_id={(1 << 40) + 1})")
     assert f"serves requests from {(1 << 40) + 1} on" in run.log
@@ -184,7 +182,7 @@ def test_a_lost_httpserver_is_replaced_and_the_router_told(start: Callable[..., 
     run.popen.send_signal(signal.SIGTERM)
     assert run.end() == 0, run.log
     with pytest.raises(ConnectionError):
-        socket.create_connection((host, port), timeout=5)
+        socket.create_connection((host, port), timeout=30)
 
 
 def test_httpservers_that_die_again_and_again_end_the_server(start: Callable[..., Run]) -> None:
@@ -248,13 +246,13 @@ def test_second_signal_stops_at_once(start: Callable[..., Run]) -> None:
     time.sleep(0.2)
     assert run.popen.poll() is None
     run.popen.send_signal(signal.SIGTERM)
-    assert run.end(3) == 1
+    assert run.end(30) == 1
 
 
 def test_straggler_is_killed_and_named(start: Callable[..., Run]) -> None:
     run = start("detokenizer:hang").until_ready()
     run.popen.send_signal(signal.SIGTERM)
-    assert run.end(20) == 1
+    assert run.end() == 1
     assert "detokenizer did not stop in time and is killed" in run.log
 
 
@@ -273,7 +271,7 @@ def test_inner_processes_outlive_signals_to_the_whole_group(start: Callable[...,
 def test_children_die_with_a_killed_launcher(start: Callable[..., Run]) -> None:
     run = start().until_ready()
     run.popen.kill()
-    _, alive = psutil.wait_procs(run.family[1:], timeout=3)
+    _, alive = psutil.wait_procs(run.family[1:], timeout=30)
     assert alive == []
 
 
@@ -286,10 +284,17 @@ def test_a_hangup_is_passed_on_and_ends_nothing(start: Callable[..., Run]) -> No
     assert run.end() == 0, run.log
 
 
+def is_connected(run: Run, name: str) -> bool:
+    """Whether somebody has connected to the socket of a process."""
+    path = str(run.directory / name)
+    paths = [line.laddr for line in run.child(name).net_connections("unix")]
+    return paths.count(path) > 1
+
+
 def test_a_lost_directory_does_not_matter_to_the_end(start: Callable[..., Run]) -> None:
     """As a cleaner of temporary files takes it. Shutdown could not be said, and the exit code was 1."""
     run = start().until_ready()
-    time.sleep(0.5)  # for every socket to be connected
+    run.wait_for(lambda: all(is_connected(run, name) for name in ("router", "detokenizer")))
     shutil.rmtree(run.directory)
     run.popen.send_signal(signal.SIGTERM)
     assert run.end() == 0, run.log
@@ -310,12 +315,11 @@ def test_systemd_is_told(start: Callable[..., Run], tmp_path: Path, monkeypatch:
         listening = threading.Thread(target=listen, args=(listener,))
         listening.start()
         run = start().until_ready()
-        time.sleep(1)
+        run.wait_for(lambda: b"READY=1" in told and told[told.index(b"READY=1") :].count(b"WATCHDOG=1") >= 3)
         run.popen.send_signal(signal.SIGTERM)
         assert run.end() == 0, run.log
         listening.join()
     assert told.count(b"READY=1") == 1
-    assert told[told.index(b"READY=1") :].count(b"WATCHDOG=1") >= 3
 
 
 def test_ignored_hangup_stays_ignored(start: Callable[..., Run]) -> None:

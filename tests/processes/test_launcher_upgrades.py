@@ -31,18 +31,18 @@ def test_the_next_server_takes_over_and_the_one_after_it_too(start: Callable[...
     first = run.family[1:]
     assert reload(run).returncode == 0, run.log
     assert "process.listens_when_ready=True" in run.log
-    psutil.wait_procs(first, timeout=10)
+    psutil.wait_procs(first, timeout=30)
     assert not any(process.is_running() for process in first), run.log
     (second,) = psutil.Process(run.popen.pid).children()
     assert second.cmdline()[0] == "moeserve: launcher"
     run.popen.send_signal(signal.SIGUSR2)
     run.wait_for(lambda: run.log.count("the next server is ready") == 2)
-    second.wait(10)
+    second.wait(30)
     (third,) = psutil.Process(run.popen.pid).children()
     run.popen.send_signal(signal.SIGHUP)
     run.wait_for_log("httpserver has a SIGHUP")
     run.family = [run.family[0], third, *third.children(recursive=True)]
-    with socket.create_connection(run.address, timeout=5):
+    with socket.create_connection(run.address, timeout=30):
         pass
     run.popen.send_signal(signal.SIGTERM)
     assert run.end() == 0, run.log
@@ -52,7 +52,7 @@ def test_the_next_server_takes_over_and_the_one_after_it_too(start: Callable[...
 def test_the_parent_ends_as_the_server_does_that_serves(start: Callable[..., Run]) -> None:
     run = start("httpserver:hang", timeout=60).until_ready()
     assert reload(run).returncode == 0, run.log
-    psutil.wait_procs(run.family[1:], timeout=10)
+    psutil.wait_procs(run.family[1:], timeout=30)
     (second,) = psutil.Process(run.popen.pid).children()
     run.family = [run.family[0], second, *second.children(recursive=True)]
     second.terminate()

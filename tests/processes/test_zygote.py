@@ -90,5 +90,5 @@ def test_forks_die_with_the_launcher(start: Callable[..., Run]) -> None:
     run = start().until_ready()
     kill(run, "router")
     run.popen.kill()
-    _, alive = psutil.wait_procs(run.family[1:], timeout=5)
+    _, alive = psutil.wait_procs(run.family[1:], timeout=30)
     assert alive == []

@@ -11,7 +11,7 @@ from moeserve.remote.frames import Kind
 from moeserve.remote.tls import link_context
 from tests.unit.remote.conftest import RunningGate, files
 
-SILENCE_S = 5.0  # for a test that waits for bytes to fail
+SILENCE_S = 30.0  # for a test that waits for bytes to fail
 
 
 def channel_to(gate: RunningGate, certificates: Path, name: str = "127.0.0.1") -> FrameChannel:

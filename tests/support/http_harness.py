@@ -163,7 +163,7 @@ class HttpServer:
 
     def engine_ready(self) -> None:
         self.send(ready_message(self.tokenizer.vocabulary.size, context=self.context))
-        assert within(10, lambda: self.get("/health").status_code == 200)
+        assert within(30, lambda: self.get("/health").status_code == 200)
 
     def send(self, message: msgspec.Struct) -> None:
         with self._sending:
@@ -198,9 +198,9 @@ class HttpServer:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(30)
         self._running = False
-        self._thread.join(10)
+        self._thread.join(30)
         self._context.destroy(linger=0)
         self.directory.cleanup()
 

@@ -15,6 +15,7 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAUNCH = """
+import os
 import sys
 from moeserve.config import ServerConfig
 from moeserve.launcher import crash_count, launch, standstill, zygote
@@ -23,8 +24,8 @@ port, timeout, step_timeout, crash_count.WINDOW_S = int(sys.argv[1]), *map(float
 config = ServerConfig(
     model="tiny.gguf", port=port, shutdown_timeout=timeout, step_timeout=step_timeout, api_key=("secret",)
 )
-launch.EXIT_TIMEOUT_S = 3.0
-standstill.STILL_S = 3.0
+if "hang" in os.environ["LAUNCHER_TEST"]:  # others, which a busy machine slows down, are given the usual time
+    launch.EXIT_TIMEOUT_S = standstill.STILL_S = 3.0
 zygote.SETTLED_S = 0.1
 set_up_logging("launcher", config.log_level)
 sys.exit(launch.launch(config, "tests.support.launcher_children"))
@@ -114,7 +115,7 @@ class Run:
     def end(self, seconds: float = 60.0) -> int:
         """Waits for the exit; then no process, socket or directory may be left."""
         code = self.popen.wait(seconds)
-        _, alive = psutil.wait_procs(self.family, timeout=1)
+        _, alive = psutil.wait_procs(self.family, timeout=30)
         assert alive == [], self.log
         assert list(self.runtime_base.iterdir()) == [], self.log
         return code

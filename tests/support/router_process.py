@@ -51,7 +51,7 @@ class Neighbours:
         self.http = PullChannel(self.context, paths.http, codec.TO_HTTP)
         self.router = PushChannel(self.context, paths.router)
 
-    def item(self, id: int, *, final: bool, timeout: float = 5.0) -> TokensItem:
+    def item(self, id: int, *, final: bool, timeout: float = 30.0) -> TokensItem:
         """The next item (or the final one) of a request; other messages are passed over."""
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
@@ -61,7 +61,7 @@ class Neighbours:
                     return item
         raise AssertionError(f"nothing of request {id}")
 
-    def next(self, kind: type, timeout: float = 5.0) -> Any:
+    def next(self, kind: type, timeout: float = 30.0) -> Any:
         """The next message of a kind, from either socket."""
         inbox = self.http if kind in (LoadReport, EngineLost, EngineReady, ExpertUse) else self.detokenizer
         deadline = time.monotonic() + timeout
@@ -71,7 +71,7 @@ class Neighbours:
                 return message
         raise AssertionError(f"no {kind.__name__}")
 
-    def report(self, timeout: float = 5.0, **wanted: int) -> LoadReport:
+    def report(self, timeout: float = 30.0, **wanted: int) -> LoadReport:
         """The first LoadReport with these gauges."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -100,6 +100,28 @@ class Workers(WorkerSource):
         return self.others.pop(0) if self.others and self.replaced else None
 
 
+def manager_of(
+    paths: RuntimePaths,
+    neighbours: Neighbours,
+    worker: WorkerClient,
+    workers: WorkerSource | None = None,
+    **options: Any,
+) -> RouterManager:
+    inbox = PullChannel(neighbours.context, paths.router, codec.TO_ROUTER)
+    detokenizer = PushChannel(neighbours.context, paths.detokenizer)
+    http = PushChannel(neighbours.context, paths.http)
+    worker.ready()
+    return RouterManager(
+        Scheduler(options.pop("limits", LIMITS)),
+        worker,
+        inbox,
+        detokenizer,
+        http,
+        workers or Workers(),
+        **options,
+    )
+
+
 @contextmanager
 def running(
     paths: RuntimePaths,
@@ -109,24 +131,11 @@ def running(
     **options: Any,
 ) -> Iterator[threading.Thread]:
     """A router in a thread; told to stop at the end, and asserted to."""
-    inbox = PullChannel(neighbours.context, paths.router, codec.TO_ROUTER)
-    detokenizer = PushChannel(neighbours.context, paths.detokenizer)
-    http = PushChannel(neighbours.context, paths.http)
-    worker.ready()
-    manager = RouterManager(
-        Scheduler(options.pop("limits", LIMITS)),
-        worker,
-        inbox,
-        detokenizer,
-        http,
-        workers or Workers(),
-        **options,
-    )
-    thread = threading.Thread(target=manager.run)
+    thread = threading.Thread(target=manager_of(paths, neighbours, worker, workers, **options).run)
     thread.start()
     try:
         yield thread
     finally:
         neighbours.router.send(Shutdown())
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive()

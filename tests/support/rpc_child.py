@@ -1,8 +1,9 @@
 """A worker process without a model: `python -m tests.support.rpc_child SOCKET`, served by the real service.
 
 The prompt's second token says what its steps do: 0 answer at once, 1 raise, 2 take 0.2 s, 3 answer with
-prompt logprobs of several megabytes, 4 panic as Rust code does. With "overlapping", steps take 50 ms on a device of its
-own, one after another, and plans without new sequences are launched ahead; with "seen" too, all but their rest.
+prompt logprobs of several megabytes, 4 panic as Rust code does, 5 wait until there is a file SOCKET.go. With
+"overlapping", plans without new sequences are launched ahead, and the device is slow: it has computed a step when the
+next was launched, or when there is SOCKET.go; with "seen" too, all but their rest.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ READY = WorkerReady(
     device="none",
 )
 EXPERT_USE = ExpertUse(1, 2, 1, array("q", [3, 4]).tobytes(), bytes([0, 1]))
-ANSWER, RAISE, SLEEP, FLOOD, PANIC = range(5)
-DEVICE_S = 0.05
+ANSWER, RAISE, SLEEP, FLOOD, PANIC, HELD = range(6)
 
 
 class PanicException(BaseException):
@@ -43,11 +43,18 @@ class PanicException(BaseException):
 
 
 class ScriptedRunner(Worker):
-    def __init__(self) -> None:
+    def __init__(self, path: Path | None = None) -> None:
+        """path: see `HELD` and `let_go`; None where no step is held."""
         self.behaviour: dict[int, int] = {}  # by request slot
+        self._path = path
 
     def ready(self) -> WorkerReady:
         return READY
+
+    @property
+    def may_go(self) -> bool:
+        assert self._path is not None
+        return self._path.with_suffix(".go").exists()
 
     def expert_use(self) -> ExpertUse:
         return EXPERT_USE
@@ -63,6 +70,8 @@ class ScriptedRunner(Worker):
             raise PanicException("index out of bounds")
         if SLEEP in kinds:
             time.sleep(0.2)
+        while HELD in kinds and not self.may_go:
+            time.sleep(0.001)
         sampled = [Sampled(100 + row.start) for row in plan.rows if row.sample]
         prompt_logprobs: dict[int, list[TokenLogprob]] = {}
         if FLOOD in kinds:
@@ -77,23 +86,17 @@ class OverlappingRunner(ScriptedRunner, OverlappingWorker):
 
     runs_ahead = True
 
-    def __init__(self, seen: Path | None = None) -> None:
-        """seen: SEEN.N says that the result of step N has been."""
-        super().__init__()
-        self._seen = seen
-        self._under_way: tuple[StepPlan, float] | None = None
+    def __init__(self, path: Path, *, awaits_seen: bool) -> None:
+        """awaits_seen: PATH.N says that the result of step N has been seen."""
+        super().__init__(path)
+        self._seen = path if awaits_seen else None
+        self._under_way: StepPlan | None = None
         self._has_rest = False
         self._launched = 0
-        self._device_is_free = 0.0  # from then on
-
-    def _launch(self, plan: StepPlan) -> tuple[StepPlan, float]:
-        self._launched = plan.step
-        self._device_is_free = max(self._device_is_free, time.monotonic()) + DEVICE_S
-        return plan, self._device_is_free
 
     def start(self, plan: StepPlan) -> None:
         assert self._under_way is None
-        self._under_way = self._launch(plan)
+        self._under_way, self._launched = plan, plan.step
 
     @property
     def is_under_way(self) -> bool:
@@ -103,15 +106,15 @@ class OverlappingRunner(ScriptedRunner, OverlappingWorker):
     def is_computed(self) -> bool:
         assert self._under_way is not None
         assert not self._has_rest
-        return time.monotonic() >= self._under_way[1]
+        return self._launched > self._under_way.step or self.may_go
 
     def may_follow(self, plan: StepPlan) -> bool:
         return not plan.new_seqs
 
     def advance(self, plan: StepPlan) -> StepResult:
-        launched = self._launch(plan)
+        self._launched = plan.step
         result = self.finish()
-        self._under_way, self._has_rest = launched, True
+        self._under_way, self._has_rest = plan, True
         return result
 
     def launch_rest(self) -> None:
@@ -125,8 +128,7 @@ class OverlappingRunner(ScriptedRunner, OverlappingWorker):
     def finish(self) -> StepResult:
         assert self._under_way is not None
         assert not self._has_rest
-        (plan, end), self._under_way = self._under_way, None
-        time.sleep(max(0.0, end - time.monotonic()))
+        plan, self._under_way = self._under_way, None
         return msgspec.structs.replace(self.step(plan), compute_ms=float(self._launched))
 
     def expert_use(self) -> ExpertUse:
@@ -136,8 +138,13 @@ class OverlappingRunner(ScriptedRunner, OverlappingWorker):
 
 def runner_of(options: list[str], path: Path) -> ScriptedRunner:
     if "overlapping" not in options:
-        return ScriptedRunner()
-    return OverlappingRunner(path if "seen" in options else None)
+        return ScriptedRunner(path)
+    return OverlappingRunner(path, awaits_seen="seen" in options)
+
+
+def let_go(path: Path) -> None:
+    """Whatever the worker at `path` holds, and from now on nothing is held."""
+    path.with_suffix(".go").touch()
 
 
 @contextmanager
@@ -152,7 +159,7 @@ def child_process(path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     )
     try:
         assert child.stdout is not None
-        assert child.stdout.readline() == "listening\n", child.communicate(timeout=5)
+        assert child.stdout.readline() == "listening\n", child.communicate(timeout=60)
         yield child
     finally:
         child.kill()

@@ -116,7 +116,7 @@ class Server:
     def metrics(self) -> dict[str, float]:
         """/metrics, summed over the labels of each name."""
         totals: dict[str, float] = {}
-        for sample in _SAMPLE.finditer(httpx.get(self.base_url + "/metrics", timeout=10).text):
+        for sample in _SAMPLE.finditer(httpx.get(self.base_url + "/metrics", timeout=30).text):
             totals[sample["name"]] = totals.get(sample["name"], 0.0) + float(sample["value"])
         return totals
 
@@ -143,7 +143,7 @@ class Server:
         for process in self.family:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        self.process.wait(10)
+        self.process.wait(30)
         shutil.rmtree(self.runtime_dir, ignore_errors=True)
 
     def _wait_until_ready(self, deadline: float) -> None:
@@ -160,7 +160,7 @@ class Server:
     @staticmethod
     def _healthy(url: str) -> bool:
         try:
-            return httpx.get(url + "/health", timeout=5).status_code == 200
+            return httpx.get(url + "/health", timeout=30).status_code == 200
         except httpx.TransportError:
             return False
 

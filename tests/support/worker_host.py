@@ -83,7 +83,7 @@ class WorkerHost:
         family = self.family()
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(30)
-        _, left = psutil.wait_procs(family, timeout=2)
+        _, left = psutil.wait_procs(family, timeout=30)
         if left:
             raise RuntimeError(f"processes left {left}:\n{self.log}")
         return code
@@ -91,7 +91,7 @@ class WorkerHost:
     def kill(self) -> None:
         """At once; its children die with it."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(30)
 
     def _wait_until_ready(self, deadline: float) -> int:
         while time.monotonic() < deadline and self.process.poll() is None:

@@ -30,7 +30,7 @@ def tool(name: str) -> str:
 
 
 def run(*command: str, cwd: Path | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -69,7 +69,7 @@ thread = threading.Thread(target=lambda: 1 / 0)
 thread.start(); thread.join()
 raise SystemError("the end")
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     warning, thread, end = (json.loads(line) for line in ended.stderr.splitlines())
     assert "look out" in warning["message"]

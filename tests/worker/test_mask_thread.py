@@ -45,7 +45,7 @@ class Thread:
             assert self.masks.wait(answer, 10.0)
 
     def _stand(self) -> NextToken:
-        assert self._gate.wait(10.0)
+        assert self._gate.wait(30)
         return NextToken()
 
 

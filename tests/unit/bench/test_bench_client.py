@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from moeserve.cli.bench.client import Client, StreamedAnswer
+from moeserve.cli.bench.client import Client, Pieces, StreamedAnswer, _Choice, _Chunk, _Usage
 from moeserve.cli.bench.load import Load, Run
 from moeserve.cli.bench.prompts import ChatPrompts, ProbeFailed, TextPrompts, WordCount, choose_writer
 from moeserve.cli.workload.metrics import Outcome
@@ -74,12 +74,22 @@ def ask(parts: Sequence[Part]) -> StreamedAnswer:
 
 
 def test_times_and_counts_of_an_answer() -> None:
-    answer = ask([0.05, event("a"), 0.03, event("b"), 0.03, event("c") + usage(9, 3), DONE])
+    answer = StreamedAnswer(Outcome(1.0, 11))
+    pieces = Pieces(answer)
+    for text, now in [("a", 1.25), ("b", 1.75), ("c", 2.75)]:
+        pieces.take(_Chunk([_Choice(text)]), now)
+    pieces.take(_Chunk(usage=_Usage(9, 3)), 4.0)
+    pieces.finish()
     outcome = answer.outcome
     assert answer.text == "abc"
     assert (outcome.error, outcome.prompt_len, outcome.output_len) == ("", 9, 3)
-    assert 0.05 <= outcome.ttft < 0.5
-    assert [0.03 <= gap < 0.5 for gap in outcome.itls] == [True, True]
+    assert (outcome.ttft, list(outcome.itls), outcome.latency) == (0.25, [0.5, 1.0], 1.75)
+
+
+def test_an_answer_takes_as_long_as_the_server_needs() -> None:
+    outcome = ask([0.05, event("a"), 0.05, event("b") + usage(9, 2), DONE]).outcome
+    assert outcome.ttft >= 0.05
+    assert outcome.latency >= 0.1
     assert outcome.latency == pytest.approx(outcome.ttft + sum(outcome.itls))
 
 
@@ -269,7 +279,7 @@ def test_no_more_at_once_than_allowed() -> None:
     sent = sorted(outcome.sent for outcome in run.outcomes)
     assert sent[2] >= 0.05
     assert sent[4] >= 0.1
-    assert 0.15 <= run.duration < 1.5
+    assert run.duration >= 0.15
     assert run.cpu > 0
 
 
@@ -277,7 +287,7 @@ def test_requests_keep_their_times_and_turns_their_order() -> None:
     session = Session((Turn(3, 1, not_before=0.1), Turn(3, 1, think=0.08), Turn(3, 1, not_before=0.4)))
     run = loaded(Workload((session,)), [0.02, event("a"), DONE])
     first, second, third = (outcome.sent for outcome in run.outcomes)
-    assert 0.1 <= first < 0.39
+    assert first >= 0.1
     assert second - first >= 0.1, "the answer takes 0.02 s, then it thinks"
     assert third >= 0.4
 

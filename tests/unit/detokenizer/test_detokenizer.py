@@ -257,14 +257,14 @@ def wires(tmp_path: Path) -> Iterator[tuple[PushChannel, PullChannel[object], Pu
     push = PushChannel(context, address["detokenizer"])
     yield push, router, http
     push.send(Shutdown())
-    thread.join(5)
+    thread.join(30)
     assert not thread.is_alive(), "the loop did not end on Shutdown"
     context.destroy(linger=0)
 
 
 def heard(http: PullChannel[Any]) -> object:
     """The next message but the heartbeats."""
-    while isinstance(message := http.recv(timeout=5), Heartbeat):
+    while isinstance(message := http.recv(timeout=30), Heartbeat):
         pass
     return message
 
@@ -273,7 +273,7 @@ def test_loop_says_that_it_lives_though_nothing_happens(
     wires: tuple[PushChannel, PullChannel[object], PullChannel[object]],
 ) -> None:
     _, _, http = wires
-    assert [http.recv(timeout=5) for _ in "ab"] == 2 * [Heartbeat("detokenizer")]
+    assert [http.recv(timeout=30) for _ in "ab"] == 2 * [Heartbeat("detokenizer")]
 
 
 def test_loop_sends_text_to_http_stop_hits_to_the_router_and_passes_errors_on(
@@ -283,7 +283,7 @@ def test_loop_sends_text_to_http_stop_hits_to_the_router_and_passes_errors_on(
     push.send(DetokenizeStart(1, TextOptions(stop=("!",))))
     push.send(DetokenizeStart(2, TextOptions()))
     push.send(TokensOut([item(b"a!", 1), item(b"b", 2)]))
-    assert router.recv(timeout=5) == StopHit(1, 2)
+    assert router.recv(timeout=30) == StopHit(1, 2)
     assert heard(http) == TextOut([TextItem(2, "b", list(b"b"))])
     push.send(RequestError(2, 500, "the engine died"))
     assert heard(http) == RequestError(2, 500, "the engine died")
@@ -319,13 +319,13 @@ def test_process_reads_the_models_vocabulary_and_ends_on_shutdown(
     launcher = PullChannel(context, paths.launcher, codec.TO_LAUNCHER)
     http = PullChannel(context, paths.http, codec.TO_HTTP)
     with start_process(paths, tiny_model) as process:
-        assert launcher.recv(timeout=20) == ProcessReady("detokenizer", process.pid)
+        assert launcher.recv(timeout=30) == ProcessReady("detokenizer", process.pid)
         push = PushChannel(context, paths.detokenizer)
         push.send(DetokenizeStart(1, TextOptions()))
         push.send(TokensOut([item([72, 78], finish_reason="length", usage=USAGE)]))
         answer = heard(http)
         push.send(Shutdown())
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
     assert isinstance(answer, TextOut)
     assert answer.items[0].text == "io", "GPT-2's table puts i at 72 and o at 78"
 
@@ -337,8 +337,8 @@ def test_process_reports_a_bad_model_to_the_launcher_in_words(
     launcher = PullChannel(context, paths.launcher, codec.TO_LAUNCHER)
     (tmp_path / "bad.gguf").write_bytes(b"no model at all, but long enough for a header")
     with start_process(paths, tmp_path / "bad.gguf") as process:
-        message = launcher.recv(timeout=20)
-        assert process.wait(10) == 2
+        message = launcher.recv(timeout=30)
+        assert process.wait(30) == 2
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
     assert isinstance(message, ProcessFailed)

@@ -72,7 +72,7 @@ def test_connections_without_a_request_have_a_bound_for_each_address() -> None:
                 await asyncio.sleep(0.001)
 
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(60),
             await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0) as server,
         ):
             address = server.sockets[0].getsockname()
@@ -125,7 +125,7 @@ def test_where_connections_are_full_those_kept_alive_make_room() -> None:
             return BoundedHttpProtocol(config=config, server_state=state, app_state={}, idle=idle)
 
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(60),
             await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0) as server,
         ):
             address = server.sockets[0].getsockname()

@@ -25,11 +25,11 @@ def test_two_colons_are_both_families() -> None:
     with listen("::", 0) as listener:
         port = listener.getsockname()[1]
         for host in ("127.0.0.1", "::1"):
-            with socket.create_connection((host, port), timeout=5):
+            with socket.create_connection((host, port), timeout=30):
                 pass
         assert url_of(listener) == f"http://[::]:{port}"
     with listen("::1", 0) as listener, pytest.raises(ConnectionError):
-        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5)
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=30)
 
 
 def test_sockets_that_systemd_has_opened() -> None:

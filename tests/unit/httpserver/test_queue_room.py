@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 
 from moeserve.httpserver.generation.engine.queue_room import QueueRoom
@@ -80,23 +80,24 @@ def ask(server: HttpServer, key: str, n: int, **more: object) -> httpx.Response:
 def test_a_full_queue_is_told_before_the_work(keyed: HttpServer) -> None:
     with ThreadPoolExecutor(2) as pool:
         pool.submit(ask, keyed, "a", QUEUED // 2)
-        assert within(10, lambda: len(keyed.requests) == QUEUED // 2)
-        begun = time.monotonic()
+        assert within(30, lambda: len(keyed.requests) == QUEUED // 2)
+        process = psutil.Process(keyed.process.pid)
+        before = sum(process.cpu_times()[:2])
         for _ in range(20):
             refused = ask(keyed, "a", QUEUED // 2, logit_bias={str(i): -1 for i in range(200)})
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "overloaded"
             assert refused.headers["retry-after"] == "1"
-        assert time.monotonic() - begun < 10
+        assert sum(process.cpu_times()[:2]) - before < 10
         assert len(keyed.requests) == QUEUED // 2, "the router has been asked"
         pool.submit(ask, keyed, "b", 1)
-        assert within(10, lambda: len(keyed.requests) == QUEUED // 2 + 1)
+        assert within(30, lambda: len(keyed.requests) == QUEUED // 2 + 1)
         for one in list(keyed.requests):
             keyed.send(RequestError(one.id, 503, "busy", retry_after=3))
     assert ask(keyed, "a", QUEUED * 3).headers.get("retry-after") is None  # never fits: 400
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, keyed, "a", QUEUED // 2)
-        assert within(10, lambda: len(keyed.requests) == QUEUED + 1)
+        assert within(30, lambda: len(keyed.requests) == QUEUED + 1)
         assert ask(keyed, "a", QUEUED // 2).headers["retry-after"] == "3"  # as the router has said
         keyed.begin_anew()
         asked.result()

@@ -7,9 +7,9 @@ import contextlib
 import resource
 import sqlite3
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,11 +136,14 @@ def test_what_was_used_longest_ago_goes_first(store: ResponseStore) -> None:
     assert is_there(store, "f")  # the count of bytes is right again
 
 
-def test_responses_expire() -> None:
-    store = ResponseStore(None, retention_s=0.2)
+def test_responses_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1e9
+    monkeypatch.setattr(responses_store, "time", SimpleNamespace(time=lambda: now))
+    store = ResponseStore(None, retention_s=60.0)
     put(store, stored("a"))
+    now += 59.0
     assert is_there(store, "a")
-    time.sleep(0.3)
+    now += 2.0
     assert not is_there(store, "a")
     put(store, stored("b"))
     assert store._bytes < 2 * 500

@@ -223,11 +223,11 @@ def test_files_that_are_no_rules(tmp_path: Path) -> None:
 
 
 def test_patterns_that_would_take_for_ever_elsewhere(tmp_path: Path) -> None:
-    start = time.monotonic()
+    start = time.thread_time()
     pattern = "(e|e)*" * 20 + "(x+x+)+y"
     with pytest.raises(ConfigError, match="matches nothing"):
         placed(tmp_path, f"- {{match: '{pattern}', device: cpu}}")
-    assert time.monotonic() - start < 5
+    assert time.thread_time() - start < 5
 
 
 def test_pinned_experts_count_in_the_budget(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class RunningGate:
     def __init__(self, certificates: Path, connect: Callable[[], socket.socket] | None = None) -> None:
         self.workers: list[socket.socket] = []
         self.refusal = ""  # why there is no worker
+        self.refusals = 0  # that were told
         self.fingerprint = FINGERPRINT
         self.version = __version__
         self._connect = connect or self._pair
@@ -80,6 +81,7 @@ class RunningGate:
 
     def _open(self) -> tuple[Welcome, socket.socket]:
         if self.refusal:
+            self.refusals += 1
             raise NotServing(self.refusal)
         try:
             return Welcome(self.version, self.fingerprint, READY), self._connect()

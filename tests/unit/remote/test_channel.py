@@ -23,7 +23,7 @@ def open_pair(certificates: Path) -> tuple[FrameChannel, FrameChannel]:
         FrameChannel(near, link_context(files(certificates, "server"), ""), "127.0.0.1"),
         FrameChannel(far, gate_context(files(certificates, "worker"), "")),
     )
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not all(end.is_open for end in ends):
         assert time.monotonic() < deadline
         for end in ends:

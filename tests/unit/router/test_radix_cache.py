@@ -83,7 +83,7 @@ def test_a_long_match_costs_microseconds(prefix: int) -> None:
     query = packed([*tokens[:prefix], -1, *tokens[prefix + 1 :]])
     times = []
     for _ in range(20):
-        start = time.perf_counter()
+        start = time.thread_time()
         assert tree.match(SHARED, query)[0] == prefix
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
     assert min(times) < 500e-6

@@ -195,13 +195,13 @@ def test_a_step_of_256_requests_takes_far_less_than_a_millisecond() -> None:
         scheduler.add(request(id, prompt=8, max_tokens=200))
     times = []
     for _ in range(150):
-        start = time.perf_counter()
+        start = time.thread_time()
         plan = scheduler.plan(0.0)
-        planned = time.perf_counter()
+        planned = time.thread_time()
         assert plan is not None
         result = StepResult(plan.step, [Sampled(7) for row in plan.rows if row.sample], {}, 0.0, 0.0)
-        stepped = time.perf_counter()
+        stepped = time.thread_time()
         scheduler.step_result(result, 0.0)
         scheduler.take_messages()
-        times.append(planned - start + time.perf_counter() - stepped)
+        times.append(planned - start + time.thread_time() - stepped)
     assert sorted(times)[len(times) // 2] < 1e-3

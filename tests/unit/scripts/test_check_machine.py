@@ -17,7 +17,7 @@ def check(folder: Path, compiler: str, python: str = sys.executable) -> subproce
         (folder / "cxx").write_text(f"#!/bin/sh\n{compiler}\n")
         (folder / "cxx").chmod(0o755)
     environment = {"PATH": "/usr/bin:/bin", "CXX": str(folder / "cxx")}
-    return subprocess.run([SCRIPT, python], env=environment, capture_output=True, text=True, timeout=30)
+    return subprocess.run([SCRIPT, python], env=environment, capture_output=True, text=True, timeout=120)
 
 
 def test_a_machine_with_everything(tmp_path: Path) -> None:

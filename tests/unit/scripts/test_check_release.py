@@ -31,7 +31,7 @@ def check(tmp_path: Path, tag: str, changelog: str) -> subprocess.CompletedProce
     script = tmp_path / "scripts" / SCRIPT.name
     script.write_text(SCRIPT.read_text())
     command = [sys.executable, str(script), tag]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_release_prints_its_notes(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ BODY = "\n\nBecause it was not.\n"
 
 def check(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_message(tmp_path: Path, message: str, problem: str | None) -> None:
 def test_the_commits_of_a_range(tmp_path: Path) -> None:
     def git(*arguments: str) -> None:
         who = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "core.hooksPath=/dev/null")
-        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, timeout=120)
 
     git("init", "--initial-branch", "main")
     for message in ("Before the range", "x: good" + BODY, "x: bad", "x: " + "y" * 80 + BODY):

@@ -18,7 +18,7 @@ def test_command_prints_a_table_and_saves_the_figures(tmp_path: Path) -> None:
     asked = "--dataset multi-turn --num-prompts 60 --request-rate 1 --max-total-tokens 50000 --goodput ttft:900 itl:300"
     files = ["--save-result", str(saved), "--plot", str(plot), "--save-trace", str(trace)]
     command = [sys.executable, "-m", "moeserve", "simulate", *asked.split(), *files]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     figures = json.loads(saved.read_bytes())
     assert figures["completed"] == 60

@@ -179,12 +179,12 @@ def test_flipped_bytes_end_in_a_gguf_error_or_in_a_usable_file(tmp_path: Path, c
         for _ in range(generator.choice((1, 1, 2, 8))):
             replacement = generator.choice((0, 1, 0x7F, 0x80, 0xFF, generator.randrange(256)))
             damaged[generator.randrange(header_bytes)] = replacement
-        start = time.perf_counter()
+        start = time.thread_time()
         try:
             _use(_open(tmp_path, bytes(damaged)))
         except GGUFError:
             refused += 1
-        slowest = max(slowest, time.perf_counter() - start)
+        slowest = max(slowest, time.thread_time() - start)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert refused > cases // 3
