@@ -317,11 +317,8 @@ def _check(row: QuantType, layout: BlockLayout) -> None:
     columns = layout.wide or whole
     if row.gpu and row.block_columns != columns:
         raise ValueError(f"{row.name}: a block of {row.block_columns} columns, {columns} go with its scales")
-    if (
-        layout.group not in (16, 32)
-        or layout.low_bits not in (1, 2, 4, 8)
-        or layout.high_bits not in (0, 1, 2)
-    ):
+    widths = (1, 2, 4, 8) if layout.wide or not row.gpu else (2, 4, 8)
+    if layout.group not in (16, 32) or layout.low_bits not in widths or layout.high_bits not in (0, 1, 2):
         raise ValueError(f"{row.name}: no kernel reads such groups or codes")
     if layout.low_bits + layout.high_bits > 8:
         raise ValueError(f"{row.name}: codes of more than 8 bits")

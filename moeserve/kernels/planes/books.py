@@ -43,9 +43,7 @@ class BookBytes:
 
 def codebook_on(kind: QuantType, device: torch.device) -> Tensor:
     """int32 [entries * columns / 4] on the device, for all of its matrices."""
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return _codebook_on(kind, device)
+    return _codebook_on(kind, torch.empty(0, device=device).device)  # with the current GPU's number
 
 
 @cache
@@ -162,7 +160,9 @@ def _indices(book: Codebook, parts: Tensor, signs: Tensor, high: Tensor | None) 
 
 def _minus(book: Codebook, high: Tensor) -> Tensor:
     entry = torch.arange(4, device=high.device)
-    return _joined(high) >> (15 + 0 * entry if book.signs == Signs.DELTA_GROUP else 4 * entry + 3) & 1
+    bit = torch.full_like(entry, 15) if book.signs == Signs.DELTA_GROUP else 4 * entry + 3
+    minus: Tensor = _joined(high) >> bit & 1
+    return minus
 
 
 def _sign_bits(book: Codebook, signs: Tensor) -> Tensor:
