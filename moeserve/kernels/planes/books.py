@@ -155,7 +155,8 @@ def _indices(book: Codebook, parts: Tensor, signs: Tensor, high: Tensor | None) 
     each = 4 if book.signs == Signs.DELTA_ENTRY else book.high_bits  # bits from one entry's to the next one's
     entry = torch.arange(GROUP // book.columns, device=parts.device)
     bits = _joined(high) >> each * entry & (1 << book.high_bits) - 1
-    return low | bits.unflatten(-1, (4, book.low_parts)) << 8
+    index: Tensor = low | bits.unflatten(-1, (4, book.low_parts)) << 8
+    return index
 
 
 def _minus(book: Codebook, high: Tensor) -> Tensor:
