@@ -40,19 +40,18 @@ BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 serve: $(VENV)/.installed
 	$(BIN)/python launch.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-# First in JOBS processes, a file of tests in one of them; then the few that need the machine to themselves. Tests that are
-# marked `waits_for_processes` have one more attempt, which the summary prints; no other has.
+# In JOBS processes, a file of tests in one of them. Tests that are marked `waits_for_processes` have one more attempt,
+# which the summary prints; no other has.
 test: lint browser
-	$(BIN)/python -m pytest -m "not slow and not alone" -n $(JOBS) --dist loadfile
-	$(BIN)/python -m pytest -m "alone and not slow" $$(grep -rlF "mark.alone" tests)
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
 
 # A process that has none left takes tests from another, files or not: the longest files are not the first.
 test-unit: $(UNIT_VENV)/.installed
-	$(UNIT_VENV)/bin/python -m pytest tests/unit -m "not slow and not alone" -n $(JOBS) --dist worksteal
+	$(UNIT_VENV)/bin/python -m pytest tests/unit -m "not slow" -n $(JOBS) --dist worksteal
 
 # pyproject.toml has the floor below which this fails.
 coverage: $(UNIT_VENV)/.installed
-	$(UNIT_VENV)/bin/python -m pytest tests/unit tests/processes -m "not slow and not alone" -n $(JOBS) \
+	$(UNIT_VENV)/bin/python -m pytest tests/unit tests/processes -m "not slow" -n $(JOBS) \
 		--dist loadfile --cov --cov-report=term:skip-covered
 
 test-all: lint browser

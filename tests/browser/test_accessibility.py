@@ -11,6 +11,7 @@ from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import Screenshot, ask
 from tests.browser.rich_text import RICH
 from tests.support.http_harness import NAME, HttpServer, http_server, say
+from tests.support.nightly import nightly_after
 
 SMALL = """() => [...document.querySelectorAll("button, summary, select, input, nav a")]
   .filter((node) => node.checkVisibility() && node.type !== "checkbox")
@@ -34,7 +35,9 @@ def phone(browser: Browser) -> Iterator[Page]:
     context.close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (768, "dark"), (1280, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), nightly_after(2, [(360, "light"), (768, "dark"), (1280, "light")])
+)
 def test_axe_finds_nothing(
     page: Page, server: HttpServer, width: int, scheme: str, screenshot: Screenshot
 ) -> None:

@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import KEY, Screenshot
+from tests.support.nightly import nightly_after
 from tests.support.server import Server
 
 
@@ -31,7 +32,7 @@ def test_every_operation_is_listed_and_can_be_tried(
     assert [url for url in asked if not url.startswith((server.base_url, "data:"))] == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", nightly_after(1, ["light", "dark"]))
 def test_axe_finds_nothing(page: Page, server: Server, scheme: Literal["light", "dark"]) -> None:
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     page.goto(server.base_url + "/docs")

@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, FilePayload, Page, Request, expect
 
 from tests.browser.conftest import Screenshot, ask
 from tests.support.http_harness import HttpServer, http_server, say
+from tests.support.nightly import nightly_after
 from tests.support.pdf_files import LOCKED, SONG, write_pdf
 from tests.support.scripted_answers import prompt_of
 
@@ -90,7 +91,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", nightly_after(3, REFUSED))
 def test_what_cannot_be_read_says_why(page: Page, server: HttpServer, name: str) -> None:
     body, message = REFUSED[name]
     page.goto(server.url)

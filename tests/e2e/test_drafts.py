@@ -20,6 +20,7 @@ from tests.e2e.killed_answers import (
     stream,
     text,
 )
+from tests.support.nightly import nightly_after
 from tests.support.server import Server, running_server
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}'
@@ -67,7 +68,7 @@ def test_alone_and_in_a_crowd(drafting: Server, expected: list[Any]) -> None:
 
 
 @pytest.mark.cpu_engine("drafts are the CPU's so far")
-@pytest.mark.parametrize("name", ["worker", "router"])
+@pytest.mark.parametrize("name", nightly_after(1, ["router", "worker"]))
 def test_killed_in_the_middle(drafting: Server, expected: list[Any], name: str) -> None:
     begun_at = generated(drafting)
     with all_at_once(drafting, requests()) as futures:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.hostile_clients import AT_HEALTH_PORT, ATTACKS, Address, keyed_server, measure
 from tests.support.server import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 HEALTH_CPU_S = 0.1  # of the event loop, within one request of /health
 SPEED = 0.8  # of a stream with a key
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -18,6 +17,7 @@ import psutil
 import pytest
 
 from tests.e2e.clients import TEXT, completion, from_cache, streamed, within
+from tests.support.idle import comes_to_rest
 from tests.support.server import Server, clean_environment, command, common_flags, title_of
 
 PROCESSES = {"httpserver", "router", "detokenizer", "worker"}
@@ -131,17 +131,13 @@ def test_sockets_are_in_a_directory_of_ours_alone(server: Server) -> None:
             assert not path or Path(path).parent == server.runtime_dir, f"a socket elsewhere: {path}"
 
 
-@pytest.mark.alone
 def test_idle_server_uses_no_cpu(server: Server) -> None:
     completion(server, prompt=TEXT)
-    time.sleep(1)
 
     def cpu_seconds() -> float:
         return sum(sum(process.cpu_times()[:2]) for process in server.processes())
 
-    before = cpu_seconds()
-    time.sleep(2)
-    assert cpu_seconds() - before <= 0.1
+    assert comes_to_rest(cpu_seconds, 0.1, 2.0)
 
 
 def test_sigterm_drains_and_leaves_nothing(own_server: Server) -> None:

@@ -152,7 +152,7 @@ def test_the_worker_serves_the_router_that_replaces_another(remote: Remote, loca
 def test_the_link_is_replaced(remote: Remote) -> None:
     remote.server.named("link").kill()
     assert within(
-        10, lambda: health(remote.server) == 200 and "another worker is started" in remote.server.log
+        60, lambda: health(remote.server) == 200 and "another worker is started" in remote.server.log
     )
     assert completion(remote.server, prompt="hello")["text"]
     remote.server.family = remote.server.processes()

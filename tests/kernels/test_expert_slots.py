@@ -128,7 +128,11 @@ class World:
         self.reads[layer] += int((slots[list(experts)] < 0).sum())
 
 
-@pytest.mark.parametrize(("kinds", "steps"), [(FLOATS, 40), (Q8, 3)], ids=["floats", "quantised"])
+@pytest.mark.parametrize(
+    ("kinds", "steps"),
+    [pytest.param(FLOATS, 40, marks=pytest.mark.slow), (Q8, 3)],
+    ids=["floats", "quantised"],
+)
 def test_random_promotions_in_every_step(kinds: tuple[Type, Type, Type], steps: int) -> None:
     """Whatever moves, a step finds whole experts: before its copies are launched, and behind them."""
     world = World(kinds)

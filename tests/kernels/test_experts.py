@@ -17,7 +17,7 @@ each_isa = pytest.mark.parametrize("isa", ISAS)
 each_vector_isa = pytest.mark.parametrize("isa", COSTLY_ISAS)
 
 
-@each_isa
+@each_vector_isa
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 def test_layout_and_arithmetic(kind: Type, isa: str) -> None:
     layer, y = Layer.random(kind, kind, kind), activations("gaussian", 9, HIDDEN)

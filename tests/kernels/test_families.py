@@ -92,7 +92,7 @@ def test_a_folder_of_qwen2_moe_is_what_transformers_computes(
 
 
 @pytest.mark.parametrize("dtype", nightly_after(1, [torch.bfloat16, torch.float32]), ids=str)
-@pytest.mark.parametrize("model_type", HUGGING_FACE_FAMILIES)
+@pytest.mark.parametrize("model_type", nightly_after(12, HUGGING_FACE_FAMILIES))
 def test_a_folder_of_another_family_is_what_transformers_computes(
     model_type: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -59,6 +60,7 @@ def chosen(of: type[SumNorm], rows: list[int], seconds: list[float], others: flo
     return [sums.takes(message) for message in messages]
 
 
+@pytest.mark.slow
 def test_a_size_whose_norm_sums_faster() -> None:
     assert chosen(SumNorm, [8, 16, 80], [3.0, 2.0, 2.0, 2.5, 3.0, 1.0]) == [True, False, True]
 

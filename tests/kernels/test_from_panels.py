@@ -24,7 +24,7 @@ def bytes_of(matrix: Matrix) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", GPU_TYPES, ids=lambda t: t.name)
-@pytest.mark.parametrize("shape", [(3, 64, 512), (2, 32, 768)])
+@pytest.mark.parametrize("shape", [(3, 64, 512), pytest.param((2, 32, 768), marks=pytest.mark.slow)])
 def test_all_types(kind: Type, shape: tuple[int, ...]) -> None:
     stream = CpuStream(1)
     w = random_weights(kind, *shape)

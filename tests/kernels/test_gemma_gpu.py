@@ -102,6 +102,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, error: float) -> No
     assert expected.abs().max() > 5  # of a cap of 30: it tells
 
 
+@pytest.mark.slow
 def test_a_token_with_half_of_the_experts_in_ram(tmp_path: Path) -> None:
     model = write_gemma(tmp_path / "gemma.gguf", Type.F32)
     expected = Engine(stream_of(ISAS[-1]), model).logits(TOKENS[:1])

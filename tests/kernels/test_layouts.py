@@ -14,10 +14,11 @@ from gguf.constants import GGMLQuantizationType as Type
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.stream_operands import ThreadPlacement
 from tests.kernels.expert_layer import HIDDEN, Layer, routing
-from tests.kernels.operations import ISAS, head, load, run_experts, run_linear, stream_of
+from tests.kernels.operations import COSTLY_ISAS, ISAS, head, load, run_experts, run_linear, stream_of
 from tests.kernels.weights import TYPES, Weights, activations, random_weights
 
 each_isa = pytest.mark.parametrize("isa", ISAS)
+each_vector_isa = pytest.mark.parametrize("isa", COSTLY_ISAS)
 each_type = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 ROWS = [1, 31, 32, 33, 100]
 
@@ -29,7 +30,7 @@ NODES = {
 }
 
 
-@each_isa
+@each_vector_isa
 @each_type
 def test_in_place(kind: Type, isa: str) -> None:
     stream, x = stream_of(isa), load(activations("gaussian", 65, 768))

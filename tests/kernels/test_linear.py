@@ -14,7 +14,7 @@ from moeserve.kernels.linear.reference import linear
 from moeserve.kernels.quantize.reference import Quantized, round_trip
 from moeserve.kernels.stream_operands import Activations
 from moeserve.quantization import QUANT_TYPES
-from tests.kernels.operations import ISAS, head, load, run_linear, stream_of
+from tests.kernels.operations import COSTLY_ISAS, ISAS, head, load, run_linear, stream_of
 from tests.kernels.weights import (
     ACTIVATIONS,
     E8M0_AT,
@@ -35,10 +35,11 @@ TOKENS = [*range(1, 10), 64, 65, 130]
 ROWS = [1, 31, 32, 33, 48, 100]
 
 each_isa = pytest.mark.parametrize("isa", ISAS)
+each_vector_isa = pytest.mark.parametrize("isa", COSTLY_ISAS)
 each_type = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 
 
-@each_isa
+@each_vector_isa
 @each_type
 @pytest.mark.parametrize("cols", [256, 512, 768])
 def test_same_activations_same_result(kind: Type, isa: str, cols: int) -> None:

@@ -21,6 +21,7 @@ from moeserve.kernels.attention.reference import Sequence, attention
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.rope.reference import rope_store
 from tests.kernels.weights import nmse
+from tests.support.nightly import nightly_after
 
 GUARD = 12345.0
 HEADS = [(8, 1, 128), (4, 2, 32), (3, 1, 48)]
@@ -123,7 +124,7 @@ def random_sinks(heads: int) -> torch.Tensor:
     return torch.randn(heads, generator=torch.Generator().manual_seed(11)) * 3
 
 
-@pytest.mark.parametrize(("window", "has_sinks", "scale"), VARIANTS)
+@pytest.mark.parametrize(("window", "has_sinks", "scale"), nightly_after(3, VARIANTS))
 @pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_decode_variants(window: int, has_sinks: bool, scale: float | None, splits: int) -> None:
     """Also of new tokens, with a partial rotation and without norms."""

@@ -31,6 +31,7 @@ def test_compiles_for_a_consumers_gpu(name: str) -> None:
     assert "_kernel" in compile_calls(name, capability=89)
 
 
+@pytest.mark.slow
 def test_weights_in_pairs_compile_for_a_consumers_gpu() -> None:
     """Of what is slow, kernels that did not."""
     assert "gated_sliced_k_gemm_kernel" in compile_calls("experts, 256", capability=89)

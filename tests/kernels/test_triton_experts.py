@@ -141,7 +141,8 @@ FLOATS = [(Type.F16, Type.Q4_K, Type.F16), (Type.Q4_K, Type.F32, Type.Q8_0)]
     [
         (MIX, 1),
         (SMALL_GROUPS, 2),
-        *((kinds, 2) for kinds in LOOKED_UP),
+        (LOOKED_UP[0], 2),
+        *(pytest.param(kinds, 2, marks=pytest.mark.slow) for kinds in LOOKED_UP[1:]),
         pytest.param(MIX, 8, marks=pytest.mark.slow),
         pytest.param(OTHERS, 8, marks=pytest.mark.slow),
         *((kinds, 2) for kinds in FLOATS),
@@ -207,14 +208,14 @@ def test_down_of_more_units_than_threads_take_at_once() -> None:
     ("kinds", "tokens"),
     [
         pytest.param(MIX, 64, marks=pytest.mark.slow),
-        (OTHERS, 64),
+        pytest.param(OTHERS, 64, marks=pytest.mark.slow),
         *(pytest.param(kinds, 64, marks=pytest.mark.slow) for kinds in LOOKED_UP),
         pytest.param(MIX, 128, marks=pytest.mark.slow),
         (MIX, 256),
         pytest.param(MIX, 1024, marks=pytest.mark.slow),
         pytest.param(OTHERS, 1024, marks=pytest.mark.slow),
         pytest.param(FLOATS[0], 1024, marks=pytest.mark.slow),
-        (FLOATS[1], 256),
+        pytest.param(FLOATS[1], 256, marks=pytest.mark.slow),
     ],
 )
 def test_gemm(kinds: tuple[Type, Type, Type], tokens: int) -> None:

@@ -22,13 +22,14 @@ from moeserve.kernels.planes import dequantize
 from tests.kernels.plane_tensors import GUARD, planes_of, tensors
 from tests.kernels.triton_experts import random_ids, widened
 from tests.kernels.weights import GPU_TYPES, Type, activations, nmse
+from tests.support.nightly import nightly_after
 
 
 def scratch_of(numbers: int, dtype: torch.dtype = torch.float16) -> UnpackScratch:
     return UnpackScratch(torch.full((numbers,), float("nan"), dtype=dtype, device=DEVICE))
 
 
-@pytest.mark.parametrize("kind", GPU_TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", nightly_after(5, GPU_TYPES), ids=lambda t: t.name)
 def test_unpacked_weights_are_the_dequantised_ones_rounded(kind: Type) -> None:
     """Of the second expert, as the odd rows of twice as many."""
     planes = planes_of(kind, 2, 19, 512)

@@ -15,6 +15,7 @@ from moeserve.quantization import QUANT_TYPES
 from tests.kernels import weights
 from tests.kernels.plane_tensors import GUARD, planes_of, tensors
 from tests.kernels.weights import GPU_TYPES, activations, nmse
+from tests.support.nightly import nightly_after
 
 
 def run(p: Planes, x: torch.Tensor, live: int, *, integer: bool) -> torch.Tensor:
@@ -27,7 +28,7 @@ def run(p: Planes, x: torch.Tensor, live: int, *, integer: bool) -> torch.Tensor
     return out[:live].cpu()
 
 
-@pytest.mark.parametrize("kind", GPU_TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", nightly_after(6, GPU_TYPES), ids=lambda t: t.name)
 def test_few_tokens(kind: weights.Type) -> None:
     """Integer products are exact on quantised activations but for the float32 sums over groups."""
     p = planes_of(kind, 18, 512)
@@ -37,7 +38,7 @@ def test_few_tokens(kind: weights.Type) -> None:
     assert nmse(got, expected[:1]) < 1e-12
 
 
-@pytest.mark.parametrize("kind", GPU_TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", nightly_after(5, GPU_TYPES), ids=lambda t: t.name)
 def test_many_tokens(kind: weights.Type) -> None:
     """Weights rounded to the activations' float16 before the dot: 2^-11 relative, 4e-8 of the power."""
     p = planes_of(kind, 18, 512)
@@ -48,7 +49,9 @@ def test_many_tokens(kind: weights.Type) -> None:
 @pytest.mark.parametrize(
     ("rows", "cols", "tokens"),
     [
-        *((1, 256, 1), (70, 768, 3), (33, 96, 3), (1, 256, 5)),
+        *((1, 256, 1), (33, 96, 3)),
+        pytest.param(70, 768, 3, marks=pytest.mark.slow),
+        pytest.param(1, 256, 5, marks=pytest.mark.slow),
         pytest.param(70, 768, 8, marks=pytest.mark.slow),
         pytest.param(33, 96, 16, marks=pytest.mark.slow),
         (1, 256, 17),
@@ -132,11 +135,11 @@ def test_large_tiles() -> None:
     "tile",
     [
         (8, 32, 4, 4, 2),
-        (16, 64, 2, 4, 2),
-        (32, 32, 2, 4, 3),
+        pytest.param((16, 64, 2, 4, 2), marks=pytest.mark.slow),
+        pytest.param((32, 32, 2, 4, 3), marks=pytest.mark.slow),
         (16, 32, 8, 8, 2),
-        (16, 64, 8, 16, 2),
-        (16, 32, 16, 16, 1),
+        pytest.param((16, 64, 8, 16, 2), marks=pytest.mark.slow),
+        pytest.param((16, 32, 16, 16, 1), marks=pytest.mark.slow),
     ],
 )
 def test_batches_of_units(tile: tuple[int, int, int, int, int]) -> None:

@@ -106,7 +106,7 @@ def differ_by_a_code(stored: torch.Tensor, exact: torch.Tensor, kind: str) -> bo
 
 
 @each_type
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), nightly_after(1, HEADS))
 def test_decode_of_new_tokens(kind: str, heads: int, kv_heads: int, dim: int) -> None:
     pool, n, g = Pool(kind, kv_heads, dim), len(LENGTHS), torch.Generator().manual_seed(5)
     widths = [heads * dim, kv_heads * dim, kv_heads * dim]

@@ -89,7 +89,7 @@ def test_a_zygote_that_stands_still_while_it_starts_is_done_without(start: Calla
     stop(run)
 
 
-@pytest.mark.parametrize("name", ["worker", "zygote"])
+@pytest.mark.parametrize("name", nightly_after(1, ["worker", "zygote"]))
 def test_a_stopped_process_is_noticed_although_nothing_is_asked_of_it(
     start: Callable[..., Run], name: str
 ) -> None:

@@ -27,6 +27,7 @@ class DelayProxy:
     def __init__(self, target: tuple[str, int], delay: float) -> None:
         self.delay = delay
         self.bytes_forwarded = 0
+        self.reads = {"to the worker": 0, "from the worker": 0}  # a small message is one read
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -80,10 +81,10 @@ class DelayProxy:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._sockets |= {client, worker}
-            self._join(client, worker)
-            self._join(worker, client)
+            self._join(client, worker, "to the worker")
+            self._join(worker, client, "from the worker")
 
-    def _join(self, source: socket.socket, sink: socket.socket) -> None:
+    def _join(self, source: socket.socket, sink: socket.socket, way: str) -> None:
         under_way: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
 
         def read() -> None:
@@ -93,6 +94,7 @@ class DelayProxy:
                     data = source.recv(CHUNK)
                 except OSError:
                     data = b""
+                self.reads[way] += bool(data)
                 under_way.put((time.perf_counter() + self.delay, data))
 
         def write() -> None:

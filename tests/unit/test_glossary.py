@@ -63,11 +63,15 @@ def test_no_forbidden_synonym_comes_back() -> None:
     one = re.compile(
         r"\b(" + "|".join(map(re.escape, sorted(synonyms, key=len, reverse=True))) + r")s?\b", re.IGNORECASE
     )
-    found = [
-        f"{place}: {match[1]!r}, where the glossary has {synonyms[match[1].lower()]!r}"
-        for place, text in texts()
-        for match in one.finditer(" ".join(text.split()))
-    ]
+    found = []
+    for place, text in texts():
+        line = " ".join(text.split())
+        lower = line.lower()
+        if any(synonym in lower for synonym in synonyms):  # quicker than the search
+            found += [
+                f"{place}: {match[1]!r}, where the glossary has {synonyms[match[1].lower()]!r}"
+                for match in one.finditer(line)
+            ]
     assert not found, "\n".join(found)
 
 

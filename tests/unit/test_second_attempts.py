@@ -50,11 +50,15 @@ def run(root: Path, folder: str, tests: str = TESTS) -> subprocess.CompletedProc
         "-p",
         "no:cacheprovider",
         "-p",
-        "no:schemathesis",
+        "pytest_rerunfailures",
         "-q",
         folder,
     ]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTEST_ADDOPTS": ""}
+    environment = os.environ | {
+        "PYTHONPATH": str(REPOSITORY),
+        "PYTEST_ADDOPTS": "",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
 
 

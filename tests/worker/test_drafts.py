@@ -20,6 +20,7 @@ from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s
 from tests.support.gemma_file import WINDOW, write_gemma
+from tests.support.nightly import nightly_after
 from tests.support.router_world import request
 from tests.support.served_answers import Answer, Told, load, lose_at, serve
 
@@ -106,7 +107,7 @@ def plain(model: CpuModel) -> Runner:
 
 
 @pytest.mark.parametrize("streams", [1, 16])
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+@pytest.mark.parametrize("temperature", nightly_after(2, [0.7, 0.0, 1.5]))
 def test_same_bits(runner: Runner, plain: Runner, streams: int, temperature: float) -> None:
     requests = asked(streams, runner.ready().vocab_size, temperature=temperature)
     expected, before = serve(plain, requests, 0)
@@ -134,7 +135,7 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("sampling", PARAMETERS.values(), ids=PARAMETERS)
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", nightly_after(1, [0.9, 0.0]))
 def test_parameters(runner: Runner, plain: Runner, sampling: dict[str, Any], temperature: float) -> None:
     requests = asked(4, runner.ready().vocab_size, temperature=temperature, **sampling)
     expected, _ = serve(plain, requests, 0)

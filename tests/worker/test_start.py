@@ -56,6 +56,7 @@ def run(program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # processes that import torch
 def test_what_a_keeper_imports_asks_for_no_gpu() -> None:
     run(IMPORTS)
 

@@ -17,6 +17,7 @@ from moeserve.config import ServerConfig
 from tests.support.chat_events import Answer, events_of
 from tests.support.chat_families import REASONING, answer_in, make_for
 from tests.support.family_templates import HARMONY, TEMPLATES
+from tests.support.nightly import nightly_after
 
 CALLS: list[tuple[str, Any]] = [
     (
@@ -49,7 +50,7 @@ def test_what_a_template_renders_comes_back_however_it_is_cut(name: str, step: i
         assert events_of(make, [text[:at], text[at:]]) == events
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", nightly_after(5, NAMES))
 def test_an_answer_that_ends_anywhere_loses_nothing(name: str) -> None:
     """Its calls are whole ones, and what is left of the last one is text."""
     text = answer_in(name, "", "Let me see.", CALLS[:2])

@@ -15,6 +15,7 @@ from moeserve.chatformat.reasoning import ReasoningParser
 from tests.support.chat_events import Answer
 from tests.support.chat_families import tags_of
 from tests.support.family_templates import TEMPLATES, rendered, rendered_in_channels
+from tests.support.nightly import nightly_after
 
 STRING: Final = {"type": "string"}
 SCHEMAS: Final[dict[str, Any]] = {
@@ -198,7 +199,7 @@ FILES: Final = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("text", FILES)
+@pytest.mark.parametrize("text", nightly_after(4, FILES))
 def test_a_value_may_hold_the_tags_of_its_format(name: str, text: str) -> None:
     for arguments in ({"a": text}, {"a": text, "b": "y"}, {"b": "y", "a": text}):
         assert read(name, call(name, arguments)) == Answer("", "", [("f", arguments)])

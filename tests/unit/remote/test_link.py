@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import ProcessReady, ReplaceWorker, WorkerExited
-from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
+from moeserve.messages.steps import NewSeq, StepPlan, StepResult
 from moeserve.messages.worker import WorkerAnswer, WorkerDied
 from moeserve.models.open import open_metadata
 from moeserve.processes.lifecycle import Process
@@ -33,18 +32,13 @@ from moeserve.remote.link import Link
 from moeserve.router.replacement import LinkedWorkers
 from moeserve.router.worker_client import RpycWorker
 from tests.e2e.clients import within
+from tests.processes.rpc_world import plan, results
 from tests.support.delay_proxy import DelayProxy
-from tests.support.rpc_child import ANSWER, FLOOD, RAISE, READY, SLEEP, child_process
+from tests.support.rpc_child import FLOOD, HELD, RAISE, READY, SLEEP, child_process, let_go
 from tests.unit.remote.conftest import READY as GATES_READY
 from tests.unit.remote.conftest import RunningGate
 
 DELAY_S = 0.001
-
-
-def plan(step: int, behaviour: int = ANSWER, prompt: int = 4) -> StepPlan:
-    tokens = array("i", [step, behaviour, *range(2, prompt)])
-    new = NewSeq(0, tokens.tobytes(), prompt, b"", SamplingParams(max_tokens=3))
-    return StepPlan(step, [new], [Row(0, 0, prompt, array("i", range(prompt)).tobytes(), True)])
 
 
 class Line:
@@ -95,6 +89,13 @@ class Line:
             time.sleep(0.005)
         raise TimeoutError
 
+    def let_go(self) -> None:
+        """Whatever steps the worker holds, until the end of the test."""
+        let_go(self._worker_path)
+
+    def hold(self) -> None:
+        self._worker_path.with_suffix(".go").unlink(missing_ok=True)
+
     def close(self) -> None:
         self.link.kill()
         self.link.wait()
@@ -126,6 +127,7 @@ def line(shared_line: Line) -> Iterator[Line]:
     shared_line.to_router.drain()
     shared_line.proxy.delay = DELAY_S
     yield shared_line
+    shared_line.hold()
     assert shared_line.link.poll() is None
 
 
@@ -158,27 +160,22 @@ def test_long_messages_pass_both_ways_at_once(line: Line) -> None:
     worker.close()
 
 
-@pytest.mark.alone
 def test_one_message_a_step_goes_each_way(line: Line) -> None:
     """So a step costs one round trip, and none where two plans are under way."""
     worker = line.connect()
-    line.proxy.delay = 0.02
-    durations = []
-    for step in range(10):
-        begun = time.monotonic()
+    worker.step(plan(0))
+    before = dict(line.proxy.reads)
+    for step in range(1, 41):
         worker.step(plan(step))
-        durations.append(time.monotonic() - begun)
-    one_at_a_time = min(durations)  # the others waited for this machine's cores
-    assert 0.04 <= one_at_a_time < 0.06
-    begun = time.monotonic()
-    sent = answers = 0
-    while answers < 20:
-        while sent < min(answers + 2, 20):
-            worker.submit(plan(10 + sent))
-            sent += 1
-        answers += len(worker.poll())
-        time.sleep(0.0005)
-    assert (time.monotonic() - begun) / 20 < 0.75 * one_at_a_time
+    for way, reads in line.proxy.reads.items():
+        assert 40 <= reads - before[way] < 2 * 40, "a few are heartbeats"
+    sent = line.proxy.reads["to the worker"]
+    worker.submit(plan(41, HELD))
+    worker.submit(plan(42, HELD))
+    assert within(30, lambda: line.proxy.reads["to the worker"] >= sent + 2)
+    assert worker.poll() == []
+    line.let_go()
+    assert [answer.step for answer in results(worker, 2)] == [41, 42]
     worker.close()
 
 

@@ -15,6 +15,7 @@ from moeserve.cli.workload.metrics import Outcome, concurrency, summarize
 from moeserve.cli.workload.shapes import PRESETS, WorkloadShape, generate
 from moeserve.cli.workload.trace import Session, Turn, Workload
 from moeserve.messages.steps import MeasuredStep
+from tests.support.nightly import nightly_after
 from tests.support.simulation import NOTHING_ELSE, TEN_MS, limits, ms, simulate, single
 
 GROWING = StepTime("grows", [0, 1], [0.010, 0.0105], decode_context=1e-8, prefill_pairs=1e-9)
@@ -171,7 +172,7 @@ def crowd(name: str, requests: int = 60, rate: float = 8.0) -> Workload:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("max_tokens", [None, 600])
+@pytest.mark.parametrize("max_tokens", nightly_after(1, [600, None]))
 def test_every_request_ends_with_its_answer(name: str, max_tokens: int | None) -> None:
     """And the scheduler's own check of its counts passes, which `run` calls at the end."""
     workload = crowd(name)
