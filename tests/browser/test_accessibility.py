@@ -36,7 +36,7 @@ def phone(browser: Browser) -> Iterator[Page]:
 
 
 @pytest.mark.parametrize(
-    ("width", "scheme"), nightly_after(2, [(360, "light"), (768, "dark"), (1280, "light")])
+    ("width", "scheme"), nightly_after(1, [(360, "light"), (768, "dark"), (1280, "light")])
 )
 def test_axe_finds_nothing(
     page: Page, server: HttpServer, width: int, scheme: str, screenshot: Screenshot

@@ -18,6 +18,7 @@ from moeserve.messages.schema import (
 )
 from tests.browser.conftest import ask
 from tests.support.http_harness import NAME, HttpServer, http_server, say
+from tests.support.nightly import nightly_after
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def new_server() -> Iterator[HttpServer]:
         running.close()
 
 
-@pytest.mark.parametrize("path", ["/", "/experts"])
+@pytest.mark.parametrize("path", nightly_after(1, ["/", "/experts"]))
 def test_a_page_waits_for_the_model(page: Page, new_server: HttpServer, path: str) -> None:
     new_server.send(LoadProgress("weights", 2, 5))
     page.goto(new_server.url + path)
@@ -79,7 +80,7 @@ def test_a_server_that_is_gone_is_named_as_the_cause(page: Page, new_server: Htt
 WIDE = f"```\n{'x' * 300}\n```\n\n{'y' * 300}\n\n|{'wide column|' * 30}\n{'|-' * 30}|"
 
 
-@pytest.mark.parametrize("path", ["/", "/experts"])
+@pytest.mark.parametrize("path", nightly_after(1, ["/", "/experts"]))
 def test_a_page_fits_a_phone_in_light_and_dark(page: Page, server: HttpServer, path: str) -> None:
     server.answer = say(WIDE)
     page.set_viewport_size({"width": 360, "height": 640})
@@ -99,7 +100,7 @@ def test_a_page_fits_a_phone_in_light_and_dark(page: Page, server: HttpServer, p
     assert brightness[1] < 150
 
 
-@pytest.mark.parametrize("path", ["/", "/experts"])
+@pytest.mark.parametrize("path", nightly_after(1, ["/", "/experts"]))
 def test_every_control_has_a_name(page: Page, server: HttpServer, path: str) -> None:
     """As a screen reader gets it; the dialogs too."""
     page.goto(server.url + path)

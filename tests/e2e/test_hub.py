@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import TINY_MODEL
 from tests.support.hub_server import COMMIT, Hub, running_hub
+from tests.support.nightly import nightly_after
 from tests.support.server import clean_environment
 
 REPO = "acme/tiny-GGUF"
@@ -166,6 +167,7 @@ def test_what_comes_damaged_is_refused_and_fetched_anew(client: Client, hub: Hub
     assert client.fetch(f"{REPO}:Q8_0")[0].exists()
 
 
+@pytest.mark.slow
 def test_two_at_once_download_once_and_a_terminal_sees_a_bar(client: Client, hub: Hub) -> None:
     terminal, stderr = os.openpty()
     termios.tcsetwinsize(stderr, (24, 80))
@@ -207,6 +209,7 @@ def test_offline_the_cache_serves_and_what_it_lacks_is_named(client: Client, hub
     assert client.ask(there) == [found]
 
 
+@pytest.mark.slow
 def test_private_gated_and_missing_repositories(client: Client, hub: Hub) -> None:
     hub.tokens["acme/private-GGUF"] = "hf_secret"
     hub.gated.add("acme/gated-GGUF")
@@ -221,7 +224,7 @@ def test_private_gated_and_missing_repositories(client: Client, hub: Hub) -> Non
     assert "a--b/c..d: " in errors[3]
 
 
-@pytest.mark.parametrize("answer", ["<html>Welcome!</html>", '{"detail": "nothing here"}'])
+@pytest.mark.parametrize("answer", nightly_after(1, ["<html>Welcome!</html>", '{"detail": "nothing here"}']))
 def test_an_endpoint_that_is_no_hub(client: Client, hub: Hub, answer: str) -> None:
     hub.other = answer
     (error,) = client.ask(REPO)

@@ -170,6 +170,7 @@ def test_a_server_with_another_model_does_not_start(remote: Remote, tiny_model: 
     assert within(30, lambda: health(remote.server) == 200)
 
 
+@pytest.mark.slow
 def test_service_returns_when_the_worker_does(remote: Remote) -> None:
     """The worker's whole machine, as it were: a request waits for it."""
     remote.host.kill()

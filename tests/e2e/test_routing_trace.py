@@ -17,6 +17,7 @@ from tests.support.server import running_server
 RATES = CpuRates(read=50e9, dense_ops=1e12, expert_ops=1e12, op_s=1e-6, step_s=1e-4, row_s=1e-5)
 
 
+@pytest.mark.slow
 def test_from_a_server_to_a_plan(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.transformers_logits import TOKENS
 from tests.support.folder_as_gguf import write_gguf
 from tests.support.hugging_face_model import write_family, write_model, write_qwen2_moe
+from tests.support.nightly import nightly_after
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 DENSE = {"intermediate_size": 192}
@@ -37,27 +38,30 @@ def write(folder: Path, model_type: str, **changes: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("model_type", "changes"),
-    [
-        ("qwen3_moe", {"norm_topk_prob": False}),
-        ("qwen3_moe", {"decoder_sparse_step": 2, **DENSE}),
-        ("qwen3_moe", {"mlp_only_layers": [0], **DENSE}),
-        ("qwen3_moe", {"attention_bias": True}),
-        ("qwen3_moe", WINDOW),
-        ("qwen2_moe", {"norm_topk_prob": True}),
-        ("qwen2_moe", {"decoder_sparse_step": 2, "mlp_only_layers": [2], **DENSE}),
-        ("qwen2_moe", {"qkv_bias": False}),
-        ("qwen2_moe", {**WINDOW, "max_window_layers": 1}),
-        ("qwen2_moe", {**WINDOW, "layer_types": [FULL, SLIDING, SLIDING]}),
-        ("qwen3", {"attention_bias": True}),
-        ("qwen3", {**WINDOW, "max_window_layers": 1}),
-        ("qwen3", {**WINDOW, "layer_types": [SLIDING, FULL, SLIDING]}),
-        ("qwen3_next", {"norm_topk_prob": False}),
-        ("qwen3_next", {"decoder_sparse_step": 2, **DENSE}),
-        ("qwen3_next", {"attention_bias": True}),
-        ("qwen3_5_moe_text", {"attention_bias": True}),
-        ("gpt_oss", {"attention_bias": False}),
-        ("gpt_oss", {"layer_types": [FULL, SLIDING, SLIDING]}),
-    ],
+    nightly_after(
+        9,
+        [
+            ("qwen3_moe", {"norm_topk_prob": False}),
+            ("qwen2_moe", {"norm_topk_prob": True}),
+            ("qwen3", {"attention_bias": True}),
+            ("qwen3_next", {"norm_topk_prob": False}),
+            ("qwen3_5_moe_text", {"attention_bias": True}),
+            ("gpt_oss", {"attention_bias": False}),
+            ("qwen3_moe", {"decoder_sparse_step": 2, **DENSE}),
+            ("qwen3_moe", {"mlp_only_layers": [0], **DENSE}),
+            ("qwen3_moe", {"attention_bias": True}),
+            ("qwen3_moe", WINDOW),
+            ("qwen2_moe", {"decoder_sparse_step": 2, "mlp_only_layers": [2], **DENSE}),
+            ("qwen2_moe", {"qkv_bias": False}),
+            ("qwen2_moe", {**WINDOW, "max_window_layers": 1}),
+            ("qwen2_moe", {**WINDOW, "layer_types": [FULL, SLIDING, SLIDING]}),
+            ("qwen3", {**WINDOW, "max_window_layers": 1}),
+            ("qwen3", {**WINDOW, "layer_types": [SLIDING, FULL, SLIDING]}),
+            ("qwen3_next", {"decoder_sparse_step": 2, **DENSE}),
+            ("qwen3_next", {"attention_bias": True}),
+            ("gpt_oss", {"layer_types": [FULL, SLIDING, SLIDING]}),
+        ],
+    ),
     ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
 def test_it_is_what_transformers_computes(

@@ -74,7 +74,11 @@ class World:
                 assert torch.equal(self.gpu.result(i, n), expected), (self.step, i)
 
 
-@pytest.mark.parametrize("nodes", [(0, 0), (0,) * 7, (0, 0, 1, 1)], ids=["two", "seven", "two nodes"])
+@pytest.mark.parametrize(
+    "nodes",
+    [(0, 0), pytest.param((0,) * 7, marks=pytest.mark.slow), (0, 0, 1, 1)],
+    ids=["two", "seven", "two nodes"],
+)
 def test_threads_that_share_one_cpu(nodes: tuple[int, ...]) -> None:
     cpu = min(os.sched_getaffinity(0))
     world = World(CpuStream([ThreadPlacement(node, (cpu,)) for node in nodes]))

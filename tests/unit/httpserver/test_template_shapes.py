@@ -4,6 +4,7 @@ templates, in small."""
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 from collections.abc import Iterator
@@ -60,6 +61,12 @@ SHAPES: Final = {
 }  # fmt: skip
 
 
+@functools.cache
+def compiled(template: str) -> ChatTemplate:
+    return ChatTemplate(template, {})
+
+
+@functools.cache
 def shaped(template: str) -> tuple[Shapes, list[str]]:
     return shapes_of(lambda messages, tools, shape: rendered(template, messages, tools, shape))
 
@@ -67,7 +74,7 @@ def shaped(template: str) -> tuple[Shapes, list[str]]:
 def rendered(template: str, messages: Conversation, tools: Tools, shape: TemplateShape) -> str:
     formats = ChatFormats(shapes=Shapes(shape, shape))
     fitted, tools = formats.for_template(messages, tools, template)
-    return ChatTemplate(template, {}).render(copy.deepcopy(fitted), tools=tools)
+    return compiled(template).render(copy.deepcopy(fitted), tools=tools)
 
 
 def conversations(longest: int) -> Iterator[list[dict[str, Any]]]:
