@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from moeserve.models.errors import ModelError
 from moeserve.models.loading.engine_types import check_gpu_types
-from moeserve.models.open import open_folder
+from moeserve.models.open import open_dummy_model, open_folder
 from moeserve.models.sources.source import ModelSource
 from moeserve.quantization.reference import dequantize
 from tests.kernels.model_engine import Engine
@@ -22,6 +23,7 @@ from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.transformers_logits import TOKENS, transformers_logits
 from tests.kernels.weights import nmse
 from tests.support.hugging_face_model import FAMILIES, write_family, write_model
+from tests.support.model_header import qwen3moe, write_header
 from tests.support.quantized_folders import BY_NAME, SCHEMES, Scheme, quantize_folder
 
 WIDE: dict[str, Any] = {
@@ -194,7 +196,11 @@ def test_settings_in_other_places(of_floats: Path, tmp_path: Path) -> None:
     assert_same_values(quantized, floats)
 
 
-def test_a_gpu_refuses_the_types_by_name(of_floats: Path, tmp_path: Path) -> None:
-    source = open_folder(write_pair(of_floats, tmp_path, BY_NAME["awq"])[0])
-    with pytest.raises(ModelError, match="is of type INT4_G128, which only the CPU engine reads"):
+def test_a_gpu_takes_integers_and_refuses_trits_by_name(of_floats: Path, tmp_path: Path) -> None:
+    folder = open_folder(write_pair(of_floats, tmp_path, BY_NAME["awq"])[0])
+    check_gpu_types(folder, folder.tensors)
+    shape = qwen3moe(hidden_size=256, num_layers=1, expert_width=256, num_experts=2, vocab_size=300)
+    write_header(tmp_path / "trits.gguf", shape, lambda *_: GGMLQuantizationType.TQ1_0)
+    source = open_dummy_model(tmp_path / "trits.gguf")
+    with pytest.raises(ModelError, match="is of type TQ1_0, which only the CPU engine reads"):
         check_gpu_types(source, source.tensors)
