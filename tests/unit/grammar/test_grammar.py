@@ -307,7 +307,7 @@ def test_a_grammar_that_needs_a_lot_in_a_step_ends_in_an_error_soon(engine: Gram
             for _ in range(60):
                 start = time.thread_time()
                 possible = sorted(allowed(engine, matcher))
-                assert time.thread_time() - start < 0.1
+                assert time.thread_time() - start < 0.5  # 0.03 s at most when it was measured
                 if possible == sorted(engine.eos_ids):
                     break
                 matcher.accept(rng.choice([p for p in possible if p not in engine.eos_ids]))
