@@ -38,6 +38,7 @@ from moeserve.worker.constraints.slot_guides import Constraints
 from tests.conftest import TINY_MODEL
 from tests.support.grammar_texts import allowed, matches
 from tests.support.rpc_child import PanicException
+from tests.support.suspending import suspend
 
 SUM = GrammarTool(
     "sum",
@@ -248,7 +249,7 @@ def test_a_stopped_checker_is_replaced_and_its_grammar_is_not_to_blame() -> None
     try:
         check(checker, ANY_OBJECT)
         (first,) = set(processes()) - set(others)
-        first.suspend()
+        suspend(first)
         check(checker, Regex("b+"))
         assert not first.is_running()
     finally:
