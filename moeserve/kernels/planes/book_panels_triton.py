@@ -25,7 +25,7 @@ def header_bytes(F):
 
 @triton.constexpr_function
 def half_bytes(F):
-    """Of a group, for 16 rows."""
+    """Bytes of a group of 16 rows."""
     return 16 * (32 // F.columns + (0 if F.word is None else 4) + F.high_words)
 
 

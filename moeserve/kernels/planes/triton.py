@@ -42,7 +42,7 @@ def table_word(F, first):
 
 @triton.constexpr_function
 def sign_bits(F):
-    """Of a table of two levels the second as a byte, and the bits in which they differ."""
+    """The second level of a table of two as a byte, and the bits in which the two differ."""
     first, second = (level & 255 for level in F.table.levels)
     return second, first ^ second
 
