@@ -2,9 +2,10 @@
 """Writes a GGUF of a published model's real shape with few layers and random weights, for benchmarks.
 
     python -m benchmarks.family_file OUT.gguf --shape gpt-oss-20b|qwen3.6-35b-a3b|glm-4.5-air [--layers N]
-    python -m benchmarks.family_file OUT.gguf --shape qwen3-30b-a3b [--layers N] [--weights]
+    python -m benchmarks.family_file OUT.gguf --shape qwen3-30b-a3b [--layers N] [--weights] [--experts TYPE]
 
-The second writes a header without tensors' bytes, for `--load-format dummy`, unless --weights is given.
+The second writes a header without tensors' bytes, for `--load-format dummy`, unless --weights is given; --experts: all
+experts' matrices are of this type, IQ2_XXS for example.
 
 Names, metadata and types are those of llama.cpp's converter and quantiser (MXFP4 with Q8_0 for gpt-oss, Q4_K_M for the
 others, with its fallbacks for rows that are no multiple of 256). The vocabulary is cut in proportion to the layers, so
@@ -25,7 +26,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from gguf.constants import TokenType
 from gguf.quants import quantize
 
-from tests.support.model_header import QWEN3_30B_A3B, qwen3moe, write_header, write_weights
+from tests.support.model_header import QWEN3_30B_A3B, q4_k_m, qwen3moe, write_header, write_weights
 
 QWEN3 = "qwen3-30b-a3b"
 
@@ -280,6 +281,14 @@ def add_vocabulary(writer: GGUFWriter, size: int) -> None:
     writer.add_add_bos_token(False)
 
 
+def type_of(experts: str | None) -> Callable[[str, int], Type]:
+    """Q4_K_M's types, but for the experts' matrices where a type is named. KeyError for one that is not known."""
+    if experts is None:
+        return q4_k_m
+    kind = Type[experts]
+    return lambda name, layers: kind if name.endswith("_exps.weight") else q4_k_m(name, layers)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -290,14 +299,16 @@ def main() -> None:
     parser.add_argument(
         "--weights", action="store_true", help=f"{QWEN3}: with random weights, not a header alone"
     )
+    parser.add_argument("--experts", metavar="TYPE", help=f"{QWEN3}: of all experts' matrices")
     args = parser.parse_args()
     if args.shape == QWEN3:
-        write_header(Path(args.out), qwen3moe(num_layers=args.layers or QWEN3_30B_A3B.num_layers))
+        shape = qwen3moe(num_layers=args.layers or QWEN3_30B_A3B.num_layers)
+        write_header(Path(args.out), shape, type_of(args.experts))
         if args.weights:
             write_weights(Path(args.out))
         return
-    shape = SHAPES[args.shape]
-    write(args.out, shape, args.layers or shape.few)
+    few = SHAPES[args.shape]
+    write(args.out, few, args.layers or few.few)
 
 
 if __name__ == "__main__":

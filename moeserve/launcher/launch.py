@@ -263,6 +263,7 @@ class Launcher:
             lambda: not httpserver.alive or self._lost_while_draining(),
             self.config.shutdown_timeout + DRAIN_MARGIN_S,
         )
+        self._processes.go_on()  # a stop may have taken effect since
         for address in (self.paths.router, self.paths.detokenizer):
             self._tell(address, Shutdown())
         if self.config.worker is not None:  # the link lives for routers to come

@@ -76,6 +76,8 @@ class Codebook:
     octets: int = 0
     eighths: int = 1
 
+    is_book = True  # a kernel's form of planes: this, or a BlockLayout
+
     @property
     def has_delta(self) -> bool:
         return self.signs in (Signs.DELTA_GROUP, Signs.DELTA_ENTRY)
@@ -84,6 +86,38 @@ class Codebook:
     def has_d(self) -> bool:
         """A float16 d is in the block's first bytes; else it is spread over the scales' words."""
         return self.scales != BookScales.THREES
+
+    # ---------------------------------------------------------------- in the GPU's planes
+
+    has_super = False  # of `supers` the planes have no rows: there is the codebook
+
+    @property
+    def low_parts(self) -> int:
+        """Bytes of indices for eight columns."""
+        return 8 // self.columns
+
+    @property
+    def parts(self) -> int:
+        return self.low_parts + (0 if self.word is None else 1)
+
+    @property
+    def high_words(self) -> int:
+        """32-bit words of a k block's four groups' high bytes."""
+        return 0 if self.high is None else self.high.group
+
+    @property
+    def words(self) -> int:
+        """32-bit scale words of a k block: the high bytes, then the bytes of scales."""
+        return self.high_words + (1 if self.octets else 0)
+
+    @property
+    def has_tail(self) -> bool:
+        """A row's words end with one for each d; else d shares a word with scales."""
+        return self.has_d and self.scales != BookScales.NIBBLES_32
+
+    def row_words(self, k_blocks: int) -> int:
+        """32-bit scale words of a row, whose columns are a multiple of 256."""
+        return k_blocks * self.words + (k_blocks // 2 if self.has_tail else 0)
 
 
 @cache

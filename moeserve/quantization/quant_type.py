@@ -22,6 +22,10 @@ class Scale(IntEnum):
     F16_MIN = 4  # word g: s in the lower half, -m in the upper
     E8M0 = 5  # byte g of the word: s = 2^(byte - 128)
     UE4M3 = 6  # byte g of the words: s is half of an unsigned float of 4 and 3 bits
+    D = 7  # no words: s is the k block's half of the super-block's word
+    # Of a k block's four groups four halves s, then a byte z each; or, of one or two, word g: s in the lower half, z in
+    # the next byte. m = s * z, or s * (z - 128) where codes have 8 bits
+    ZERO = 8
 
 
 class StoredScales(IntEnum):
@@ -50,8 +54,8 @@ _PLANE_SCALE = {
     StoredScales.SIX_BIT_Q3_K: Scale.I8,
     StoredScales.SIX_BIT_IQ4_XS: Scale.I8,
     StoredScales.UE4M3: Scale.UE4M3,
-    StoredScales.F16_ZERO: Scale.F16_MIN,  # what it would be there
-    StoredScales.BF16_ZERO: Scale.F16_MIN,
+    StoredScales.F16_ZERO: Scale.ZERO,
+    StoredScales.BF16_ZERO: Scale.ZERO,
 }
 # float16 numbers that a block stores for its scales.
 _HALVES = {
@@ -134,6 +138,7 @@ class BlockLayout:
     high: BitField | None = None  # the codes' bits above: 1 or 2
     offset: int = 0
     table: CodeTable | None = None
+    wide: int = 0  # columns of a block whose groups, more than one, all share its scale
 
     @property
     def low_bits(self) -> int:
@@ -161,12 +166,12 @@ class BlockLayout:
     @property
     def has_super(self) -> bool:
         """Groups' scales are multiples of the super-block's d."""
-        return self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.I8)
+        return self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.I8, Scale.D)
 
     @property
     def has_own_min(self) -> bool:
         """m is not a multiple of s."""
-        return self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.F16_MIN)
+        return self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.F16_MIN, Scale.ZERO)
 
     @property
     def has_min(self) -> bool:
@@ -175,8 +180,25 @@ class BlockLayout:
 
     # ---------------------------------------------------------------- in the GPU's planes
 
+    is_book = False
+
+    @property
+    def parts(self) -> int:
+        return self.low_parts + self.high_parts
+
+    def row_words(self, k_blocks: int) -> int:
+        """32-bit scale words of a row."""
+        return k_blocks * self.words
+
+    @property
+    def scale_group(self) -> int:
+        """Columns that share a scale: 16, 32, 64 or 128."""
+        return min(max(self.wide, self.group), K_BLOCK)
+
     @property
     def scale(self) -> Scale:
+        if self.stored_scales == StoredScales.F16 and self.wide >= K_BLOCK:
+            return Scale.D
         return _PLANE_SCALE[self.stored_scales]
 
     @property
@@ -194,13 +216,25 @@ class BlockLayout:
 
     @property
     def groups_per_word(self) -> int:
-        return {Scale.F16: 2, Scale.F16_MIN: 1}.get(self.scale, 4)
+        return {Scale.F16: 2, Scale.F16_MIN: 1, Scale.ZERO: 1 if self.wide else 2}.get(self.scale, 4)
+
+    @property
+    def slices_k(self) -> bool:
+        """sliced_k_gemm.py reads such scales."""
+        return self.scale not in (Scale.D, Scale.ZERO) and not self.wide
+
+    @property
+    def has_bfloat16(self) -> bool:
+        return self.stored_scales == StoredScales.BF16_ZERO
 
     @property
     def words(self) -> int:
         """32-bit scale words of a k block."""
-        groups = K_BLOCK // self.group
-        return groups // self.groups_per_word * (2 if self.has_min_word else 1)
+        if self.scale == Scale.D:
+            return 0
+        groups = K_BLOCK // self.scale_group
+        zeros = 1 if self.scale == Scale.ZERO and not self.wide else 0
+        return groups // self.groups_per_word * (2 if self.has_min_word else 1) + zeros
 
     @property
     def bias(self) -> float:
@@ -241,18 +275,23 @@ class QuantType:
     def is_quantised(self) -> bool:
         return not self.float_name
 
+    @property
+    def planes_form(self) -> BlockLayout | Codebook | None:
+        """How a GPU's planes hold the type; None: as floats."""
+        return self.codebook if self.layout is None else self.layout
+
     def row_bytes(self, columns: int) -> int:
         """Bytes of a GGUF row of `columns` values, a multiple of block_columns."""
         return columns // self.block_columns * self.block_bytes
 
     def plane_row_bytes(self, columns: int) -> int:
         """Bytes of a matrix row in the GPU's planes: whole k blocks, and d and dmin of the super-blocks."""
-        if self.layout is None:
+        form = self.planes_form
+        if form is None:
             return self.row_bytes(columns)
-        layout = self.layout
-        k_block = (layout.low_bits + layout.high_bits) * K_BLOCK // 8 + 4 * layout.words
-        supers = 4 * -(-columns // SUPER_BLOCK) if layout.has_super else 0
-        return -(-columns // K_BLOCK) * k_block + supers
+        k_blocks = -(-columns // K_BLOCK)
+        supers = 4 * -(-columns // SUPER_BLOCK) if form.has_super else 0
+        return k_blocks * form.parts * FIELD + 4 * form.row_words(k_blocks) + supers
 
 
 def _check(row: QuantType, layout: BlockLayout) -> None:
@@ -274,10 +313,11 @@ def _check(row: QuantType, layout: BlockLayout) -> None:
         end = at + nbytes
     if end != row.block_bytes:
         raise ValueError(f"{row.name}: the parts of a block take {end} bytes of {row.block_bytes}")
-    columns = SUPER_BLOCK if layout.has_super else layout.group * (layout.octets or 1)
+    whole = SUPER_BLOCK if layout.has_super else layout.group * (layout.octets or 1)
+    columns = layout.wide or whole
     if row.gpu and row.block_columns != columns:
         raise ValueError(f"{row.name}: a block of {row.block_columns} columns, {columns} go with its scales")
-    widths = (2, 4, 8) if row.gpu else (1, 2, 4, 8)
+    widths = (1, 2, 4, 8) if layout.wide or not row.gpu else (2, 4, 8)
     if layout.group not in (16, 32) or layout.low_bits not in widths or layout.high_bits not in (0, 1, 2):
         raise ValueError(f"{row.name}: no kernel reads such groups or codes")
     if layout.low_bits + layout.high_bits > 8:

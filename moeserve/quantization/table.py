@@ -74,11 +74,11 @@ Q6_K = _add(QuantType("Q6_K", 14, 256, 210, _L(_F(0, 64, 4), 16, _S.I8, 208, 192
 IQ4_NL = _add(QuantType("IQ4_NL", 20, 32, 18, _L(_F(2, 16, 4), 32, _S.F16, 0, table=IQ4_LEVELS)))
 IQ4_XS = _add(QuantType("IQ4_XS", 23, 256, 136, _L(_F(8, 16, 4), 32, _S.SIX_BIT_IQ4_XS, 0, 2, 6, table=IQ4_LEVELS)))
 MXFP4 = _add(QuantType("MXFP4", 39, 32, 17, _L(_F(1, 16, 4), 32, _S.E8M0, 0, 0, 1, table=E2M1_LEVELS)))
-TQ2_0 = _add(QuantType("TQ2_0", 35, 256, 66, _L(_F(0, 32, 2), 32, _S.F16, 64, offset=1), gpu=False))
+TQ2_0 = _add(QuantType("TQ2_0", 35, 256, 66, _L(_F(0, 32, 2), 32, _S.F16, 64, offset=1, wide=256)))
 TQ1_0 = _add(QuantType("TQ1_0", 34, 256, 54, _L(
     Trits((TritRun(0, 32, 5), TritRun(32, 16, 5), TritRun(48, 4, 4))), 32, _S.F16, 52, offset=1), gpu=False))
-Q2_0 = _add(QuantType("Q2_0", 42, 64, 18, _L(_F(2, 1, 2), 32, _S.F16, 0, offset=1), gpu=False))
-Q1_0 = _add(QuantType("Q1_0", 41, 128, 18, _L(_F(2, 1, 1), 32, _S.F16, 0, table=SIGN_LEVELS), gpu=False))
+Q2_0 = _add(QuantType("Q2_0", 42, 64, 18, _L(_F(2, 1, 2), 32, _S.F16, 0, offset=1, wide=64)))
+Q1_0 = _add(QuantType("Q1_0", 41, 128, 18, _L(_F(2, 1, 1), 32, _S.F16, 0, table=SIGN_LEVELS, wide=128)))
 NVFP4 = _add(QuantType("NVFP4", 40, 64, 36, _L(_F(4, 8, 4), 16, _S.UE4M3, 0, 0, 4, table=E2M1_LEVELS)))
 # fmt: on
 
@@ -86,8 +86,8 @@ NVFP4 = _add(QuantType("NVFP4", 40, 64, 36, _L(_F(4, 8, 4), 16, _S.UE4M3, 0, 0, 
 def _zero(name: str, number: int, columns: int, bits: int, scales: StoredScales) -> QuantType:
     """Groups of Hugging Face folders: s, z, and the group's codes in their order, 8-bit codes less 128."""
     codes = _F(3, columns if bits == 8 else 1, bits)
-    layout = _L(codes, 32, scales, 0, octets_at=2, octets=1)
-    return _add(QuantType(name, number, columns, 3 + columns * bits // 8, layout, in_gguf=False, gpu=False))
+    layout = _L(codes, 32, scales, 0, octets_at=2, octets=1, wide=columns if columns > 32 else 0)
+    return _add(QuantType(name, number, columns, 3 + columns * bits // 8, layout, in_gguf=False))
 
 
 # By bits, columns of a block and how s is stored. Numbers that neither ggml nor ik_llama.cpp has.
@@ -101,7 +101,7 @@ ZERO_TYPES: Mapping[tuple[int, int, StoredScales], QuantType] = MappingProxyType
 
 
 def _book(name: str, number: int, nbytes: int, book: Codebook) -> QuantType:
-    return _add(QuantType(name, number, 256, nbytes, codebook=book, gpu=False))
+    return _add(QuantType(name, number, 256, nbytes, codebook=book))
 
 
 _R, _B = ByteRun, BookScales

@@ -19,6 +19,7 @@ from tests.e2e.clients import completion, is_empty, within
 from tests.e2e.killed_answers import all_at_once, bodies, has_generated, health
 from tests.support.delay_proxy import DelayProxy
 from tests.support.server import REPOSITORY, Server, clean_environment, running_server, title_of
+from tests.support.suspending import suspend
 from tests.support.worker_host import WorkerHost, link_flags, make_certificates, running_worker
 
 pytestmark = pytest.mark.skipif(not IS_BATCH_INVARIANT, reason="compares answers bit for bit")
@@ -120,7 +121,7 @@ def test_answers_go_on_though_the_keeper_of_the_weights_is_stopped(
     worker = remote.worker()
     with all_at_once(remote.server, bodies()) as answers:
         time.sleep(0.2)
-        keeper.suspend()
+        suspend(keeper)
         worker.kill()
         assert results(answers) == local_answers
     assert keeper.is_running()
@@ -132,7 +133,7 @@ def test_answers_go_on_after_the_worker_hangs(remote: Remote, local_answers: lis
     worker = remote.worker()
     with all_at_once(remote.server, bodies()) as answers:
         time.sleep(0.2)
-        worker.suspend()
+        suspend(worker)
         assert results(answers) == local_answers
     assert not worker.is_running()
     assert remote.worker() != worker

@@ -25,6 +25,7 @@ from moeserve.httpserver.generation.engine.silences import SILENCE_S
 from tests.e2e.clients import TEXT, completion, within
 from tests.support.nightly import nightly_after
 from tests.support.server import Server
+from tests.support.suspending import suspend
 
 pytestmark = pytest.mark.cpu_engine(
     "a GPU's worker takes seconds to start again, and no process has the weights"
@@ -217,8 +218,8 @@ def test_sigterm_ends_a_server_of_which_everything_is_stopped(tiny_model: Path) 
     server = Server(tiny_model)
     try:
         for process in server.processes()[1:]:
-            process.suspend()
-        assert server.stop(20) == 0, server.log
+            suspend(process)
+        assert server.stop() == 0, server.log
         assert server.survivors() == []
     finally:
         server.kill()

@@ -23,6 +23,7 @@ from tests.conftest import TEST_DEVICE
 from tests.e2e.clients import TEXT, completion, health_url, is_empty, streamed, within
 from tests.e2e.killed_answers import all_at_once, bodies, generated, has_generated, health, many_bodies
 from tests.support.server import Server, running_server, title_of
+from tests.support.suspending import suspend
 
 KILLS = 50
 
@@ -127,7 +128,7 @@ def test_answers_go_on_when_the_worker_is_stopped(own_server: Server) -> None:
     before = generated(own_server)
     with all_at_once(own_server, requests) as futures:
         assert within(60, partial(has_generated, own_server, before + 800))
-        worker.suspend()
+        suspend(worker)
         assert within(60, partial(back, own_server, worker)), own_server.log
         assert [future.result()[0] for future in futures] == expected
     assert own_server.stop() == 0, own_server.log
@@ -212,7 +213,7 @@ def test_a_stopped_process_is_noticed_and_replaced(own_server: Server, name: str
     """Also where no answer is under way: /health was 200 while the detokenizer stood still."""
     process, httpserver = own_server.named(name), own_server.named("httpserver")
     before = repeated(own_server)
-    process.suspend()
+    suspend(process)
     assert within(30, lambda: health(own_server) == 503)
     said = httpx.get(own_server.base_url + "/health").json()
     assert said["status"] in ("unresponsive", "restarting"), said
@@ -228,7 +229,7 @@ def test_a_stopped_process_is_noticed_and_replaced(own_server: Server, name: str
 def test_a_worker_that_is_stopped_while_nothing_runs_is_noticed(own_server: Server) -> None:
     worker = own_server.named("worker")
     before = repeated(own_server)
-    worker.suspend()
+    suspend(worker)
     assert within(60, lambda: back(own_server, worker)), own_server.log
     assert repeats(own_server, before)
 

@@ -17,9 +17,11 @@ from tests.gpu.driver import Driver
 from tests.support.accuracy import Fixture, agreed_length, distances, top_of
 
 TYPES = ("bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs")
+BOOKS = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
 NAMES = [
     *(f"tiny-qwen3moe-{name}" for name in TYPES),
-    "next/tiny-qwen3moe-nvfp4",
+    *(f"next/tiny-qwen3moe-{name}" for name in ("nvfp4", *BOOKS)),
+    "next/tiny-qwen35moe-iq2_xxs",
     *(f"families/tiny-qwen2moe-{name}" for name in ("f16", "q8_0", "q4_k_m")),
     *(f"families/tiny-qwen3-{name}" for name in ("f16", "q4_k_m")),
     *(f"families/tiny-gptoss-{name}" for name in ("f16", "q8_0", "mxfp4")),

@@ -57,7 +57,7 @@ def check(stream: CpuStream, kind: Type, rows: np.ndarray, shape: tuple[int, ...
     matrix = stream.pack(rows, int(kind), shape)
     expected = repack(torch.from_numpy(rows), QUANT_TYPES[kind], shape)
     found = empty_planes(QUANT_TYPES[kind], shape, "cpu")
-    for tensor in (found.codes, found.scales, found.supers):
+    for tensor in own_tensors(found):
         tensor.view(torch.uint8).fill_(0xAB)
     panels_to_planes(bytes_of(matrix), found)
     assert torch.equal(found.codes.view(torch.uint8), expected.codes.view(torch.uint8))
@@ -66,11 +66,17 @@ def check(stream: CpuStream, kind: Type, rows: np.ndarray, shape: tuple[int, ...
     check_kernels(matrix, expected)
 
 
+def own_tensors(planes: Planes) -> list[torch.Tensor]:
+    """Without a codebook, which all matrices of the type share."""
+    own = [planes.codes, planes.scales]
+    return own if planes.type.codebook is not None else [*own, planes.supers]
+
+
 def check_kernels(matrix: Matrix, expected: Planes) -> None:
     """All experts but the last, which stays as it was."""
     shape = (expected.experts, expected.rows, expected.cols)
     found = empty_planes(expected.type, shape, DEVICE)
-    tensors = [found.codes, found.scales, found.supers] if expected.quantised else [found.codes]
+    tensors = own_tensors(found) if expected.quantised else [found.codes]
     for tensor in tensors:
         tensor.view(torch.uint8).fill_(0xAB)
     unpack_panels(bytes_of(matrix).to(DEVICE), found, expected.experts - 1)

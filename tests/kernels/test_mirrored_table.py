@@ -18,4 +18,5 @@ def test_tables() -> None:
         "NVFP4",
         "IQ4_NL",
         "IQ4_XS",
+        "Q1_0",
     }

@@ -7,6 +7,9 @@ import math
 import pytest
 import torch
 
+from moeserve.quantization import QUANT_TYPES, StoredScales
+from moeserve.quantization.table import ZERO_TYPES
+
 from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts import op
@@ -22,6 +25,7 @@ from moeserve.kernels.quantize.reference import quantize, round_trip
 from tests.kernels.plane_tensors import planes_of, tensors
 from tests.kernels.triton_experts import random_ids, widened
 from tests.kernels.weights import GPU_INTEGERS, Type, nmse
+from tests.support.ggml_types import ggml_type
 
 
 @pytest.mark.parametrize(
@@ -65,8 +69,7 @@ def run(
     """One expert layer by a method, and its reference. One expert more than are chosen, the last row not live. Ids and
     weights are columns of wider tensors, and so are the parts."""
     experts, live = top_k + 1, max(1, n - 1)
-    if Type.Q6_K in kinds[2:]:
-        ff = 256
+    ff = max(ff, QUANT_TYPES[kinds[2]].block_columns)
     gate, up = planes_of(kinds[0], experts, ff, hidden), planes_of(kinds[1], experts, ff, hidden)
     down = planes_of(kinds[2], experts, hidden, ff)
     x = torch.randn(n, hidden, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -124,6 +127,12 @@ MIX = (Type.Q4_K, Type.Q4_K, Type.Q6_K)
 
 OTHERS = (Type.Q8_0, Type.MXFP4, Type.Q5_0)
 SMALL_GROUPS = (Type.NVFP4, Type.NVFP4, Type.Q6_K)
+# With codebooks: gate and up read activations in one order and in two; and scales of more than 32 columns.
+LOOKED_UP = [
+    (Type.IQ2_XXS, Type.IQ3_S, Type.IQ1_M),
+    (Type.Q4_K, Type.IQ2_XS, Type.IQ2_S),
+    (Type.TQ2_0, ggml_type(int(ZERO_TYPES[4, 64, StoredScales.F16_ZERO])), ggml_type(41)),
+]
 FLOATS = [(Type.F16, Type.Q4_K, Type.F16), (Type.Q4_K, Type.F32, Type.Q8_0)]
 
 
@@ -132,6 +141,8 @@ FLOATS = [(Type.F16, Type.Q4_K, Type.F16), (Type.Q4_K, Type.F32, Type.Q8_0)]
     [
         (MIX, 1),
         (SMALL_GROUPS, 2),
+        (LOOKED_UP[0], 2),
+        *(pytest.param(kinds, 2, marks=pytest.mark.slow) for kinds in LOOKED_UP[1:]),
         pytest.param(MIX, 8, marks=pytest.mark.slow),
         pytest.param(OTHERS, 8, marks=pytest.mark.slow),
         *((kinds, 2) for kinds in FLOATS),
@@ -198,6 +209,7 @@ def test_down_of_more_units_than_threads_take_at_once() -> None:
     [
         pytest.param(MIX, 64, marks=pytest.mark.slow),
         pytest.param(OTHERS, 64, marks=pytest.mark.slow),
+        *(pytest.param(kinds, 64, marks=pytest.mark.slow) for kinds in LOOKED_UP),
         pytest.param(MIX, 128, marks=pytest.mark.slow),
         (MIX, 256),
         pytest.param(MIX, 1024, marks=pytest.mark.slow),
@@ -212,9 +224,14 @@ def test_gemm(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     assert nmse(got, expected) < 1e-6
 
 
+def has_fields(kind: Type) -> bool:
+    layout = QUANT_TYPES[kind].layout
+    return layout is not None and layout.slices_k
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter knows no assembly")
 @pytest.mark.parametrize("tokens", [64, 128, 256, 1024])
-@pytest.mark.parametrize("kinds", [MIX, OTHERS, *((kind,) * 3 for kind in GPU_INTEGERS)])
+@pytest.mark.parametrize("kinds", [MIX, OTHERS, *((kind,) * 3 for kind in GPU_INTEGERS if has_fields(kind))])
 def test_weights_in_pairs(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """bfloat16 activations and weights; both products together have twice the error of one."""
     got, expected = run(kinds, 9, op.method_for(tokens), dtype=torch.bfloat16, ff=256)

@@ -157,7 +157,7 @@ def test_batches_of_units(tile: tuple[int, int, int, int, int]) -> None:
 
 @pytest.mark.parametrize("kind", GPU_TYPES, ids=lambda t: t.name)
 def test_embedding(kind: weights.Type) -> None:
-    cols = {256: 768, 64: 192}.get(QUANT_TYPES[kind].block_columns, 96)
+    cols = {256: 768, 128: 384, 64: 192}.get(QUANT_TYPES[kind].block_columns, 96)
     p = planes_of(kind, 9, cols)
     x = torch.full((3, cols), GUARD, device=DEVICE)
     embed(ints([8, 0, 5]), counter(2), tensors(p), int(p.type), x)

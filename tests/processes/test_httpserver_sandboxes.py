@@ -10,6 +10,7 @@ import psutil
 
 from tests.support.http_harness import echo, http_server
 from tests.support.server import REPOSITORY
+from tests.support.suspending import suspend
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 
@@ -20,7 +21,7 @@ def test_a_chat_is_answered_although_the_process_for_templates_was_stopped() -> 
         assert server.post("/v1/chat/completions", CHAT).status_code == 200
         children = psutil.Process(server.process.pid).children()
         (template,) = [child for child in children if child.cmdline()[:1] == ["moeserve: template"]]
-        template.suspend()
+        suspend(template)
         assert server.post("/v1/chat/completions", CHAT).status_code == 200
         assert not template.is_running()
 

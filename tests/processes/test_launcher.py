@@ -26,6 +26,7 @@ from tests.support.idle import comes_to_rest
 from tests.support.launcher_run import Run
 from tests.support.nightly import nightly_after
 from tests.support.server import title_of
+from tests.support.suspending import suspend
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -212,7 +213,7 @@ def test_another_process_is_replaced_and_httpserver_told_why(start: Callable[...
 @pytest.mark.parametrize("name", nightly_after(1, ["httpserver", "router", "detokenizer"]))
 def test_a_process_that_stands_still_is_replaced(start: Callable[..., Run], name: str) -> None:
     run = start(step_timeout=2.5).until_ready()
-    run.child(name).suspend()
+    suspend(run.child(name))
     run.wait_for_log("the engine is back")
     cause = f"the {name} does not answer, because it was stopped; killed"
     if name == "httpserver":

@@ -20,6 +20,7 @@ from moeserve.processes.silence import LEAST_LIMIT_S, LauncherWatch, longest_sil
 from tests.e2e.clients import within
 from tests.support.launcher_run import Run
 from tests.support.nightly import nightly_after
+from tests.support.suspending import suspend
 
 LIMIT_S = LEAST_LIMIT_S
 
@@ -37,7 +38,7 @@ def test_a_stopped_keeper_is_continued_when_its_worker_dies(start: Callable[...,
     """It said nothing of the worker's death: for ever nothing happened, and the log had no line."""
     run = begin(start, "worker:forked").until_ready()
     keeper, worker = run.child("weights"), run.child("worker")
-    keeper.suspend()
+    suspend(keeper)
     worker.kill()
     run.wait_for_log("the weights process is needed, but was stopped; it is continued")
     run.wait_for_log("the engine is back: the worker was ready")
@@ -95,7 +96,7 @@ def test_a_stopped_process_is_noticed_although_nothing_is_asked_of_it(
 ) -> None:
     run = begin(start, "worker:forked").until_ready()
     process = run.child(name)
-    process.suspend()
+    suspend(process)
     run.wait_for_log(f"died (the {name} process does not answer, because it was stopped; killed)")
     run.wait_for(lambda: not process.is_running())
     if name == "worker":
@@ -108,7 +109,7 @@ def test_a_stopped_process_is_noticed_although_nothing_is_asked_of_it(
 def test_a_stopped_keeper_whose_worker_serves_is_left_alone(start: Callable[..., Run]) -> None:
     run = begin(start, "worker:forked").until_ready()
     keeper, worker = run.child("weights"), run.child("worker")
-    keeper.suspend()
+    suspend(keeper)
     time.sleep(2 * LIMIT_S)
     assert keeper.status() == psutil.STATUS_STOPPED
     assert worker.is_running()
@@ -131,9 +132,21 @@ def test_a_worker_that_computes_for_a_lost_router_for_ever_is_replaced(start: Ca
 )
 def test_what_is_stopped_is_continued_for_an_orderly_end(start: Callable[..., Run], name: str) -> None:
     run = start("worker:forked").until_ready()
-    run.child(name).suspend()
+    suspend(run.child(name))
     stop(run)
     assert f"the {name} process is needed, but was stopped; it is continued" in run.log
+
+
+@pytest.mark.slow
+def test_what_is_stopped_while_requests_finish_is_continued(start: Callable[..., Run]) -> None:
+    """It was killed for it, and the exit code was a failure's."""
+    run = start("httpserver:hang", timeout=0.5).until_ready()
+    run.popen.send_signal(signal.SIGTERM)
+    run.wait_for_log("stopping: ")
+    suspend(run.child("router"))
+    assert run.end() == EXIT_FAILED, run.log  # httpserver hangs
+    assert "the router process is needed, but was stopped; it is continued" in run.log
+    assert "router did not stop in time" not in run.log
 
 
 # ---------------------------------------------------------------- the pieces

@@ -21,6 +21,7 @@ from moeserve.processes.sandbox.parent import SandboxUnavailable
 from moeserve.tokenizer import ChatRenderer, TemplateError, TemplateTimeout
 from tests.support.rendering import render_now
 from tests.support.server import REPOSITORY
+from tests.support.suspending import suspend
 
 GO = [{"role": "user", "content": "go"}]
 FINE = [{"role": "user", "content": "fine"}]
@@ -70,11 +71,11 @@ def test_a_stopped_process_is_replaced_at_once(make: Make) -> None:
     """It was waited for, for 20 s, and then the harmless render was the client's fault."""
     renderer = make("x")
     (child,) = _children()
-    child.suspend()
+    suspend(child)
     assert render_now(renderer, FINE) == "ok"
     assert not child.is_running()
     (other,) = _children()
-    other.suspend()
+    suspend(other)
     long = "fine" + " " * (4 << 20)  # more than the line holds
     assert render_now(renderer, [{"role": "user", "content": long}]) == "ok"
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.support.launcher_run import Run
+from tests.support.suspending import suspend
 
 
 def kill(run: Run, name: str) -> None:
@@ -65,7 +66,7 @@ def test_a_stopped_zygote_is_given_up(start: Callable[..., Run]) -> None:
     """The router is started the ordinary way then, and the next one forked again."""
     run = start().until_ready()
     zygote = run.child("zygote")
-    zygote.suspend()
+    suspend(zygote)
     kill(run, "router")
     assert "the zygote did not fork" in run.log
     assert run.log.count("router was started") == 1

@@ -8,7 +8,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, scale_and_min
+from moeserve.kernels.planes.books_triton import load_eight
+from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, scale_and_min, super_word
 
 
 @kernel
@@ -45,9 +46,13 @@ def embed_kernel(
     live = u * 128 + c < COLS
     if F is None:
         value = tl.load(codes + row * COLS + u * 128 + c, live, 0.0).to(tl.float32)
+    elif F.is_book:
+        q0, q1, scale = load_eight(codes, scales, supers, row, u + c * 0, c // 32, c % 32 // 8, live, COLS, F)
+        word = tl.where(c % 8 < 4, q0, q1)
+        value = ((word << (24 - 8 * (c % 4))) >> 24).to(tl.float32) * scale
     else:
         f = c // 16
-        at = codes + row * ((F.low_bits + F.high_bits) * UNITS * 16) + u * 16 + c % 16
+        at = codes + row * (F.parts * UNITS * 16) + u * 16 + c % 16
         low = tl.load(at + (f * F.low_bits // 8) * (UNITS * 16)).to(tl.int32)
         high = low
         if F.high_bits > 0:
@@ -57,8 +62,8 @@ def embed_kernel(
             q = q.to(tl.uint8).to(tl.int8, bitcast=True)
         d = c
         if F.has_super:
-            d = tl.load(supers + row * ((COLS + 255) // 256) + u // 2 + c * 0)
-        g = c // F.group
+            d = super_word(tl.load(supers + row * ((COLS + 255) // 256) + u // 2 + c * 0), u, F)
+        g = c // F.scale_group
         word, min_word = load_words(scales + (row * UNITS + u) * F.words + c * 0, g, live, F)
         s, m = scale_and_min(word, min_word, d, g, F)
         value = q.to(tl.float32) * s - m

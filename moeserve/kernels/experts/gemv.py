@@ -44,8 +44,10 @@ def gate_and_up(
         up = load_k_blocks(up_codes, up_scales, up_supers, r, v, live, COLS, F_UP)
         for h in tl.static_range(4):
             column = v * 128 + h * 32
-            x = load_columns(x_codes, x_scales, column, column < COLS)
+            x = load_columns(x_codes, x_scales, column, column < COLS, F)
             y += multiply_columns(x, gate, h, F)
+            if F.is_book != F_UP.is_book:
+                x = load_columns(x_codes, x_scales, column, column < COLS, F_UP)
             z += multiply_columns(x, up, h, F_UP)
     return tl.sum(y, 0), tl.sum(z, 0)
 
@@ -150,7 +152,7 @@ def dot_experts(
         k_blocks = load_k_blocks(c, s, d, r, u, there & (r >= 0), COLS, F)
         for h in tl.static_range(4):
             column = u * 128 + h * 32
-            x = load_columns(x_codes, x_scales, j * COLS + column, there & (column < COLS))
+            x = load_columns(x_codes, x_scales, j * COLS + column, there & (column < COLS), F)
             acc += share * multiply_columns(x, k_blocks, h, F)
     return tl.sum(acc, 0)
 

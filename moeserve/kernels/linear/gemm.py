@@ -16,6 +16,7 @@ from moeserve.kernels.launch import COMPILED, kernel
 from moeserve.kernels.linear.gated import gated
 from moeserve.kernels.linear.k_blocks import expert_planes
 from moeserve.kernels.linear.paired_weights import has_pairs, paired_weights, scale_and_negative_min
+from moeserve.kernels.planes.books_triton import load_eight, row_words
 from moeserve.kernels.planes.triton import (
     BYTE_ONES,
     code_assembly,
@@ -23,6 +24,7 @@ from moeserve.kernels.planes.triton import (
     load_words,
     merge_codes,
     scale_and_min,
+    super_word,
 )
 
 
@@ -104,16 +106,43 @@ def field_weights(
     dtype: tl.constexpr,
 ):
     """Weights [BN, KB * 16] of field f in floats of a type, and the scale words at hand."""
-    if f * 16 % (F.group * F.groups_per_word) == 0:
-        word, min_word = load_words(words, f * 16 // F.group, live, F)
+    if f * 16 % (F.scale_group * F.groups_per_word) == 0:
+        word, min_word = load_words(words, f * 16 // F.scale_group, live, F)
     if has_pairs(F, dtype):
-        s, m = scale_and_negative_min(word, min_word, d, f * 16 // F.group, F)
+        s, m = scale_and_negative_min(word, min_word, d, f * 16 // F.scale_group, F)
         w = paired_weights(low, high, spread(s, KB), spread(m, KB), f, F)
+    elif F.low_bits == 1:  # 1 and -1, next to which the bias loses too many of the scale's bits
+        s, _ = scale_and_min(word, min_word, d, f * 16 // F.scale_group, F)
+        w = ((field_numbers(low, high, f, F) - F.bias) * spread(s, KB)).to(dtype)
     else:
-        s, m = scale_and_min(word, min_word, d, f * 16 // F.group, F)
+        s, m = scale_and_min(word, min_word, d, f * 16 // F.scale_group, F)
         scale = s * (1.0 / F.unit)
         w = (field_numbers(low, high, f, F) * spread(scale, KB) - spread(s * F.bias + m, KB)).to(dtype)
     return w, word, min_word
+
+
+@triton.jit
+def four_bytes(word):
+    """The signed bytes of words [.., n], the lowest first: float32 [.., 4 n]."""
+    a, b, c, d = (word << 24) >> 24, (word << 16) >> 24, (word << 8) >> 24, word >> 24
+    wide = tl.join(tl.join(a, c), tl.join(b, d)).to(tl.float32)
+    return tl.reshape(wide, [word.shape[0], word.shape[1] * 4])
+
+
+@triton.jit
+def book_weights(
+    codes, scales, table, r, first, f: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr
+):
+    """float32 weights [BN, KB * 16] of field f of K blocks `first` on, of a type with a codebook. codes: uint8."""
+    eight = tl.arange(0, KB * 2)  # two of each K block's field
+    u = (first + eight // 2)[None, :]
+    j = (f % 2 * 2 + eight % 2)[None, :]
+    q0, q1, scale = load_eight(
+        codes, scales, table, r[:, None], u, f // 2, j, u < (COLS + 127) // 128, COLS, F
+    )
+    words = tl.reshape(tl.join(q0, q1), [r.shape[0], KB * 4])
+    wide = tl.broadcast_to(scale[:, :, None], [r.shape[0], KB * 2, 8])
+    return four_bytes(words) * tl.reshape(wide, [r.shape[0], KB * 16])
 
 
 @triton.jit
@@ -125,11 +154,12 @@ def row_pointers(codes, scales, supers, r, first, COLS: tl.constexpr, F: tl.cons
     u = first + tl.arange(0, KB)
     b = tl.arange(0, KB * 16)
     live = (u < K_BLOCKS)[None, :]
-    at = codes + r[:, None] * ((F.low_bits + F.high_bits) * K_BLOCKS * 16) + (first * 16 + b)[None, :]
+    at = codes + r[:, None] * (F.parts * K_BLOCKS * 16) + (first * 16 + b)[None, :]
     d = r[:, None]
     if F.has_super:
         d = tl.load(supers + r[:, None] * ((COLS + 255) // 256) + u[None, :] // 2, live, 0)
-    words = scales + r[:, None] * (F.words * K_BLOCKS) + u[None, :] * F.words
+        d = super_word(d, u[None, :], F)
+    words = scales + r[:, None] * row_words(F, COLS) + u[None, :] * F.words
     return at, (first + b // 16 < K_BLOCKS)[None, :], words, live, d
 
 
@@ -151,14 +181,20 @@ def accumulate_k_blocks(
     for f in tl.static_range(8):
         k = (first + b // 16) * 128 + f * 16 + b % 16
         a = tl.trans(tl.load(x[:, None] + k[None, :], tokens_live[:, None] & (k < COLS)[None, :], 0.0))
-        low, high = next_parts(low, high, at, live_bytes, f, COLS, F)
-        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB, a.dtype)
+        if F.is_book:
+            w = book_weights(codes, scales, supers, r, first, f, COLS, F, KB).to(a.dtype)
+        else:
+            low, high = next_parts(low, high, at, live_bytes, f, COLS, F)
+            w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB, a.dtype)
         acc = tl.dot(w, a, acc)
         if F_UP is not None:
-            up_low, up_high = next_parts(up_low, up_high, up_at, up_live_bytes, f, COLS, F_UP)
-            w, up_word, up_min_word = field_weights(
-                up_low, up_high, up_word, up_min_word, up_words, up_d, up_live, f, F_UP, KB, a.dtype
-            )
+            if F_UP.is_book:
+                w = book_weights(up_codes, up_scales, up_supers, r, first, f, COLS, F_UP, KB).to(a.dtype)
+            else:
+                up_low, up_high = next_parts(up_low, up_high, up_at, up_live_bytes, f, COLS, F_UP)
+                w, up_word, up_min_word = field_weights(
+                    up_low, up_high, up_word, up_min_word, up_words, up_d, up_live, f, F_UP, KB, a.dtype
+                )
             up_acc = tl.dot(w, a, up_acc)
     return acc, up_acc
 

@@ -20,7 +20,8 @@ import triton.language as tl
 
 from moeserve.kernels.launch import COMPILED
 from moeserve.kernels.linear.mirrored_table import OFFSET, has_mirrored_table, in_turn, shifted_levels
-from moeserve.kernels.planes.triton import WORD_ONES, merge_codes, scale_and_min
+from moeserve.kernels.planes.books_triton import d_of, load_d, numbers_of, row_words, scale_number, scale_of
+from moeserve.kernels.planes.triton import WORD_ONES, merge_codes, scale_and_min, super_word
 
 
 @triton.jit
@@ -43,8 +44,8 @@ def expert_planes(codes, scales, supers, expert, ROWS: tl.constexpr, COLS: tl.co
     if F is None:
         codes += expert * (ROWS * COLS)
     else:
-        codes += expert * (ROWS * (F.low_bits + F.high_bits) * ((COLS + 127) // 128) * 4)
-        scales += expert * (ROWS * F.words * ((COLS + 127) // 128))
+        codes += expert * (ROWS * F.parts * ((COLS + 127) // 128) * 4)
+        scales += expert * (ROWS * row_words(F, COLS))
         if F.has_super:
             supers += expert * (ROWS * ((COLS + 255) // 256))
     return codes, scales, supers
@@ -67,20 +68,27 @@ def k_block_indices(KB: tl.constexpr, BR: tl.constexpr):
 def load_k_blocks(codes, scales, supers, r, u, live, COLS: tl.constexpr, F: tl.constexpr):
     """Loads K blocks u [KB, BR, 1] of rows r [1, BR, NB]: the words of all parts [.., 4], a tuple, the scale words, a
     tuple, and the super-blocks' words. Zeros where not live. Given: pointers to the expert's first row, or one for each
-    K block; codes as int32."""
+    K block; codes as int32. Of a type with a codebook the scale words end with those of d, and the pointer to the
+    codebook comes back in the super-blocks' place."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
-    code = codes + r * ((F.low_bits + F.high_bits) * K_BLOCKS * 4) + u * 4
+    code = codes + r * (F.parts * K_BLOCKS * 4) + u * 4
     code = code[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]
-    word = scales + r * (F.words * K_BLOCKS) + u * F.words
+    row = scales + r * row_words(F, COLS)
+    word = row + u * F.words
+    PARTS: tl.constexpr = F.parts
     WORDS: tl.constexpr = F.words
     parts, words = (), ()
-    for p in tl.static_range(F.low_bits + F.high_bits):
+    for p in tl.static_range(PARTS):
         parts = parts + (tl.load(code + p * (K_BLOCKS * 4), live[:, :, :, None], 0),)
     for w in tl.static_range(WORDS):
         words = words + (tl.load(word + w, live, 0),)
-    d = words[0]
-    if F.has_super:
-        d = tl.load(supers + r * ((COLS + 255) // 256) + u // 2, live, 0)
+    if F.is_book:
+        words = words + load_d(row, u, live, COLS, F)
+        d = supers
+    elif F.has_super:
+        d = super_word(tl.load(supers + r * ((COLS + 255) // 256) + u // 2, live, 0), u, F)
+    else:
+        d = words[0]
     return parts, words, d
 
 
@@ -97,11 +105,13 @@ def field_codes(parts, f: tl.constexpr, F: tl.constexpr):
 @triton.jit
 def group_scale(words, d, g: tl.constexpr, F: tl.constexpr):
     """float32 s and m of group g."""
-    word, min_word = words[0], words[0]
+    WORDS: tl.constexpr = F.words
     if F.has_min_word:
-        min_word = words[1]
+        word, min_word = words[0], words[1]
+    elif WORDS == 0:
+        word, min_word = d, d
     else:
-        word = words[g // F.groups_per_word]
+        word, min_word = words[g // F.groups_per_word], words[WORDS - 1]
     return scale_and_min(word, min_word, d, g, F)
 
 
@@ -116,10 +126,22 @@ def load_field(x_codes, at, live):
 
 
 @triton.jit
-def load_columns(x_codes, x_scales, at, live):
-    """32 activations from offset `at` [KB, BR, 1] on, those not live zeros: both fields' words and sums, the scale."""
-    x0, sum0 = load_field(x_codes, at, live)
-    x1, sum1 = load_field(x_codes, at + 16, live)
+def load_eights(x_codes, at, live, WHICH: tl.constexpr):
+    """Loads words WHICH (0 or 1) of each eight of the 32 activations from offset `at` [KB, BR, 1] on: [.., 4]."""
+    words = (at // 4)[:, :, :, None] + 2 * tl.arange(0, 4)[None, None, None, :] + WHICH
+    return tl.load(x_codes + words, live[:, :, :, None], 0)
+
+
+@triton.jit
+def load_columns(x_codes, x_scales, at, live, F: tl.constexpr):
+    """32 activations from offset `at` [KB, BR, 1] on, those not live zeros: both fields' words and sums, the scale. For
+    a type with a codebook the first words and the second words of all eights, and no sums."""
+    if F.is_book:
+        x0, x1 = load_eights(x_codes, at, live, 0), load_eights(x_codes, at, live, 1)
+        sum0, sum1 = x0, x1
+    else:
+        x0, sum0 = load_field(x_codes, at, live)
+        x1, sum1 = load_field(x_codes, at + 16, live)
     return x0, x1, sum0, sum1, tl.load(x_scales + at // 32, live, 0.0)
 
 
@@ -133,17 +155,53 @@ def mirrored_dot(words, x0, x1, F: tl.constexpr):
 
 
 @triton.jit
+def multiply_eights(x0, x1, parts, words, table, H: tl.constexpr, F: tl.constexpr):
+    """Group H of loaded K blocks of a type with a codebook, times the first and second words of its eights."""
+    j = tl.arange(0, 4)[None, None, None, :]
+    PARTS: tl.constexpr = F.parts
+    HIGH: tl.constexpr = H // 2 if F.high_words == 2 else 0
+    WORDS: tl.constexpr = F.words
+    LAST: tl.constexpr = F.words - 1 if F.words > 0 else 0
+    octets = ()
+    for p in tl.static_range(PARTS):
+        octets = octets + ((parts[p] >> (8 * H)) & 255,)
+    signs, high, scales = octets[PARTS - 1], words[HIGH], words[LAST]
+    wide_high = high[:, :, :, None]
+    q0, q1 = numbers_of(octets, signs, wide_high, table, j, H, F)
+    dots = dp4a(q1, x1, dp4a(q0, x0, tl.zeros_like(q0)))
+    d = d_of(words[WORDS], words[WORDS + 1], F)
+    if F.group == 32:
+        n = scale_number((high, scales), tl.sum((signs >> 7) << j, 3), 0, H, F)
+        out = scale_of(n, d, F) * tl.sum(dots, 3).to(tl.float32)
+    else:
+        n = scale_number((wide_high, scales[:, :, :, None]), signs, j, H, F)
+        out = d * (F.eighths / 8) * tl.sum((2 * n + 1) * dots, 3).to(tl.float32)
+    return out
+
+
+@triton.jit
 def multiply_columns(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
     """The dot product of loaded columns and the 32 columns H of loaded K blocks: float32 [KB, BR, NB]."""
+    if F.is_book:
+        parts, words, table = k_blocks
+        out = columns[4] * multiply_eights(columns[0], columns[1], parts, words, table, H, F)
+    else:
+        out = multiply_fields(columns, k_blocks, H, F)
+    return out
+
+
+@triton.jit
+def multiply_fields(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
+    """The same for a type whose codes are in fields."""
     x0, x1, sum0, sum1, xs = columns
     parts, words, d = k_blocks
-    s0, m0 = group_scale(words, d, H * 32 // F.group, F)
+    s0, m0 = group_scale(words, d, H * 32 // F.scale_group, F)
     if has_mirrored_table(F):
         dots = tl.sum(mirrored_dot(parts[H], x0, x1, F), 3).to(tl.float32)
         return xs * (s0 * (dots - OFFSET * (sum0 + sum1)))
     q0, q1 = field_codes(parts, 2 * H, F), field_codes(parts, 2 * H + 1, F)
     zero = tl.zeros_like(q0)
-    if F.group == 32:
+    if F.scale_group >= 32:
         out = s0 * tl.sum(dp4a(q1, x1, dp4a(q0, x0, zero)), 3).to(tl.float32)
         if F.has_min:
             out -= m0 * (sum0 + sum1)
@@ -161,7 +219,7 @@ def dot_k_blocks(acc, k_blocks, u, x_codes, x_scales, COLS: tl.constexpr, F: tl.
     """acc, float32 [KB, BR, NB], and the dot products of loaded K blocks u [KB, BR, 1] with a row of activations."""
     for h in tl.static_range(4):
         column = u * 128 + h * 32
-        acc += multiply_columns(load_columns(x_codes, x_scales, column, column < COLS), k_blocks, h, F)
+        acc += multiply_columns(load_columns(x_codes, x_scales, column, column < COLS, F), k_blocks, h, F)
     return acc
 
 

@@ -104,7 +104,7 @@ def unpack(
         (-(-weight.rows // bn), -(-k_blocks // kb), experts),
         codes,
         weight.scales[first : first + experts],
-        weight.supers[first : first + experts],
+        weight.supers[first : first + experts] if weight.format.has_super else weight.supers,
         out,
         weight.rows,
         cols,

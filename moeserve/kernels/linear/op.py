@@ -17,6 +17,7 @@ from moeserve.kernels.linear.narrow_gemm import narrow_gemm_kernel
 from moeserve.kernels.linear.sliced_k_gemm import gated_sliced_k_gemm_kernel, sliced_k_gemm_kernel
 from moeserve.kernels.planes.layout import K_BLOCK, k_blocks_of
 from moeserve.quantization import QUANT_TYPES, BlockLayout
+from moeserve.quantization.codebook import Codebook
 
 GATED_COLUMNS = 1024  # of a program
 GEMV_TOKENS = 8  # above, a dense product is faster on the tensor cores
@@ -37,7 +38,7 @@ class Weight:
     codes: Tensor  # int32 view, or floats
     scales: Tensor
     supers: Tensor
-    format: BlockLayout | None
+    format: BlockLayout | Codebook | None
     rows: int
     cols: int
 
@@ -46,7 +47,7 @@ def weight_of(planes: list[Tensor], kind: int, cols: int) -> Weight:
     """planes: codes, scales, supers of `Planes`. ValueError for an expert (or matrix) of 2 GiB or more."""
     codes, scales, supers = planes
     rows = codes.shape[1]
-    form = QUANT_TYPES[kind].layout
+    form = QUANT_TYPES[kind].planes_form
     if rows * codes[0, 0].nbytes >= 1 << 31:
         raise ValueError(f"a matrix of {rows} rows of {codes[0, 0].nbytes} bytes is too large: 2 GiB at most")
     return Weight(codes if form is None else codes.view(torch.int32), scales, supers, form, rows, cols)
@@ -289,8 +290,9 @@ def run_narrow_gemm(
 
 
 def _fitting(tile: GemmTile, *weights: Weight) -> GemmTile:
-    """Float matrices have no K blocks, and go through shared memory at two bytes a column or more: fewer stages."""
-    if all(w.format is not None for w in weights):
+    """Float matrices have no K blocks, and go through shared memory at two bytes a column or more: fewer stages.
+    Codebooks, and scales of more than 32 columns or with zero points, are gemm.py's alone."""
+    if all(isinstance(w.format, BlockLayout) and w.format.slices_k for w in weights):
         return tile
     return replace(tile, stages=2, sliced_k=False)
 

@@ -136,7 +136,7 @@ def field_weights(
 def part_words(codes, r, first, p, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
     """Words [BN, 4, KB] of part p of rows r [BN] and K blocks `first` on. codes: int32, the expert's first row."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
-    row = codes + r[:, None] * ((F.low_bits + F.high_bits) * K_BLOCKS * 4) + p * (K_BLOCKS * 4) + first * 4
+    row = codes + r[:, None] * (F.parts * K_BLOCKS * 4) + p * (K_BLOCKS * 4) + first * 4
     # Rows of two dimensions, or Triton does not see that a row's words are neighbours.
     return tl.reshape(tl.load(row + tl.arange(0, 4 * KB)[None, :]), [r.shape[0], 4, KB])
 

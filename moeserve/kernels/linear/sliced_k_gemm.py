@@ -73,7 +73,7 @@ def code_pointers(codes, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.c
     uint8, the expert's first row."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     b = tl.arange(0, KB * 16)
-    at = codes + r[:, None] * ((F.low_bits + F.high_bits) * K_BLOCKS * 16) + (first * 16 + b)[None, :]
+    at = codes + r[:, None] * (F.parts * K_BLOCKS * 16) + (first * 16 + b)[None, :]
     return at, (first + b // 16 < K_BLOCKS)[None, :]
 
 

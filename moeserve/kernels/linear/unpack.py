@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.linear.gemm import field_weights, next_parts, row_pointers
+from moeserve.kernels.linear.gemm import book_weights, field_weights, next_parts, row_pointers
 from moeserve.kernels.linear.k_blocks import expert_planes
 
 
@@ -35,14 +35,16 @@ def unpack_kernel(
     row = tl.minimum(tl.program_id(0) * BN + tl.arange(0, BN), ROWS - 1)
     to = out + (expert * OUT_ROWS + row * EVERY + AT)[:, None] * COLS
     codes, scales, supers = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
-    at, live_bytes, words, live, d = row_pointers(
-        codes.to(tl.pointer_type(tl.uint8)), scales, supers, row, first, COLS, F, KB
-    )
+    octets = codes.to(tl.pointer_type(tl.uint8))
+    at, live_bytes, words, live, d = row_pointers(octets, scales, supers, row, first, COLS, F, KB)
     low, high, word, min_word = at, at, words, words
     fields = ()
     for f in tl.static_range(8):
-        low, high = next_parts(low, high, at, live_bytes, f, COLS, F)
-        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB, tl.float32)
+        if F.is_book:
+            w = book_weights(octets, scales, supers, row, first, f, COLS, F, KB)
+        else:
+            low, high = next_parts(low, high, at, live_bytes, f, COLS, F)
+            w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB, tl.float32)
         fields = fields + (w.to(out.dtype.element_ty),)
     if PDL:
         gdc_wait()

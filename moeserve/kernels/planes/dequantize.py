@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moeserve.kernels.planes.books import dequantize_book
 from moeserve.kernels.planes.layout import FIELD, K_BLOCK, Planes
 from moeserve.quantization import BlockLayout, Scale
 
@@ -13,6 +14,8 @@ def dequantize(planes: Planes, expert: int | None = None) -> Tensor:
     """float32 [rows, cols] of one expert, or [experts, rows, cols]; bit for bit what ggml's dequantisation gives."""
     if expert is None:
         return torch.stack([dequantize(planes, e) for e in range(planes.experts)])
+    if planes.type.codebook is not None:
+        return dequantize_book(planes, expert)
     f = planes.type.layout
     if f is None:
         return planes.codes[expert].float()
@@ -39,7 +42,7 @@ def _codes(f: BlockLayout, planes: Tensor) -> Tensor:
         numbers = values.contiguous().view(torch.int8).float()
     else:
         numbers = values.float()
-    return numbers.reshape(len(planes), -1, K_BLOCK // f.group, f.group)
+    return numbers.reshape(len(planes), -1, K_BLOCK // f.scale_group, f.scale_group)
 
 
 def _split(parts: Tensor, bits: int) -> Tensor:
@@ -66,7 +69,11 @@ def _scales(f: BlockLayout, words: Tensor, supers: Tensor | None) -> tuple[Tenso
     if f.scale == Scale.F16_MIN:
         pairs = octets.view(torch.float16).float().unflatten(2, (-1, 2))
         return pairs[..., :1], -pairs[..., 1:]
+    if f.scale == Scale.ZERO:
+        return _scales_and_zeros(f, octets)
     assert supers is not None
+    if f.scale == Scale.D:
+        return supers.contiguous().view(torch.float16).float()[:, :k_blocks, None, None], None
     halves = supers[..., None].view(torch.float16).float().repeat_interleave(2, dim=1)[:, :k_blocks]
     d, dmin = halves[..., :1], halves[..., 1:]  # [rows, k blocks, 1]
     if f.scale == Scale.I8:
@@ -75,3 +82,13 @@ def _scales(f: BlockLayout, words: Tensor, supers: Tensor | None) -> tuple[Tenso
         return (d * (octets & 15).float())[..., None], (dmin * (octets >> 4).float())[..., None]
     scales, mins = octets.float().chunk(2, dim=2)
     return (d * scales)[..., None], (dmin * mins)[..., None]
+
+
+def _scales_and_zeros(f: BlockLayout, octets: Tensor) -> tuple[Tensor, Tensor]:
+    if f.wide:
+        groups = octets.unflatten(2, (-1, 4))
+        halves, zeros = groups[..., :2], groups[..., 2]
+    else:
+        halves, zeros = octets[..., :8].unflatten(2, (-1, 2)), octets[..., 8:]
+    scales = halves.contiguous().view(torch.bfloat16 if f.has_bfloat16 else torch.float16).float()
+    return scales, scales * (zeros.float() - (128 if f.low_bits == 8 else 0))[..., None]

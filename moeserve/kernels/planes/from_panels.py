@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moeserve.kernels.planes.books import BookBytes, pack_codes, pack_words
 from moeserve.kernels.planes.layout import K_BLOCK, Planes, supers_of
 from moeserve.kernels.planes.repack import pack_scales, unpack_scales
 from moeserve.quantization import BlockLayout, QuantType
+from moeserve.quantization.codebook import Codebook
 
 PANEL_ROWS = 32
 GROUP = 32  # columns
@@ -41,9 +43,9 @@ class PanelLayout:
             cols=kind.block_columns,
             halves=f.halves,
             octets=f.octets,
-            bits=1 if f.high_bits == 1 else 0,
+            bits=1 if 1 in (f.low_bits, f.high_bits) else 0,
             pairs=2 if 2 in (f.low_bits, f.high_bits) else 0,
-            codes=0 if f.low_bits == 2 else f.low_bits,
+            codes=0 if f.low_bits < 4 else f.low_bits,
         )
 
     @property
@@ -65,6 +67,9 @@ def panels_to_planes(panels: Tensor, planes: Planes) -> None:
     count = planes.experts * -(-planes.rows // PANEL_ROWS)
     if planes.rows % PANEL_ROWS:
         raise ValueError(f"{planes.rows} rows fill no whole panels")
+    if planes.type.codebook is not None:
+        _move_book(panels.view(count, -1), planes.type, planes.type.codebook, planes)
+        return
     f = planes.type.layout
     if f is None:
         floats = panels.view(planes.codes.dtype).view(count, planes.cols, PANEL_ROWS)
@@ -80,6 +85,45 @@ def panels_to_planes(panels: Tensor, planes: Planes) -> None:
     _move_scales(whole[..., : layout.header], layout, f, planes)
     vectors = whole[..., layout.header :].view(count, blocks, -1, 2, layout.vectors, VECTOR)
     _move_codes(_by_k_block(vectors), layout, f, planes)
+
+
+def _move_book(panels: Tensor, kind: QuantType, book: Codebook, planes: Planes) -> None:
+    """panels: uint8 [panels, bytes]. In the panels entries' bytes lie as in the file, those of 16 rows side by side."""
+    header = PANEL_ROWS * (2 * int(book.has_d) + book.octets)
+    blocks = panels.view(len(panels), -1, PANEL_ROWS * kind.block_bytes)
+    if blocks.shape[1] * kind.block_columns != planes.cols:
+        raise ValueError(
+            f"{panels.numel()} bytes of panels are not {planes.experts} x {planes.rows} x {planes.cols}"
+        )
+    groups = blocks[..., header:].unflatten(2, (kind.block_columns // GROUP, 2, -1))
+    widths = (
+        GROUP // book.columns,
+        0 if book.word is None else 4,
+        0 if book.high is None else book.high.group,
+    )
+    low, word, high = (
+        part.unflatten(-1, (width, 16) if i != 1 else (16, width)) if width else None
+        for i, (width, part) in enumerate(
+            zip(widths, groups.split([16 * width for width in widths], dim=-1), strict=True)
+        )
+    )
+
+    def rows(part: Tensor) -> Tensor:
+        """[panels, blocks, 8, half, row, bytes] to [panels * 32, blocks, 8, bytes]."""
+        return part.permute(0, 3, 4, 1, 2, 5).flatten(0, 2)
+
+    assert low is not None
+    d = blocks[..., : 2 * PANEL_ROWS * int(book.has_d)].unflatten(-1, (-1, PANEL_ROWS, 2))
+    octets = blocks[..., header - PANEL_ROWS * book.octets : header].unflatten(-1, (book.octets, PANEL_ROWS))
+    given = BookBytes(
+        rows(low.transpose(-1, -2)),
+        None if word is None else rows(word),
+        None if high is None else rows(high.transpose(-1, -2)),
+        octets.permute(0, 3, 1, 2).flatten(0, 1),
+        d.permute(0, 3, 1, 2, 4).flatten(3).flatten(0, 1),
+    )
+    planes.codes.view(len(panels) * PANEL_ROWS, *planes.codes.shape[2:]).copy_(pack_codes(book, given))
+    planes.scales.view(len(panels) * PANEL_ROWS, -1).copy_(pack_words(book, given))
 
 
 def _by_k_block(vectors: Tensor) -> Tensor:
@@ -99,7 +143,7 @@ def _move_codes(vectors: Tensor, layout: PanelLayout, f: BlockLayout, planes: Pl
     to = planes.codes.view(panels, 2, 16, f.low_parts + f.high_parts, k_blocks, 4, 4)
     at = 0
     if layout.bits:
-        to[:, :, :, f.low_parts].copy_(_bit_part(vectors[..., 0, :]))
+        to[:, :, :, f.low_parts if f.high_bits else 0].copy_(_bit_part(vectors[..., 0, :]))
         at = 1
     if layout.pairs:
         first = f.low_parts if layout.codes else 0
@@ -158,7 +202,8 @@ def _move_scales(header: Tensor, layout: PanelLayout, f: BlockLayout, planes: Pl
     halves, octets = (x.transpose(1, 2).flatten(0, 1) for x in (halves, octets))
     scales = unpack_scales(f, halves, octets, codes=halves[..., :0])
     rows = planes.experts * planes.rows
-    planes.scales.view(rows, -1, f.words).copy_(pack_scales(f, scales))
+    if f.words:
+        planes.scales.view(rows, -1, f.words).copy_(pack_scales(f, scales))
     if scales.supers is not None:
         words = scales.supers.flatten().contiguous().view(torch.int32)
         planes.supers.view(rows, supers_of(planes.cols)).copy_(words.view(rows, -1))

@@ -32,8 +32,10 @@ class Planes:
     rows: int
     cols: int
     codes: Tensor  # uint8 [experts, rows, parts, k blocks, 16], or floats [experts, rows, cols]
-    scales: Tensor  # int32 [experts, rows, k blocks, words]; empty for floats
-    supers: Tensor  # int32 [experts, rows, super-blocks]; empty where the type has none
+    scales: Tensor  # int32 [experts, rows, k blocks, words]; empty for floats; of codebooks see books.py
+    supers: (
+        Tensor  # int32 [experts, rows, super-blocks]; empty where the type has none; or its codebook, shared
+    )
 
     @property
     def quantised(self) -> bool:
@@ -41,7 +43,8 @@ class Planes:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes + self.supers.nbytes
+        own = self.codes.nbytes + self.scales.nbytes
+        return own if self.type.codebook is not None else own + self.supers.nbytes
 
 
 def layout_of(kind: QuantType) -> BlockLayout:

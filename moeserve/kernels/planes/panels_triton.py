@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moeserve.kernels.launch import kernel, next_power_of_2
+from moeserve.kernels.planes.book_panels_triton import unpack_book_panels, unpack_scattered_books
 from moeserve.kernels.planes.from_panels import GROUP, PANEL_ROWS, PanelLayout, panels_to_planes
 from moeserve.kernels.planes.layout import Planes, k_blocks_of
 from moeserve.quantization import QuantType, StoredScales
@@ -20,6 +21,9 @@ from moeserve.quantization import QuantType, StoredScales
 _SIX_BIT_MIN = tl.constexpr(int(StoredScales.SIX_BIT_MIN))
 _SIX_BIT_Q3_K = tl.constexpr(int(StoredScales.SIX_BIT_Q3_K))
 _SIX_BIT_IQ4_XS = tl.constexpr(int(StoredScales.SIX_BIT_IQ4_XS))
+_F16 = tl.constexpr(int(StoredScales.F16))
+_F16_ZERO = tl.constexpr(int(StoredScales.F16_ZERO))
+_BF16_ZERO = tl.constexpr(int(StoredScales.BF16_ZERO))
 _ROWS = tl.constexpr(PANEL_ROWS)
 
 
@@ -86,6 +90,16 @@ def move_scales(
         block, byte = y // (2 * HALVES), y % (2 * HALVES)
         live = (y < BYTES) & (block < BLOCKS)
         out = tl.load(base + block * BLOCK + byte // 2 * (2 * _ROWS) + 2 * row + byte % 2, live, 0)
+    elif (STORED == _F16_ZERO) | (STORED == _BF16_ZERO):
+        if BLOCK_GROUPS > 1:  # a word for each block: the half, then the byte
+            block, byte = y // 4, y % 4
+        else:  # of a k block's four blocks the halves, then the bytes
+            is_zero = y % 12 >= 8
+            block = y // 12 * 4 + tl.where(is_zero, y % 12 - 8, y % 12 // 2)
+            byte = tl.where(is_zero, 2, y % 2)
+        live = (y < BYTES) & (block < BLOCKS)
+        out = tl.load(base + block * BLOCK + 2 * row + byte, live & (byte < 2), 0)
+        out |= tl.load(octets + block * BLOCK, live & (byte == 2), 0)
     elif STORED == _SIX_BIT_MIN:
         # Bytes 0 .. 3 of a k block's 8 are scales, 4 .. 7 mins: of the block's first four groups in the lower
         # six bits of octets 0 .. 3 and 4 .. 7, of its others in octets 8 .. 11, a nibble each, with two bits of
@@ -113,7 +127,17 @@ def move_scales(
             out = tl.load(at + j * _ROWS, live, 0)
     to = tl.program_id(0).to(tl.int64) * _ROWS + row
     tl.store(scales + to * BYTES + y, out.to(tl.uint8), y < BYTES)
-    if supers is not None:
+    if supers is not None and STORED == _F16:
+        s = tl.arange(0, S)[:, None]
+        SUPERS: tl.constexpr = (BLOCKS * BLOCK_GROUPS + 7) // 8
+        word = tl.zeros([S, _ROWS], tl.int32)
+        for half in tl.static_range(2):  # of a k block each
+            block = (2 * s + half) * 4 // BLOCK_GROUPS
+            for byte in tl.static_range(2):
+                octet = tl.load(base + block * BLOCK + 2 * row + byte, block < BLOCKS, 0).to(tl.int32)
+                word |= octet << (16 * half + 8 * byte)
+        tl.store(supers + to * SUPERS + s, word, s < SUPERS)
+    elif supers is not None:
         s = tl.arange(0, S)[:, None]
         at = base + s * BLOCK + 2 * row
         word = tl.load(at, s < BLOCKS, 0).to(tl.int32) | tl.load(at + 1, s < BLOCKS, 0).to(tl.int32) << 8
@@ -196,6 +220,10 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
     panels: uint8, the bytes of the stack's `_C.Matrix`, on the planes' device, aligned to 16.
     """
     f, whole = planes.type.layout, experts * planes.rows // PANEL_ROWS
+    if planes.type.codebook is not None:
+        codes, scales = planes.codes.view(torch.int32), planes.scales.view(torch.uint8)
+        unpack_book_panels(panels, codes, scales, planes.type.codebook, whole, planes.cols)
+        return
     if f is None:
         none = planes.scales
         some = Planes(planes.type, experts, planes.rows, planes.cols, planes.codes[:experts], none, none)
@@ -220,6 +248,9 @@ def unpack_scattered(addresses: Tensor, kind: QuantType, rows: int, cols: int) -
     addresses: int64 [matrices, 4] of each matrix's panels (0: there is no such matrix), and of its codes, scales and
     supers in planes (0 where the type has none), all aligned to 16.
     """
+    if kind.codebook is not None:
+        unpack_scattered_books(addresses, kind.codebook, rows, cols)
+        return
     f = kind.layout
     if f is None:
         raise ValueError(f"{kind.name} is not quantised")

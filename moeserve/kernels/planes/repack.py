@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moeserve.kernels.planes.books import book_bytes, codebook_on, pack_codes, pack_words
 from moeserve.kernels.planes.layout import (
     FIELD,
     K_BLOCK,
@@ -21,6 +22,7 @@ from moeserve.kernels.planes.layout import (
     supers_of,
 )
 from moeserve.quantization import BitField, BlockLayout, QuantType, Scale, StoredScales
+from moeserve.quantization.codebook import Codebook
 
 SLICE_WEIGHTS = 1 << 26  # unpacked at a time
 
@@ -47,14 +49,15 @@ def empty_planes(kind: QuantType, shape: tuple[int, ...], device: torch.device |
     """Planes of a tensor [rows, cols] or [experts, rows, cols] without its numbers: `repack_into` fills them."""
     experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
     none = torch.empty(0, dtype=torch.int32, device=device)
-    f = kind.layout
+    f = kind.planes_form
     if f is None:
         floats = torch.empty(experts, rows, cols, dtype=float_dtype(kind), device=device)
         return Planes(kind, experts, rows, cols, floats, none, none)
     k_blocks = k_blocks_of(cols)
-    codes = torch.empty(
-        experts, rows, f.low_parts + f.high_parts, k_blocks, FIELD, dtype=torch.uint8, device=device
-    )
+    codes = torch.empty(experts, rows, f.parts, k_blocks, FIELD, dtype=torch.uint8, device=device)
+    if isinstance(f, Codebook):
+        words = torch.empty(experts, rows, f.row_words(k_blocks), dtype=torch.int32, device=device)
+        return Planes(kind, experts, rows, cols, codes, words, codebook_on(kind, torch.device(device)))
     scales = torch.empty(experts, rows, k_blocks, f.words, dtype=torch.int32, device=device)
     supers = (
         torch.empty(experts, rows, supers_of(cols), dtype=torch.int32, device=device) if f.has_super else none
@@ -70,7 +73,6 @@ def repack_into(planes: Planes, source: Tensor, row: int) -> None:
         given = source.reshape(-1).view(whole.dtype).view(-1, planes.cols)
         whole[row : row + len(given)] = given
         return
-    f = layout_of(kind)
     given = source.reshape(-1, kind.row_bytes(planes.cols))
     total = planes.experts * planes.rows
     if planes.cols % kind.block_columns or row + len(given) > total:
@@ -80,14 +82,26 @@ def repack_into(planes: Planes, source: Tensor, row: int) -> None:
     step = max(1, SLICE_WEIGHTS // planes.cols)
     for start in range(0, len(given), step):
         part = given[start : start + step]
-        unpacked = _unpack(kind, part.view(len(part), -1, kind.block_bytes))
         at = slice(row + start, row + start + len(part))
-        planes.codes.view(total, -1, planes.codes.shape[3], FIELD)[at] = _pack_codes(f, unpacked.codes)
+        _fill(planes, part.view(len(part), -1, kind.block_bytes), at)
+
+
+def _fill(planes: Planes, blocks: Tensor, at: slice) -> None:
+    """Rows `at` from uint8 [rows, blocks, block bytes]."""
+    total = planes.experts * planes.rows
+    codes = planes.codes.view(total, -1, planes.codes.shape[3], FIELD)
+    if planes.type.codebook is not None:
+        given = book_bytes(planes.type.codebook, blocks)
+        codes[at] = pack_codes(planes.type.codebook, given)
+        planes.scales.view(total, -1)[at] = pack_words(planes.type.codebook, given)
+        return
+    f, unpacked = layout_of(planes.type), _unpack(planes.type, blocks)
+    codes[at] = _pack_codes(f, unpacked.codes)
+    if f.words:
         planes.scales.view(total, -1, f.words)[at] = pack_scales(f, unpacked)
-        if unpacked.supers is not None:
-            planes.supers.view(total, -1)[at] = (
-                unpacked.supers.flatten().contiguous().view(torch.int32).view(len(part), -1)
-            )
+    if unpacked.supers is not None:
+        words = unpacked.supers.flatten().contiguous().view(torch.int32)
+        planes.supers.view(total, -1)[at] = words.view(len(blocks), -1)
 
 
 def _pack_codes(f: BlockLayout, codes: Tensor) -> Tensor:
@@ -112,13 +126,27 @@ def _merge(fields: Tensor, bits: int) -> Tensor:
 
 def pack_scales(f: BlockLayout, u: Unpacked) -> Tensor:
     """To int32 [n, k blocks, words]."""
-    n, groups = len(u.scales), K_BLOCK // f.group
+    n, groups = len(u.scales), K_BLOCK // f.scale_group
+    if f.scale == Scale.ZERO:
+        return _pack_zeros(f, u)
     per_group = {Scale.F16: 2, Scale.F16_MIN: 4}.get(f.scale, 1)  # bytes
     scales = _to_k_blocks(u.scales.reshape(n, -1), groups * per_group).view(n, -1, groups * per_group)
     if u.mins is not None:
         mins = _to_k_blocks(u.mins.reshape(n, -1), groups).view(n, -1, groups)
         scales = torch.cat([scales, mins], dim=2)
     return scales.flatten().contiguous().view(torch.int32).view(n, -1, f.words)
+
+
+def _pack_zeros(f: BlockLayout, u: Unpacked) -> Tensor:
+    n, groups = len(u.scales), K_BLOCK // f.scale_group
+    assert u.mins is not None
+    halves = _to_k_blocks(u.scales.reshape(n, -1), 2 * groups).view(n, -1, groups, 2)
+    zeros = _to_k_blocks(u.mins.reshape(n, -1), groups).view(n, -1, groups, 1)
+    if f.wide:
+        octets = torch.cat([halves, torch.nn.functional.pad(zeros, (0, 1))], dim=3).flatten(2)
+    else:
+        octets = torch.cat([halves.flatten(2), zeros.flatten(2)], dim=2)
+    return octets.flatten().contiguous().view(torch.int32).view(n, -1, f.words)
 
 
 def _to_k_blocks(values: Tensor, width: int) -> Tensor:
@@ -157,6 +185,11 @@ def unpack_scales(f: BlockLayout, halves: Tensor, octets: Tensor, codes: Tensor)
     """halves: the bytes of a block's float16 numbers, octets: its bytes of scales, as they stand there; uint8
     [n, blocks, bytes]."""
     stored = f.stored_scales
+    if f.has_zero:
+        return Unpacked(codes, halves, octets)
+    if f.scale == Scale.D:
+        each = halves if f.wide == K_BLOCK else torch.cat([halves, halves], dim=-1)
+        return Unpacked(codes, each[..., :0], supers=_to_k_blocks(each.flatten(1), 4))
     if not f.has_super:
         return Unpacked(codes, octets if f.octets else halves)
     supers = halves if f.halves == 2 else torch.cat([halves, torch.zeros_like(halves)], dim=-1)

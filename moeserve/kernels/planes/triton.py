@@ -22,6 +22,8 @@ _I8 = tl.constexpr(int(Scale.I8))
 _F16 = tl.constexpr(int(Scale.F16))
 _F16_MIN = tl.constexpr(int(Scale.F16_MIN))
 _UE4M3 = tl.constexpr(int(Scale.UE4M3))
+_D = tl.constexpr(int(Scale.D))
+_ZERO = tl.constexpr(int(Scale.ZERO))
 
 
 @triton.constexpr_function
@@ -39,8 +41,23 @@ def table_word(F, first):
 
 
 @triton.constexpr_function
+def sign_bits(F):
+    """The second level of a table of two as a byte, and the bits in which the two differ."""
+    first, second = (level & 255 for level in F.table.levels)
+    return second, first ^ second
+
+
+@triton.constexpr_function
 def lookup_lines(F, source, to):
-    """Looks up four nibbles, one in each byte of `source`: 8 levels by byte permutation, twice, then by bit 3."""
+    """Looks up four nibbles, one in each byte of `source`: 8 levels by byte permutation, twice, then by bit 3. Of codes
+    of one bit, the second level's bits are turned round where the code is 0."""
+    if F.low_bits == 1:
+        last, turned = (bits * 0x01010101 for bits in sign_bits(F))
+        return f"""
+            xor.b32 n, {source}, 0x01010101;
+            mul.lo.u32 n, n, {turned & 255};
+            xor.b32 {to}, n, {last:#x};
+        """
     words = [table_word(F, first) for first in (0, 4, 8, 12)]
     return f"""
         and.b32 n, {source}, 0x07070707;
@@ -110,7 +127,11 @@ def code_assembly(F, f):
 @triton.jit
 def look_up(codes, F: tl.constexpr, ONES: tl.constexpr):
     """Nibbles, one a byte of int32 words, to the table's signed bytes; with ONES = 1 the lowest byte counts."""
-    if COMPILED:
+    if F.low_bits == 1:
+        LAST: tl.constexpr = sign_bits(F)[0]
+        TURNED: tl.constexpr = sign_bits(F)[1]
+        levels = ((codes ^ ONES) * TURNED) ^ (LAST * ONES)
+    elif COMPILED:
         levels = tl.inline_asm_elementwise(lookup_assembly(F), "=r,r", [codes], tl.int32, True, 1)
     else:
         levels = codes * 0
@@ -165,9 +186,42 @@ def half_of_ue4m3(byte):
 def load_words(words, g, mask, F: tl.constexpr):
     """The words with the scale (and the min) of group g. words: pointers to a k block's first word."""
     if F.scale == _U8_MIN:
-        return tl.load(words, mask, 0), tl.load(words + 1, mask, 0)
-    word = tl.load(words + g // F.groups_per_word, mask, 0)
-    return word, word
+        word, min_word = tl.load(words, mask, 0), tl.load(words + 1, mask, 0)
+    elif F.words == 0:
+        word = tl.zeros(words.shape, tl.int32)
+        min_word = word
+    else:
+        word = tl.load(words + g // F.groups_per_word, mask, 0)
+        min_word = word
+        if F.scale == _ZERO and F.wide == 0:
+            min_word = tl.load(words + F.words - 1, mask, 0)
+    return word, min_word
+
+
+@triton.jit
+def super_word(word, u, F: tl.constexpr):
+    """A super-block's word as k block u has it, with its own d in the lower half."""
+    if F.scale == _D:
+        word = word >> (16 * (u % 2))
+    return word
+
+
+@triton.jit
+def scale_and_zero(word, zero_word, g, F: tl.constexpr):
+    """float32 s and m = s * z of group g."""
+    half = word
+    if F.wide == 0:
+        half = word >> (16 * (g % 2))
+        z = (zero_word >> (8 * g)) & 255
+    else:
+        z = (word >> 16) & 255
+    if F.has_bfloat16:
+        s = (half << 16).to(tl.float32, bitcast=True)
+    else:
+        s = low_half(half)
+    if F.low_bits == 8:
+        z -= 128
+    return s, s * z.to(tl.float32)
 
 
 @triton.jit
@@ -186,8 +240,12 @@ def scale_and_min(word, min_word, supers, g, F: tl.constexpr):
     elif F.scale == _F16_MIN:
         s = low_half(word)
         m = -high_half(word)
+    elif F.scale == _ZERO:
+        s, m = scale_and_zero(word, min_word, g, F)
     else:
-        if F.scale == _I8:
+        if F.scale == _D:
+            s = low_half(supers)
+        elif F.scale == _I8:
             s = low_half(supers) * ((word << (24 - shift)) >> 24).to(tl.float32)
         elif F.scale == _F16:
             s = low_half(word >> (16 * (g % 2)))

@@ -159,14 +159,14 @@ class ExpertSlots:
         of = self._layers[layer]
         assert of is not None
         for kind, planes, offset, each in zip(of.kinds, of.planes, of.offsets, of.each, strict=True):
-            if QUANT_TYPES[kind[0]].layout is None:
+            if QUANT_TYPES[kind[0]].planes_form is None:
                 panels_to_planes(staging[offset : offset + each], _expert_of(planes, slot))
         of.copy_biases(place, slot)
 
     def _unpack(self, addresses: Sequence[Tensor]) -> None:
         for kind, rows in zip(self._tables.kinds, addresses, strict=True):
             quant_type = QUANT_TYPES[kind[0]]
-            if quant_type.layout is not None and len(rows):
+            if quant_type.planes_form is not None and len(rows):
                 unpack_scattered(rows, quant_type, *kind[1:])
 
 

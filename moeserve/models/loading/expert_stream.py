@@ -21,6 +21,7 @@ from moeserve.kernels.cpu_stream import Matrix
 from moeserve.kernels.handoff import CpuExperts
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.planes import Planes, empty_planes
+from moeserve.kernels.planes.books import codebook_on
 from moeserve.kernels.planes.panels_triton import unpack_panels
 from moeserve.models.loading.expert_maps import RAM, ExpertMaps
 from moeserve.models.loading.gpu_weights import GpuExperts
@@ -236,6 +237,8 @@ def _planes_in(buffer: Tensor, matrix: Matrix, experts: int) -> Planes:
     for tensor in (p.codes, p.scales, p.supers):
         placed.append(buffer[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
         at += _aligned(tensor.nbytes)
+    if kind.codebook is not None:
+        placed[2] = codebook_on(kind, buffer.device)
     return Planes(kind, *shape, *placed)
 
 

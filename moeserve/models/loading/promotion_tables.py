@@ -49,7 +49,9 @@ class SlotLayer:
     @property
     def is_quantised(self) -> bool:
         """Nothing is left to do when the matrices' blocks are unpacked."""
-        return self._biases is None and all(QUANT_TYPES[kind[0]].layout is not None for kind in self.kinds)
+        return self._biases is None and all(
+            QUANT_TYPES[kind[0]].planes_form is not None for kind in self.kinds
+        )
 
     def copy_biases(self, place: int, slot: int) -> None:
         if self._biases is None:

@@ -7,7 +7,26 @@ from functools import partial
 
 import torch
 
-from moeserve.quantization.table import BF16, F32, MXFP4, Q3_K, Q5_K, Q8_0
+from moeserve.quantization import StoredScales
+from moeserve.quantization.table import (
+    BF16,
+    F32,
+    IQ1_M,
+    IQ1_S,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ3_S,
+    IQ3_XXS,
+    MXFP4,
+    Q1_0,
+    Q2_0,
+    Q3_K,
+    Q5_K,
+    Q8_0,
+    TQ2_0,
+    ZERO_TYPES,
+)
 from tests.support.gpu_operators.attention import (
     attention,
     attention_of_fp8,
@@ -41,6 +60,8 @@ from tests.support.gpu_operators.rows import (
 )
 from tests.support.gpu_operators.tensors import IQ4, Q4, Q6, f32
 
+INT4 = ZERO_TYPES[4, 32, StoredScales.BF16_ZERO]
+INT8 = ZERO_TYPES[8, 128, StoredScales.F16_ZERO]
 CALLS: dict[str, list[Callable[[], None]]] = {
     "linear, few": [partial(linear, 4, Q4, 512, 96, Q6, 32)],
     "linear, many": [partial(linear, 200, Q4, 512, 96, Q6, 32)],
@@ -58,6 +79,25 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "experts and linear, unpacked": [
         partial(large_batch, 4096, Q4, Q6),
         partial(large_batch, 4096, BF16, BF16),
+    ],
+    "codebooks, few": [
+        partial(linear, 4, IQ2_XXS, 512, 96, IQ1_S, 32),
+        partial(experts, 1, IQ3_XXS, IQ2_S),
+        partial(experts, 4, IQ2_XS, IQ1_M),
+        partial(rows, 3, IQ3_S),
+    ],
+    "codebooks, many": [
+        partial(linear, 200, IQ3_S, 512, 96, Q6, 32),
+        partial(experts, 30, IQ2_XXS, IQ1_M),
+        partial(experts, 256, IQ2_S, IQ1_S),
+        partial(large_batch, 4096, IQ3_XXS, IQ2_XS),
+    ],
+    "wide scales": [
+        partial(linear, 4, TQ2_0, 512, 96, Q1_0, 32),
+        partial(experts, 4, Q2_0, INT4),
+        partial(experts, 30, TQ2_0, INT8),
+        partial(large_batch, 4096, Q1_0, INT4),
+        partial(rows, 3, Q1_0),
     ],
     "rows": [partial(rows, 3, Q4)],
     "norms behind blocks": [partial(sandwiched, 3), partial(experts, 2, Q4, Q6, activation="gelu")],
@@ -98,7 +138,9 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "adapters, many rows": [partial(adapters, 2000, torch.bfloat16)],
     "pages": [partial(pages, 1024), partial(pages, 6)],
     "promotions": [promotions, partial(hand_off, 4)],
-    "panels": [partial(panels, Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0)],
+    "panels": [
+        partial(panels, Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0, IQ2_XXS, IQ2_S, IQ3_S, IQ1_M, TQ2_0, Q1_0, INT4, INT8)
+    ],
 }
 # Of those, what tests ask for by itself.
 FEWER: dict[str, list[Callable[[], None]]] = {

@@ -14,7 +14,6 @@ from moeserve.kernels.linear import op
 from moeserve.kernels.linear.large_batch import UnpackScratch, large_batch_linear
 from moeserve.kernels.lora import op as lora
 from moeserve.kernels.planes import empty_planes
-from moeserve.kernels.planes.from_panels import PanelLayout
 from moeserve.kernels.planes.panels_triton import unpack_panels, unpack_scattered
 from moeserve.quantization.quant_type import QuantType
 from moeserve.quantization.table import BF16
@@ -231,8 +230,6 @@ def large_batch(n: int, kind: QuantType, down: QuantType) -> None:
 
 def panels(*kinds: QuantType) -> None:
     for kind in kinds:
-        assert kind.layout is not None
-        layout = PanelLayout.of(kind, kind.layout)
-        nbytes = 2 * 64 // 32 * (768 // layout.cols) * layout.block_bytes
+        nbytes = 2 * 64 * kind.row_bytes(768)
         unpack_panels(empty(nbytes, dtype=torch.uint8), empty_planes(kind, (2, 64, 768), "meta"), 2)
         unpack_scattered(empty(3, 4, dtype=torch.int64), kind, 64, 768)

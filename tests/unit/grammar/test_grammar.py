@@ -38,6 +38,7 @@ from moeserve.worker.constraints.slot_guides import Constraints
 from tests.conftest import TINY_MODEL
 from tests.support.grammar_texts import allowed, matches
 from tests.support.rpc_child import PanicException
+from tests.support.suspending import suspend
 
 SUM = GrammarTool(
     "sum",
@@ -248,7 +249,7 @@ def test_a_stopped_checker_is_replaced_and_its_grammar_is_not_to_blame() -> None
     try:
         check(checker, ANY_OBJECT)
         (first,) = set(processes()) - set(others)
-        first.suspend()
+        suspend(first)
         check(checker, Regex("b+"))
         assert not first.is_running()
     finally:
@@ -306,7 +307,7 @@ def test_a_grammar_that_needs_a_lot_in_a_step_ends_in_an_error_soon(engine: Gram
             for _ in range(60):
                 start = time.thread_time()
                 possible = sorted(allowed(engine, matcher))
-                assert time.thread_time() - start < 0.1
+                assert time.thread_time() - start < 0.5  # 0.03 s at most when it was measured
                 if possible == sorted(engine.eos_ids):
                     break
                 matcher.accept(rng.choice([p for p in possible if p not in engine.eos_ids]))

@@ -1,0 +1,139 @@
+"""Panels of types with codebooks to planes on a GPU: `from_panels.py` specifies it. Bytes change their places."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from moeserve.kernels.launch import kernel, next_power_of_2
+from moeserve.kernels.planes.layout import k_blocks_of
+from moeserve.quantization.codebook import BookScales, Codebook, Signs
+
+PANEL_ROWS = 32
+_ROWS = tl.constexpr(PANEL_ROWS)
+_PACKED_7 = tl.constexpr(int(Signs.PACKED_7))
+_NIBBLES_32 = tl.constexpr(int(BookScales.NIBBLES_32))
+
+
+@triton.constexpr_function
+def header_bytes(F):
+    return 32 * (2 * int(F.has_d) + F.octets)
+
+
+@triton.constexpr_function
+def half_bytes(F):
+    """Bytes of a group of 16 rows."""
+    return 16 * (32 // F.columns + (0 if F.word is None else 4) + F.high_words)
+
+
+@triton.constexpr_function
+def block_bytes(F):
+    return header_bytes(F) + 16 * half_bytes(F)
+
+
+@triton.jit
+def move_book_codes(panels, codes, part, K_BLOCKS: tl.constexpr, F: tl.constexpr, X: tl.constexpr):
+    """A part of a panel's 32 rows. panels: bytes, codes: int32 words of four groups' bytes. X: a power of two from
+    4 K_BLOCKS on, a row's words of a part."""
+    row, x = tl.arange(0, _ROWS)[None, :], tl.arange(0, X)[:, None]
+    k_block, j = x // 4, x % 4
+    live = k_block < K_BLOCKS
+    half = panels + (tl.program_id(0).to(tl.int64) * (K_BLOCKS // 2)) * block_bytes(F) + header_bytes(F)
+    half += row // 16 * half_bytes(F)
+    LOW: tl.constexpr = 32 // F.columns
+    out = tl.zeros([X, _ROWS], tl.int32)
+    for g in tl.static_range(4):
+        at = half + k_block // 2 * block_bytes(F) + (k_block % 2 * 4 + g) * (2 * half_bytes(F))
+        if part < F.low_parts:
+            octet = tl.load(at + (j * F.low_parts + part) * 16 + row % 16, live, 0).to(tl.int32)
+        else:
+            word = at + LOW * 16 + row % 16 * 4
+            octet = tl.load(word + j, live, 0).to(tl.int32)
+            if F.signs == _PACKED_7:
+                # Seven bits from bit 7 j on, which lie in byte j and, but for the first, in the one before.
+                before = tl.load(word + j - 1, live & (j > 0), 0).to(tl.int32)
+                top = (tl.load(word + 3, live, 0).to(tl.int32) >> (4 + j)) & 1
+                octet = (((octet << j) | (before >> (8 - j))) & 127) | (top << 7)
+        out |= octet << (8 * g)
+    to = (tl.program_id(0).to(tl.int64) * _ROWS + row) * F.parts + part
+    tl.store(codes + to * (4 * K_BLOCKS) + x, out, x < 4 * K_BLOCKS)
+
+
+@triton.jit
+def move_book_words(panels, scales, K_BLOCKS: tl.constexpr, F: tl.constexpr, Y: tl.constexpr):
+    """The scale words of a panel's 32 rows, byte by byte. Y: a power of two from a row's bytes on."""
+    row, y = tl.arange(0, _ROWS)[None, :], tl.arange(0, Y)[:, None]
+    block = panels + (tl.program_id(0).to(tl.int64) * (K_BLOCKS // 2)) * block_bytes(F)
+    EACH: tl.constexpr = 4 * F.words
+    OWN: tl.constexpr = K_BLOCKS * EACH
+    BYTES: tl.constexpr = OWN + (2 * K_BLOCKS if F.has_tail else 0)
+    out = tl.zeros([Y, _ROWS], tl.uint8)
+    if EACH > 0:
+        k_block, byte = y // EACH, y % EACH
+        mine = block + k_block // 2 * block_bytes(F)
+        if F.high_words > 0:
+            g, b = k_block % 2 * 4 + byte // F.high_words, byte % F.high_words
+            half = mine + header_bytes(F) + g * (2 * half_bytes(F)) + row // 16 * half_bytes(F)
+            at = half + half_bytes(F) - 16 * F.high_words + 16 * b + row % 16
+            out = tl.load(at, (y < OWN) & (byte < 4 * F.high_words), 0)
+        if F.octets > 0:
+            place = byte - 4 * F.high_words
+            is_octet = (y < OWN) & (place >= 0) & (place < F.octets // 2)
+            at = mine + 64 * F.has_d + (k_block % 2 * (F.octets // 2) + place) * _ROWS + row
+            out |= tl.load(at, is_octet, 0)
+        if F.scales == _NIBBLES_32:
+            out |= tl.load(mine + 2 * row + place - 2, (y < OWN) & (place >= 2), 0)
+    if F.has_tail:
+        place = y - OWN
+        at = block + place // 4 * block_bytes(F) + 2 * row + place % 4
+        out |= tl.load(at, (place >= 0) & (y < BYTES) & (place % 4 < 2), 0)
+    to = tl.program_id(0).to(tl.int64) * _ROWS + row
+    tl.store(scales + to * BYTES + y, out, y < BYTES)
+
+
+@kernel
+def unpack_book_kernel(
+    panels, codes, scales, K_BLOCKS: tl.constexpr, F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr
+):
+    """Grid (panels, parts of the codes and one program for the scales)."""
+    if tl.program_id(1) < F.parts:
+        move_book_codes(panels, codes, tl.program_id(1), K_BLOCKS, F, X)
+    else:
+        move_book_words(panels, scales, K_BLOCKS, F, Y)
+
+
+@kernel
+def unpack_scattered_book_kernel(
+    addresses, K_BLOCKS: tl.constexpr, F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr
+):
+    """Grid (panels of a matrix, parts and one, matrices); addresses as in unpack_scattered_kernel."""
+    at = addresses + 4 * tl.program_id(2)
+    panels = tl.load(at)
+    if panels != 0:
+        octets = panels.to(tl.pointer_type(tl.uint8))
+        if tl.program_id(1) < F.parts:
+            codes = tl.load(at + 1).to(tl.pointer_type(tl.int32))
+            move_book_codes(octets, codes, tl.program_id(1), K_BLOCKS, F, X)
+        else:
+            move_book_words(octets, tl.load(at + 2).to(tl.pointer_type(tl.uint8)), K_BLOCKS, F, Y)
+
+
+def unpack_book_panels(
+    panels: Tensor, codes: Tensor, scales: Tensor, book: Codebook, whole: int, cols: int
+) -> None:
+    """Launches it for `whole` panels. panels uint8; codes int32, scales uint8: those of the planes."""
+    unpack_book_kernel((whole, book.parts + 1), panels, codes, scales, *_sizes(book, cols), num_warps=4)
+
+
+def unpack_scattered_books(addresses: Tensor, book: Codebook, rows: int, cols: int) -> None:
+    unpack_scattered_book_kernel(
+        (rows // PANEL_ROWS, book.parts + 1, len(addresses)), addresses, *_sizes(book, cols), num_warps=4
+    )
+
+
+def _sizes(book: Codebook, cols: int) -> tuple[object, ...]:
+    k_blocks = k_blocks_of(cols)
+    return k_blocks, book, next_power_of_2(4 * k_blocks), next_power_of_2(4 * book.row_words(k_blocks))

@@ -1,0 +1,178 @@
+"""Reading planes of types with codebooks in kernels. `books.py` has the layout and the same in plain torch.
+
+Columns come eight at a time: j = 0 .. 3 of group g (of 32) of a k block; an eight has two words of four signed bytes,
+`which` 0 and 1. g may be a compile-time number. Bytes and words are int32 tensors.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from moeserve.kernels.planes.triton import high_half, low_half
+from moeserve.quantization.codebook import BookScales, Signs
+
+_PACKED_7 = tl.constexpr(int(Signs.PACKED_7))
+_HIGH_7 = tl.constexpr(int(Signs.HIGH_7))
+_BYTES = tl.constexpr(int(Signs.BYTES))
+_DELTA_GROUP = tl.constexpr(int(Signs.DELTA_GROUP))
+_DELTA_ENTRY = tl.constexpr(int(Signs.DELTA_ENTRY))
+_WORD_TOP = tl.constexpr(int(BookScales.WORD_TOP))
+_NIBBLES_32 = tl.constexpr(int(BookScales.NIBBLES_32))
+_NIBBLES_16 = tl.constexpr(int(BookScales.NIBBLES_16))
+_HIGH_TOP_3 = tl.constexpr(int(BookScales.HIGH_TOP_3))
+
+
+@triton.constexpr_function
+def row_words(F, cols):
+    """32-bit scale words of a row."""
+    return F.row_words((cols + 127) // 128)
+
+
+@triton.jit
+def index_of(low, signs, high, j, g, which: tl.constexpr, F: tl.constexpr):
+    """The index of an eight's entry, or of the entry of its word `which`. high: the word with the group's high
+    bytes."""
+    if F.signs == _HIGH_7:
+        low |= (signs & 1) << 8
+    elif F.signs == _DELTA_GROUP:
+        low |= ((high >> (16 * (g % 2) + 3 * j)) & 7) << 8
+    elif F.signs == _DELTA_ENTRY:
+        low |= ((high >> (16 * (g % 2) + 4 * j)) & 7) << 8
+    elif F.high_bits == 2:
+        low |= ((high >> (8 * g + 2 * j)) & 3) << 8
+    elif F.high_bits == 1:
+        low |= ((high >> (8 * g + 2 * j + which)) & 1) << 8
+    return low
+
+
+@triton.jit
+def entry_words(low, signs, high, table, j, g, F: tl.constexpr):
+    """Both words of an eight without signs. low: the low bytes of its indices, a tuple."""
+    if F.low_parts == 1:
+        at = table.to(tl.pointer_type(tl.int64)) + index_of(low[0], signs, high, j, g, 0, F)
+        pair = tl.load(at)
+        first, second = pair.to(tl.int32), (pair >> 32).to(tl.int32)
+    else:
+        first = tl.load(table + index_of(low[0], signs, high, j, g, 0, F))
+        second = tl.load(table + index_of(low[1], signs, high, j, g, 1, F))
+    return first, second
+
+
+@triton.jit
+def eight_signs(signs, F: tl.constexpr):
+    """The signs of eight columns, a bit each; of seven the eighth makes the number of minuses even."""
+    if F.signs == _BYTES:
+        out = signs
+    else:
+        seven = signs & 127 if F.signs == _PACKED_7 else signs >> 1
+        odd = seven ^ (seven >> 4)
+        odd = odd ^ (odd >> 2)
+        out = seven | (((odd ^ (odd >> 1)) & 1) << 7)
+    return out
+
+
+@triton.jit
+def with_signs(word, bits):
+    """Four positive bytes, negative where the lowest bits say so."""
+    ones = ((bits & 15) * 0x00204081) & 0x01010101
+    return (word ^ (ones * 255)) + ones
+
+
+@triton.jit
+def numbers_of(low, signs, high, table, j, g, F: tl.constexpr):
+    """Both words of an eight: signed bytes."""
+    first, second = entry_words(low, signs, high, table, j, g, F)
+    if F.has_delta:
+        place = 16 * (g % 2) + (15 if F.signs == _DELTA_GROUP else 4 * j + 3)
+        plus = ((high >> place) & 1) ^ 1
+        twos = plus * 0x02020202
+        # 8 * entry + 127, plus 0 or 2, less 128.
+        first, second = (first + twos) ^ -0x7F7F7F80, (second + twos) ^ -0x7F7F7F80
+    else:
+        minus = eight_signs(signs, F)
+        first, second = with_signs(first, minus), with_signs(second, minus >> 4)
+    return first, second
+
+
+@triton.jit
+def scale_number(words, top, j, g, F: tl.constexpr):
+    """The integer n of an eight's scale. words: of the k block's high bytes the group's word, then that of scales.
+    top: of WORD_TOP the number itself."""
+    high, octets = words
+    if F.scales == _WORD_TOP:
+        n = top
+    elif F.scales == _HIGH_TOP_3:
+        n = (high >> (16 * (g % 2) + 12)) & 7
+    elif F.scales == _NIBBLES_16:
+        n = (octets >> (8 * g + 4 * (j // 2))) & 15
+    elif F.scales == _NIBBLES_32:
+        n = (octets >> (4 * g)) & 15
+    else:
+        n = (octets >> (16 * (g // 2) + 3 * (2 * (g % 2) + j // 2))) & 7
+    return n
+
+
+@triton.jit
+def load_d(row, u, live, COLS: tl.constexpr, F: tl.constexpr):
+    """The words with d of k blocks u. row: pointers to the rows' first scale words."""
+    at = row + F.words - 1
+    if F.has_tail:
+        first = tl.load(row + (COLS + 127) // 128 * F.words + u // 2, live, 0)
+        second = first
+    elif F.has_d:
+        first = tl.load(at + u * F.words, live, 0)
+        second = first
+    else:
+        even = u // 2 * (2 * F.words)
+        first, second = tl.load(at + even, live, 0), tl.load(at + even + F.words, live, 0)
+    return first, second
+
+
+@triton.jit
+def d_of(first, second, F: tl.constexpr):
+    """float32 d from these words."""
+    if F.has_tail:
+        d = low_half(first)
+    elif F.has_d:
+        d = high_half(first)
+    else:
+        even = ((first >> 12) & 15) | (((first >> 28) & 15) << 4)
+        odd = ((second >> 12) & 15) | (((second >> 28) & 15) << 4)
+        d = low_half(even | odd << 8)
+    return d
+
+
+@triton.jit
+def scale_of(n, d, F: tl.constexpr):
+    return d * (2 * n + 1).to(tl.float32) * (F.eighths / 8)
+
+
+@triton.jit
+def load_eight(codes, scales, table, r, u, g, j, live, COLS: tl.constexpr, F: tl.constexpr):
+    """Both words of an eight, and its scale, float32. codes: uint8 pointers to the expert's first row; r, u, g, j and
+    live broadcast with one another."""
+    K_BLOCKS: tl.constexpr = (COLS + 127) // 128
+    at = codes + r * (F.parts * K_BLOCKS * 16) + u * 16 + g
+    row = scales + r * row_words(F, COLS)
+    low = (tl.load(at + 4 * j, live, 0).to(tl.int32),)
+    if F.low_parts == 2:
+        low = low + (tl.load(at + K_BLOCKS * 16 + 4 * j, live, 0).to(tl.int32),)  # noqa: RUF005
+    signs, top, high, octets = low[0], low[0], low[0], low[0]
+    if F.parts > F.low_parts:
+        at += F.low_parts * K_BLOCKS * 16
+        signs = tl.load(at + 4 * j, live, 0).to(tl.int32)
+    if F.scales == _WORD_TOP:
+        top = signs * 0
+        for e in tl.static_range(4):
+            top |= (tl.load(at + 4 * e, live, 0).to(tl.int32) >> 7) << e
+    if F.high_words > 0:
+        high = tl.load(row + u * F.words + (g // 2 if F.high_words == 2 else 0), live, 0)
+    if F.octets > 0:
+        octets = tl.load(row + u * F.words + F.words - 1, live, 0)
+    first, second = load_d(row, u, live, COLS, F)
+    scale = scale_of(scale_number((high, octets), top, j, g, F), d_of(first, second, F), F)
+    first, second = numbers_of(low, signs, high, table, j, g, F)
+    return first, second, scale
