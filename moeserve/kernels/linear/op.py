@@ -312,7 +312,7 @@ def run_gemm(
 ) -> None:
     """gemm_kernel or sliced_k_gemm_kernel with tile.bm routes (dense: tokens) to a block. bias float32 [experts, rows
     of both]; out has `parts` rows for each token, of which the first top_k are its routes'."""
-    t = _fitting(tile, weight)
+    t = _fitting(tile, *(weight,) if second is None else (weight, second))
     run = sliced_k_gemm_kernel if t.sliced_k else gemm_kernel
     more = (max(1, t.warps // t.k_blocks), t.stages) if t.sliced_k else ()
     run(

@@ -92,14 +92,17 @@ def move_scales(
         out = tl.load(base + block * BLOCK + byte // 2 * (2 * _ROWS) + 2 * row + byte % 2, live, 0)
     elif (STORED == _F16_ZERO) | (STORED == _BF16_ZERO):
         if BLOCK_GROUPS > 1:  # a word for each block: the half, then the byte
-            block, byte = y // 4, y % 4
+            half_block, byte = y // 4, y % 4
+            zero_block, is_half, is_zero = half_block, byte < 2, byte == 2
         else:  # of a k block's four blocks the halves, then the bytes
+            half_block, byte = y // 12 * 4 + y % 12 // 2, y % 2
+            zero_block, is_half = y // 12 * 4 + (y % 12 - 8), y % 12 < 8
             is_zero = y % 12 >= 8
-            block = y // 12 * 4 + tl.where(is_zero, y % 12 - 8, y % 12 // 2)
-            byte = tl.where(is_zero, 2, y % 2)
-        live = (y < BYTES) & (block < BLOCKS)
-        out = tl.load(base + block * BLOCK + 2 * row + byte, live & (byte < 2), 0)
-        out |= tl.load(octets + block * BLOCK, live & (byte == 2), 0)
+        is_half &= (y < BYTES) & (half_block < BLOCKS)
+        is_zero &= (y < BYTES) & (zero_block < BLOCKS)
+        half = tl.load(base + half_block * BLOCK + 2 * row + byte, is_half, 0)
+        zero = tl.load(octets + zero_block * BLOCK, is_zero, 0)
+        out = tl.where(is_zero, zero, half)
     elif STORED == _SIX_BIT_MIN:
         # Bytes 0 .. 3 of a k block's 8 are scales, 4 .. 7 mins: of the block's first four groups in the lower
         # six bits of octets 0 .. 3 and 4 .. 7, of its others in octets 8 .. 11, a nibble each, with two bits of
