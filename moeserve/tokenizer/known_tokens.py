@@ -15,6 +15,7 @@ from moeserve.chatformat.reasoning import REASONING_TAGS
 
 # tokenizer.ggml.token_type
 NORMAL: Final = 1
+UNKNOWN: Final = 2
 CONTROL: Final = 3
 USER_DEFINED: Final = 4
 UNUSED: Final = 5

@@ -16,16 +16,19 @@ import numpy as np
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.source import ModelSource
 
-from .known_tokens import BYTE, CONTROL, TEXT_ENDS, UNUSED, USER_DEFINED, known_kinds, turn_ends
+from .known_tokens import BYTE, CONTROL, TEXT_ENDS, UNKNOWN, UNUSED, USER_DEFINED, known_kinds, turn_ends
 
 MAX_VOCAB = 1 << 22
 MAX_TOKEN_BYTES = 1 << 16  # of one token; the longest in use have hundreds
 
-SPACED_MODEL = "gemma4"  # `tokenizer.ggml.model`
+# `tokenizer.ggml.model` of vocabularies that are spelled as SentencePiece spells them.
+SPACED_MODEL = "gemma4"  # with merges
+SENTENCEPIECE_MODEL = "llama"  # with scores
 SPACE = "\u2581"  # in place of a space
 BYTE_PIECES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 _TOKENS = "tokenizer.ggml.tokens"
+_ADD_BOS = "tokenizer.ggml.add_bos_token"
 _BATCH = 8192  # tokens decoded at a time
 
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -72,11 +75,9 @@ class Vocabulary:
             )
         special = _ids_of(kinds == CONTROL)
         bos_id = _token_id(gguf, "tokenizer.ggml.bos_token_id", size)
-        add_bos = spaced or metadata.require_bool("tokenizer.ggml.add_bos_token", default=False)
+        add_bos = _model(gguf) == SPACED_MODEL or metadata.require_bool(_ADD_BOS, default=spaced)
         if add_bos and bos_id is None:
-            raise metadata.error(
-                "tokenizer.ggml.add_bos_token", "is true, but no tokenizer.ggml.bos_token_id is given"
-            )
+            raise metadata.error(_ADD_BOS, "is true, but no tokenizer.ggml.bos_token_id is given")
         return cls(
             token_bytes=token_bytes,
             special=special,
@@ -138,13 +139,23 @@ def _raw_bytes(pieces: Sequence[str], is_literal: np.ndarray[Any, np.dtype[np.bo
 
 def is_spaced(gguf: ModelSource) -> bool:
     """Tokens are spelled as SentencePiece spells them, with SPACE for spaces and <0x0A> for bytes, and merges join
-    characters: Gemma 4's. Its prompts begin with the token for that, whatever the file says."""
-    return gguf.metadata.require_str("tokenizer.ggml.model") == SPACED_MODEL
+    characters: Gemma 4's, whose prompts begin with the token for that whatever the file says, and those of Llama 2 and
+    Mistral, whose prompts do unless the file says otherwise."""
+    return _model(gguf) in (SPACED_MODEL, SENTENCEPIECE_MODEL)
+
+
+def has_scores(gguf: ModelSource) -> bool:
+    """Tokens have scores in place of merges."""
+    return _model(gguf) == SENTENCEPIECE_MODEL
+
+
+def _model(gguf: ModelSource) -> str:
+    return gguf.metadata.require_str("tokenizer.ggml.model")
 
 
 def _corrected(gguf: ModelSource, kinds: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
     """The kinds of tokens (int [size]); tokens known by their text have kinds of their own."""
-    kinds = kinds.copy()
+    kinds = np.where(kinds == UNKNOWN, CONTROL, kinds) if is_spaced(gguf) else kinds.copy()
     for token_id, kind in known_kinds(gguf.metadata.require_strings(_TOKENS), kinds.tolist()).items():
         kinds[token_id] = kind
     return kinds

@@ -100,13 +100,13 @@ def test_logits_are_as_near_transformers_as_those_of_8_bits(
             model.from_pretrained(tmp_path / "floats", dtype=torch.float32), monkeypatch
         )
         whole = [Engine(stream_of(isa), folder).logits(TOKENS) for isa in isas]
-        errors = ((whole[-1] - truth) ** 2).mean(-1) / (truth**2).mean()
+        errors = ((whole[0] - truth) ** 2).mean(-1) / (truth**2).mean()
         assert nmse(whole[0], whole[-1]) <= errors.mean()
         assert torch.equal(Engine(stream_of(isas[-1], 3), folder).logits(TOKENS, 7), whole[-1])
-        return errors.median().item(), (whole[-1].argmax(-1) == truth.argmax(-1)).float().mean().item()
+        return errors.median().item(), (whole[0].argmax(-1) == truth.argmax(-1)).float().mean().item()
 
-    few_bits, eight_bits = distance(scheme, ISAS), distance("w8a16", ISAS[-1:])
-    # What activations of 8 bits cost in float32, measured, and some more: a mistake costs hundredfold.
+    few_bits, eight_bits = distance(scheme, ISAS), distance("w8a16", ISAS[:1])
+    # Plain C++ for both. First what activations of 8 bits cost in float32, measured, and some more.
     assert eight_bits[0] < {"glm4_moe": 2e-3, "deepseek_v3": 1e-2, "qwen3_next": 3e-2}[model_type]
     assert few_bits[0] < 1.1 * eight_bits[0]
     assert few_bits[1] > eight_bits[1] - 0.15  # of 60 choices, near ties in a random model

@@ -44,7 +44,8 @@ def string(text: str | bytes) -> bytes:
 
 
 def value(item: Any) -> bytes:
-    """Type and value: bool, int (uint32), float (float32), str, or a list of one of int (int32), str, bool."""
+    """Type and value: bool, int (uint32), float (float32), str, or a list of one of int (int32), float (float32), str,
+    bool."""
     if isinstance(item, bool):
         return struct.pack("<I?", T.BOOL, item)
     if isinstance(item, int):
@@ -53,7 +54,8 @@ def value(item: Any) -> bytes:
         return struct.pack("<If", T.FLOAT32, item)
     if isinstance(item, str):
         return struct.pack("<I", T.STRING) + string(item)
-    kind = T.STRING if isinstance(item[0], str | bytes) else T.BOOL if isinstance(item[0], bool) else T.INT32
+    kinds = ((str | bytes, T.STRING), (bool, T.BOOL), (float, T.FLOAT32), (int, T.INT32))
+    kind = next(kind for types, kind in kinds if isinstance(item[0], types))
     body = b"".join(string(x) if kind == T.STRING else struct.pack(_FORMATS[kind], x) for x in item)
     return struct.pack("<IIQ", T.ARRAY, kind, len(item)) + body
 

@@ -146,7 +146,7 @@ def test_a_byte_that_no_token_spells_does_not_vanish(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"tokenizer__ggml__model": "llama"}, "'tokenizer.ggml.model' is 'llama', which is not supported"),
+        ({"tokenizer__ggml__model": "bert"}, "'tokenizer.ggml.model' is 'bert', which is not supported"),
         (
             {"tokenizer__ggml__pre": "viking"},
             "'tokenizer.ggml.pre' is 'viking', which is not supported",

@@ -129,6 +129,17 @@ class Metadata(Mapping[str, MetadataValue]):
             raise self.error(key, f"has {len(value)} entries, {length} are expected")
         return value
 
+    def require_floats(self, key: str, length: int) -> np.ndarray[Any, np.dtype[Any]]:
+        """A floating-point array of exactly `length` numbers, none of them NaN."""
+        value = self._lookup(key, None)
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            raise self.error(key, f"is {_describe(value)}, an array of numbers is expected")
+        if len(value) != length:
+            raise self.error(key, f"has {len(value)} entries, {length} are expected")
+        if np.isnan(value).any():
+            raise self.error(key, "holds what is not a number")
+        return value
+
     def require_bools(self, key: str, length: int) -> list[bool]:
         """A boolean array of exactly `length` entries."""
         value = self._lookup(key, None)
