@@ -111,10 +111,8 @@ class _Vocabulary:
             self.tokens[token_id] = _NOT_TEXT + self.tokens[token_id]
 
     def __call__(self, text: Any) -> list[int]:
-        """`text` is UTF-8, of which llguidance passes whole characters only; up to all that a grammar holds. Encoding a
-        batch lets go of the GIL, encoding one text does not."""
-        (ids,) = self._tokenizer.encode_batch([bytes(text).decode("utf-8")], parse_special=False)
-        return ids
+        """`text` is UTF-8, of which llguidance passes whole characters only; up to all that a grammar holds."""
+        return self._tokenizer.encode_rest(bytes(text).decode("utf-8"), parse_special=False)
 
 
 class Matcher:

@@ -36,8 +36,9 @@ def merges_of_scores(
         )
     if (splits := sum(map(len, joinable))) > MAX_SPLITS:
         raise gguf.metadata.error(_TOKENS, f"has {splits} characters; {MAX_SPLITS} at most are supported")
+    # Runs of spaces have one score: there the leftmost pair is joined first, so that the left part grows.
     ranked = [
-        (-scores[whole], joinable[left], joinable[right], left, right)
+        (-scores[whole], -at, whole, left, right)
         for piece, whole in joinable.items()
         for at in range(1, len(piece))
         if (left := piece[:at]) in joinable and (right := piece[at:]) in joinable

@@ -7,6 +7,7 @@ Going through the arrays takes a fraction of a second; transformers' own GGUF re
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
@@ -44,13 +45,21 @@ class TextTokenizer:
     """encode and decode. Safe to call from several threads; the tokenizers never change once built."""
 
     def __init__(
-        self, vocabulary: Vocabulary, with_special: Tokenizer, without_special: Tokenizer, *, spaced: bool
+        self,
+        vocabulary: Vocabulary,
+        with_special: Tokenizer,
+        without_special: Tokenizer,
+        *,
+        spaced: bool,
+        going_on: Tokenizer | None = None,
     ) -> None:
-        """`spaced`: a token's text is the text itself, but for spaces."""
+        """`spaced`: a token's text is the text itself, but for spaces. `going_on`: where the other two put a space
+        before a text, the one that does not."""
         self.vocabulary = vocabulary
         self._spaced = spaced
         self._with_special = with_special
         self._without_special = without_special
+        self._going_on = going_on
         # Bytes that no token spells, and the character that is read in place of those that have one.
         self.missing_bytes = _UTF8_BYTES - {piece[0] for piece in vocabulary.token_bytes if len(piece) == 1}
         self._replacement = next((one for one in "\ufffd?" if not self.missing_bytes & {*one.encode()}), "")
@@ -79,7 +88,8 @@ class TextTokenizer:
         if split is None:
             prefix = scored and gguf.metadata.require_bool(_SPACE_PREFIX, default=True)
             with_special, without = (_spaced_tokenizer(model, added, prefix=prefix) for added in kinds)
-            return cls(vocabulary, with_special, without, spaced=True)
+            going_on = _spaced_tokenizer(model, user_defined, prefix=False) if prefix else None
+            return cls(vocabulary, with_special, without, spaced=True, going_on=going_on)
         nfc = gguf.metadata.require_str(_NORMALIZER, default="NFC" if split.nfc else "none") == "NFC"
         with_special, without = (_tokenizer(model, added, split, nfc=nfc) for added in kinds)
         return cls(vocabulary, with_special, without, spaced=False)
@@ -100,6 +110,28 @@ class TextTokenizer:
         )
         return [encoding.ids for encoding in batch]
 
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """Token ids of one text in parts: no token, and no control token's text, goes over from one to the next. On
+        several cores."""
+        if self._going_on is None or len(parts) < 2:
+            return [*itertools.chain(*self.encode_batch(parts))]
+        return [*self.encode(parts[0]), *itertools.chain(*map(self.encode_rest, parts[1:]))]
+
+    def encode_rest(self, text: str, parse_special: bool = True) -> list[int]:
+        """Token ids of a text that goes on another one: without the space that some vocabularies put before a text.
+        Without the GIL, but for short moments."""
+        if self._going_on is None:
+            (ids,) = self.encode_batch([text], parse_special)
+            return ids
+        whole = self.vocabulary.user_defined
+        if parse_special:
+            whole |= self.vocabulary.special
+        starts = [at for i in whole if (at := text.find(self.token_text(i))) >= 0]
+        begun = min(starts, default=len(text))
+        (first,) = self._going_on.encode_batch_fast([self._spelled(text[:begun])], add_special_tokens=False)
+        (rest,) = self.encode_batch([text[begun:]], parse_special)
+        return [*first.ids, *rest]
+
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text. IndexError outside 0..size-1."""
         if token_id < 0:
@@ -111,10 +143,12 @@ class TextTokenizer:
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of `ids`, U+FFFD for invalid UTF-8. IndexError outside 0..size-1."""
+        """The text of `ids`, U+FFFD for invalid UTF-8, without the space that `encode` puts before a text. IndexError
+        outside 0..size-1."""
         special = self.vocabulary.special
         kept = (self.token_bytes(i) for i in ids if not (skip_special and i in special))
-        return b"".join(kept).decode("utf-8", errors="replace")
+        text = b"".join(kept).decode("utf-8", errors="replace")
+        return text if self._going_on is None else text.removeprefix(" ")
 
     def _spelled(self, text: str) -> str:
         """The text as far as tokens can spell it: a byte without a token would vanish from it."""

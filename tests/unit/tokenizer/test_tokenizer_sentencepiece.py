@@ -10,8 +10,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from moeserve.grammar.engine import GrammarEngine
+from moeserve.grammar.spec import Choice
+from moeserve.grammar.translate import to_grammar
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -52,7 +56,8 @@ def test_a_file_that_does_not_say_has_a_space_before_its_texts_and_a_token_befor
     tmp_path: Path,
 ) -> None:
     ours = tokenizer(tmp_path / "model.gguf")
-    assert ours.decode(ours.encode("Hello")) == " Hello"
+    assert b"".join(map(ours.token_bytes, ours.encode("Hello"))) == b" Hello"
+    assert ours.decode(ours.encode("Hello")) == "Hello"
     assert ours.vocabulary.add_bos
     assert not tokenizer(tmp_path / "other.gguf", tokenizer__ggml__add_bos_token=False).vocabulary.add_bos
 
@@ -62,6 +67,31 @@ def test_texts_come_back(tmp_path: Path) -> None:
     for text in GIVEN["texts"]:
         spelled = text["text"].replace("\u2581", " ")  # the character that stands for a space
         assert ours.decode(ours.encode(text["text"], parse_special=False), skip_special=False) == spelled
+
+
+def test_a_text_that_goes_on_has_no_space_before_it(tmp_path: Path) -> None:
+    """llama.cpp's ids: those of a vocabulary without the space, and one space behind each control token."""
+    ours = tokenizer(tmp_path / "model.gguf")
+    for text in GIVEN["texts"]:
+        assert ours.encode_rest(text["text"], parse_special=False) == text["ids"]["plain"]
+    assert ours.encode_rest("[INST]hi") == ours.encode("[INST]hi")
+    hi = ours.encode("hi</s>")
+    assert ours.encode_parts(["<s>[INST]", "hi</s>"]) == [
+        *ours.encode("<s>[INST]"),
+        *ours.encode_rest("hi</s>"),
+    ]
+    assert ours.encode_rest("hi</s>") != hi
+    assert ours.encode_parts(["hi</s>"]) == hi
+
+
+def test_what_a_grammar_forces_has_no_space_before_it(tmp_path: Path) -> None:
+    ours = tokenizer(tmp_path / "model.gguf")
+    matcher = GrammarEngine(ours).matcher(to_grammar(Choice(["Hello world"])))
+    mask = np.zeros(22, np.int32)
+    for token_id in ours.encode_rest("Hello world"):
+        matcher.fill(mask)
+        assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() == [token_id]
+        matcher.accept(token_id)
 
 
 @pytest.mark.parametrize(

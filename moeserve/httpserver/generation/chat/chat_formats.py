@@ -173,7 +173,7 @@ def _thinking(
             f"--reasoning-parser {flag}: the model's vocabulary has no tokens {tags.open_token} and {tags.close} "
             "that are part of its text"
         )
-    return ThinkingTokens(open_id, close_id, tuple(tokenizer.encode(tags.ending)), tags)
+    return ThinkingTokens(open_id, close_id, tuple(tokenizer.encode_rest(tags.ending)), tags)
 
 
 def _control_tokens(tokenizer: TextTokenizer, words: Sequence[str]) -> dict[str, int]:

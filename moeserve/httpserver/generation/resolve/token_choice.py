@@ -50,7 +50,7 @@ def _sequences_of(words: tuple[str, ...], text: ModelText) -> set[tuple[int, ...
     found = set()
     for word in words:
         for written in (word, f" {word.lstrip()}"):
-            ids = tuple(text.tokenizer.encode(written))
+            ids = tuple(text.tokenizer.encode_rest(written))
             if len(ids) > MAX_WORD_TOKENS:
                 message = f"{word[:80]!r} takes {len(ids)} tokens of this model; {MAX_WORD_TOKENS} at most are taken"
                 raise invalid("bad_words", message)
