@@ -188,13 +188,13 @@ def test_totals_count_what_was_done() -> None:
     assert report.steps >= 5
 
 
-def test_a_step_of_256_requests_takes_far_less_than_a_millisecond() -> None:
-    """Measured 0.1 ms; the bound leaves room for a busy machine and still catches anything quadratic."""
-    scheduler = Scheduler(Limits(256 * 300, 256, 300, 2048, 1000))
-    for id in range(256):
+def least_step_time(requests: int) -> float:
+    """Seconds of CPU that the router takes for a step of this many requests, the least of 60."""
+    scheduler = Scheduler(Limits(requests * 300, requests, 300, 2048, 1000))
+    for id in range(requests):
         scheduler.add(request(id, prompt=8, max_tokens=200))
     times = []
-    for _ in range(150):
+    for _ in range(60):
         start = time.thread_time()
         plan = scheduler.plan(0.0)
         planned = time.thread_time()
@@ -204,4 +204,11 @@ def test_a_step_of_256_requests_takes_far_less_than_a_millisecond() -> None:
         scheduler.step_result(result, 0.0)
         scheduler.take_messages()
         times.append(planned - start + time.thread_time() - stepped)
-    assert sorted(times)[len(times) // 2] < 1e-3
+    return min(times)
+
+
+def test_a_step_takes_time_in_proportion_to_its_requests() -> None:
+    """0.1 ms for 256 on a fast machine. Whatever the machine: 16 times the requests take 16 times as long at most, not
+    256 times."""
+    few = least_step_time(32)
+    assert least_step_time(512) < 48 * few
