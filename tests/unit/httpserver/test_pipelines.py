@@ -156,7 +156,7 @@ def test_a_turn_of_the_event_loop_is_short_whatever_comes() -> None:
         [POST + b"Content-Length: 100000000000\r\n\r\n", bytes(4 << 20)],
         [POST, b"a: b\r\n" * 100_000],
     ):
-        assert asyncio.run(longest(*sent)) < 0.05, sent[0][:60]
+        assert asyncio.run(longest(*sent)) < 0.1, sent[0][:60]
 
 
 def test_a_refusal_before_the_bodys_end_is_the_connections_last() -> None:
