@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from moeserve.kernels.sampling import columns, reference
 from moeserve.kernels.sampling.cpu import SamplerState
+from moeserve.kernels.sampling.op import DeviceSamplerState
 from moeserve.sampling.parameters import DEFAULTS, PARAMETERS, settings_of
 
 OF_THE_STATE = (
@@ -39,3 +41,8 @@ def test_a_gpus_row_has_every_column_in_a_place_of_its_own() -> None:
         at = columns.column(name).value
         assert at % (kind.itemsize // 4) == 0
         assert row[at : at + kind.itemsize // 4].view(kind) == value, name
+
+
+def test_a_setting_that_is_not_declared_is_refused() -> None:
+    with pytest.raises(TypeError, match="there is no setting xtc_chance"):
+        DeviceSamplerState(1, 64, "cpu").bind(0, xtc_chance=0.5)

@@ -44,7 +44,7 @@ def is_whole(said: bytes) -> bool:
 
 
 def exchange(server: HttpServer, *packets: bytes, answers: int = 1) -> bytes:
-    """What the server says to the packets until it closes or has nothing more to say behind so many answers."""
+    """Sends the packets; returns what the server says until it closes, or is silent behind that number of answers."""
     host, _, port = server.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port))) as connection:
         for packet in packets[:-1]:

@@ -13,7 +13,7 @@ from tests.support.http_harness import HttpServer
 
 
 def loop_seconds(server: HttpServer) -> float:
-    """Of the event loop's thread."""
+    """Returns the CPU seconds of the event loop's thread."""
     pid = server.process.pid
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 

@@ -87,6 +87,8 @@ class DeviceSamplerState:
                 raise ValueError(f"a token id is not in [0, {self.vocab})")
         if len(bias_ids) > MAX_BIAS or len(stop_ids) > MAX_STOP:
             raise ValueError(f"more than {MAX_BIAS} tokens with a bias or {MAX_STOP} stop tokens")
+        if unknown := given.keys() - _DEFAULTS.keys():
+            raise TypeError(f"there is no setting {min(unknown)}")
         settings = _DEFAULTS | given
         if np.float32(settings["temperature"]):
             settings["temperature"] = max(settings["temperature"], LEAST_TEMPERATURE)

@@ -230,8 +230,7 @@ class GpuEngine:
         twice."""
         if step.num_rows != len(step.counts):
             return path_of(step, self.facts)
-        _, *of_rows = step
-        key = tuple(of_rows)
+        key = step[1:]  # all but the counts, which are ones
         path = self._decode_paths.get(key)
         if path is None:
             path = self._decode_paths[key] = path_of(step, self.facts)
