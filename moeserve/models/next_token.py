@@ -22,6 +22,13 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
 
+def drafting_shape(shape: ModelShape, source: ModelSource, method: str | None) -> ModelShape:
+    """The model with what drafts by this method of --speculative-config. Raises ModelError where the file has no such
+    block, for "mtp"; None: nothing drafts."""
+    wants = method == "mtp" or (method == "auto" and has_next_token_block(shape, source))
+    return with_next_token_block(shape, source) if wants else shape
+
+
 def has_next_token_block(shape: ModelShape, source: ModelSource) -> bool:
     """Whether the file has a block that can draft here."""
     family = FAMILIES.get(source.architecture)

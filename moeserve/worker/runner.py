@@ -78,7 +78,7 @@ class Runner:
         self._constraints = constraints
         self._drafts: DraftRows | None = None
         if drafting is not None:
-            self._drafts = DraftRows(self._sequences, drafting.drafter(self._sequences.tokens))
+            self._drafts = DraftRows(self._sequences, drafting.drafter(self._sequences))
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
         self._pages = pages

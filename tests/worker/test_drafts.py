@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from moeserve.placement.engine_memory import draft_record_bytes
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
-from moeserve.worker.sequences import Int32s
+from moeserve.worker.drafts.drafter import Wanted
+from moeserve.worker.sequences import Int32s, StepLayout
 from tests.support.gemma_file import WINDOW, write_gemma
 from tests.support.nightly import nightly_after
 from tests.support.router_world import request
@@ -42,7 +44,13 @@ class Foreseen:
     def bind(self, slot: int) -> None:
         pass
 
-    def draft(self, slot: int, length: int, most: int) -> Int32s:
+    def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        return [self._draft(*one) for one in wanted]
+
+    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        pass
+
+    def _draft(self, slot: int, length: int, most: int) -> Int32s:
         so_far = self._tokens[slot, :length].tolist()
         text = next((text for text in self._answers if text[:length] == so_far), so_far)
         draft = text[length : length + self._rng.randint(0, most)]
