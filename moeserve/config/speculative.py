@@ -84,7 +84,13 @@ def _lookup(given: dict[str, Any]) -> Lookup:
     # As in vLLM, one of the two alone is both.
     if given.keys() & set(_LOOKUP_FIELDS):
         ends = [given.get(name) for name in _LOOKUP_FIELDS]
-        given = given | dict(zip(_LOOKUP_FIELDS, (ends[1] if ends[0] is None else ends[0], ends[0] if ends[1] is None else ends[1]), strict=True))
+        given = given | dict(
+            zip(
+                _LOOKUP_FIELDS,
+                (ends[1] if ends[0] is None else ends[0], ends[0] if ends[1] is None else ends[1]),
+                strict=True,
+            )
+        )
     shortest = _count(given, "prompt_lookup_min", _DEFAULT_SHORTEST, LONGEST_MATCH)
     longest = _count(given, "prompt_lookup_max", _DEFAULT_LONGEST, LONGEST_MATCH)
     if longest < shortest:

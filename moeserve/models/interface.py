@@ -253,7 +253,9 @@ class ModelShape:
     tied_embeddings: bool  # the embedding is the output matrix too
     # Behind `layers` in the file: layers that predict tokens further ahead (MTP). See `skipped_layers.py`.
     num_skipped_layers: int = 0
-    next_token_layer: LayerShape | None = None  # that of the block which drafts (next_token.py); None: none does
+    next_token_layer: LayerShape | None = (
+        None  # that of the block which drafts (next_token.py); None: none does
+    )
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits are c * tanh(logits / c); 0: as they are
     logit_scale: float = 1.0  # multiplies logits: the last norm's weight is loaded times it

@@ -6,8 +6,8 @@ Its row q, for the token at position q > 0:
     x = the block's decoder layer (x), at position q - 1, over the rows 1 .. q
     logits = output(shared_head_norm(x))        of the token at q + 1
 
-The next row, whose token is a draft, takes the norm's output in place of the model's state. A row needs tokens up to its
-own alone, so that its keys and values lie in the KV slot of position q, and a cached prefix has them.
+The next row, whose token is a draft, takes the norm's output in place of the model's state. A row needs tokens up to
+its own alone, so that its keys and values lie in the KV slot of position q, and a cached prefix has them.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ def with_next_token_block(shape: ModelShape, source: ModelSource) -> ModelShape:
             f"blk.{shape.num_layers}.nextn.*) of {served}, or draft by look-up with "
             '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}',
         )
-    layer = next(
-        layer for layer in reversed(shape.layers) if isinstance(layer.mixer, AttentionShape)
-    )
+    layer = next(layer for layer in reversed(shape.layers) if isinstance(layer.mixer, AttentionShape))
     drafting = replace(shape, next_token_layer=layer, num_skipped_layers=max(shape.num_skipped_layers, 1))
     check_tensors(drafting, source)
     return drafting

@@ -209,7 +209,11 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
     sandwich = [Buffer(name, (rows, hidden)) for name in ("block", "block_sum") if model.is_sandwiched]
     drafting: list[Buffer] = []
     if model.next_token_layer is not None:
-        drafting = [Buffer("states", (rows, hidden)), *_pair("token", rows, hidden), *_pair("state", rows, hidden)]
+        drafting = [
+            Buffer("states", (rows, hidden)),
+            *_pair("token", rows, hidden),
+            *_pair("state", rows, hidden),
+        ]
     return (
         Buffer("x", (rows, hidden)),
         *_pair("y", rows, hidden),

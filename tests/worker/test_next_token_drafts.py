@@ -97,39 +97,36 @@ def by_hand(path: Path, text: list[int], count: int) -> list[int]:
     return drafts
 
 
-@pytest.mark.parametrize("streams", [1, 16])
+@pytest.mark.parametrize("streams", nightly_after(1, [3, 1, 16]))
 @pytest.mark.parametrize("temperature", nightly_after(1, [0.7, 0.0, 1.5]))
-def test_text_and_drafts(
-    path: Path, runner: Runner, plain: Runner, streams: int, temperature: float
-) -> None:
+def test_text_and_drafts(path: Path, runner: Runner, plain: Runner, streams: int, temperature: float) -> None:
     """With drafts that are right, wrong and cut, chunks of prompts, and a worker that is lost."""
     requests = asked(streams, runner.ready().vocab_size, temperature=temperature)
-    expected, before = serve(plain, requests, 0, prefix_cache=False)
+    expected, _ = serve(plain, requests, 0, reuse_prefixes=False)
     shown = show(runner, whole_texts(requests, expected))
-    found, report = serve(runner, requests, MOST, lose_at(6), prefix_cache=False, max_num_batched_tokens=60)
+    found, report = serve(runner, requests, MOST, lose_at(6), reuse_prefixes=False, max_num_batched_tokens=60)
     assert found == expected
     assert report.accepted_draft_tokens > ANSWER * streams / 3
-    assert report.steps < before.steps or streams > 1
     noted = shown.noted
     assert max(len(draft) for _, draft in noted) == MOST
-    for text, draft in noted[:: max(1, len(noted) // 8)]:
+    for text, draft in noted[:: max(1, len(noted) // 4)]:
         assert draft == by_hand(path, text, len(draft))
 
 
-def test_preempted_and_cached(runner: Runner, plain: Runner) -> None:
-    requests = asked(8, runner.ready().vocab_size, temperature=0.7)
+def test_bound_again_and_cached(runner: Runner, plain: Runner) -> None:
+    requests = asked(4, runner.ready().vocab_size, temperature=0.7)
     expected, _ = serve(plain, requests, 0)
     shown = show(runner, whole_texts(requests, expected))
-    found, report = serve(runner, requests, MOST, num_kv_slots=260)
+    found, report = serve(runner, requests, MOST, lose_at(7), num_kv_slots=150)
     assert found == expected
-    assert report.preemptions > 0
+    assert report.preemptions + report.engine_losses > 0
     assert report.accepted_draft_tokens > ANSWER
     assert len(shown.noted) > ANSWER
 
 
 def test_its_own_drafts(runner: Runner, plain: Runner) -> None:
     """Which are hardly ever right, where weights are random."""
-    requests = asked(4, runner.ready().vocab_size)
+    requests = asked(2, runner.ready().vocab_size)
     expected, _ = serve(plain, requests, 0)
     rows = runner._drafts
     assert rows is not None

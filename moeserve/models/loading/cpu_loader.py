@@ -140,13 +140,20 @@ class CpuLoader:
         numbers has some of both."""
         tensor = self._source.tensors[name]
         rows, cols = tensor.shape
-        data = self._source.data(name).reshape(rows, 2, -1) if cols // 2 % tensor.type.block_columns == 0 else None
+        data = (
+            self._source.data(name).reshape(rows, 2, -1)
+            if cols // 2 % tensor.type.block_columns == 0
+            else None
+        )
         if data is None:
             raise ModelError(
-                self._source.path, f"tensor {name!r}: half of its {cols} columns are no whole blocks of {tensor.type.name}"
+                self._source.path,
+                f"tensor {name!r}: half of its {cols} columns are no whole blocks of {tensor.type.name}",
             )
         left, right = (
-            self._stream.pack(np.ascontiguousarray(data[:, half]).reshape(-1), int(tensor.type), (rows, cols // 2))
+            self._stream.pack(
+                np.ascontiguousarray(data[:, half]).reshape(-1), int(tensor.type), (rows, cols // 2)
+            )
             for half in (0, 1)
         )
         self._matrices += [left, right]

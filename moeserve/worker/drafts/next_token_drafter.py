@@ -54,8 +54,11 @@ class NextTokenDrafter:
         )
         if len(active) == 0:
             return [np.zeros(0, np.int32) for _ in wanted]
-        slots, length, most = np.array([wanted[at] for at in active], np.int32).T
-        tokens, states = self._sequences.tokens[slots, length - 1], self._states[torch.from_numpy(slots.copy())]
+        slots, length, most = np.array([wanted[at] for at in active], np.int32).T.copy()
+        tokens, states = (
+            self._sequences.tokens[slots, length - 1],
+            self._states[torch.from_numpy(slots)],
+        )
         self._stored[slots] = length
         depth = 0
         while len(active):
@@ -80,7 +83,9 @@ class NextTokenDrafter:
         before[1:] = states[:-1]
         slots = torch.from_numpy(layout.req_slot.astype(np.int64))
         begins = self._next[layout.req_slot] == layout.start
-        before[torch.from_numpy(layout.offset.astype(np.int64))] = self._states[slots] * torch.from_numpy(begins)[:, None]
+        before[torch.from_numpy(layout.offset.astype(np.int64))] = (
+            self._states[slots] * torch.from_numpy(begins)[:, None]
+        )
         self._states[slots] = states[torch.from_numpy((layout.offset + count - 1).astype(np.int64))]
         stored = np.maximum(self._stored[layout.req_slot], 1)
         self._next[layout.req_slot] = self._stored[layout.req_slot] = layout.start + count

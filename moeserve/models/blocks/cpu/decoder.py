@@ -66,14 +66,16 @@ class CpuDecoder:
         adapters: CpuAdapters | None = None,
         angles: Mapping[AttentionForm, RopeTables] | None = None,
     ) -> None:
-        """kv, states: of the weights' layers, kv of the block that drafts last; states: none where none is recurrent. most_drafts: rows of a
-        step that may be drafts. pinned: a GPU reads x.
+        """kv, states: of the weights' layers, kv of the block that drafts last; states: none where none is
+        recurrent. most_drafts: rows of a step that may be drafts. pinned: a GPU reads x.
         adapters: the adapters that rows may ask for. angles: `angles_of` the model, if the caller has them."""
         self.shape = shape
         self._weights = weights
         # With the layer of the block that drafts behind the others, as `kv`.
         self._shapes = shape.loaded_layers
-        self._layers = weights.layers if weights.next_token is None else [*weights.layers, weights.next_token.layer]
+        self._layers = (
+            weights.layers if weights.next_token is None else [*weights.layers, weights.next_token.layer]
+        )
         self._stream = stream
         self._kv = kv
         self._adapters = adapters

@@ -101,7 +101,16 @@ class CpuNextTokenBlock:
         form, each = self._form, np.arange(n, dtype=np.int32)
         counts = np.ones(n, np.int32)
         build_attention_plan(
-            *(form.plan, each, counts, rows.positions, req_slots, slot_table, form.heads, self._stream.threads)
+            *(
+                form.plan,
+                each,
+                counts,
+                rows.positions,
+                req_slots,
+                slot_table,
+                form.heads,
+                self._stream.threads,
+            )
         )
         self._join_inputs(rows)
         batch = CpuBatch(n, torch.from_numpy(rows.positions), torch.from_numpy(rows.kv_slots))

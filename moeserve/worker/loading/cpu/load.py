@@ -185,7 +185,9 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         at_start,
         embedding_size=0 if spans is None else shape.hidden_size,
     )
-    return Runner(engine, ready, constraints, loaded.recorder, pages, resident, _drafting(config, engine, model))
+    return Runner(
+        engine, ready, constraints, loaded.recorder, pages, resident, _drafting(config, engine, model)
+    )
 
 
 def _drafting(config: ServerConfig, engine: CpuEngine, model: CpuDecoder) -> Drafting | None:
