@@ -15,10 +15,10 @@ from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s, StepLayout
+from tests.support.foreseen_drafts import ANSWER, Foreseen, asked, whole_texts
 from tests.support.nightly import nightly_after
-from tests.support.served_answers import lose_at, load, serve
-from tests.worker.test_drafts import ANSWER, Foreseen, asked, whole_texts
-from tests.worker.test_next_token_block import MODELS, Drafting
+from tests.support.served_answers import load, lose_at, serve
+from tests.worker.next_token_rows import MODELS, Drafting
 
 MOST = 3
 MTP = '{"method": "mtp", "num_speculative_tokens": 3}'

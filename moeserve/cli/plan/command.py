@@ -27,8 +27,8 @@ from moeserve.config.units import GIB
 from moeserve.errors import ConfigError, UserError
 from moeserve.kv.layout import layout_of
 from moeserve.models.interface import ModelShape
-from moeserve.models.open import open_metadata
 from moeserve.models.next_token import drafting_shape
+from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
