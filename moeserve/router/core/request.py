@@ -11,6 +11,7 @@ from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest, PrefillProgress, Resumed, Usage
 from moeserve.router.core.beams.beam_rows import BeamRows
 from moeserve.router.core.memory.held import HeldSequence
+from moeserve.router.core.policy.draft_length import DraftRecord
 
 INT32_BYTES = 4
 
@@ -46,6 +47,7 @@ class Request(HeldSequence):
         "cached_tokens",
         "crashed_at",
         "crashes",
+        "draft_record",
         "draft_tokens",
         "fairness_preempted_at",
         "first_planned_at",
@@ -107,6 +109,8 @@ class Request(HeldSequence):
         # Written by `drafted_runs`; see Usage.
         self.draft_tokens: int = 0
         self.accepted_draft_tokens: int = 0
+
+        self.draft_record = DraftRecord()  # written by DraftLength
 
         # Written by CrashBlame.
         # Workers in a row that were lost with a row of it in flight, and no token in between.
