@@ -30,7 +30,7 @@ class Drafting:
         assert block is not None
         self.block: CpuNextTokenBlock = block
         self.tokens = np.array(tokens, np.int32)
-        self.states = block.model_states(len(tokens)).clone()
+        self.states = block.model_states(block.model_rows(len(tokens))).clone()
         self.kv_slots = np.arange(MAX_TOKENS, dtype=np.int32)[::-1].copy()  # any order
 
     def rows(self, first: int, end: int) -> NextTokenRows:

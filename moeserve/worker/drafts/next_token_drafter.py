@@ -4,10 +4,11 @@ The block needs the model's states, which are there when a step is computed, and
 which are sampled afterwards:
 
     a step computes      p .. p+c-1          their states are known
-    computed()           stores rows p .. p+c-1 of the block, keeps the state at p+c-1
-    draft()              computes row p+c, whose token has been sampled; then rows of drafts, one after another
+    computed()           keeps the states
+    draft()              stores rows p .. p+c-1 of the block, keeps the state at p+c-1,
+                         computes row p+c, whose token has been sampled; then rows of drafts, one after another
 
-Rows of drafts lie in KV slots that the next `computed` writes again, as the model's own states are known then. Where a
+Rows of drafts lie in KV slots that are written again, as the model's own states are known then. Where a
 request begins behind a cached prefix, nothing is known of the state before its first row, which is computed with zeros:
 one row of the block's attention, which guesses less well.
 """
@@ -15,6 +16,7 @@ one row of the block's attention, which guesses less well.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +27,17 @@ from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 # A draft that is less likely than this by the block's own reckoning is not verified, nor any behind it.
 LEAST_PROBABILITY = 0.5
+# Rows that are stored later, those of several steps at once: while nothing is drafted, this costs next to nothing.
+MOST_LATE = 64
+
+
+class _Computed(NamedTuple):
+    """A step whose rows are not stored yet."""
+
+    layout: StepLayout
+    accepted: Int32s
+    tokens: Int32s  # of its rows
+    rows: torch.Tensor  # of the model, before the output norm
 
 
 class NextTokenDrafter:
@@ -41,13 +54,19 @@ class NextTokenDrafter:
         self._states = torch.zeros(slots, block.hidden_size)
         self._next: Int32s = np.zeros(slots, np.int32)
         self._stored: Int32s = np.zeros(slots, np.int32)  # the first row that is not stored
+        self._late: list[_Computed] = []
+        self._num_late = 0  # rows
+        self._most_late = min(MOST_LATE, block.most_rows)
 
     def bind(self, slot: int) -> None:
+        self._catch_up()
         self._states[slot] = 0.0
         self._next[slot] = self._stored[slot] = 0
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         drafts: list[list[int]] = [[] for _ in wanted]
+        if any(one.most > 0 for one in wanted):
+            self._catch_up()
         active = np.array(
             [at for at, one in enumerate(wanted) if one.most > 0 and self._next[one.slot] == one.length - 1],
             np.int32,
@@ -75,33 +94,57 @@ class NextTokenDrafter:
         return [np.array(draft, np.int32) for draft in drafts]
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
-        count = layout.count + accepted
+        if self._num_late + layout.n > self._most_late:
+            self._catch_up()
+        tokens = np.maximum(self._sequences.tokens[layout.sequence, layout.position], 0)
+        self._late.append(_Computed(layout, accepted, tokens, self._block.model_rows(layout.n)))
+        self._num_late += layout.n
+        if self._num_late > self._most_late:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Stores the rows of all steps so far."""
+        late, self._late, self._num_late = self._late, [], 0
+        if not late:
+            return
+        states = self._block.model_states(torch.cat([step.rows for step in late]))
+        first, found = 0, []
+        for step in late:
+            found.append(self._rows_of(step, states[first : first + step.layout.n]))
+            first += step.layout.n
+        tokens, positions, kv_slots = (
+            np.concatenate(column) for column in list(zip(*found, strict=True))[:3]
+        )
+        # A slot that another request has got meanwhile has the later one's row.
+        _, last = np.unique(kv_slots[::-1], return_index=True)
+        chosen = np.sort(len(kv_slots) - 1 - last)
+        if len(chosen):
+            before = torch.cat([rows[3] for rows in found])[torch.from_numpy(chosen)]
+            self._block.store(NextTokenRows(tokens[chosen], before, positions[chosen], kv_slots[chosen]))
+
+    def _rows_of(self, step: _Computed, states: torch.Tensor) -> tuple[Int32s, Int32s, Int32s, torch.Tensor]:
+        """The rows that a step lets the block store: tokens, positions, KV slots, and the states before. Takes over the
+        last states."""
+        layout = step.layout
+        count = layout.count + step.accepted
         if layout.drafted is not None:
             count = count - layout.drafted
-        states = self._block.model_states(layout.n)
         before = torch.empty_like(states)
         before[1:] = states[:-1]
-        slots = torch.from_numpy(layout.req_slot.astype(np.int64))
-        begins = self._next[layout.req_slot] == layout.start
-        before[torch.from_numpy(layout.offset.astype(np.int64))] = (
-            self._states[slots] * torch.from_numpy(begins)[:, None]
-        )
-        self._states[slots] = states[torch.from_numpy((layout.offset + count - 1).astype(np.int64))]
-        stored = np.maximum(self._stored[layout.req_slot], 1)
-        self._next[layout.req_slot] = self._stored[layout.req_slot] = layout.start + count
-        first, end = np.maximum(stored, layout.start), layout.start + count
-        rows = np.concatenate(
-            [
-                np.arange(offset + max(begin - start, 0), offset + stop - start)
-                for offset, start, begin, stop in zip(
-                    layout.offset.tolist(), layout.start.tolist(), first.tolist(), end.tolist(), strict=True
-                )
-            ]
-        ).astype(np.int64)
-        if len(rows) == 0:
-            return
-        sequence, position = layout.sequence[rows], layout.position[rows]
-        tokens = np.maximum(self._sequences.tokens[sequence, position], 0)
-        self._block.store(
-            NextTokenRows(tokens, before[torch.from_numpy(rows)], position - 1, layout.kv_slots[rows])
+        slots = torch.from_numpy(layout.req_slot)
+        is_next = torch.from_numpy(self._next[layout.req_slot] == layout.start)
+        before[torch.from_numpy(layout.offset)] = self._states[slots] * is_next[:, None]
+        self._states[slots] = states[torch.from_numpy(layout.offset + count - 1)]
+        first = np.maximum(self._stored[layout.req_slot], 1)
+        end = layout.start + count
+        self._next[layout.req_slot] = self._stored[layout.req_slot] = end
+        # Not what is stored already, nor drafts that were wrong.
+        of_row = np.repeat(np.arange(len(layout.rows)), layout.count)
+        is_new = (layout.position >= first[of_row]) & (layout.position < end[of_row])
+        chosen = np.flatnonzero(is_new)
+        return (
+            step.tokens[chosen],
+            layout.position[chosen] - 1,
+            layout.kv_slots[chosen],
+            before[torch.from_numpy(chosen)],
         )

@@ -70,10 +70,20 @@ class CpuNextTokenBlock:
     def hidden_size(self) -> int:
         return self._shape.hidden_size
 
-    def model_states(self, n: int) -> Tensor:
-        """float32 [n, hidden]: the model's states behind the output norm, of the first n rows of the last step. A view
+    @property
+    def most_rows(self) -> int:
+        """The most rows of a call."""
+        return len(self._space.x)
+
+    def model_rows(self, n: int) -> Tensor:
+        """float32 [n, hidden]: a copy of what the model's layers have made of the first n rows of the last step."""
+        return self._space.x[:n].clone()
+
+    def model_states(self, rows: Tensor) -> Tensor:
+        """The model's states: the same of these rows, behind the output norm, at most as many as a step has. A view
         that the next call overwrites."""
-        self._stream.norm(self._space.x, self._head.norm, self._shape.rms_eps, n, self._own.states)
+        n = len(rows)
+        self._stream.norm(rows, self._head.norm, self._shape.rms_eps, n, self._own.states)
         self._stream.wait()
         return self._own.states.f32[:n]
 
