@@ -19,11 +19,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock, NextTokenRows
 from moeserve.worker.drafts.drafter import Wanted
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
+
+Floats = npt.NDArray[np.float32]
 
 # A draft that is less likely than this by the block's own reckoning is not verified, nor any behind it.
 LEAST_PROBABILITY = 0.5
@@ -51,7 +54,7 @@ class NextTokenDrafter:
         self._least = least_probability
         slots = len(sequences.num_prompt)
         # Of each request slot: the model's last state, and the number of the row that takes it.
-        self._states = torch.zeros(slots, block.hidden_size)
+        self._states: Floats = np.zeros((slots, block.hidden_size), np.float32)
         self._next: Int32s = np.zeros(slots, np.int32)
         self._stored: Int32s = np.zeros(slots, np.int32)  # the first row that is not stored
         self._late: list[_Computed] = []
@@ -76,7 +79,7 @@ class NextTokenDrafter:
         slots, length, most = np.array([wanted[at] for at in active], np.int32).T.copy()
         tokens, states = (
             self._sequences.tokens[slots, length - 1],
-            self._states[torch.from_numpy(slots)],
+            torch.from_numpy(self._states[slots]),
         )
         self._stored[slots] = length
         depth = 0
@@ -107,44 +110,35 @@ class NextTokenDrafter:
         late, self._late, self._num_late = self._late, [], 0
         if not late:
             return
-        states = self._block.model_states(torch.cat([step.rows for step in late]))
+        states = self._block.model_states(torch.cat([step.rows for step in late])).numpy()
         first, found = 0, []
         for step in late:
             found.append(self._rows_of(step, states[first : first + step.layout.n]))
             first += step.layout.n
-        tokens, positions, kv_slots = (
-            np.concatenate(column) for column in list(zip(*found, strict=True))[:3]
-        )
+        tokens, positions, kv_slots, before = map(np.concatenate, zip(*found, strict=True))
         # A slot that another request has got meanwhile has the later one's row.
         _, last = np.unique(kv_slots[::-1], return_index=True)
-        chosen = np.sort(len(kv_slots) - 1 - last)
-        if len(chosen):
-            before = torch.cat([rows[3] for rows in found])[torch.from_numpy(chosen)]
-            self._block.store(NextTokenRows(tokens[chosen], before, positions[chosen], kv_slots[chosen]))
+        if len(last):
+            chosen = np.sort(len(kv_slots) - 1 - last)
+            rows = tokens[chosen], torch.from_numpy(before[chosen]), positions[chosen], kv_slots[chosen]
+            self._block.store(NextTokenRows(*rows))
 
-    def _rows_of(self, step: _Computed, states: torch.Tensor) -> tuple[Int32s, Int32s, Int32s, torch.Tensor]:
+    def _rows_of(self, step: _Computed, states: Floats) -> tuple[Int32s, Int32s, Int32s, Floats]:
         """The rows that a step lets the block store: tokens, positions, KV slots, and the states before. Takes over the
         last states."""
         layout = step.layout
-        count = layout.count + step.accepted
+        slots, start, count = layout.req_slot, layout.start, layout.count + step.accepted
         if layout.drafted is not None:
             count = count - layout.drafted
-        before = torch.empty_like(states)
+        before = np.empty_like(states)
         before[1:] = states[:-1]
-        slots = torch.from_numpy(layout.req_slot)
-        is_next = torch.from_numpy(self._next[layout.req_slot] == layout.start)
-        before[torch.from_numpy(layout.offset)] = self._states[slots] * is_next[:, None]
-        self._states[slots] = states[torch.from_numpy(layout.offset + count - 1)]
-        first = np.maximum(self._stored[layout.req_slot], 1)
-        end = layout.start + count
-        self._next[layout.req_slot] = self._stored[layout.req_slot] = end
+        before[layout.offset] = self._states[slots] * (self._next[slots] == start)[:, None]
+        self._states[slots] = states[layout.offset + count - 1]
+        first, end = np.maximum(self._stored[slots], 1), start + count
+        self._next[slots] = self._stored[slots] = end
+        if layout.n != len(layout.rows):
+            of_row = np.repeat(np.arange(len(layout.rows)), layout.count)
+            first, end = first[of_row], end[of_row]
         # Not what is stored already, nor drafts that were wrong.
-        of_row = np.repeat(np.arange(len(layout.rows)), layout.count)
-        is_new = (layout.position >= first[of_row]) & (layout.position < end[of_row])
-        chosen = np.flatnonzero(is_new)
-        return (
-            step.tokens[chosen],
-            layout.position[chosen] - 1,
-            layout.kv_slots[chosen],
-            before[torch.from_numpy(chosen)],
-        )
+        chosen = np.flatnonzero((layout.position >= first) & (layout.position < end))
+        return step.tokens[chosen], layout.position[chosen] - 1, layout.kv_slots[chosen], before[chosen]

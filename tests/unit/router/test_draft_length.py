@@ -91,7 +91,7 @@ def test_wrong_drafts_are_tried_less_and_less() -> None:
             lengths.observe(record, count, count, 0)
     gaps = [after - before for before, after in itertools.pairwise(tried)]
     assert tried[0] == TRIED_EVERY - 1
-    assert gaps == [2 * TRIED_EVERY, 4 * TRIED_EVERY, 8 * TRIED_EVERY]
+    assert gaps == [2 * TRIED_EVERY, 4 * TRIED_EVERY, 8 * TRIED_EVERY]  # of one request, rows are steps
 
 
 def test_a_right_trial_brings_drafts_back() -> None:

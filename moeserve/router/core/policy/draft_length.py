@@ -6,8 +6,8 @@ time that drafting takes. Each is measured: rows by `StepCost`, drafting by the 
 each request's own last ones.
 
 Drafts are ordered by worth over all requests. Of all numbers of the worthiest ones, the best is taken; none, where none
-pays. A request without drafts gets one now and then, if right drafts would pay, because texts change: less and less
-often while that draft is wrong.
+pays. Of the requests without drafts one is tried now and then, if right drafts would pay, because texts change: less
+and less often while that draft is wrong.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ KEEP = 0.9  # of a moving average, beside a new value
 PRIOR = 2.0  # outcomes that all requests' average counts for, beside a request's own
 FIRST_GUESS = 0.7  # of drafts that are right, before any was verified
 MARGIN = 1.1  # that drafts must be worth more than their cost, as both are estimates
-LEARNING = 16  # rows with drafts, before which all may have some
-TRIED_EVERY = 64  # steps without drafts, at first
-TRIED_LEAST = 2048  # and at most
+LEARNING = 4  # rows with drafts, before which all may have some
+TRIED_EVERY = 64  # rows without drafts, one of which is tried; after right drafts
+TRIED_LEAST = 1024  # and at most
 NUMBERS = 32  # of drafts in a step that are compared
 
 
@@ -35,7 +35,6 @@ class DraftRecord:
     wrong: float = 0.0
     made: float = 1.0  # of the drafts that it may have, the share that the worker makes
     idle: int = 0  # steps since it might have drafts
-    tried_every: int = TRIED_EVERY  # steps
     is_trial: bool = False  # its last draft was one
 
 
@@ -46,6 +45,8 @@ class DraftLength:
         self._wrong = 1.0 - FIRST_GUESS
         self._draft_ms = 0.0  # that the worker takes to draft, for each draft that rows may have
         self._num_observed = 0
+        self._idle = 0  # rows without drafts, since one was tried
+        self._tried_every = TRIED_EVERY  # of these
 
     def choose(
         self, records: Sequence[DraftRecord], context: int, most: int, budget: int
@@ -63,23 +64,20 @@ class DraftLength:
         for _, at in self._worthwhile(records, context, most, budget, without):
             lengths[at] += 1
             expected += records[at].made
-        could_pay = any(lengths) or self._could_pay(len(records), context, most, without)
-        for at, record in enumerate(records):
-            record.idle += 1
-            record.is_trial = not lengths[at] and could_pay and record.idle >= record.tried_every
-            if record.is_trial and sum(lengths) < budget:
-                lengths[at] = 1
-                expected += record.made
-            if lengths[at]:
-                record.idle = 0
+        for length, record in zip(lengths, records, strict=True):
+            record.idle = 0 if length else record.idle + 1
+            record.is_trial = False
+        longest = max(range(len(records)), key=lambda at: records[at].idle)
+        if self._is_time_to_try(lengths, budget) and self._could_pay(len(records), context, most, without):
+            lengths[longest], records[longest].idle, records[longest].is_trial = 1, 0, True
+            expected += records[longest].made
         return lengths, expected
 
     def observe(self, record: DraftRecord, allowed: int, drafted: int, accepted: int) -> None:
         """What became of a row that might have `allowed` drafts, more than none."""
         record.made = KEEP * record.made + (1.0 - KEEP) * drafted / allowed
         if record.is_trial:
-            is_right = accepted > 0
-            record.tried_every = TRIED_EVERY if is_right else min(2 * record.tried_every, TRIED_LEAST)
+            self._tried_every = TRIED_EVERY if accepted else min(2 * self._tried_every, TRIED_LEAST)
         if not drafted:
             return
         self._num_observed += 1
@@ -95,6 +93,14 @@ class DraftLength:
         each = draft_ms / allowed
         kept = KEEP if self._draft_ms else 0.0
         self._draft_ms = kept * self._draft_ms + (1.0 - kept) * each
+
+    def _is_time_to_try(self, lengths: Sequence[int], budget: int) -> bool:
+        idle = sum(length == 0 for length in lengths)
+        self._idle += idle
+        if not idle or self._idle < self._tried_every or sum(lengths) >= budget:
+            return False
+        self._idle = 0
+        return True
 
     def _probability(self, record: DraftRecord) -> float:
         """That the request's next draft is right, if those before it are."""

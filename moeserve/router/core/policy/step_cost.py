@@ -202,7 +202,8 @@ class StepCost:
 
     def _experts(self, tokens: float) -> float:
         share = self._share
-        return (1.0 - (1.0 - share) ** tokens) / share
+        unread: float = (1.0 - share) ** tokens
+        return (1.0 - unread) / share
 
 
 def chunk_context(start: int, count: int) -> int:
