@@ -5,13 +5,13 @@ Every field has one writer, named where it is declared. Nothing outside `router.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest, PrefillProgress, Resumed, Usage
 from moeserve.router.core.beams.beam_rows import BeamRows
 from moeserve.router.core.memory.held import HeldSequence
-from moeserve.router.core.policy.draft_length import DraftRecord
 
 INT32_BYTES = 4
 
@@ -34,6 +34,17 @@ class State(Enum):
     DECODE = auto()  # all its known tokens are planned; one row in each step
     ENDING = auto()  # its last row is planned; only results are awaited
     FINISHED = auto()  # holds no slots; results of its rows in flight are ignored
+
+
+@dataclass(slots=True)
+class DraftRecord:
+    """What became of one request's drafts. Written by `DraftLength`."""
+
+    right: float = 0.0  # fading counts of outcomes
+    wrong: float = 0.0
+    made: float = 1.0  # of the drafts that it may have, the share that the worker makes
+    idle: int = 0  # steps since it might have drafts
+    is_trial: bool = False  # its last draft was one
 
 
 class Request(HeldSequence):

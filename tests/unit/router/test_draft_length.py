@@ -9,8 +9,9 @@ import pytest
 
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.policy.draft_length import LEARNING, TRIED_EVERY, DraftLength, DraftRecord
+from moeserve.router.core.policy.draft_length import LEARNING, TRIED_EVERY, DraftLength
 from moeserve.router.core.policy.step_cost import StepCost, StepShape
+from moeserve.router.core.request import DraftRecord
 from tests.support.router_world import World, request
 
 ANSWER = 400

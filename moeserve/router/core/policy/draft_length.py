@@ -13,9 +13,9 @@ and less often while that draft is wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from moeserve.router.core.policy.step_cost import StepCost
+from moeserve.router.core.request import DraftRecord
 
 KEEP = 0.9  # of a moving average, beside a new value
 PRIOR = 2.0  # outcomes that all requests' average counts for, beside a request's own
@@ -25,17 +25,6 @@ LEARNING = 4  # rows with drafts, before which all may have some
 TRIED_EVERY = 64  # rows without drafts, one of which is tried; after right drafts
 TRIED_LEAST = 1024  # and at most
 NUMBERS = 32  # of drafts in a step that are compared
-
-
-@dataclass(slots=True)
-class DraftRecord:
-    """What became of one request's drafts. Written by `DraftLength`."""
-
-    right: float = 0.0  # fading counts of outcomes
-    wrong: float = 0.0
-    made: float = 1.0  # of the drafts that it may have, the share that the worker makes
-    idle: int = 0  # steps since it might have drafts
-    is_trial: bool = False  # its last draft was one
 
 
 class DraftLength:
