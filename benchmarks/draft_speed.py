@@ -50,8 +50,8 @@ class Replaced:
         self._right = right
         self._random = random.Random(5)
 
-    def bind(self, slot: int) -> None:
-        self.inner.bind(slot)
+    def bind(self, slot: int, namespace: str) -> None:
+        self.inner.bind(slot, namespace)
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         counts = [len(draft) for draft in self.inner.draft(wanted)]

@@ -198,3 +198,22 @@ def test_look_up(model: CpuModel, plain: Runner) -> None:
     assert found == expected
     assert report.draft_tokens > report.accepted_draft_tokens > ANSWER
     assert report.steps < before.steps
+
+
+def test_asked_again(model: CpuModel, plain: Runner) -> None:
+    """What was answered before is drafted, whoever has the slot meanwhile; not for another tenant."""
+    runner = build_cpu_runner(model)
+    (asking,) = asked(1, runner.ready().vocab_size, temperature=0.9)
+    others = [
+        msgspec.structs.replace(one, id=one.id + 7) for one in asked(2, runner.ready().vocab_size, length=21)
+    ]
+    strange = msgspec.structs.replace(asking, key_name="another")
+    expected, before = serve(plain, [asking], 0)
+    reports = []
+    for requests in ([asking], others, [strange], [asking]):
+        found, report = serve(runner, requests, MOST)
+        reports.append(report)
+        if requests != others:
+            assert found == expected
+    assert reports[3].accepted_draft_tokens > ANSWER / 2 > reports[2].accepted_draft_tokens
+    assert reports[3].steps < before.steps * 2 / 3

@@ -32,8 +32,8 @@ class Shown:
         self._verified = verified
         self.noted: list[tuple[list[int], list[int]]] = []  # texts, and what was drafted behind them
 
-    def bind(self, slot: int) -> None:
-        self.inner.bind(slot)
+    def bind(self, slot: int, namespace: str) -> None:
+        self.inner.bind(slot, namespace)
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         tokens = self.inner._sequences.tokens

@@ -186,6 +186,7 @@ class ScheduledStep:
             prefix_window_slots=request.window_slots.tobytes(),
             adapter=request.adapter,
             tenant=request.tenant,
+            namespace="\0".join(request.namespace(isolate_tenants=True)),
             spans=[span for span in request.spans if span.end > len(request.slots)],
         )
         self.new_seqs.append(seq)

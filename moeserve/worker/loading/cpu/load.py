@@ -194,7 +194,12 @@ def _drafting(config: ServerConfig, engine: CpuEngine, model: CpuDecoder) -> Dra
     drafts = drafts_of(config)
     if drafts is None:
         return None
-    return Drafting(engine, partial(make_drafter, drafts=drafts, block=model.next_token))
+    return Drafting(
+        engine,
+        partial(
+            make_drafter, drafts=drafts, block=model.next_token, shares_texts=config.prefix_cache != "off"
+        ),
+    )
 
 
 def _refuse_records_of_drafts(config: ServerConfig) -> None:
