@@ -136,7 +136,8 @@ def compare(off: Side, on: Side, streams: int, right: float, args: argparse.Name
     texts = off.serve(prompts, args.tokens).texts
     rows = on.runner._drafts
     assert rows is not None
-    inner = rows._drafter.inner if isinstance(rows._drafter, Replaced) else rows._drafter
+    drafter = rows._drafter
+    inner = drafter.inner if isinstance(drafter, Replaced) else drafter._second  # type: ignore[attr-defined]
     assert isinstance(inner, NextTokenDrafter)
     inner._least = 0.0
     found: list[tuple[Served, Served]] = []

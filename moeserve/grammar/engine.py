@@ -139,6 +139,15 @@ class Matcher:
         self._mask_s = time.thread_time() - started
         self._check()
 
+    def forced(self) -> tuple[int, ...]:
+        """Tokens of the text that must come next, as far as it is known, in the model's own spelling, of which other
+        tokens may come in fact."""
+        if self._matcher.is_stopped():
+            return ()
+        with panics_as_errors():
+            text = bytes(self._matcher.compute_ff_bytes())
+            return tuple(self._tokenizer.tokenize_bytes(text)) if text else ()
+
     def accept(self, token_id: int) -> None:
         """Takes the token that came. GrammarError for one that may not come."""
         if self._matcher.is_stopped() and not self._matcher.is_error():

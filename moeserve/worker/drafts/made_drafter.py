@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from moeserve.config import Drafts
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
+from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafter import Drafter, Wanted
+from moeserve.worker.drafts.forced_drafter import ForcedDrafter
 from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
 from moeserve.worker.drafts.ngram_drafter import NgramDrafter
 from moeserve.worker.drafts.shared_texts import SharedTexts
@@ -38,15 +40,22 @@ class FirstOf:
 
 
 def make_drafter(
-    sequences: Sequences, drafts: Drafts, block: CpuNextTokenBlock | None, *, shares_texts: bool
+    sequences: Sequences,
+    drafts: Drafts,
+    block: CpuNextTokenBlock | None,
+    constraints: Constraints,
+    *,
+    shares_texts: bool,
 ) -> Drafter:
     """block: the model's; None: it has none, or may not draft. shares_texts: drafts may come from other requests'
     texts, too."""
     of_block = None if block is None else NextTokenDrafter(sequences, block)
+    of_grammar = ForcedDrafter(constraints)
     if drafts.lookup is None:
         assert of_block is not None
-        return of_block
+        return FirstOf(of_grammar, of_block)
     shortest, longest = drafts.lookup.shortest, drafts.lookup.longest
     shared = SharedTexts(longest) if shares_texts else None
     of_text = NgramDrafter(sequences.tokens, shortest, longest, shared)
-    return of_text if of_block is None else FirstOf(of_text, of_block)
+    of_both = of_text if of_block is None else FirstOf(of_text, of_block)
+    return FirstOf(of_grammar, of_both)
