@@ -90,7 +90,7 @@ class Guide:
         return True
 
     def forced(self) -> tuple[int, ...]:
-        """Tokens that are likely to come, as no other text may. Raises GrammarError."""
+        """Tokens that are likely to come, as no other text may."""
         if self._forced:
             return tuple(self._forced)
         if self._matcher is None or self._stage is not _Stage.ANSWER:

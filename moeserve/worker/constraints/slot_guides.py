@@ -137,7 +137,7 @@ class Constraints:
         found: list[tuple[int, ...]] = [()] * len(slots)
         for row, slot in enumerate(slots):
             answer = self._answers.get(slot)
-            if answer is None or not answer.has_started or answer.ms > COSTLY_MASK_MS:
+            if answer is None or not answer.has_started:
                 continue
             if self._thread.wait(answer, max(deadline - time.monotonic(), 0.0)) and answer.known is not None:
                 found[row] = answer.known.forced
