@@ -141,8 +141,8 @@ class Matcher:
         self._check()
 
     def forced(self) -> tuple[int, ...]:
-        """Tokens of the text that must come next, as far as it is known. They spell it as the model has learnt to; others
-        may come that spell it otherwise."""
+        """Tokens of the text that must come next, as far as it is known. They spell it as the model has learnt to;
+        others may come that spell it otherwise."""
         if self._matcher.is_stopped():
             return ()
         try:
