@@ -256,6 +256,9 @@ class ModelShape:
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits are c * tanh(logits / c); 0: as they are
     logit_scale: float = 1.0  # multiplies logits: the last norm's weight is loaded times it
+    # Of a head's frequencies, how many turn by time, by height and by width, t h w t h w ...: a picture's rows have
+    # three positions, a text's are equal. None: a row has one position.
+    rope_sections: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError where no layer attends, for latent attention beside another form, and for recurrent layers

@@ -46,9 +46,10 @@ def attend(
     n, plan, slots = batch.n, form.plan, batch.kv_slots
     if shape.window and batch.window_slots is not None:
         plan, slots = form.window_plan, batch.window_slots
+    cos, sin, positions = form.angles_at(batch.positions)
     stream.rope_store(
-        form.q, form.k, form.v, w.q_norm, w.k_norm, eps, form.cos, form.sin, slots, kv, n, form.heads,
-        scale=shape.scale, v_norm=w.v_norm, v_from_k=shape.v_from_k, positions=batch.positions,
+        form.q, form.k, form.v, w.q_norm, w.k_norm, eps, cos, sin, slots, kv, n, form.heads,
+        scale=shape.scale, v_norm=w.v_norm, v_from_k=shape.v_from_k, positions=positions,
     )  # fmt: skip
     gate = space.gate if shape.is_gated else None
     stream.attention(
