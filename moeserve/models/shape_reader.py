@@ -297,7 +297,9 @@ class ShapeReader:
             return None
         time, height, width, *rest = self._metadata.require_ints(key, 4).tolist()
         if time + height + width != rotary_dim // 2 or any(rest) or not time >= height >= width > 0:
-            raise self.error(name, f"is {[time, height, width, *rest]}, which {rotary_dim} dimensions do not have")
+            raise self.error(
+                name, f"is {[time, height, width, *rest]}, which {rotary_dim} dimensions do not have"
+            )
         return time, height, width
 
     @property

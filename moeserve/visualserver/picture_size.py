@@ -23,7 +23,9 @@ class SizeRule:
         if max(height, width) > MOST_ASPECT * min(height, width):
             raise ValueError(f"a picture's longer side is at most {MOST_ASPECT} times the shorter")
         sides = height, width
-        rounded = [round(side / self.factor) * self.factor for side in sides]  # halves to even, as Qwen's processor
+        rounded = [
+            round(side / self.factor) * self.factor for side in sides
+        ]  # halves to even, as Qwen's processor
         area = rounded[0] * rounded[1]
         if area > self.max_pixels:
             shrink = math.sqrt(height * width / self.max_pixels)

@@ -108,7 +108,12 @@ def tensor_shapes(shape: TowerShape) -> dict[str, tuple[int, ...]]:
         "mm.2.weight": (shape.output, joined),
         "mm.2.bias": (shape.output,),
     }
-    products = {"attn_qkv": (3 * h, h), "attn_out": (h, h), "ffn_up": (shape.ffn, h), "ffn_down": (h, shape.ffn)}
+    products = {
+        "attn_qkv": (3 * h, h),
+        "attn_out": (h, h),
+        "ffn_up": (shape.ffn, h),
+        "ffn_down": (h, shape.ffn),
+    }
     for layer in range(shape.layers):
         at = f"v.blk.{layer}."
         for name, (rows, columns) in products.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,11 +43,17 @@ def logits(runner: Runner, files: EmbeddingFiles, cases: list[PictureCase], chun
                 rows.append(Row(slot, at, count, kv.tobytes(), False))
                 owners += [slot] * count
         bound = [seq_of(files, slot, case) for slot, case in enumerate(cases)] if begins else []
-        zeroed = np.array([[-1, slot] for slot in range(len(cases))], np.int32) if begins else np.zeros((0, 2))
-        runner.step(StepPlan(step=at, rows=rows, new_seqs=bound, state_copies=zeroed.astype(np.int32).tobytes()))
+        zeroed = (
+            np.array([[-1, slot] for slot in range(len(cases))], np.int32) if begins else np.zeros((0, 2))
+        )
+        runner.step(
+            StepPlan(step=at, rows=rows, new_seqs=bound, state_copies=zeroed.astype(np.int32).tobytes())
+        )
         for first in range(0, len(owners), 8):
             part = np.arange(first, min(first + 8, len(owners)), dtype=np.int32)
-            for slot, row in zip(owners[first : first + 8], runner.engine.logits_of(part).numpy(), strict=True):
+            for slot, row in zip(
+                owners[first : first + 8], runner.engine.logits_of(part).numpy(), strict=True
+            ):
                 found[slot].append(row.copy())
     return [np.stack(rows) for rows in found]
 

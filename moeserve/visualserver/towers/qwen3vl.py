@@ -1,9 +1,9 @@
 """Qwen3-VL's tower (https://arxiv.org/abs/2511.21631), without DeepStack: as Qwen3.5's and 3.6's, in float32.
 
-    x = patches of pixels, times a matrix, + learned positions
-    x += attention(LayerNorm(x))       all patches see each other; q and k rotate by row and column
-    x += down(gelu(up(LayerNorm(x))))
-    tokens = mm.2(gelu(mm.0(merge x merge patches of LayerNorm(x), joined)))
+x = patches of pixels, times a matrix, + learned positions
+x += attention(LayerNorm(x))       all patches see each other; q and k rotate by row and column
+x += down(gelu(up(LayerNorm(x))))
+tokens = mm.2(gelu(mm.0(merge x merge patches of LayerNorm(x), joined)))
 """
 
 from __future__ import annotations
@@ -38,14 +38,20 @@ class Qwen3VlTower:
         dims = shape.hidden // shape.heads // 4
         self._inverse = ROPE_THETA ** (-torch.arange(dims, dtype=torch.float64) / dims)
 
-    def encode(self, pixels: Pixels) -> Tensor:
-        """pixels: [height, width, 3], sides multiples of `shape.token_side`. Returns float32 [tokens, output], row by
-        row."""
+    def warm(self) -> None:
+        """What torch loads and allocates with the first picture."""
+        side = 4 * self.shape.token_side
+        self.encode(np.zeros((side, side, 3), np.uint8))
+
+    def encode(self, pixels: Pixels) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """pixels: [height, width, 3], sides multiples of `shape.token_side`. Returns [tokens, output], row by row."""
         shape = self.shape
         rows, columns = pixels.shape[0] // shape.patch, pixels.shape[1] // shape.patch
         with torch.inference_mode():
             order = merge_order(rows, columns, shape.merge)
-            x = functional.linear(self._patches_of(pixels)[order], self._patches, self._weights["v.patch_embd.bias"])
+            x = functional.linear(
+                self._patches_of(pixels)[order], self._patches, self._weights["v.patch_embd.bias"]
+            )
             x += self._positions(rows, columns)[order]
             cos, sin = self._angles(rows, columns, order)
             for layer in range(shape.layers):
@@ -54,13 +60,13 @@ class Qwen3VlTower:
                 wide = self._product(at + "ffn_up", self._norm(at + "ln2", x))
                 x += self._product(at + "ffn_down", functional.gelu(wide, approximate="tanh"))
             joined = self._norm("v.post_ln", x).view(-1, shape.hidden * shape.merge**2)
-            return self._product("mm.2", functional.gelu(self._product("mm.0", joined)))
+            return self._product("mm.2", functional.gelu(self._product("mm.0", joined))).numpy()
 
     def _patches_of(self, pixels: Pixels) -> Tensor:
         """float32 [patches, 3 * patch * patch], row by row: channel, row, column of each."""
         side = self.shape.patch
         rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
-        split = torch.from_numpy(pixels).view(rows, side, columns, side, 3)
+        split = torch.from_numpy(pixels.copy()).view(rows, side, columns, side, 3)
         return split.permute(0, 2, 4, 1, 3).reshape(rows * columns, -1).float() / 127.5 - 1.0
 
     def _positions(self, rows: int, columns: int) -> Tensor:
