@@ -7,13 +7,11 @@ EXIF says, RGB, resized bicubically. What is transparent lies on white, as vLLM 
 from __future__ import annotations
 
 import io
+from importlib import import_module
 from typing import Final
 
 import numpy as np
-from PIL import GifImagePlugin, Image, ImageOps, JpegImagePlugin, PngImagePlugin
-from PIL import MpoImagePlugin as _mpo  # noqa: F401  which a phone's JPEG asks for
-from PIL import TiffImagePlugin as _tiff  # noqa: F401  which EXIF asks for
-from PIL import WebPImagePlugin as _webp  # noqa: F401
+from PIL import Image, ImageOps
 
 from moeserve.processes.sandbox import child
 from moeserve.processes.sandbox.frames import receive_frame, send_frame
@@ -33,8 +31,8 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # of several frames the first
 # Address space beyond what the process needs to be there at all: Pillow keeps 4 bytes a pixel, and conversions have two
 # copies of a picture.
 MEMORY_BYTES: Final = 768 << 20
-
-assert PngImagePlugin and JpegImagePlugin and GifImagePlugin, "imported while files can be opened"
+# Pillow's modules for them, and what they ask for: EXIF, and the several pictures in one of a phone's JPEG.
+_MODULES: Final = ("Png", "Jpeg", "WebP", "Gif", "Tiff", "Mpo")
 
 
 def main() -> None:
@@ -89,6 +87,8 @@ def _rgb(picture: Image.Image) -> Image.Image:
 
 def _load_the_rest() -> None:
     """What Pillow loads on first use: its codecs, and the tables of conversions."""
+    for name in _MODULES:
+        import_module(f"PIL.{name}ImagePlugin")
     Image.MAX_IMAGE_PIXELS = None  # MOST_PIXELS is our own limit
     rule = SizeRule(8, 64, 4096)
     for name in FORMATS:

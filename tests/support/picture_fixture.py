@@ -1,5 +1,5 @@
-"""The fixture of a model that sees: Qwen3.5-MoE with Qwen3-VL's tower, and what transformers and llama.cpp make of three
-pictures."""
+"""The fixture of a model that sees: Qwen3.5-MoE with Qwen3-VL's tower, three pictures, and what transformers and
+llama.cpp make of them."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python 
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -13,6 +14,7 @@ from moeserve.httpserver.anthropic.content import (
     MAX_BLOCKS,
     Block,
     DocumentBlock,
+    ImageBlock,
     ResultBlock,
     SearchResultBlock,
     TextBlock,
@@ -20,6 +22,7 @@ from moeserve.httpserver.anthropic.content import (
     text_of,
     text_to_block,
 )
+from moeserve.httpserver.generation.request.pictures import joined
 from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel, unsupported
 
 
@@ -61,7 +64,7 @@ class ToolResultBlock(Block):
 
 
 UserBlock = Annotated[
-    TextBlock | DocumentBlock | SearchResultBlock | ToolResultBlock, Field(discriminator="type")
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock, Field(discriminator="type")
 ]
 AssistantBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
@@ -79,14 +82,14 @@ class UserMessage(RequestModel):
     def for_template(self) -> list[dict[str, Any]]:
         """Returns a message for each result and for each run of texts, in their order."""
         messages: list[dict[str, Any]] = []
-        for block in self.content:
-            if isinstance(block, ToolResultBlock):
+        for is_result, blocks in groupby(self.content, lambda block: isinstance(block, ToolResultBlock)):
+            if not is_result:
+                messages.append({"role": "user", "content": joined(block.text for block in blocks)})
+                continue
+            for block in blocks:
+                assert isinstance(block, ToolResultBlock)
                 result = {"role": "tool", "content": block.text(), "tool_call_id": block.tool_use_id}
                 messages.append(result)
-            elif messages and messages[-1]["role"] == "user":
-                messages[-1]["content"] += "\n" + block.text
-            else:
-                messages.append({"role": "user", "content": block.text})
         return messages
 
 

@@ -24,9 +24,8 @@ async def encode(
     pieces = await render(text, limit, asked, prompt)
     if not prompt.pictures:
         return ChatTokens(await text.encode_chat(pieces))
+    assert client is not None, "the text has tokens for pictures"
     param = asked.prompt_param
-    if client is None or text.pictures is None:
-        raise invalid(param, "has a picture, and the model sees none: the server runs without --mmproj")
     if len(prompt.pictures) > MOST_PICTURES:
         raise invalid(param, f"has {len(prompt.pictures)} pictures; at most {MOST_PICTURES} are taken")
     if asked.truncate_prompt_tokens is not None:
@@ -40,6 +39,9 @@ async def encode(
 
 async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) -> list[str]:
     """Returns the conversation as the chat template writes it: see `ModelText.render_chat`. Raises ApiError 400."""
+    if prompt.pictures and text.pictures is None:
+        message = "has a picture, and this server sees none: it runs without a vision tower (--mmproj)"
+        raise invalid(asked.prompt_param, message)
     tools = prompt.tools
     if tools.may_call and not text.formats.calls_tools:
         message = "this model's chat template shows no way to call tools (see --tool-call-parser)"

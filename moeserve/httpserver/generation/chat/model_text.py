@@ -148,8 +148,8 @@ class ModelText:
     async def encode_pictures(
         self, pieces: list[str], pictures: Mapping[str, EncodedPicture], param: str
     ) -> ChatTokens:
-        """Returns the tokens of a conversation as `render_chat` returns it, whose pictures `pictures` has by their marks.
-        Raises ApiError 400."""
+        """Returns the tokens of a conversation as `render_chat` returns it. pictures: by their marks. Raises ApiError
+        400."""
         assert self.pictures is not None, "the caller knows that the model sees"
         text = "".join(pieces)
         if not all(mark in text for mark in pictures):

@@ -45,6 +45,16 @@ class PictureTokens:
             raise ConfigError(f"--mmproj: the model's vocabulary has no token {lacking[0]} for pictures")
         return cls(*(found[0] for found in ids))
 
+    @staticmethod
+    def shown(pieces: Sequence[str]) -> str:
+        """The same as text, with one of `each`."""
+        placeholder = "".join(_PLACEHOLDERS)
+        return "".join(
+            placeholder if at % 2 else part
+            for piece in pieces
+            for at, part in enumerate(split_at_marks(piece))
+        )
+
     def encode(
         self, tokenizer: TextTokenizer, pieces: Sequence[str], pictures: Mapping[str, EncodedPicture]
     ) -> ChatTokens:

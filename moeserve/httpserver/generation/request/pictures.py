@@ -1,6 +1,8 @@
-"""Pictures in conversations. Chat templates take texts: so in the text that a template gets, each picture is a mark that
-nobody can guess; and where the rendered text has the mark, the prompt gets the model's own placeholders. Placeholders that
-a client spells out stay text: they are no mark.
+"""Pictures in conversations.
+
+Chat templates take texts. So in the text that a template gets, a picture is a mark that cannot be guessed. Where the
+rendered text has the mark, the prompt gets the model's own placeholders and the picture's embeddings. A client that
+spells placeholders out gets no picture for them: they are no mark.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from pydantic import AfterValidator, BaseModel, WithJsonSchema
+from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 MOST_PICTURES: Final = 64  # of a request
@@ -35,11 +37,6 @@ class Picture:
     data: bytes
     max_tokens: int | None = None  # None: the server's limit
     mark: str = field(default_factory=lambda: _MARK + secrets.token_hex(8))
-
-    @property
-    def text(self) -> str:
-        """As a part of a message's text."""
-        return self.mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,9 @@ def split_at_marks(text: str) -> list[str]:
 
 
 def picture_of_base64(text: str, max_tokens: int | None = None) -> Picture:
-    """Raises PydanticCustomError."""
+    """A data: URL, too, which some clients send where base64 alone is expected. Raises PydanticCustomError."""
+    if (found := _DATA_URL.match(text[:256])) is not None:
+        text = text[found.end() :]
     text = _SPACE.sub("", text)
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
@@ -96,9 +95,8 @@ def picture_of_url(url: Any, max_tokens: int | None = None) -> Picture:
     """Raises PydanticCustomError."""
     if not isinstance(url, str):
         raise PydanticCustomError("picture", "the picture's URL must be a string")
-    found = _DATA_URL.match(url[:256])
-    if found is not None:
-        return picture_of_base64(url[found.end() :], max_tokens)
+    if _DATA_URL.match(url[:256]):
+        return picture_of_base64(url, max_tokens)
     if url[:5].lower() == "data:":
         raise PydanticCustomError("picture", "the picture's URL is not data:image/...;base64,...")
     raise PydanticCustomError(
@@ -112,16 +110,3 @@ def max_tokens_of(detail: Any) -> int | None:
     if detail not in (None, "auto", "low", "high", "original"):
         raise PydanticCustomError("picture", "detail must be auto, low, high or original")
     return LOW_DETAIL_TOKENS if detail == "low" else None
-
-
-def _from_base64(text: Any) -> Picture:
-    if not isinstance(text, str):
-        raise PydanticCustomError("picture", "the picture must be a string in base64")
-    found = _DATA_URL.match(text[:256])  # which some clients send where base64 alone is expected
-    return picture_of_base64(text if found is None else text[found.end() :])
-
-
-# A field whose value is a Picture.
-Base64Picture = Annotated[
-    Any, AfterValidator(_from_base64), WithJsonSchema({"type": "string", "format": "byte"})
-]
