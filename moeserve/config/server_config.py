@@ -48,7 +48,7 @@ class ServerConfig(EngineConfig):
         "Model",
         "the model's vision tower: an mmproj GGUF file, or auto for the one beside the model; pictures are then taken "
         "in chats (CPU engine; towers of Qwen3.5 and Qwen3.6)",
-        metavar="FILE|auto",
+        metavar="FILE",
     )
     image_min_tokens: int | None = option(
         None, "Model", "enlarge pictures to at least N tokens (default: 8)", low=1, high=16384, metavar="N"

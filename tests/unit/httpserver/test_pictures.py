@@ -281,6 +281,12 @@ def test_a_lost_visual_server(server: HttpServer, visual: VisualServer) -> None:
     assert len(visual.pictures) == 2
 
 
+def test_a_body_that_a_text_would_not_have(server: HttpServer, visual: VisualServer) -> None:
+    answer = server.post("/v1/chat/completions", chat(image("data:image/png;base64," + "A" * (6 << 20))))
+    assert answer.status_code == 200
+    assert len(visual.pictures[0].data) == (6 << 20) * 3 // 4
+
+
 def test_many(server: HttpServer, visual: VisualServer) -> None:
     answer = server.post("/v1/chat/completions", chat(*[image()] * 65))
     assert answer.status_code == 400
