@@ -209,7 +209,7 @@ def resolve(config: ServerConfig) -> ServerConfig:
 def _check_image_tokens(config: ServerConfig) -> None:
     least, most = config.image_min_tokens, config.image_max_tokens
     if least is not None and most is not None and least > most:
-        raise ConfigError(f"--image-min-tokens: {least} is more than --image-max-tokens {most}")
+        raise ConfigError(f"--image-min-tokens: {least} is more than --image-max-tokens {most}; lower it")
 
 
 def find_tower(mmproj: str | None, model: Path) -> str | None:
@@ -220,7 +220,7 @@ def find_tower(mmproj: str | None, model: Path) -> str | None:
         path = _absolute(mmproj)
         assert path is not None
         if not os.path.isfile(path):
-            raise ConfigError(f"--mmproj: there is no file {path}")
+            raise ConfigError(f"--mmproj: there is no file {path}; name one, or leave it out")
         return path
     folder = model if model.is_dir() else model.parent
     found = sorted(file for file in folder.glob("*.gguf") if is_tower_file(file.name))

@@ -60,10 +60,11 @@ def _load(path: Path, model: Path) -> tuple[Tower, TowerShape]:
     file, shape = open_tower(path)
     text = read_checked_shape(open_metadata(model))
     if text.rope_sections is None:
-        raise ConfigError(f"--mmproj: {text.architecture} with pictures is not supported")
+        raise ConfigError(f"--mmproj: {text.architecture} sees no pictures so far; leave it out")
     if text.hidden_size != shape.output:
         raise ModelError(
-            path, f"gives embeddings of {shape.output} numbers; {model.name} has {text.hidden_size}"
+            path,
+            f"gives embeddings of {shape.output} numbers, and the model has {text.hidden_size}; name its own mmproj file",
         )
     with imports_without_gc():
         import torch

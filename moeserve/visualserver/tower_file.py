@@ -51,9 +51,13 @@ def open_tower(path: Path) -> tuple[GGUFFile, TowerShape]:
     file = open_gguf(path)
     meta = file.metadata
     if file.architecture != "clip":
-        raise ModelError(path, f"is no mmproj file: its architecture is {file.architecture!r}, not 'clip'")
+        raise ModelError(
+            path, f"its architecture is {file.architecture!r}, not 'clip'; name the model's mmproj file"
+        )
     if not meta.require_bool("clip.has_vision_encoder", False):
-        raise ModelError(path, "has no vision encoder (clip.has_vision_encoder)")
+        raise ModelError(
+            path, "has no vision encoder (clip.has_vision_encoder); name the model's mmproj file"
+        )
     # Files with several encoders name the projector of each.
     key = _PREFIX + "projector_type"
     projector = meta.require_str(key if key in meta else "clip.projector_type")
@@ -62,14 +66,19 @@ def open_tower(path: Path) -> tuple[GGUFFile, TowerShape]:
     layers = meta.require_int(_PREFIX + "block_count", 1, 512)
     deep = _PREFIX + "is_deepstack_layers"
     if deep in meta and any(meta.require_bools(deep, layers)):
-        raise ModelError(path, "adds to the text model's first layers (DeepStack), which is not supported")
+        raise ModelError(
+            path,
+            "adds to the text model's first layers (DeepStack), which is not supported; leave --mmproj out",
+        )
     for name in ("image_mean", "image_std"):
         if any(value != _HALF for value in meta.require_floats(_PREFIX + name, 3)):
             raise meta.error(_PREFIX + name, f"is not {_HALF} for each channel")
     hidden = meta.require_int(_PREFIX + "embedding_length", 4, 1 << 16)
     heads = meta.require_int(_PREFIX + "attention.head_count", 1, 1024)
     if hidden % (4 * heads):
-        raise ModelError(path, f"{heads} heads of {hidden} dimensions cannot rotate by rows and columns")
+        raise ModelError(
+            path, f"{heads} heads of {hidden} dimensions cannot rotate by rows and columns; convert it again"
+        )
     shape = TowerShape(
         hidden=hidden,
         heads=heads,
@@ -88,7 +97,9 @@ def _position_side(file: GGUFFile) -> int:
     table = file.tensors.get("v.position_embd.weight")
     side = 0 if table is None or len(table.shape) != 2 else round(table.shape[0] ** 0.5)
     if table is None or side < 1 or side * side != table.shape[0]:
-        raise ModelError(file.path, "v.position_embd.weight is no square table of positions")
+        raise ModelError(
+            file.path, "v.position_embd.weight is no square table of positions; convert it again"
+        )
     return side
 
 
@@ -127,6 +138,9 @@ def _check_tensors(file: GGUFFile, shape: TowerShape) -> None:
     for name, expected in tensor_shapes(shape).items():
         tensor = file.tensors.get(name)
         if tensor is None:
-            raise ModelError(file.path, f"the tensor {name} is missing")
+            raise ModelError(file.path, f"tensor {name} is missing; download or convert it again")
         if tensor.shape != expected:
-            raise ModelError(file.path, f"{name} has the shape {list(tensor.shape)}, not {list(expected)}")
+            raise ModelError(
+                file.path,
+                f"tensor {name} has the shape {list(tensor.shape)}, not {list(expected)}; convert it again",
+            )

@@ -54,7 +54,7 @@ def row(beginning: str) -> str:
         ),
         ("pixels of a picture", f"{decode_protocol.MOST_PIXELS:,} "),
         ("its longer side", f"{picture_size.MOST_ASPECT} times the shorter "),
-        ("CPU time to decode one", f"{picture_decoder.TIMEOUT_S:g} s "),
+        ("seconds of CPU time", f"{picture_decoder.TIMEOUT_S:g} s "),
         ("memory to decode one", f"{decode_process.MEMORY_BYTES // MIB} MiB "),
         ("pictures of a request", f"{pictures.MOST_PICTURES} "),
         (

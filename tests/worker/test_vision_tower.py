@@ -40,7 +40,7 @@ def test_pixels_and_embeddings(tower: Qwen3VlTower, name: str) -> None:
 
 
 def test_files_that_are_no_tower(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is no mmproj file: its architecture is 'qwen35moe'"):
+    with pytest.raises(ModelError, match="its architecture is 'qwen35moe', not 'clip'"):
         open_tower(MODEL)
     whole = TOWER.read_bytes()
     for old, new, words in (

@@ -78,7 +78,7 @@ def _check_fields(what: str, unknown: set[str], info: ValidationInfo) -> None:
 
 
 def _picture(part: dict[str, Any]) -> Picture:
-    """Of OpenAI's part; some clients give the URL itself where its object is expected."""
+    """The picture of OpenAI's part. Some clients give the URL itself where its object is expected."""
     given = part.get("image_url")
     if not isinstance(given, dict):
         return picture_of_url(given, max_tokens_of(part.get("detail")))

@@ -42,7 +42,7 @@ class PictureTokens:
         ids = [tokenizer.encode(text) for text in _PLACEHOLDERS]
         lacking = [text for text, found in zip(_PLACEHOLDERS, ids, strict=True) if len(found) != 1]
         if lacking:
-            raise ConfigError(f"--mmproj: the model's vocabulary has no token {lacking[0]} for pictures")
+            raise ConfigError(f"--mmproj: the model's vocabulary has no token {lacking[0]}; leave it out")
         return cls(*(found[0] for found in ids))
 
     @staticmethod

@@ -106,7 +106,7 @@ def picture_of_url(url: Any, max_tokens: int | None = None) -> Picture:
 
 
 def max_tokens_of(detail: Any) -> int | None:
-    """Of OpenAI's `detail`. Raises PydanticCustomError."""
+    """The limit that OpenAI's `detail` means. Raises PydanticCustomError."""
     if detail not in (None, "auto", "low", "high", "original"):
         raise PydanticCustomError("picture", "detail must be auto, low, high or original")
     return LOW_DETAIL_TOKENS if detail == "low" else None

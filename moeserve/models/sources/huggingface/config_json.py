@@ -149,14 +149,14 @@ def rope_of(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) 
 
 
 def _sections(path: Path, scaling: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Of positions, where they are interleaved: the families that rotate in sections have no other order."""
+    """Sections of positions, which are interleaved: the families that rotate in sections have no other order."""
     sections = scaling.get("mrope_section")
     if sections is None:
         return {}
     if not isinstance(sections, list) or [type(section) for section in sections] != [int] * 3:
-        raise ModelError(path, f"'mrope_section' is {sections!r}, three numbers are expected")
+        raise ModelError(path, f"'mrope_section' is {sections!r}; three numbers are expected")
     if scaling.get("mrope_interleaved", True) is not True:
-        raise ModelError(path, "'mrope_interleaved' is not true, which is not supported")
+        raise ModelError(path, "'mrope_interleaved' is not true; no other order is supported")
     return {_SECTIONS: np.array([*sections, 0], np.int32)}
 
 
