@@ -64,7 +64,7 @@ def _load(path: Path, model: Path) -> tuple[Tower, TowerShape]:
     if text.hidden_size != shape.output:
         raise ModelError(
             path,
-            f"gives embeddings of {shape.output} numbers, and the model has {text.hidden_size}; name its own mmproj file",
+            f"gives embeddings of {shape.output} numbers, the model has {text.hidden_size}; name its own mmproj file",
         )
     with imports_without_gc():
         import torch

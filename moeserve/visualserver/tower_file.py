@@ -68,7 +68,7 @@ def open_tower(path: Path) -> tuple[GGUFFile, TowerShape]:
     if deep in meta and any(meta.require_bools(deep, layers)):
         raise ModelError(
             path,
-            "adds to the text model's first layers (DeepStack), which is not supported; leave --mmproj out",
+            "adds to the first layers (DeepStack), which is not supported; leave --mmproj out",
         )
     for name in ("image_mean", "image_std"):
         if any(value != _HALF for value in meta.require_floats(_PREFIX + name, 3)):
@@ -76,9 +76,7 @@ def open_tower(path: Path) -> tuple[GGUFFile, TowerShape]:
     hidden = meta.require_int(_PREFIX + "embedding_length", 4, 1 << 16)
     heads = meta.require_int(_PREFIX + "attention.head_count", 1, 1024)
     if hidden % (4 * heads):
-        raise ModelError(
-            path, f"{heads} heads of {hidden} dimensions cannot rotate by rows and columns; convert it again"
-        )
+        raise ModelError(path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
     shape = TowerShape(
         hidden=hidden,
         heads=heads,
@@ -142,5 +140,5 @@ def _check_tensors(file: GGUFFile, shape: TowerShape) -> None:
         if tensor.shape != expected:
             raise ModelError(
                 file.path,
-                f"tensor {name} has the shape {list(tensor.shape)}, not {list(expected)}; convert it again",
+                f"tensor {name} has shape {tensor.shape}, not {expected}; convert it again",
             )
