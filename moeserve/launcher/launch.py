@@ -230,6 +230,8 @@ class Launcher:
         if engine is not None:
             tokens = f", {engine.num_kv_slots:,} KV tokens available, steps of up to {engine.max_num_batched_tokens:,}"
             tokens += f", {engine.device}"
+            if self.config.mmproj is not None and not engine.embedding_size:
+                log.warning("--mmproj has no effect: only the CPU engine computes pictures so far")
         self._processes.listens_when_ready = False  # from here on this server alone accepts
         self._systemd.notify("READY=1")
         log.info("ready: %s, memory used %.2f GiB%s", url, self._processes.memory_used() / GIB, tokens)

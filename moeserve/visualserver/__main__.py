@@ -24,8 +24,7 @@ from moeserve.visualserver.manager import serve
 from moeserve.visualserver.picture_decoder import PictureDecoder
 from moeserve.visualserver.tower_file import TowerShape, open_tower
 
-# Of the scheduler's priority: the worker's threads, whose steps answers wait for, come first.
-NICENESS: Final = 5
+NICENESS: Final = 5  # the worker's threads, whose steps all answers wait for, come first
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +35,9 @@ def main(process: Process) -> None:
     to_http = PushChannel(process.context, process.paths.http)
     assert config.mmproj is not None, "the launcher starts this process where there is a tower"
     tower, shape = _load(Path(config.mmproj), Path(config.model))
+    os.nice(NICENESS)
     decoder = PictureDecoder()
     decoder.start()
-    os.nice(NICENESS)
 
     def rule(max_tokens: int | None):
         most = config.image_max_tokens

@@ -25,7 +25,7 @@ def serve(
 ) -> None:
     """Until Shutdown. A picture may take a minute, and heartbeats are answered meanwhile. Raises what the encoding
     thread raises. to_http is that thread's from here on."""
-    waiting: queue.SimpleQueue[EncodePicture] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[EncodePicture] = queue.SimpleQueue()  # httpserver sends one at a time
     failure: list[BaseException] = []
 
     def encode() -> None:

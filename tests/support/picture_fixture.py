@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from PIL import Image
 
-FIXTURES: Final = Path(__file__).resolve().parents[1] / "fixtures"
+FIXTURES: Final = Path(__file__).resolve().parents[1] / "fixtures" / "pictures"
 NAME: Final = "tiny-qwen35moe-vision"
 MODEL: Final = FIXTURES / f"{NAME}-f16.gguf"
 TOWER: Final = FIXTURES / f"{NAME}-mmproj-f16.gguf"
