@@ -22,6 +22,7 @@ from moeserve.visualserver.embedding_cache import EmbeddingCache
 from moeserve.visualserver.encoder import PictureEncoder, Tower
 from moeserve.visualserver.manager import serve
 from moeserve.visualserver.picture_decoder import PictureDecoder
+from moeserve.visualserver.picture_size import SizeRule
 from moeserve.visualserver.tower_file import TowerShape, open_tower
 
 NICENESS: Final = 5  # the worker's threads, whose steps all answers wait for, come first
@@ -39,7 +40,7 @@ def main(process: Process) -> None:
     decoder = PictureDecoder()
     decoder.start()
 
-    def rule(max_tokens: int | None):
+    def rule(max_tokens: int | None) -> SizeRule:
         most = config.image_max_tokens
         bounds = [each for each in (most, max_tokens) if each is not None]
         return shape.size_rule(config.image_min_tokens, min(bounds, default=None))

@@ -38,8 +38,8 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     message: str  # for the client: the end of "the picture ..."
 
 
-_REPLY: Final = msgspec.msgpack.Decoder(Decoded | Refused)
-_REQUEST: Final = msgspec.msgpack.Decoder(Decode)
+_REPLY: Final[msgspec.msgpack.Decoder[Decoded | Refused]] = msgspec.msgpack.Decoder(Decoded | Refused)
+_REQUEST: Final[msgspec.msgpack.Decoder[Decode]] = msgspec.msgpack.Decoder(Decode)
 encode: Final = msgspec.msgpack.Encoder().encode
 
 

@@ -93,6 +93,13 @@ class ToolCall(RequestModel):
         return {"type": "function", "function": function} | ({"id": self.id} if self.id else {})
 
 
+def _pictures(images: list[str]) -> list[Picture]:
+    try:
+        return [picture_of_base64(image) for image in images]
+    except PydanticCustomError as error:
+        raise PydanticCustomError("images", "images: {problem}", {"problem": error.message()}) from error
+
+
 class Message(RequestModel):
     empty: ClassVar = frozenset({"images", "tool_calls", "tool_name", "tool_call_id"})
 
@@ -112,7 +119,7 @@ class Message(RequestModel):
 
     @cached_property
     def pictures(self) -> list[Picture]:
-        return list(map(picture_of_base64, self.images))
+        return _pictures(self.images)
 
     def for_template(self) -> dict[str, Any]:
         content = joined([*(picture.mark for picture in self.pictures), self.content])
@@ -222,7 +229,7 @@ class GenerateBody(_Body):
 
     @cached_property
     def pictures(self) -> list[Picture]:
-        return list(map(picture_of_base64, self.images))
+        return _pictures(self.images)
 
     @property
     def only_loads(self) -> bool:

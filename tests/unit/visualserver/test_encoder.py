@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def rule(max_tokens: int | None) -> SizeRule:
 
 
 @pytest.fixture
-def world(tmp_path: Path):  # type: ignore[no-untyped-def]
+def world(tmp_path: Path) -> Iterator[tuple[PictureEncoder, SizeTower, Path]]:
     tower, decoder = SizeTower(), PictureDecoder()
     files = EmbeddingFiles(tmp_path / "spans")
     encoder = PictureEncoder(tower, decoder, rule, EmbeddingCache(1000), files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_bounds_in_tokens() -> None:
     assert shape.size_rule(256, 1024) == SizeRule(32, 262144, 1048576)
 
 
-def test_the_flag(tmp_path) -> None:
+def test_the_flag(tmp_path: Path) -> None:
     assert find_tower("auto", MODEL) == find_tower(str(TOWER), MODEL) == str(TOWER)
     assert find_tower(None, MODEL) is None
     for flag, words in (("auto", "no \\*mmproj\\*.gguf in"), (str(tmp_path / "x"), "there is no file")):
