@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Final
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from moeserve.processes.sandbox import child
 from moeserve.processes.sandbox.frames import receive_frame, send_frame
@@ -57,7 +57,7 @@ def decode(request: Decode) -> Decoded | Refused:
                     f"has {picture.width} x {picture.height} pixels; {MOST_PIXELS} at most are taken"
                 )
             pixels = _resized(picture, request.rule)
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         return Refused(f"is in no known format; {', '.join(FORMATS)} are read")
     except MemoryError:
         return Refused("takes too much memory to decode; make it smaller, or send it as PNG or JPEG")

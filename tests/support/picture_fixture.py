@@ -32,13 +32,13 @@ class PictureCase(NamedTuple):
         return self.is_picture.index(True)
 
     @property
-    def count(self) -> int:
+    def num_tokens(self) -> int:
         return sum(self.is_picture)
 
     @property
     def positions(self) -> bytes:
         """EmbeddingSpan.positions"""
-        ids = self.truth["position_ids"][:, self.start : self.start + self.count]
+        ids = self.truth["position_ids"][:, self.start : self.start + self.num_tokens]
         return ids.astype(np.int32).tobytes()
 
     def resized(self) -> np.ndarray:

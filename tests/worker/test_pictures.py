@@ -11,6 +11,7 @@ from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.processes.embedding_files import EmbeddingFiles
+from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.loading.cpu.load import build_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.support.accuracy import log_softmax
@@ -32,6 +33,8 @@ def runner(files: EmbeddingFiles) -> Runner:
 
 def logits(runner: Runner, files: EmbeddingFiles, cases: list[PictureCase], chunk: int) -> list[np.ndarray]:
     """Of each prompt, [tokens, vocab]: all prompts side by side, in steps of up to `chunk` tokens of each."""
+    engine = runner.engine
+    assert isinstance(engine, CpuEngine)
     found: list[list[np.ndarray]] = [[] for _ in cases]
     for at in range(0, max(len(case.tokens) for case in cases), chunk):
         begins = at == 0
@@ -51,9 +54,7 @@ def logits(runner: Runner, files: EmbeddingFiles, cases: list[PictureCase], chun
         )
         for first in range(0, len(owners), 8):
             part = np.arange(first, min(first + 8, len(owners)), dtype=np.int32)
-            for slot, row in zip(
-                owners[first : first + 8], runner.engine.logits_of(part).numpy(), strict=True
-            ):
+            for slot, row in zip(owners[first : first + 8], engine.logits_of(part).numpy(), strict=True):
                 found[slot].append(row.copy())
     return [np.stack(rows) for rows in found]
 
@@ -61,8 +62,10 @@ def logits(runner: Runner, files: EmbeddingFiles, cases: list[PictureCase], chun
 def seq_of(files: EmbeddingFiles, slot: int, case: PictureCase) -> NewSeq:
     rows = case.truth["embeddings"].astype(np.float32).tobytes()
     tokens = np.array(case.tokens, np.int32)
-    tokens[case.start : case.start + case.count] = -2
-    span = EmbeddingSpan(case.start, case.count, sha256(rows).digest(), files.write(rows), case.positions)
+    tokens[case.start : case.start + case.num_tokens] = -2
+    span = EmbeddingSpan(
+        case.start, case.num_tokens, sha256(rows).digest(), files.write(rows), case.positions
+    )
     return NewSeq(slot, tokens.tobytes(), len(tokens), b"", GREEDY, state_slot=slot, spans=[span])
 
 
@@ -78,7 +81,6 @@ def test_logits(runner: Runner, files: EmbeddingFiles, name: str) -> None:
     case = picture_cases()[name]
     (found,) = logits(runner, files, [case], 256)
     text = ~np.array(case.is_picture)
-    print(name, kl(case.truth["logits"], found), kl(case.truth["logits"][text], found[text]))
     assert kl(case.truth["logits"][text], found[text]) < 4e-6
 
 

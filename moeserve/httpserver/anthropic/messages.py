@@ -5,7 +5,6 @@ Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python 
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -71,6 +70,10 @@ AssistantBlock = Annotated[
 ]
 
 
+def _said(texts: list[str]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": joined(texts)}] if texts else []
+
+
 class UserMessage(RequestModel):
     role: Literal["user"]
     content: Annotated[
@@ -82,15 +85,15 @@ class UserMessage(RequestModel):
     def for_template(self) -> list[dict[str, Any]]:
         """Returns a message for each result and for each run of texts, in their order."""
         messages: list[dict[str, Any]] = []
-        for is_result, blocks in groupby(self.content, lambda block: isinstance(block, ToolResultBlock)):
-            if not is_result:
-                messages.append({"role": "user", "content": joined(block.text for block in blocks)})
-                continue
-            for block in blocks:
-                assert isinstance(block, ToolResultBlock)
-                result = {"role": "tool", "content": block.text(), "tool_call_id": block.tool_use_id}
-                messages.append(result)
-        return messages
+        texts: list[str] = []
+        for block in self.content:
+            if isinstance(block, ToolResultBlock):
+                messages += _said(texts)
+                texts = []
+                messages.append({"role": "tool", "content": block.text(), "tool_call_id": block.tool_use_id})
+            else:
+                texts.append(block.text)
+        return messages + _said(texts)
 
 
 class SystemMessage(RequestModel):

@@ -22,7 +22,7 @@ class _Picture(NamedTuple):
 
     @property
     def end(self) -> int:
-        return self.start + self.positions.shape[1]
+        return self.start + int(self.positions.shape[1])
 
 
 class RotaryPositions:

@@ -250,10 +250,11 @@ def test_a_stored_conversation_has_its_pictures(server: HttpServer, visual: Visu
 
 
 def test_what_the_visual_server_refuses(server: HttpServer, visual: VisualServer) -> None:
+    def refusing(status: int) -> Answer:
+        return lambda picture: PictureRefused(picture.id, status, "is in no known format")
+
     for status in (400, 503):
-        visual.answer = lambda picture, status=status: PictureRefused(
-            picture.id, status, "is in no known format"
-        )
+        visual.answer = refusing(status)
         answer = server.post("/v1/chat/completions", chat(image()))
         assert answer.status_code == status
         assert "the picture is in no known format" in answer.json()["error"]["message"]
