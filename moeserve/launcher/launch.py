@@ -16,10 +16,8 @@ What ends a server, and how:
   (`succession.py`)
 - the worker dies while serving, or the router says that it hangs: another one is started, and the router goes on
   with the requests; /health is 503 meanwhile
-- the router or the detokenizer dies while serving, or answers no heartbeat request: another one is started, and
-  httpserver sends it what it has of each request; the worker stays, and the next router connects to it
-- the visual server dies while serving, or answers no heartbeat request: another one is started, and httpserver sends it
-  the pictures that wait
+- the router, the detokenizer or the visual server dies while serving, or answers no heartbeat request: another one is
+  started, and httpserver sends it what it has of each request; the worker stays, and the next router connects to it
 - httpserver dies while serving, or answers no heartbeat request: its connections are gone, the router frees what it
   ran for them, and another one is started. Clients that connect meanwhile wait, because the listening sockets are the
   launcher's
@@ -137,8 +135,10 @@ class Launcher:
         stack.callback(self._context.destroy, linger=0)
         write_config(config, paths)
         # Connected from the start: a socket's file may be removed while the server runs.
-        told = (paths.router, paths.detokenizer, paths.http, *([paths.visualserver] if config.mmproj else []))
-        self._channels = {address: PushChannel(self._context, address) for address in told}
+        told = {ROUTER: paths.router, DETOKENIZER: paths.detokenizer, HTTPSERVER: paths.http}
+        if config.mmproj:
+            told[VISUALSERVER] = paths.visualserver
+        self._channels = {address: PushChannel(self._context, address) for address in told.values()}
         self._inbox: PullChannel[ToLauncher] = PullChannel(self._context, paths.launcher, TO_LAUNCHER)
         self._wakeup = stack.enter_context(
             signals_as_events(self._on_signal, (signal.SIGUSR1, signal.SIGUSR2))
@@ -151,14 +151,11 @@ class Launcher:
             package, paths, self._poller, listeners, remote, has_tower=config.mmproj is not None
         )
         self._processes.listens_when_ready = is_next
-        asked = {ROUTER: paths.router, DETOKENIZER: paths.detokenizer, HTTPSERVER: paths.http}
-        if VISUALSERVER in self._processes.names:
-            asked[VISUALSERVER] = paths.visualserver
         self._signs_of_life = SignsOfLife(
             longest_silence(config.step_timeout),
             self._processes,
             self.ready,
-            {name: partial(self._tell, address, HeartbeatRequest()) for name, address in asked.items()},
+            {name: partial(self._tell, address, HeartbeatRequest()) for name, address in told.items()},
         )
         self._replacement = Replacement(
             config,
@@ -230,7 +227,7 @@ class Launcher:
         if engine is not None:
             tokens = f", {engine.num_kv_slots:,} KV tokens available, steps of up to {engine.max_num_batched_tokens:,}"
             tokens += f", {engine.device}"
-            if self.config.mmproj is not None and not engine.embedding_size:
+            if self.config.mmproj and not engine.embedding_size:
                 log.warning("--mmproj has no effect: only the CPU engine computes pictures so far")
         self._processes.listens_when_ready = False  # from here on this server alone accepts
         self._systemd.notify("READY=1")
