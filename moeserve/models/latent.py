@@ -20,6 +20,8 @@ class AttentionForm:
     rope_theta: float | None = None  # None: the model's
     has_rope_factors: bool = False
     has_positions: bool = True  # False: all angles are 0
+    value_dim: int = 0  # of a head's value; 0 for latent attention, whose is `rank`
+    rope_scaled: bool = True  # False: whatever the model's `rope_scaling` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,9 @@ class LatentAttentionShape:
         return self.num_heads * self.value_dim
 
     @property
-    def kv_values(self) -> int:
-        """Numbers that one token leaves in the KV cache."""
-        return self.head_dim
+    def kv_widths(self) -> tuple[int, ...]:
+        """Widths of the vectors that one token leaves in the KV cache for each KV head."""
+        return (self.head_dim,)
 
     @property
     def attended_values(self) -> int:

@@ -30,6 +30,8 @@ MODEL_FILES = {
     "moeserve.models.sources.source",
     "moeserve.models.interface",
     "moeserve.models.latent",
+    "moeserve.models.recurrence",
+    "moeserve.models.rope_scaling",
     "moeserve.models.neutral_settings",
     "moeserve.models.open",
     "moeserve.models.registry",
@@ -66,6 +68,8 @@ READERS = {
 FAMILY_NEEDS = READERS | {
     "moeserve.models.interface",
     "moeserve.models.latent",
+    "moeserve.models.recurrence",
+    "moeserve.models.rope_scaling",
     "moeserve.models.shape_reader",
     "moeserve.kernels.routing.options",
 }
@@ -180,6 +184,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.tensors": {
         "moeserve.models.interface",
         "moeserve.models.latent",
+        "moeserve.models.recurrence",
+        "moeserve.models.rope_scaling",
         "moeserve.models.sources.gguf",
     },
     "moeserve.models.sources.model_files": set(),
@@ -200,6 +206,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.step_buffers": {
         "moeserve.models.interface",
         "moeserve.models.latent",
+        "moeserve.models.recurrence",
+        "moeserve.models.rope_scaling",
         "moeserve.kernels.delta_net.heads",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,

@@ -14,10 +14,9 @@ from moeserve.models.open import open_dummy_model, open_model
 from moeserve.models.ranks.rank_share import RankShare, cut_layers, share_of, stage_of
 from moeserve.models.ranks.rank_source import RankSource
 from moeserve.models.registry import read_shape
-from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.tensors import model_tensors
+from moeserve.models.tensors import check_tensors, model_tensors
 from moeserve.quantization.reference import dequantize
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models
 from tests.support.gemma_file import write_gemma
