@@ -179,14 +179,19 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.regular_file",
         "moeserve.quantization",
     },
-    "moeserve.models.interface": READERS | KERNEL_OPTIONS | {"moeserve.models.latent"},
+    "moeserve.models.interface": READERS
+    | KERNEL_OPTIONS
+    | {"moeserve.models.latent", "moeserve.models.recurrence", "moeserve.models.rope_scaling"},
     "moeserve.models.latent": {"moeserve.models.sources.gguf"},
+    "moeserve.models.recurrence": {"moeserve.kernels.delta_net.heads", "moeserve.models.sources.gguf"},
+    "moeserve.models.rope_scaling": set(),
     "moeserve.models.tensors": {
+        "moeserve.models.errors",
         "moeserve.models.interface",
         "moeserve.models.latent",
         "moeserve.models.recurrence",
-        "moeserve.models.rope_scaling",
         "moeserve.models.sources.gguf",
+        "moeserve.models.sources.source",
     },
     "moeserve.models.sources.model_files": set(),
     "moeserve.models.neutral_settings": set(),
@@ -194,7 +199,7 @@ ALLOWED: dict[str, set[str]] = {
     | {
         "moeserve.models.interface",
         "moeserve.models.neutral_settings",
-        "moeserve.models.tensors",
+        "moeserve.models.rope_scaling",
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.routing.options",
     },
@@ -207,7 +212,6 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.interface",
         "moeserve.models.latent",
         "moeserve.models.recurrence",
-        "moeserve.models.rope_scaling",
         "moeserve.kernels.delta_net.heads",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,

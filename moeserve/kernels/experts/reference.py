@@ -1,7 +1,7 @@
 """The specification of a layer's routed experts.
 
-Gated SiLU: Shazeer 2020, https://arxiv.org/abs/2002.05202; swiglu_oai: gpt-oss, https://arxiv.org/abs/2508.10925; a
-limit of silu and weights of the input: step3p7 and llama4 of https://github.com/huggingface/transformers.
+Gated SiLU: Shazeer 2020, https://arxiv.org/abs/2002.05202; swiglu_oai: gpt-oss, https://arxiv.org/abs/2508.10925;
+limits of silu and weights of the input as transformers has them (https://github.com/huggingface/transformers).
 """
 
 from __future__ import annotations
