@@ -71,7 +71,7 @@ MODELS = [*OWN, *OTHERS]
 # Floats take the longest, and have no rounding of their own that depends on the others of a step.
 ALL_TYPES = [pytest.param(m, marks=pytest.mark.slow) if m.stem.endswith("f16") else m for m in MODELS]
 # A tie of a router of mimo2 in F16 falls the other way at the tenth token without vector instructions, and later
-# positions see its keys. Of 144 positions two or three have another first token than llama.cpp: docs/results/accuracy.md.
+# positions see its keys. Of 144 positions two or three have another first token: docs/results/accuracy.md.
 TIES = pytest.mark.xfail(reason="ties that fall the other way", strict=False)
 TIED = ("tiny-mimo2-f16", "tiny-gemma4e-q4_k_m", "tiny-afmoe-q4_k_m")
 JUDGED = [
