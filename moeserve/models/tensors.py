@@ -10,6 +10,9 @@ from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
+# What makes all layers' own inputs: the table of tokens, the matrix over embeddings, and the norm of its product.
+LAYER_INPUTS = (n.LAYER_INPUT_EMBD, n.LAYER_INPUT_MODEL_PROJ, n.LAYER_INPUT_PROJ_NORM)
+
 
 def expert_tensors(layer: int) -> tuple[str, str, str]:
     """The names of a layer's gate, up and down matrices of all routed experts."""
@@ -124,9 +127,12 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         tensors[n.OUTPUT] = (shape.vocab_size, hidden)
     if shape.layer_input_width:
         inputs = shape.num_layers * shape.layer_input_width
-        tensors[n.LAYER_INPUT_EMBD] = (shape.vocab_size, inputs)
-        tensors[n.LAYER_INPUT_MODEL_PROJ] = (inputs, hidden)
-        tensors[n.LAYER_INPUT_PROJ_NORM] = (shape.layer_input_width,)
+        widths: tuple[tuple[int, ...], ...] = (
+            (shape.vocab_size, inputs),
+            (inputs, hidden),
+            (shape.layer_input_width,),
+        )
+        tensors |= dict(zip(LAYER_INPUTS, widths, strict=True))
     with_factors = [form for form in shape.forms if form.has_rope_factors]
     if with_factors:
         tensors[n.ROPE_FREQS] = (with_factors[0].head_dim // 2,)

@@ -28,6 +28,7 @@ MODEL_FILES = {
     "moeserve.models.sources.splits",
     "moeserve.models.sources.regular_file",
     "moeserve.models.sources.source",
+    "moeserve.models.gpu_features",
     "moeserve.models.interface",
     "moeserve.models.latent",
     "moeserve.models.recurrence",
@@ -235,6 +236,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.models.ranks.rank_share": {
+        "moeserve.models.gpu_features",
         "moeserve.models.interface",
         "moeserve.models.sources.gguf",
         "moeserve.models.tensors",

@@ -12,9 +12,9 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
+from moeserve.models.gpu_features import check_gpu_features
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.engine_types import check_gpu_types
-from moeserve.models.loading.gpu_features import check_gpu_features
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.ranks.rank_source import RankSource

@@ -30,12 +30,15 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
 }
 
 
-def check_gpu_features(source: ModelSource, shape: ModelShape) -> None:
-    """Raises ModelError for a model with something that only the CPU engine computes."""
+def cpu_only_features(shape: ModelShape) -> list[str]:
+    """What the model has that only the CPU engine computes."""
     found = [what for what, has in _CPU_ONLY.items() if any(map(has, shape.layers))]
-    if shape.layer_input_width:
-        found.append("layers with inputs of their own")
-    if found:
+    return [*found, "layers with inputs of their own"] if shape.layer_input_width else found
+
+
+def check_gpu_features(source: ModelSource, shape: ModelShape) -> None:
+    """Raises ModelError for a model that has any."""
+    if found := cpu_only_features(shape):
         raise ModelError(
             source.path,
             f"architecture {shape.architecture!r} has what only the CPU engine computes so far ({', '.join(found)}): "
