@@ -37,7 +37,7 @@ class KvCache:
         latent, dtype = layout.shape.latent, layout.dtype
 
         def kv_layer(layer: int) -> KvLayer:
-            a = layout.shape.layers[layer].attention
+            a = layout.shape.loaded_layers[layer].attention
             has_window_slots = num_window_slots > 0 and layout.is_windowed(layer)
             slots = num_window_slots if has_window_slots else num_slots
             has_own = a is not None and len(a.kv_widths) > 0

@@ -22,9 +22,8 @@ from moeserve.models.sources.source import ModelSource
 # Which vectors of q and k are RMS-normalised before they are rotated: none, each head's, the same without a weight, or
 # all heads' as one.
 QkNorm = Literal["none", "head", "unweighted", "full"]
-# What multiplies attention's output. in_q: q's matrix has twice the rows: of each head q, then a gate, whose sigmoid it
-# is. element, head: the sigmoid of the product of a matrix of their own, with a number for each of the output's, or for
-# each head. head_softplus: the softplus in place of the sigmoid.
+# What multiplies attention's output: the sigmoid of gates. in_q: in q's matrix, of each head q, then its gate. element,
+# head: of a matrix of their own, for each number of the output, or each head. head_softplus: the softplus instead.
 OutputGate = Literal["none", "in_q", "element", "head", "head_softplus"]
 
 
@@ -173,9 +172,8 @@ class MoeShape:
     expert_scale: bool = False  # a chosen expert's weight is multiplied by the expert's own
     # A route's weight multiplies what the expert reads, not what it gives.
     weighs_input: bool = False
-    # In a sandwiched layer: the shared expert's output and the routed ones' are each normalised by itself before they
-    # are added; the routed ones have a norm of their input, too; and the router reads the residual stream through a
-    # norm of its own, whose weight is divided by sqrt(hidden).
+    # In a sandwiched layer: the shared expert's and the routed ones' outputs are each normalised before they are added,
+    # and so is the routed ones' input, and the router's, whose norm's weight is divided by sqrt(hidden).
     parts_normed: bool = False
 
 
@@ -232,11 +230,6 @@ class LayerShape:
         return self.ffn if isinstance(self.ffn, DenseFfnShape) else self.ffn.shared
 
     @property
-    def unrouted_activation(self) -> Activation:
-        """The activation of that feed-forward."""
-        return "silu" if self.unrouted is None else self.unrouted.activation
-
-    @property
     def num_parts(self) -> int:
         """Feed-forwards whose outputs a token adds up."""
         return self.num_routes + (1 if self.unrouted_width else 0)
@@ -263,6 +256,9 @@ class ModelShape:
     tied_embeddings: bool  # the embedding is the output matrix too
     # Behind `layers` in the file: layers that predict tokens further ahead (MTP). See `skipped_layers.py`.
     num_skipped_layers: int = 0
+    next_token_layer: LayerShape | None = (
+        None  # that of the block which drafts (next_token.py); None: none does
+    )
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits are c * tanh(logits / c); 0: as they are
     logit_scale: float = 1.0  # multiplies logits: the last norm's weight is loaded times it
@@ -281,6 +277,11 @@ class ModelShape:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def loaded_layers(self) -> tuple[LayerShape, ...]:
+        """`layers`, and behind them, as number `num_layers`, the layer of the block that drafts, if there is one."""
+        return self.layers if self.next_token_layer is None else (*self.layers, self.next_token_layer)
 
     @property
     def forms(self) -> tuple[AttentionForm, ...]:
@@ -395,3 +396,5 @@ class ModelFamily:
     # Reads and range-checks the metadata. Raises ModelError.
     read_shape: Callable[[ModelSource], ModelShape]
     hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files are read
+    # A next-token block of its files has a layer as the last one that attends: see next_token.py.
+    has_next_token_block: bool = False
