@@ -39,6 +39,7 @@ class LatentAttentionShape:
     # Of the norms of the latent vector and of what q is made from: Hugging Face's models have this, whatever
     # `rms_norm_eps` says (GLM-4.7-Flash's is 1e-5).
     latent_eps: float = 1e-6
+    has_indexer: bool = False  # the file may have what chooses keys of long contexts, which is not read
 
     @property
     def num_kv_heads(self) -> int:

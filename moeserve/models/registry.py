@@ -10,6 +10,7 @@ from typing import Any
 
 from moeserve.models.afmoe.family import FAMILY as AFMOE
 from moeserve.models.deepseek2.family import FAMILY as DEEPSEEK2
+from moeserve.models.deepseek2.indexed import FAMILY as GLM_DSA
 from moeserve.models.deepseek2.mistral4 import FAMILY as MISTRAL4
 from moeserve.models.dots1.family import FAMILY as DOTS1
 from moeserve.models.ernie45moe.family import FAMILY as ERNIE45_MOE
@@ -66,6 +67,7 @@ _families: dict[str, ModelFamily] = {
         EXAONE_MOE,
         GRANITE_MOE,
         MISTRAL4,
+        GLM_DSA,
         MIMO2,
         STEP35,
         HUNYUAN_MOE,

@@ -153,14 +153,19 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def unread_tensors(shape: ModelShape) -> frozenset[str]:
-    """Tensors that a file may have and that change nothing: k and v of layers that attend to an earlier one's."""
-    unread = (n.ATTN_K, n.ATTN_V, n.ATTN_K_NORM)
+    """Tensors that a file may have and that change nothing: k and v of layers that attend to an earlier one's, and an
+    indexer, where contexts are no longer than what it chooses."""
     return frozenset(
-        n.of_layer(index, part)
-        for index, layer in enumerate(shape.layers)
-        if isinstance(layer.mixer, AttentionShape) and layer.mixer.kv_from is not None
-        for part in unread
+        n.in_layer(index, name) for index, layer in enumerate(shape.layers) for name in _unread_by(layer)
     )
+
+
+def _unread_by(layer: LayerShape) -> tuple[str, ...]:
+    if isinstance(layer.mixer, LatentAttentionShape) and layer.mixer.has_indexer:
+        return n.INDEXER
+    if isinstance(layer.mixer, AttentionShape) and layer.mixer.kv_from is not None:
+        return tuple(n.of_part(part) for part in (n.ATTN_K, n.ATTN_V, n.ATTN_K_NORM))
+    return ()
 
 
 def check_tensors(shape: ModelShape, source: ModelSource) -> None:

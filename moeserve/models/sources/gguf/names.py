@@ -67,6 +67,14 @@ LAYER_INPUT_PROJ_NORM = "per_layer_proj_norm.weight"
 LAYER_INPUT_GATE = "inp_gate"
 LAYER_INPUT_PROJ = "proj"
 LAYER_INPUT_NORM = "post_norm"
+# What chooses the keys of latent attention.
+INDEXER = (
+    "indexer.attn_k.weight",
+    "indexer.attn_q_b.weight",
+    "indexer.proj.weight",
+    "indexer.k_norm.weight",
+    "indexer.k_norm.bias",
+)
 FFN_GATE = "ffn_gate"  # of a layer without experts
 FFN_UP = "ffn_up"
 FFN_DOWN = "ffn_down"
