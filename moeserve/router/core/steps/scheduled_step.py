@@ -187,7 +187,7 @@ class ScheduledStep:
             adapter=request.adapter,
             tenant=request.tenant,
             namespace="\0".join(request.namespace(isolate_tenants=True)),
-            spans=[span for span in request.spans if span.end > len(request.slots)],
+            spans=[span for span in request.spans if span.end > len(request.slots) or span.positions],
         )
         self.new_seqs.append(seq)
         nothing = {"token_ids": b"", "num_prompt": 0, "prefix_slots": b"", "prefix_window_slots": b""}
