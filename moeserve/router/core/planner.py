@@ -147,11 +147,11 @@ class Planner:
             self._has_room(scheduled, budget_ms)
             and (request := self._next_prompt(scheduled, now)) is not None
         ):
-            count = min(self._chunk(scheduled, request, budget_ms), request.until_border)
+            count = min(self._chunk(scheduled, request, budget_ms), request.until_snapshot_point)
             if count == 0:
                 break
-            if count == request.until_border < request.prompt_left:
-                scheduled.at_border.add(request)
+            if count == request.until_snapshot_point < request.prompt_left:
+                scheduled.at_snapshot_point.add(request)
             self._order.served(request, count, batch.prefilling)
             scheduled.add_chunk(request, count, self._memory, now)
             self._memory.publish(request)
@@ -199,8 +199,8 @@ class Planner:
         awaits a snapshot of a prompt under way is likewise not overtaken; one that is loaded from a tier is."""
         batch = self._batch
         under_way = batch.prefilling
-        if scheduled.at_border:
-            under_way = [request for request in under_way if request not in scheduled.at_border]
+        if scheduled.at_snapshot_point:
+            under_way = [request for request in under_way if request not in scheduled.at_snapshot_point]
         while True:
             request = self._order.next(under_way, with_waiting=batch.num_free_req_slots > 0)
             if request is None or request.state is State.PREFILL:
