@@ -153,7 +153,7 @@ def gpt_oss(file: File, layers: int) -> int:
 def qwen36(file: File, layers: int) -> int:
     hidden, heads, count, width = 2048, (16, 2, 256), 256, 512
     key_heads, value_heads, size = 16, 32, 128
-    decoder(file, layers, hidden, heads, 1e7)
+    decoder(file, layers + 1, hidden, heads, 1e7)
     add_experts(file, count, 8, width)
     w, a = file.writer, "qwen35moe."
     w.add_uint32(a + "expert_shared_feed_forward_length", width)
@@ -170,11 +170,13 @@ def qwen36(file: File, layers: int) -> int:
     w.add_uint32(a + "full_attention_interval", 4)
     q, kv = heads[0] * heads[2], heads[1] * heads[2]
     inner, channels = value_heads * size, (2 * key_heads + value_heads) * size
-    for i in range(layers):
+    w.add_uint32(a + "nextn_predict_layers", 1)
+    # The last one is the layer of the next-token block.
+    for i in range(layers + 1):
         p, more = f"blk.{i}.", Type.Q6_K if takes_more_bits(i, layers) else Type.Q4_K
         for norm in ("attn_norm", "post_attention_norm"):
             file.vector(f"{p}{norm}.weight", hidden, 1, 0.1)
-        if i % 4 == 3:
+        if i % 4 == 3 or i == layers:
             file.matrix(p + "attn_q.weight", Type.Q4_K, 2 * q, hidden)
             file.matrix(p + "attn_k.weight", Type.Q4_K, kv, hidden)
             file.matrix(p + "attn_v.weight", more, kv, hidden)
@@ -194,6 +196,9 @@ def qwen36(file: File, layers: int) -> int:
         experts(file, p, hidden, count, width, Type.Q4_K, more)
         file.vector(p + "ffn_gate_inp_shexp.weight", hidden, 0, 0.02)
         feed_forward(file, p, "_shexp", hidden, width, more)
+    for norm in ("enorm", "hnorm", "shared_head_norm"):
+        file.vector(f"{p}nextn.{norm}.weight", hidden, 1, 0.1)
+    file.matrix(p + "nextn.eh_proj.weight", Type.Q4_K, hidden, 2 * hidden)
     return hidden
 
 

@@ -19,7 +19,7 @@ from .option import (
     env_name,
 )
 from .server_config import ServerConfig
-from .speculative import NgramDrafts, drafts_of, num_drafts
+from .speculative import DraftMethod, Drafts, Lookup, drafts_of, num_drafts
 
 __all__ = [
     "ADAPTERS_FILE",
@@ -30,7 +30,9 @@ __all__ = [
     "LAUNCHER_PID_ENV",
     "LISTENERS_ENV",
     "PROCESS_VARIABLES",
-    "NgramDrafts",
+    "DraftMethod",
+    "Drafts",
+    "Lookup",
     "ServerConfig",
     "drafts_of",
     "env_name",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from moeserve.config.api_config import ApiConfig
 from moeserve.config.option import option
@@ -13,6 +13,8 @@ MOST_DRAFTS: Final = 16
 LONGEST_MATCH: Final = 64
 _DEFAULT_SHORTEST: Final = 3
 _DEFAULT_LONGEST: Final = 8
+_LOOKUP_FIELDS: Final = ("prompt_lookup_min", "prompt_lookup_max")
+DraftMethod = Literal["ngram", "mtp", "auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +24,30 @@ class SpeculativeConfig(ApiConfig):
     speculative_config: str | None = option(
         None,
         "Model",
-        'speculative decoding, in vLLM\'s JSON form: {"method": "ngram", "num_speculative_tokens": 4} drafts up to 4 '
-        'tokens from an earlier place of the text where the last "prompt_lookup_min" to "prompt_lookup_max" tokens (3 '
-        "to 8) are the same, and verifies them in one step; the text stays the same (CPU only; default: no drafts)",
+        'speculative decoding, in vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts up to 3 '
+        'tokens by the model\'s own next-token block, "ngram" from an earlier place of the text where the last '
+        '"prompt_lookup_min" to "prompt_lookup_max" tokens (3 to 8) are the same, "auto" by both, as far as the file '
+        "has the block; a step verifies them, and the text stays the same (CPU only; default: no drafts)",
         metavar="JSON",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class NgramDrafts:
-    """Drafts by look-up in the request's own tokens."""
+class Lookup:
+    """Drafts from earlier places of the text."""
 
+    shortest: int  # tokens that must agree
+    longest: int  # beyond which more of them make no difference
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    method: DraftMethod
     num_speculative_tokens: int  # most drafts of a row
-    prompt_lookup_min: int  # tokens that must agree
-    prompt_lookup_max: int  # beyond which more of them make no difference
+    lookup: Lookup | None  # None: the model's block alone drafts
 
 
-def drafts_of(config: SpeculativeConfig) -> NgramDrafts | None:
+def drafts_of(config: SpeculativeConfig) -> Drafts | None:
     """None: there are no drafts. Raises ValueError, whose text names the field and the remedy."""
     if config.speculative_config is None:
         return None
@@ -48,29 +57,45 @@ def drafts_of(config: SpeculativeConfig) -> NgramDrafts | None:
         raise ValueError(f"no JSON: {error}") from error
     if not isinstance(given, dict):
         raise ValueError('expected a JSON object, as {"method": "ngram", "num_speculative_tokens": 4}')
-    method = given.pop("method", None)
-    if method != "ngram":
-        raise ValueError(f'method {json.dumps(method)}: only "ngram" is supported so far')
-    names = [field.name for field in fields(NgramDrafts)]
+    method = _method(given.pop("method", None))
+    names = ("num_speculative_tokens", *(() if method == "mtp" else _LOOKUP_FIELDS))
     if unknown := given.keys() - set(names):
         raise ValueError(f"{min(unknown)}: no such field here; method, {', '.join(names)}")
     tokens = _count(given, "num_speculative_tokens", None, MOST_DRAFTS)
-    # As in vLLM, one of the two alone is both.
-    if given.keys() & {"prompt_lookup_min", "prompt_lookup_max"}:
-        ends = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
-        given["prompt_lookup_min"] = ends[1] if ends[0] is None else ends[0]
-        given["prompt_lookup_max"] = ends[0] if ends[1] is None else ends[1]
-    shortest = _count(given, "prompt_lookup_min", _DEFAULT_SHORTEST, LONGEST_MATCH)
-    longest = _count(given, "prompt_lookup_max", _DEFAULT_LONGEST, LONGEST_MATCH)
-    if longest < shortest:
-        raise ValueError(f"prompt_lookup_max {longest} is less than prompt_lookup_min {shortest}")
-    return NgramDrafts(tokens, shortest, longest)
+    return Drafts(method, tokens, None if method == "mtp" else _lookup(given))
 
 
 def num_drafts(config: SpeculativeConfig) -> int:
     """Most drafts of a row; 0: there are none. Raises ValueError as above."""
     drafts = drafts_of(config)
     return 0 if drafts is None else drafts.num_speculative_tokens
+
+
+def _method(name: object) -> DraftMethod:
+    if name == "ngram" or name == "auto":
+        return name
+    # vLLM has the model's type in the name, too: "qwen3_next_mtp".
+    if isinstance(name, str) and (name == "mtp" or name.endswith("_mtp")):
+        return "mtp"
+    raise ValueError(f'method {json.dumps(name)}: "mtp", "ngram" and "auto" are supported')
+
+
+def _lookup(given: dict[str, Any]) -> Lookup:
+    # As in vLLM, one of the two alone is both.
+    if given.keys() & set(_LOOKUP_FIELDS):
+        ends = [given.get(name) for name in _LOOKUP_FIELDS]
+        given = given | dict(
+            zip(
+                _LOOKUP_FIELDS,
+                (ends[1] if ends[0] is None else ends[0], ends[0] if ends[1] is None else ends[1]),
+                strict=True,
+            )
+        )
+    shortest = _count(given, "prompt_lookup_min", _DEFAULT_SHORTEST, LONGEST_MATCH)
+    longest = _count(given, "prompt_lookup_max", _DEFAULT_LONGEST, LONGEST_MATCH)
+    if longest < shortest:
+        raise ValueError(f"prompt_lookup_max {longest} is less than prompt_lookup_min {shortest}")
+    return Lookup(shortest, longest)
 
 
 def _count(given: dict[str, Any], name: str, default: int | None, most: int) -> int:

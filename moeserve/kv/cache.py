@@ -37,7 +37,7 @@ class KvCache:
         latent, dtype = layout.shape.latent, layout.dtype
 
         def kv_layer(layer: int) -> KvLayer:
-            a = layout.shape.layers[layer].attention
+            a = layout.shape.loaded_layers[layer].attention
             has_window_slots = num_window_slots > 0 and layout.is_windowed(layer)
             slots = num_window_slots if has_window_slots else num_slots
             shape = (0, 1, KV_BLOCK) if a is None else (slots, a.num_kv_heads, a.head_dim)

@@ -53,41 +53,46 @@ class KvLayout:
     shape: ModelShape
     dtype: KvDtype = FLOAT16
 
+    @property
+    def num_layers(self) -> int:
+        """With the layer that drafts, if there is one."""
+        return len(self.shape.loaded_layers)
+
     def layer_bytes(self, layer: int) -> int:
         """Bytes of one token in one layer."""
-        attention = self.shape.layers[layer].attention
+        attention = self.shape.loaded_layers[layer].attention
         if attention is None:
             return 0
         return attention.kv_values // attention.head_dim * self.dtype.head_bytes(attention.head_dim)
 
     def state_values(self, layer: int) -> int:
         """Float32 numbers of one sequence's recurrent state in one layer; 0 where it attends instead."""
-        delta_net = self.shape.layers[layer].delta_net
+        delta_net = self.shape.loaded_layers[layer].delta_net
         return 0 if delta_net is None else delta_net.heads.state_values
 
     def state_bytes(self, layers: Iterable[int] | None = None) -> int:
         """Bytes of one sequence's recurrent state in these layers; None: in all."""
-        indices = range(self.shape.num_layers) if layers is None else layers
+        indices = range(self.num_layers) if layers is None else layers
         return 4 * sum(self.state_values(index) for index in indices)
 
     def is_windowed(self, layer: int) -> bool:
         """It attends to the last tokens alone."""
-        attention = self.shape.layers[layer].attention
+        attention = self.shape.loaded_layers[layer].attention
         return isinstance(attention, AttentionShape) and attention.window > 0
 
     @property
     def windowed_layers(self) -> tuple[int, ...]:
-        return tuple(layer for layer in range(self.shape.num_layers) if self.is_windowed(layer))
+        return tuple(layer for layer in range(self.num_layers) if self.is_windowed(layer))
 
     @property
     def window(self) -> int:
         """Tokens that a windowed layer attends to, at most; 0: there is none."""
-        shapes = (self.shape.layers[layer].attention for layer in self.windowed_layers)
+        shapes = (self.shape.loaded_layers[layer].attention for layer in self.windowed_layers)
         return max((shape.window for shape in shapes if isinstance(shape, AttentionShape)), default=0)
 
     def token_bytes(self, layers: Iterable[int] | None = None) -> int:
         """Bytes of one token in these layers; None: in all."""
-        indices = range(self.shape.num_layers) if layers is None else layers
+        indices = range(self.num_layers) if layers is None else layers
         return sum(self.layer_bytes(index) for index in indices)
 
 

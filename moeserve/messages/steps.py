@@ -183,6 +183,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     mask_ms: dict[int, float] = {}
     pages: PageReport | None = None
     expert_cache: ExpertCacheCounts | None = None  # since the result before; None: there is no cache
+    draft_ms: float = 0.0  # of compute_ms, what drafting took
 
 
 class ExpertUse(msgspec.Struct, frozen=True, tag=True):

@@ -253,6 +253,9 @@ class ModelShape:
     tied_embeddings: bool  # the embedding is the output matrix too
     # Behind `layers` in the file: layers that predict tokens further ahead (MTP). See `skipped_layers.py`.
     num_skipped_layers: int = 0
+    next_token_layer: LayerShape | None = (
+        None  # that of the block which drafts (next_token.py); None: none does
+    )
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits are c * tanh(logits / c); 0: as they are
     logit_scale: float = 1.0  # multiplies logits: the last norm's weight is loaded times it
@@ -269,6 +272,11 @@ class ModelShape:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def loaded_layers(self) -> tuple[LayerShape, ...]:
+        """`layers`, and behind them, as number `num_layers`, the layer of the block that drafts, if there is one."""
+        return self.layers if self.next_token_layer is None else (*self.layers, self.next_token_layer)
 
     @property
     def forms(self) -> tuple[AttentionForm, ...]:
@@ -373,3 +381,5 @@ class ModelFamily:
     # Reads and range-checks the metadata. Raises ModelError.
     read_shape: Callable[[ModelSource], ModelShape]
     hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files are read
+    # A next-token block of its files has a layer as the last one that attends: see next_token.py.
+    has_next_token_block: bool = False

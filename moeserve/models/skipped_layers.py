@@ -27,7 +27,7 @@ def skipped_layers(shape: ModelShape, source: ModelSource) -> SkippedLayers:
     behind = {
         name: tensor.nbytes
         for name, tensor in source.tensors.items()
-        if (n.layer_of(name) or 0) >= shape.num_layers
+        if (n.layer_of(name) or 0) >= len(shape.loaded_layers)
     }
     numbers = {n.layer_of(name) for name in behind}
     numbers |= {int(found[1]) for name in source.skipped if (found := _NUMBER.search(name))}

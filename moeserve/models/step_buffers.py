@@ -207,10 +207,18 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
     latent = [] if model.latent is None else _cpu_latent_buffers(model.latent, rows)
     recurrent = [] if model.delta_net is None else [Buffer("delta", (rows, model.delta_net.input_width))]
     sandwich = [Buffer(name, (rows, hidden)) for name in ("block", "block_sum") if model.is_sandwiched]
+    drafting: list[Buffer] = []
+    if model.next_token_layer is not None:
+        drafting = [
+            Buffer("states", (rows, hidden)),
+            *_pair("token", rows, hidden),
+            *_pair("state", rows, hidden),
+        ]
     return (
         Buffer("x", (rows, hidden)),
         *_pair("y", rows, hidden),
         *sandwich,
+        *drafting,
         Buffer("q", (rows, 0 if model.latent else model.q_rows)),  # and its gates
         Buffer("k", (rows, model.kv_width)),
         Buffer("v", (rows, model.kv_width)),

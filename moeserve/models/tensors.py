@@ -28,7 +28,7 @@ def expert_bias_tensors(layer: int) -> tuple[str, str, str]:
 
 def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     """The layer's tensors outside the routed experts, by name, with their row-major shapes: matrices [out, in]."""
-    of_layer = shape.layers[layer]
+    of_layer = shape.loaded_layers[layer]
     parts: dict[str, tuple[int, ...]] = {n.of_part(n.ATTN_NORM): (shape.hidden_size,)}
     if isinstance(of_layer.mixer, LatentAttentionShape):
         parts |= of_layer.mixer.tensors(shape.hidden_size)
@@ -118,7 +118,7 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     with_factors = [form for form in shape.forms if form.has_rope_factors]
     if with_factors:
         tensors[n.ROPE_FREQS] = (with_factors[0].rotary_dim // 2,)
-    for index, layer in enumerate(shape.layers):
+    for index, layer in enumerate(shape.loaded_layers):
         tensors |= dense_tensors(shape, index)
         if layer.moe is None:
             continue
@@ -129,4 +129,14 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         if layer.moe.expert_bias:
             biases = zip(expert_bias_tensors(index), matrices, strict=True)
             tensors |= {name: (experts, out) for name, (out, _) in biases}
+    if shape.next_token_layer is not None:
+        tensors |= next_token_tensors(shape)
     return tensors
+
+
+def next_token_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Of the block that drafts, beside its layer's."""
+    hidden, index = shape.hidden_size, shape.num_layers
+    norms = (n.NEXTN_ENORM, n.NEXTN_HNORM, n.NEXTN_HEAD_NORM)
+    parts: dict[str, tuple[int, ...]] = {n.of_layer(index, norm): (hidden,) for norm in norms}
+    return parts | {n.of_layer(index, n.NEXTN_EH_PROJ): (hidden, 2 * hidden)}

@@ -15,7 +15,7 @@ from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
-from moeserve.models.tensors import dense_tensors, expert_bias_tensors, expert_tensors
+from moeserve.models.tensors import dense_tensors, expert_bias_tensors, expert_tensors, model_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,9 @@ class LayerSizes:
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
     embedding: Bytes
-    head: Bytes  # with the last norm; with tied embeddings a second copy, made for multiplying
+    # With the last norm, and the block that drafts, if there is one; with tied embeddings a second copy, made for
+    # multiplying.
+    head: Bytes
     layers: tuple[LayerSizes, ...]
 
     @classmethod
@@ -70,9 +72,10 @@ class ModelSizes:
             )
 
         head = n.TOKEN_EMBD if shape.tied_embeddings else n.OUTPUT
+        drafting = [name for name in model_tensors(shape) if n.layer_of(name) == shape.num_layers]
         return cls(
             embedding=part([n.TOKEN_EMBD]),
-            head=part([head, n.OUTPUT_NORM]),
+            head=part([head, n.OUTPUT_NORM, *drafting]),
             layers=tuple(layer(index) for index in range(shape.num_layers)),
         )
 

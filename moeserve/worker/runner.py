@@ -47,6 +47,7 @@ class LaunchedStep:
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
     drafted: list[int] | None = None  # drafts of each row; None: this engine makes none
+    draft_ms: float = 0.0  # StepResult.draft_ms
     is_launched: bool = False  # all of it; else all but the sampling
     unread: slice | None = None  # of the sampled rows, the group whose tokens are not read yet
 
@@ -78,7 +79,7 @@ class Runner:
         self._constraints = constraints
         self._drafts: DraftRows | None = None
         if drafting is not None:
-            self._drafts = DraftRows(self._sequences, drafting.drafter(self._sequences.tokens))
+            self._drafts = DraftRows(self._sequences, drafting.drafter(self._sequences))
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
         self._pages = pages
@@ -178,6 +179,7 @@ class Runner:
             step.mask_ms,
             pages,
             cache,
+            step.draft_ms,
         )
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
@@ -190,15 +192,21 @@ class Runner:
             self._bind(seq)
         if plan.forks:
             self.engine.fork(*self._sequences.fork(plan.forks))
-        rows, drafted = plan.rows, None
+        rows, drafted, draft_ms = plan.rows, None, 0.0
         if self._drafts is not None:
+            began = time.perf_counter()
             rows, drafted = self._drafts.place(rows)
+            draft_ms = (time.perf_counter() - began) * 1e3
         layout = StepLayout(rows, drafted)
         recorder = self._recorder
         record = None if recorder is None else recorder.start(layout, self._sequences, self._ready)
         self.engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=record)
         prompt_logprobs = self._prompt_logprobs(rows, layout)
-        return LaunchedStep(plan, layout, record, started, -compiled_before, prompt_logprobs, drafted=drafted)
+        return LaunchedStep(
+            *(plan, layout, record, started, -compiled_before, prompt_logprobs),
+            drafted=drafted,
+            draft_ms=draft_ms,
+        )
 
     def _move_state(self, plan: StepPlan) -> None:
         """Executes the plan's page orders and state copies."""

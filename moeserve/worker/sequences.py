@@ -50,7 +50,10 @@ class Sequences:
     ) -> None:
         """adapter_numbers: of the keys of the LoRA adapters, as the engine numbers them; adapters come and go in it."""
         self.tokens: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
-        self.kv_slots: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
+        numbers = np.zeros(max_num_seqs * max_model_len + 1, np.int32)
+        self.kv_slots: Int32s = numbers[:-1].reshape(max_num_seqs, max_model_len)
+        # The same memory: at each position, the KV slot of the next one.
+        self.kv_slots_ahead: Int32s = numbers[1:].reshape(max_num_seqs, max_model_len)
         self.has_window_slots = has_window_slots
         self.window_slots: Int32s = np.zeros_like(self.kv_slots) if has_window_slots else self.kv_slots
         # Where a sequence's recurrent state lives.

@@ -21,6 +21,7 @@ from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.cpu.workspace import CpuBatch
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
+from moeserve.models.next_token import with_next_token_block
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import GGUFFile
@@ -41,13 +42,22 @@ class Engine:
     """A model on a stream, driven by hand: one sequence at a time, its KV in the slots after the last one's."""
 
     def __init__(
-        self, stream: CpuStream, path: Path, *, in_place: bool = False, kv_dtype: KvDtype = FLOAT16
+        self,
+        stream: CpuStream,
+        path: Path,
+        *,
+        in_place: bool = False,
+        kv_dtype: KvDtype = FLOAT16,
+        drafts: bool = False,
     ) -> None:
+        """drafts: with the model's next-token block."""
         self.file = open_model(path)  # in place, the weights are in it
         self.config = c = read_shape(self.file)
+        if drafts:
+            self.config = c = with_next_token_block(c, self.file)
         self.stream = stream
         weights = CpuLoader(stream, self.file, c, lambda *_: None, in_place).load()
-        kv = KvCache(KvLayout(c, kv_dtype), MAX_TOKENS, range(c.num_layers)).layers
+        kv = KvCache(KvLayout(c, kv_dtype), MAX_TOKENS, range(len(c.loaded_layers))).layers
         states = StateCache(KvLayout(c), 2, range(c.num_layers)).layers
         self.model = CpuDecoder(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS, states=states)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from moeserve.cli.command_line import read_options, resolve
-from moeserve.config import NgramDrafts, drafts_of
+from moeserve.config import Drafts, Lookup, drafts_of
 from moeserve.errors import ConfigError
 
 
-def read(value: str) -> NgramDrafts | None:
+def read(value: str) -> Drafts | None:
     return drafts_of(resolve(read_options({"speculative_config": value}, {})))
 
 
@@ -20,13 +20,13 @@ def test_off_by_default() -> None:
 @pytest.mark.parametrize(
     ("more", "drafts"),
     [
-        ("", NgramDrafts(4, 3, 8)),
-        (', "prompt_lookup_min": 2, "prompt_lookup_max": 5', NgramDrafts(4, 2, 5)),
-        (', "prompt_lookup_max": 4', NgramDrafts(4, 4, 4)),  # as vLLM does
-        (', "prompt_lookup_min": 2', NgramDrafts(4, 2, 2)),
+        ("", Drafts("ngram", 4, Lookup(3, 8))),
+        (', "prompt_lookup_min": 2, "prompt_lookup_max": 5', Drafts("ngram", 4, Lookup(2, 5))),
+        (', "prompt_lookup_max": 4', Drafts("ngram", 4, Lookup(4, 4))),  # as vLLM does
+        (', "prompt_lookup_min": 2', Drafts("ngram", 4, Lookup(2, 2))),
     ],
 )
-def test_ngram(more: str, drafts: NgramDrafts) -> None:
+def test_ngram(more: str, drafts: Drafts) -> None:
     assert read('{"method": "ngram", "num_speculative_tokens": 4' + more + "}") == drafts
 
 

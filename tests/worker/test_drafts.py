@@ -3,72 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import GenerateRequest, TokensItem
+from moeserve.messages.schema import TokensItem
 from moeserve.placement.engine_memory import draft_record_bytes
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
-from moeserve.worker.sequences import Int32s
+from tests.support.foreseen_drafts import ANSWER, Foreseen, asked, whole_texts
 from tests.support.gemma_file import WINDOW, write_gemma
 from tests.support.nightly import nightly_after
-from tests.support.router_world import request
-from tests.support.served_answers import Answer, Told, load, lose_at, serve
+from tests.support.served_answers import Told, load, lose_at, serve
 
 MOST = 4
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
-ANSWER = 40
-
-
-class Foreseen:
-    """A drafter that knows the answers, and makes mistakes."""
-
-    def __init__(self, tokens: Int32s, answers: list[list[int]], right: float) -> None:
-        """answers: prompt and answer of each."""
-        self._tokens = tokens
-        self._answers = answers
-        self._right = right
-        self._rng = random.Random(7)
-
-    def bind(self, slot: int) -> None:
-        pass
-
-    def draft(self, slot: int, length: int, most: int) -> Int32s:
-        so_far = self._tokens[slot, :length].tolist()
-        text = next((text for text in self._answers if text[:length] == so_far), so_far)
-        draft = text[length : length + self._rng.randint(0, most)]
-        wrong = [token if self._rng.random() < self._right else 5 for token in draft]
-        return np.array(wrong, np.int32)
-
-
-def asked(
-    count: int, vocab: int, *, temperature: float = 0.0, length: int = 48, **sampling: Any
-) -> list[GenerateRequest]:
-    """Prompts that repeat themselves; each other one shares a beginning with the one before."""
-    rng = random.Random(3)
-    messages = []
-    for id in range(count):
-        phrase = [rng.randrange(3, vocab) for _ in range(12)]
-        prompt = (phrase * 8)[: length - 4] + [rng.randrange(3, vocab) for _ in range(4)]
-        message = request(id, prompt, ANSWER)
-        params = SamplingParams(
-            **({"max_tokens": ANSWER, "temperature": temperature, "seed": id, "logprobs": 2} | sampling)
-        )
-        messages.append(msgspec.structs.replace(message, sampling=params))
-    return messages
-
-
-def whole_texts(requests: list[GenerateRequest], answers: dict[int, Answer]) -> list[list[int]]:
-    return [np.frombuffer(one.token_ids, np.int32).tolist() + answers[one.id].tokens for one in requests]
 
 
 def foresee(runner: Runner, texts: list[list[int]], right: float) -> None:

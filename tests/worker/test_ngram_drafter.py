@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moeserve.worker.drafts.drafter import Wanted
 from moeserve.worker.drafts.ngram_drafter import CANDIDATES, NgramDrafter
 from moeserve.worker.sequences import Int32s
 
@@ -56,7 +57,7 @@ def test_as_one_that_reads_everything(alphabet: int, seed: int) -> None:
             length = int(rng.integers(1, len(text)))
             while length <= len(text):
                 most = int(rng.integers(0, MOST + 1))
-                draft = drafter.draft(slot, length, most).tolist()
+                draft = drafter.draft([Wanted(slot, length, most)])[0].tolist()
                 assert draft == (looked_up(text[:length], most) if most else [])
                 found += len(draft)
                 length += int(rng.choice([1, 1, 2, 5, 40]))
@@ -65,9 +66,9 @@ def test_as_one_that_reads_everything(alphabet: int, seed: int) -> None:
 
 def test_goes_on_with_what_repeats() -> None:
     tokens = table([[9, 1, 2, 3, 1, 2, 3, 1, 2]])
-    assert NgramDrafter(tokens, SHORTEST, LONGEST).draft(0, 9, 6).tolist() == [3, 1, 2, 3, 1, 2]
+    assert NgramDrafter(tokens, SHORTEST, LONGEST).draft([Wanted(0, 9, 6)])[0].tolist() == [3, 1, 2, 3, 1, 2]
 
 
 def test_nothing_where_nothing_has_been_there() -> None:
     drafter = NgramDrafter(table([[1, 2, 3, 4, 5]]), SHORTEST, LONGEST)
-    assert [drafter.draft(0, length, MOST).tolist() for length in range(1, 6)] == [[]] * 5
+    assert [drafter.draft([Wanted(0, length, MOST)])[0].tolist() for length in range(1, 6)] == [[]] * 5

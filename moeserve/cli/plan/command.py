@@ -22,11 +22,12 @@ from moeserve.cli.plan.several_gpus import as_json as group_json
 from moeserve.cli.plan.several_gpus import as_text as group_text
 from moeserve.cli.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.cli.plan.tiers import READ_BYTES_PER_S, disk_tier_bytes, forecast_tiers
-from moeserve.config import ServerConfig
+from moeserve.config import ServerConfig, drafts_of
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError, UserError
 from moeserve.kv.layout import layout_of
 from moeserve.models.interface import ModelShape
+from moeserve.models.next_token import drafting_shape
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
@@ -86,7 +87,8 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     if config.parallel != "auto":
         raise ConfigError("--parallel: has no effect with one GPU; leave it out, or say --gpus 2")
     gguf = open_metadata(Path(config.model))
-    model = read_checked_shape(gguf)
+    drafts = drafts_of(config)
+    model = drafting_shape(read_checked_shape(gguf), gguf, None if drafts is None else drafts.method)
     layout = layout_of(config, model)
     sizes = ModelSizes.of(gguf.tensors, layout)
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)

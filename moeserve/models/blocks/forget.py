@@ -26,6 +26,6 @@ def forget_kv(
 ) -> None:
     """Zeros in these slots of the layers from `first` on, and in `window_slots` of windowed ones; None: the same."""
     for index, layer in enumerate(layers, start=first):
-        mixer = shape.layers[index].mixer
+        mixer = shape.loaded_layers[index].mixer
         is_windowed = isinstance(mixer, AttentionShape) and mixer.window > 0
         clear_slots(layer, slots if window_slots is None or not is_windowed else window_slots)

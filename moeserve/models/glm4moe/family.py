@@ -67,6 +67,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 FAMILY = ModelFamily(
     architecture="glm4moe",
     read_shape=read_shape,
+    has_next_token_block=True,
     hugging_face=HuggingFaceMapping(
         model_type="glm4_moe",
         keys=DECODER_KEYS

@@ -36,6 +36,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 FAMILY = ModelFamily(
     architecture="hy_v3",
     read_shape=read_shape,
+    has_next_token_block=True,
     hugging_face=HuggingFaceMapping(
         model_type="hy_v3",
         keys=DECODER_KEYS

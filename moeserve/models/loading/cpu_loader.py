@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
 from moeserve.kernels.stream_operands import DeltaParameters
+from moeserve.models.errors import ModelError
 from moeserve.models.interface import (
     AttentionShape,
     DenseFfnShape,
@@ -30,6 +32,7 @@ from moeserve.models.loading.cpu_weights import (
     CpuLatentAttention,
     CpuLayer,
     CpuMoe,
+    CpuNextToken,
     CpuSandwich,
     CpuSharedExpert,
     CpuWeights,
@@ -91,13 +94,15 @@ class CpuLoader:
         head = self._head() if with_head else None
         layers = [self._layer(index) for index in range(num_layers)]
         first = 0 if head is None else 1
+        dense_bytes = sum(m.bytes for m in self._matrices[first:]) - _expert_bytes(layers)
         return CpuWeights(
             embedding=embedding,
             layers=layers,
             head=head,
             bytes=self._total,
-            dense_bytes=sum(m.bytes for m in self._matrices[first:]) - _expert_bytes(layers),
+            dense_bytes=dense_bytes,
             rope_factors=self._rope_factors(),
+            next_token=self._next_token() if with_head and self._shape.next_token_layer else None,
             matrices=self._matrices,
             source=self._source if self._in_place else None,
         )
@@ -109,18 +114,68 @@ class CpuLoader:
         output = LinearGroup([self._matrix(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)])
         return CpuHead(norm, output, self._matrices[-1].bytes)
 
+    def _next_token(self) -> CpuNextToken:
+        index = self._shape.num_layers
+        before = len(self._matrices)
+        from_token, from_state = self._halves(n.of_layer(index, n.NEXTN_EH_PROJ))
+        first = len(self._matrices)
+        layer = self._layer(index)
+        mixer = self._shape.loaded_layers[index].mixer
+        assert isinstance(mixer, AttentionShape)
+        # Where q is gated, its two matrices come behind those of k and v.
+        k_v = self._matrices[first : first + 2] if mixer.is_gated else self._matrices[first + 1 : first + 3]
+        return CpuNextToken(
+            token_norm=self._vector(n.of_layer(index, n.NEXTN_ENORM)),
+            state_norm=self._vector(n.of_layer(index, n.NEXTN_HNORM)),
+            from_token=LinearGroup([from_token]),
+            from_state=LinearGroup([from_state]),
+            layer=layer,
+            k_v=LinearGroup(k_v, self._k_v_biases(index) if mixer.qkv_bias else None),
+            head_norm=self._vector(n.of_layer(index, n.NEXTN_HEAD_NORM)),
+            dense_bytes=sum(m.bytes for m in self._matrices[before:]) - _expert_bytes([layer]),
+        )
+
+    def _halves(self, name: str) -> tuple[Matrix, Matrix]:
+        """The left and the right half of a matrix's columns, packed. Raises ModelError where a block of quantised
+        numbers has some of both."""
+        tensor = self._source.tensors[name]
+        rows, cols = tensor.shape
+        data = (
+            self._source.data(name).reshape(rows, 2, -1)
+            if cols // 2 % tensor.type.block_columns == 0
+            else None
+        )
+        if data is None:
+            raise ModelError(
+                self._source.path,
+                f"tensor {name!r}: half of its {cols} columns are no whole blocks of {tensor.type.name}",
+            )
+        left, right = (
+            self._stream.pack(
+                np.ascontiguousarray(data[:, half]).reshape(-1), int(tensor.type), (rows, cols // 2)
+            )
+            for half in (0, 1)
+        )
+        self._matrices += [left, right]
+        self._finish(name)
+        return left, right
+
+    def _k_v_biases(self, index: int) -> list[torch.Tensor]:
+        names = [n.bias_of_layer(index, part) for part in (n.ATTN_K, n.ATTN_V)]
+        return [in_halves(self._shape, name, read_floats(self._source, name)) for name in names]
+
     def _rope_factors(self) -> torch.Tensor | None:
         has_them = any(form.has_rope_factors for form in self._shape.forms)
         return self._vector(n.ROPE_FREQS) if has_them else None
 
     def _layer(self, index: int) -> CpuLayer:
-        ffn = self._shape.layers[index].ffn
+        ffn = self._shape.loaded_layers[index].ffn
         if isinstance(ffn, DenseFfnShape):
             return CpuLayer(self._mixer(index), self._dense_ffn(index))
         return CpuLayer(self._mixer(index), self._moe(index, ffn))
 
     def _mixer(self, index: int) -> CpuAttention | CpuLatentAttention | CpuDeltaNet:
-        mixer = self._shape.layers[index].mixer
+        mixer = self._shape.loaded_layers[index].mixer
         if isinstance(mixer, AttentionShape):
             return self._attention(index, mixer)
         if isinstance(mixer, LatentAttentionShape):
@@ -167,7 +222,7 @@ class CpuLoader:
             sinks=self._vector(n.of_layer(index, n.ATTN_SINKS)) if shape.has_sinks else None,
             v_norm=torch.ones(shape.head_dim) if shape.has_v_norm else None,
             output_norm=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM))
-            if self._shape.layers[index].is_sandwiched
+            if self._shape.loaded_layers[index].is_sandwiched
             else None,
         )
 
@@ -205,7 +260,7 @@ class CpuLoader:
             expert_scale=self._vector(n.in_layer(index, n.scale_of_part(n.FFN_DOWN_EXPS)))
             if shape.expert_scale
             else None,
-            sandwich=self._sandwich(index) if self._shape.layers[index].is_sandwiched else None,
+            sandwich=self._sandwich(index) if self._shape.loaded_layers[index].is_sandwiched else None,
         )
 
     def _sandwich(self, index: int) -> CpuSandwich:
@@ -227,7 +282,7 @@ class CpuLoader:
         return CpuDenseFfn(self._ffn_norm(index), expert)
 
     def _ffn_norm(self, index: int) -> torch.Tensor:
-        return self._vector(n.of_layer(index, self._shape.layers[index].ffn_norm))
+        return self._vector(n.of_layer(index, self._shape.loaded_layers[index].ffn_norm))
 
     def _experts(self, index: int, parts: tuple[str, ...], *, has_bias: bool = False) -> GatedExperts:
         gate, up, down = (self._matrix(n.of_layer(index, part)) for part in parts)

@@ -139,6 +139,20 @@ class CpuHead:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuNextToken:
+    """The block that drafts: see models/next_token.py."""
+
+    token_norm: Tensor  # float32 [hidden]
+    state_norm: Tensor
+    from_token: LinearGroup  # [hidden, hidden]: the left half of eh_proj, and the right one
+    from_state: LinearGroup
+    layer: CpuLayer
+    k_v: LinearGroup  # of the layer's attention
+    head_norm: Tensor
+    dense_bytes: int  # of its matrices outside the routed experts
+
+
+@dataclass(frozen=True, slots=True)
 class CpuWeights:
     embedding: CpuEmbedding
     layers: list[CpuLayer]  # all, or the first ones: then the others and the head are a GPU's
@@ -146,5 +160,6 @@ class CpuWeights:
     bytes: int  # of these tensors in the file
     dense_bytes: int  # of the layers' matrices outside the routed experts: read once a step
     rope_factors: Tensor | None  # float32 [rotary_dim / 2] of the layers that have them
+    next_token: CpuNextToken | None  # None: no block drafts
     matrices: list[Matrix]  # all of them: the operations hold addresses only
     source: ModelSource | None  # in place: what the matrices point into

@@ -44,7 +44,8 @@ def bytes_in_halves(
 def _order(shape: ModelShape, name: str) -> npt.NDArray[np.int64] | None:
     """Where each of a head's dimensions comes from."""
     layer = n.layer_of(name)
-    attention = None if layer is None or layer >= shape.num_layers else shape.layers[layer].mixer
+    layers = shape.loaded_layers
+    attention = None if layer is None or layer >= len(layers) else layers[layer].mixer
     if not isinstance(attention, AttentionShape) or not attention.in_pairs:
         return None
     if name.split(".")[2] not in _ORDERED:

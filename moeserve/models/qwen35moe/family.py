@@ -25,6 +25,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 FAMILY = ModelFamily(
     architecture="qwen35moe",
     read_shape=read_shape,
+    has_next_token_block=True,
     hugging_face=hybrid_mapping(
         "qwen3_5_moe_text",
         SEPARATE_GATES,

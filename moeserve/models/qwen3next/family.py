@@ -22,6 +22,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 FAMILY = ModelFamily(
     architecture="qwen3next",
     read_shape=read_shape,
+    has_next_token_block=True,
     hugging_face=hybrid_mapping(
         "qwen3_next",
         {n.of_part(n.SSM_BA): "linear_attn.in_proj_ba.weight"},

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moeserve.messages.steps import Sampled
 from moeserve.router.core.batch.running_batch import RunningBatch
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.sequence_memory import SequenceMemory
-from moeserve.router.core.policy.draft_pause import DraftPause
+from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.router.core.policy.fair_share import FairShare
 from moeserve.router.core.policy.grammar_turns import GrammarTurns
 from moeserve.router.core.policy.pace import LEAST_CHUNK, Pace
@@ -45,7 +46,7 @@ class Planner:
         self._shares = shares
         self._cost = cost
         self._turns = turns
-        self._drafts = DraftPause(cost)
+        self._drafts = DraftLength(cost)
         self._pace = Pace(cost, limits.max_itl_ms, limits.prefill_share, streams=limits.streams_prompts)
         self._order = PromptOrder(waiting, shares)
         memory.price_with(self._recompute_ms)
@@ -76,18 +77,25 @@ class Planner:
     def _recompute_ms(self, start: int, count: int) -> float:
         return self._cost.recompute_ms(start, count, self._limits.max_num_batched_tokens)
 
-    def finished(self, scheduled: ScheduledStep, ms: float) -> None:
-        """The step took `ms` milliseconds on the worker; 0 if it was not measured."""
+    def finished(
+        self, scheduled: ScheduledStep, sampled: Sequence[Sampled], ms: float, draft_ms: float
+    ) -> None:
+        """The step took `ms` milliseconds on the worker, 0 if it was not measured, and drafting for it `draft_ms`
+        more."""
         if scheduled.draft_tokens:
-            self._drafts.observe(
-                scheduled.num_draft_rows,
-                scheduled.draft_tokens,
-                scheduled.num_drafted,
-                scheduled.num_accepted,
-            )
+            self._observe_drafts(scheduled, sampled)
+            self._drafts.observe_time(scheduled.draft_tokens, draft_ms)
         if scheduled.prompt_tokens and scheduled.num_decode and ms > 0.0:
             self._pace.corrected(scheduled.expected_ms, ms, scheduled.protected_share)
         self._cost.observe(scheduled.shape, ms)
+
+    def _observe_drafts(self, scheduled: ScheduledStep, sampled: Sequence[Sampled]) -> None:
+        rows = zip(scheduled.owners, scheduled.rows, sampled[: scheduled.num_draft_rows], strict=False)
+        for request, row, entry in rows:
+            if row.count > 1:
+                accepted = entry.accepted
+                outcome = (0, 0) if accepted is None else (accepted.drafted, len(accepted.token_ids))
+                self._drafts.observe(request.draft_record, row.count - 1, *outcome)
 
     def _plan_rows(self, step: int, now: float) -> ScheduledStep:
         scheduled = ScheduledStep(step)
@@ -121,14 +129,14 @@ class Planner:
         self._shares.charge_rows(scheduled.owners)
 
     def _add_draft_rows(self, scheduled: ScheduledStep, requests: Sequence[Request]) -> list[Request]:
-        """Drafts take up to half of what the decode rows leave of a step; prompts have the rest. They pause where they
-        do not pay."""
+        """Drafts take up to half of what the decode rows leave of a step; prompts have the rest."""
         budget = (self._limits.max_num_batched_tokens - self._batch.num_rows) // 2
         context = sum(request.num_planned for request in requests)
-        pays = len(requests) > 0 and self._drafts.pays(len(requests), context)
-        most = self._limits.max_drafts if pays else 0
-        ended = add_draft_rows(scheduled, requests, self._memory, most, budget)
-        scheduled.num_drafted = self._drafts.expected(scheduled.draft_tokens)
+        records = [request.draft_record for request in requests]
+        lengths, expected = self._drafts.choose(records, context, self._limits.max_drafts, budget)
+        ended = add_draft_rows(scheduled, requests, self._memory, lengths, budget)
+        # Some may have none for want of slots.
+        scheduled.num_drafted = min(round(expected), scheduled.draft_tokens)
         return ended
 
     def _plan_prompts(self, scheduled: ScheduledStep, now: float) -> None:

@@ -5,6 +5,7 @@ Every field has one writer, named where it is declared. Nothing outside `router.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from moeserve.messages.sampling import SamplingParams
@@ -35,6 +36,17 @@ class State(Enum):
     FINISHED = auto()  # holds no slots; results of its rows in flight are ignored
 
 
+@dataclass(slots=True)
+class DraftRecord:
+    """What became of one request's drafts. Written by `DraftLength`."""
+
+    right: float = 0.0  # fading counts of outcomes
+    wrong: float = 0.0
+    made: float = 1.0  # of the drafts that it may have, the share that the worker makes
+    idle: int = 0  # steps since it might have drafts
+    is_trial: bool = False  # its last draft was one
+
+
 class Request(HeldSequence):
     """A request and its bookkeeping, until its final message. Compared by identity."""
 
@@ -46,6 +58,7 @@ class Request(HeldSequence):
         "cached_tokens",
         "crashed_at",
         "crashes",
+        "draft_record",
         "draft_tokens",
         "fairness_preempted_at",
         "first_planned_at",
@@ -107,6 +120,8 @@ class Request(HeldSequence):
         # Written by `drafted_runs`; see Usage.
         self.draft_tokens: int = 0
         self.accepted_draft_tokens: int = 0
+
+        self.draft_record = DraftRecord()  # written by DraftLength
 
         # Written by CrashBlame.
         # Workers in a row that were lost with a row of it in flight, and no token in between.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from moeserve.messages.steps import CONTINUES, NewSeq, Row
-from moeserve.worker.drafts.drafter import Drafter
-from moeserve.worker.sequences import Int32s, Sequences
+from moeserve.worker.drafts.drafter import Drafter, Wanted
+from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
 class DraftRows:
@@ -33,16 +33,18 @@ class DraftRows:
     def place(self, rows: list[Row]) -> tuple[list[Row], list[int]]:
         """The rows where they are to be computed, and the drafts of each, whose tokens are in the request's table
         then."""
-        placed, drafted = [], []
-        for row in rows:
-            num = 0
-            if row.start == CONTINUES:
-                row, num = self._place(row)
-            placed.append(row)
-            drafted.append(num)
+        continuing = [at for at, row in enumerate(rows) if row.start == CONTINUES]
+        placed, drafted = list(rows), [0] * len(rows)
+        drafts = self._drafter.draft([self._grant(rows[at]) for at in continuing])
+        for at, draft in zip(continuing, drafts, strict=True):
+            placed[at], drafted[at] = self._place(rows[at], draft)
         return placed, drafted
 
-    def _place(self, row: Row) -> tuple[Row, int]:
+    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        """A step of these rows has been sampled. accepted: int32 [rows], drafts of each that were right."""
+        self._drafter.computed(layout, accepted)
+
+    def _grant(self, row: Row) -> Wanted:
         slot, sequences = row.req_slot, self._sequences
         granted = self._granted[slot]
         self._granted[slot] = end = granted + len(row.kv_slots) // 4
@@ -52,7 +54,11 @@ class DraftRows:
         length = self.length[slot]
         # A request that has ended has one more row at most: its state must stay as it is, as a snapshot.
         has_ended = int(sequences.tokens[slot, length - 1]) in self.stop_ids[slot]
-        draft = self._drafter.draft(slot, length, 0 if has_ended else row.count - 1)
+        return Wanted(slot, length, 0 if has_ended else row.count - 1)
+
+    def _place(self, row: Row, draft: Int32s) -> tuple[Row, int]:
+        slot, sequences = row.req_slot, self._sequences
+        length = self.length[slot]
         is_span = draft < 0  # what followed the same tokens before was a picture, say
         if is_span.any():
             draft = draft[: int(is_span.argmax())]

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
-from moeserve.worker.sequences import Int32s
+from moeserve.worker.sequences import Int32s, StepLayout
+
+
+class Wanted(NamedTuple):
+    """Up to `most` tokens that may follow the first `length` tokens of the request in `slot`."""
+
+    slot: int
+    length: int
+    most: int  # 0 or less: none, but the text is there to be learnt
 
 
 class Drafter(Protocol):
@@ -14,7 +23,11 @@ class Drafter(Protocol):
         """A request takes its slot, whatever the slot held."""
         ...
 
-    def draft(self, slot: int, length: int, most: int) -> Int32s:
-        """Up to `most` tokens that may follow the first `length` tokens of the request in `slot`; none where there is
-        no good guess."""
+    def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        """The drafts of a step, before it is computed; no slot twice. None where there is no good guess. The KV slots
+        of their positions, and of the one before, are in the request's table."""
+        ...
+
+    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        """A step has been computed and sampled. accepted: int32 [rows], drafts of each that were right."""
         ...

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from moeserve.worker.drafts.drafter import Drafter
 from moeserve.worker.drafts.run_sampler import DraftingEngine
-from moeserve.worker.sequences import Int32s
+from moeserve.worker.sequences import Sequences
 
 
 class Drafting(NamedTuple):
     engine: DraftingEngine  # the runner's
-    drafter: Callable[[Int32s], Drafter]  # made of the requests' tokens: int32 [request slots, positions]
+    drafter: Callable[[Sequences], Drafter]  # made of what the runner knows of requests

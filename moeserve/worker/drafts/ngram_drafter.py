@@ -12,12 +12,14 @@ however long the text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.worker.sequences import Int32s
+from moeserve.worker.drafts.drafter import Wanted
+from moeserve.worker.sequences import Int32s, StepLayout
 
 CANDIDATES: Final = 16
 NONE: Final = -1
@@ -45,7 +47,13 @@ class NgramDrafter:
         self._last[slot] = {}
         self._known[slot] = 0
 
-    def draft(self, slot: int, length: int, most: int) -> Int32s:
+    def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        return [self._draft(*one) for one in wanted]
+
+    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        """The text is learnt as it is drafted for."""
+
+    def _draft(self, slot: int, length: int, most: int) -> Int32s:
         self._learn(slot, length)
         if most <= 0 or length <= self._shortest:
             return _NOTHING

@@ -74,6 +74,7 @@ class RunSampler:
             found.sampled.extend(runs)
         if accepted.any():
             self._engine.commit_states(layout, accepted)
+        self._rows.computed(layout, accepted)
         return found
 
     def _groups(self, layout: StepLayout, drafted: Sequence[int]) -> Iterator[_Group]:

@@ -29,6 +29,7 @@ from moeserve.models.blocks.cpu.ffn import feed_forward, mix
 from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of
 from moeserve.models.blocks.cpu.latent import attend_latent, project_latent
 from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
+from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
 from moeserve.models.blocks.cpu.sandwich import mix_sandwiched
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.forget import forget_kv
@@ -65,11 +66,16 @@ class CpuDecoder:
         adapters: CpuAdapters | None = None,
         angles: Mapping[AttentionForm, RopeTables] | None = None,
     ) -> None:
-        """kv, states: of the weights' layers; states: none where none of them is recurrent. most_drafts: rows of a
-        step that may be drafts. pinned: a GPU reads x.
+        """kv, states: of the weights' layers, kv of the block that drafts last; states: none where none is
+        recurrent. most_drafts: rows of a step that may be drafts. pinned: a GPU reads x.
         adapters: the adapters that rows may ask for. angles: `angles_of` the model, if the caller has them."""
         self.shape = shape
         self._weights = weights
+        # With the layer of the block that drafts behind the others, as `kv`.
+        self._shapes = shape.loaded_layers
+        self._layers = (
+            weights.layers if weights.next_token is None else [*weights.layers, weights.next_token.layer]
+        )
         self._stream = stream
         self._kv = kv
         self._adapters = adapters
@@ -78,7 +84,8 @@ class CpuDecoder:
         records = draft_records(shape, most_drafts) if most_drafts else {}
         self._pending = {index: torch.empty(buffer.shape) for index, buffer in records.items()}
         # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start.
-        self.expert_token_counts = torch.zeros(len(weights.layers), 2, shape.num_experts, dtype=torch.int64)
+        self._expert_counts = torch.zeros(len(self._layers), 2, shape.num_experts, dtype=torch.int64)
+        self.expert_token_counts = self._expert_counts[: len(weights.layers)]
         logit_rows = 0 if weights.head is None else CPU_LOGIT_ROWS
         self._space = CpuWorkspace(
             shape, weights, max_tokens, logit_rows, pinned=pinned, has_adapters=adapters is not None
@@ -90,6 +97,14 @@ class CpuDecoder:
             self._space,
             angles_of(shape, max_model_len, weights.rope_factors) if angles is None else angles,
         )
+        self.next_token: CpuNextTokenBlock | None = None  # the block that drafts
+        if weights.next_token is not None:
+            assert weights.head is not None
+            mixer = self._shapes[-1].mixer
+            assert isinstance(mixer, AttentionShape)
+            self.next_token = CpuNextTokenBlock(
+                *(shape, weights, stream, kv[-1], self._space, self._forms[mixer.form]), self._forward_layer
+            )
 
     def plan_attention(
         self,
@@ -165,7 +180,7 @@ class CpuDecoder:
     def commit_states(self, slot: Tensor, first: Tensor, accepted: Tensor) -> None:
         """Queues, behind a step with drafts: see `CpuStream.commit_states`."""
         for index, pending in self._pending.items():
-            mixer, state = self.shape.layers[index].delta_net, self._states[index]
+            mixer, state = self._shapes[index].delta_net, self._states[index]
             assert mixer is not None
             self._stream.commit_states(mixer.heads, state, slot, first, accepted, pending)
 
@@ -185,20 +200,21 @@ class CpuDecoder:
         """Nothing is in these slots of the KV cache, and no weights have been read. window_slots: of windowed layers;
         None: the same. After a wait."""
         forget_kv(self.shape, 0, self._kv, kv_slots, window_slots)
-        self.expert_token_counts.zero_()
+        self._expert_counts.zero_()
         self._num_forwards = self._num_heads_read = 0
 
     def weight_bytes_read(self) -> int:
         """Bytes of weights that all calls so far had to read: each distinct expert once a step."""
         w = self._weights
-        reads: Sequence[int] = self.expert_token_counts[:, 1].sum(dim=1).tolist()
+        reads: Sequence[int] = self._expert_counts[:, 1].sum(dim=1).tolist()
         experts = sum(
             n * layer.moe.experts.bytes_each
-            for n, layer in zip(reads, w.layers, strict=True)
+            for n, layer in zip(reads, self._layers, strict=True)
             if layer.moe is not None
         )
         heads = 0 if w.head is None else self._num_heads_read * w.head.bytes
-        return self._num_forwards * w.dense_bytes + heads + int(experts)
+        drafting = 0 if self.next_token is None else self.next_token.bytes_read
+        return self._num_forwards * w.dense_bytes + heads + int(experts) + drafting
 
     def read_experts(self) -> tuple[float, int]:
         """One plain read of all routed experts' weights, or of a dense model's feed-forwards, without computing
@@ -214,10 +230,16 @@ class CpuDecoder:
         self._stream.wait()
         return time.perf_counter() - start, sum(e.bytes_each * e.gate.experts for e in experts)
 
+    def _forward_layer(self, index: int, batch: CpuBatch) -> None:
+        """Queues one layer for what x holds."""
+        self._project(index, batch.n, batch.adapters)
+        self._mix_tokens(index, batch)
+        self._feed_forward(index, batch)
+
     def _project(self, index: int, n: int, adapters: AdapterRows | None) -> None:
         """The layer's products of x, before its tokens meet others."""
         stream, space = self._stream, self._space
-        w, mixer, eps = self._weights.layers[index].mixer, self.shape.layers[index].mixer, self.shape.rms_eps
+        w, mixer, eps = self._layers[index].mixer, self._shapes[index].mixer, self.shape.rms_eps
         if isinstance(mixer, AttentionShape):
             assert isinstance(w, CpuAttention)
             of_layer = self._adapters_of(index, adapters)
@@ -232,7 +254,7 @@ class CpuDecoder:
     def _mix_tokens(self, index: int, batch: CpuBatch) -> None:
         """Behind `_project`."""
         stream, space = self._stream, self._space
-        w, mixer, eps = self._weights.layers[index].mixer, self.shape.layers[index].mixer, self.shape.rms_eps
+        w, mixer, eps = self._layers[index].mixer, self._shapes[index].mixer, self.shape.rms_eps
         if isinstance(mixer, AttentionShape):
             assert isinstance(w, CpuAttention)
             adapters = self._adapters_of(index, batch.adapters)
@@ -250,21 +272,21 @@ class CpuDecoder:
 
     def _feed_forward(self, index: int, batch: CpuBatch) -> None:
         n, adapters = batch.n, self._adapters_of(index, batch.adapters)
-        ffn, shape, eps = self._weights.layers[index].ffn, self.shape.layers[index].moe, self.shape.rms_eps
+        ffn, shape, eps = self._layers[index].ffn, self._shapes[index].moe, self.shape.rms_eps
         if isinstance(ffn, CpuDenseFfn):
             feed_forward(self._stream, ffn, eps, n, self._space, adapters)
         else:
             assert shape is not None
             if ffn.sandwich is not None:
-                counts = self.expert_token_counts[index]
+                counts = self._expert_counts[index]
                 mix_sandwiched(self._stream, ffn, ffn.sandwich, shape, eps, n, self._space, counts, adapters)
                 return
-            mix(self._stream, ffn, shape, eps, n, self._space, self.expert_token_counts[index], adapters)
+            mix(self._stream, ffn, shape, eps, n, self._space, self._expert_counts[index], adapters)
 
     def _show_feed_forward(self, index: int, batch: CpuBatch, observer: LayerObserver) -> None:
         """The same, waited for. The kernels add to x at once, so the observer gets the difference."""
         n = batch.n
-        space, is_dense = self._space, self.shape.layers[index].moe is None
+        space, is_dense = self._space, self._shapes[index].moe is None
         self._stream.wait()
         after_attention = space.x[:n].clone()
         self._feed_forward(index, batch)

@@ -66,6 +66,15 @@ class LatentWorkspace:
         self.attended = Activations(rows, shape.rank)  # by head
 
 
+class NextTokenWorkspace:
+    """What the block that drafts needs beside the others' buffers."""
+
+    def __init__(self, hidden: int, tokens: int) -> None:
+        self.states = Activations(tokens, hidden, q8=False)  # the model's, or the block's own
+        self.token = Activations(tokens, hidden)  # the norms of the two inputs
+        self.state = Activations(tokens, hidden)
+
+
 class CpuWorkspace:
     """For steps of up to `tokens` rows; `step_buffers.cpu_step_buffers` counts the same."""
 
@@ -91,13 +100,15 @@ class CpuWorkspace:
         self.gate = torch.empty(tokens if is_gated else 0, s.q_width)
         self.widest_mixed = Activations(tokens, s.mixed_width)  # what mixers give to their last product
         self.sandwich = SandwichWorkspace(s.hidden_size, tokens) if s.is_sandwiched else None
+        self.next_token = None if s.next_token_layer is None else NextTokenWorkspace(s.hidden_size, tokens)
         self.latent = None if s.latent is None else LatentWorkspace(s.latent, tokens)
         self.delta = None if s.delta_net is None else DeltaWorkspace(s.delta_net, tokens, self.widest_mixed)
         self.router_logits = torch.empty(tokens, s.num_experts)
         self.routing = RoutingWorkspace(tokens, s.num_experts, s.top_k)
-        experts = [layer.moe.experts for layer in weights.layers if layer.moe is not None]
+        layers = weights.layers if weights.next_token is None else [*weights.layers, weights.next_token.layer]
+        experts = [layer.moe.experts for layer in layers if layer.moe is not None]
         self.h = _between(tokens * s.top_k, s.expert_width, experts, has_adapters)
-        unrouted = [layer.unrouted.experts for layer in weights.layers if layer.unrouted is not None]
+        unrouted = [layer.unrouted.experts for layer in layers if layer.unrouted is not None]
         self.unrouted_routing = RoutingWorkspace(tokens, 1, 1)
         widest = _between(tokens, s.unrouted_width, unrouted, has_adapters)
         # Of feed-forwards that every token passes, by their width.

@@ -73,6 +73,12 @@ FFN_UP_SHEXP = "ffn_up_shexp"
 FFN_DOWN_SHEXP = "ffn_down_shexp"
 FFN_GATE_INP_SHEXP = "ffn_gate_inp_shexp"  # a vector: the gate of the shared expert's output
 
+# Of a next-token block (MTP), beside the parts of its layer.
+NEXTN_EH_PROJ = "nextn.eh_proj"
+NEXTN_ENORM = "nextn.enorm"
+NEXTN_HNORM = "nextn.hnorm"
+NEXTN_HEAD_NORM = "nextn.shared_head_norm"
+
 # Gate, up and down.
 FFN_PARTS = (FFN_GATE, FFN_UP, FFN_DOWN)
 EXPERT_PARTS = (FFN_GATE_EXPS, FFN_UP_EXPS, FFN_DOWN_EXPS)

@@ -137,6 +137,11 @@ class StepCost:
             + c7 * shape.prompt_span
         )
 
+    def decode_ms(self, rows: float, context: int) -> float:
+        """The same of a step without prompt tokens."""
+        c0, c1, c2, c3 = self._costs[:PROMPT]
+        return c0 + c1 * rows + c2 * self._experts(rows) + c3 * context
+
     def prefill_ms(self, tokens: int) -> float:
         """Milliseconds that a prompt of `tokens` takes, at the rate of long chunks."""
         return self._costs[PROMPT] * tokens + self._costs[PROMPT_CONTEXT] * tokens * tokens / 2
@@ -195,9 +200,10 @@ class StepCost:
         contexts = [shape.decode_context, shape.prompt, shape.prompt_context]
         return [1.0, shape.rows, experts, *contexts, float(shape.prompt > 0), shape.prompt_span]
 
-    def _experts(self, tokens: int) -> float:
+    def _experts(self, tokens: float) -> float:
         share = self._share
-        return (1.0 - (1.0 - share) ** tokens) / share
+        unread: float = (1.0 - share) ** tokens
+        return (1.0 - unread) / share
 
 
 def chunk_context(start: int, count: int) -> int:

@@ -28,14 +28,18 @@ Ended = list[tuple[Request, Sampled]]  # requests, and the entry that ends each
 
 
 def add_draft_rows(
-    step: ScheduledStep, requests: Sequence[Request], memory: SequenceMemory, most: int, budget: int
+    step: ScheduledStep,
+    requests: Sequence[Request],
+    memory: SequenceMemory,
+    lengths: Sequence[int],
+    budget: int,
 ) -> list[Request]:
-    """Adds a row of up to `most` drafts for each request, `budget` drafts in all; returns those that need no further
-    row. A request gets none while a row in flight may be its last, or where there is no slot for it. The step has no
-    rows yet."""
+    """Adds a row for each request, with as many drafts as `lengths` has for it or fewer, `budget` in all; returns those
+    that need no further row. A request gets no row while one in flight may be its last, or where there is no slot for
+    it. The step has no rows yet."""
     left = memory.available - sum(request.lacks_slot for request in requests)
     granted: list[tuple[Request, int, int]] = []  # with its drafts and slots
-    for request in requests:
+    for request, most in zip(requests, lengths, strict=True):
         reach = request.num_planned + request.pending_drafts
         held, lacks = len(request.slots) - reach, request.lacks_slot
         drafts = min(most, budget, request.max_kv - reach - 1)

@@ -24,6 +24,7 @@ from moeserve.models.latent import AttentionForm
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
 from moeserve.models.loading.progress import OnProgress
+from moeserve.models.next_token import drafting_shape
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import most_drafts
@@ -39,7 +40,7 @@ from moeserve.worker.adapters.memory import adapter_memory, later_bytes, open_ad
 from moeserve.worker.adapters.resident import AdapterAtStart, ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafting import Drafting
-from moeserve.worker.drafts.ngram_drafter import NgramDrafter
+from moeserve.worker.drafts.made_drafter import make_drafter
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.engines.embedding_rows import EmbeddingRows
@@ -99,7 +100,8 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
     source = open_weights(config)
     with ThreadPoolExecutor(1) as helper:  # builds the vocabulary while this thread loads the weights
         grammar = helper.submit(lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
-        shape = read_checked_shape(source)
+        drafts = drafts_of(config)
+        shape = drafting_shape(read_checked_shape(source), source, None if drafts is None else drafts.method)
         log_skipped(shape, source)
         checked = open_adapters(config, shape)  # a bad one ends the start before the weights are read
         layout = layout_of(config, shape)
@@ -120,7 +122,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         free = available_bytes() - of_adapters.resident - of_adapters.later
         free -= draft_record_bytes(config, shape, tokens)
         states = state_slots(config, layout.state_bytes(), free)
-        layers = range(shape.num_layers)
+        layers = range(layout.num_layers)
         budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)
         capacity = plan_capacity(config, layout, [budget], max(tokens, config.max_num_seqs))
         tiers = plan_tiers(config, directory, 0, source, layout, f"cpu {stream.isa} {config.weight_layout}")
@@ -148,7 +150,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     stream = open_stream(config)
     constraints = Constraints(config.max_num_seqs, loaded.grammar.result)
     windows = capacity.num_window_slots
-    kv = KvCache(layout, capacity.num_slots, range(shape.num_layers), num_window_slots=windows).layers
+    kv = KvCache(layout, capacity.num_slots, range(layout.num_layers), num_window_slots=windows).layers
     states = StateCache(layout, loaded.state_slots, range(shape.num_layers)).layers
     adapters = cpu_adapters(config, shape, loaded.adapters, loaded.most_rows)
     at_start = [AdapterAtStart(adapter.name, adapter.key, adapter.num_bytes) for adapter in loaded.adapters]
@@ -183,15 +185,16 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         at_start,
         embedding_size=0 if spans is None else shape.hidden_size,
     )
-    return Runner(engine, ready, constraints, loaded.recorder, pages, resident, _drafting(config, engine))
+    return Runner(
+        engine, ready, constraints, loaded.recorder, pages, resident, _drafting(config, engine, model)
+    )
 
 
-def _drafting(config: ServerConfig, engine: CpuEngine) -> Drafting | None:
+def _drafting(config: ServerConfig, engine: CpuEngine, model: CpuDecoder) -> Drafting | None:
     drafts = drafts_of(config)
     if drafts is None:
         return None
-    of_tokens = partial(NgramDrafter, shortest=drafts.prompt_lookup_min, longest=drafts.prompt_lookup_max)
-    return Drafting(engine, of_tokens)
+    return Drafting(engine, partial(make_drafter, drafts=drafts, block=model.next_token))
 
 
 def _refuse_records_of_drafts(config: ServerConfig) -> None:

@@ -1,0 +1,159 @@
+"""The block that drafts, on the buffers of the decoder behind whose layers it stands: see models/next_token.py.
+
+It runs between two steps. `x` then holds the last step's rows, until `store` or `predict` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from moeserve.kernels.attention.cpu_plan import build_attention_plan
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.blocks.cpu.forms import CpuForm
+from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
+from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.loading.cpu_weights import CpuAttention, CpuWeights
+
+Int32s = npt.NDArray[np.int32]
+
+
+class NextTokenRows(NamedTuple):
+    """Rows of the block, [n] each: row q of a request has its token q, and the state at position q - 1."""
+
+    token_ids: Int32s
+    states: Tensor  # float32 [n, hidden], behind the output norm
+    positions: Int32s  # q - 1
+    kv_slots: Int32s  # of position q
+
+
+class Predicted(NamedTuple):
+    token_ids: Int32s  # [n]: the likeliest
+    probabilities: npt.NDArray[np.float32]  # [n]: theirs
+    states: Tensor  # float32 [n, hidden]: of the next row
+
+
+class CpuNextTokenBlock:
+    def __init__(
+        self,
+        shape: ModelShape,
+        weights: CpuWeights,
+        stream: CpuStream,
+        kv: KvLayer,
+        space: CpuWorkspace,
+        form: CpuForm,
+        forward_layer: Callable[[int, CpuBatch], None],
+    ) -> None:
+        """space, form: the decoder's. forward_layer: queues a layer, by number, for what x holds."""
+        assert weights.next_token is not None
+        assert weights.head is not None
+        assert space.next_token is not None
+        self._shape = shape
+        self._embedding = weights.embedding
+        self._w = weights.next_token
+        self._head = weights.head
+        self._stream = stream
+        self._kv = kv
+        self._space = space
+        self._own = space.next_token
+        self._form = form
+        self._forward_layer = forward_layer
+        self.bytes_read = 0  # of weights outside the routed experts, by all calls
+
+    @property
+    def hidden_size(self) -> int:
+        return self._shape.hidden_size
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows of a call."""
+        return len(self._space.x)
+
+    def model_rows(self, n: int) -> Tensor:
+        """float32 [n, hidden]: a copy of what the model's layers have made of the first n rows of the last step."""
+        return self._space.x[:n].clone()
+
+    def model_states(self, rows: Tensor) -> Tensor:
+        """The model's states: the same of these rows, behind the output norm, at most as many as a step has. A view
+        that the next call overwrites."""
+        n = len(rows)
+        self._stream.norm(rows, self._head.norm, self._shape.rms_eps, n, self._own.states)
+        self._stream.wait()
+        return self._own.states.f32[:n]
+
+    def store(self, rows: NextTokenRows) -> None:
+        """Computes the keys and values of these rows, and nothing else of them."""
+        stream, space, form, n = self._stream, self._space, self._form, len(rows.token_ids)
+        mixer, shape = self._w.layer.mixer, self._shape.loaded_layers[-1].mixer
+        assert isinstance(mixer, CpuAttention)
+        assert isinstance(shape, AttentionShape)
+        self._join_inputs(rows)
+        stream.norm(space.x, mixer.norm, self._shape.rms_eps, n, space.y)
+        stream.linear(space.y, n, self._w.k_v, [form.k, form.v])
+        stream.rope_store(
+            *(form.q, form.k, form.v, mixer.q_norm, mixer.k_norm, self._shape.rms_eps, form.cos, form.sin),
+            *(torch.from_numpy(rows.kv_slots), self._kv, n, form.heads),
+            scale=shape.scale,
+            positions=torch.from_numpy(rows.positions),
+        )
+        stream.wait()
+
+    def predict(self, rows: NextTokenRows, req_slots: Int32s, slot_table: Int32s) -> Predicted:
+        """Computes one row of each of these requests, whose rows before it are stored. slot_table: int32 [request
+        slots, positions], C order: the KV slots of row q at q - 1."""
+        n = len(rows.token_ids)
+        form, each = self._form, np.arange(n, dtype=np.int32)
+        counts = np.ones(n, np.int32)
+        build_attention_plan(
+            *(
+                form.plan,
+                each,
+                counts,
+                rows.positions,
+                req_slots,
+                slot_table,
+                form.heads,
+                self._stream.threads,
+            )
+        )
+        self._join_inputs(rows)
+        batch = CpuBatch(n, torch.from_numpy(rows.positions), torch.from_numpy(rows.kv_slots))
+        self._forward_layer(self._shape.num_layers, batch)
+        self._stream.norm(self._space.x, self._w.head_norm, self._shape.rms_eps, n, self._own.states)
+        best, shares = zip(*self._likeliest(n), strict=True)
+        self.bytes_read += self._w.dense_bytes
+        return Predicted(np.concatenate(best), np.concatenate(shares), self._own.states.f32[:n])
+
+    def _join_inputs(self, rows: NextTokenRows) -> None:
+        """x = eh_proj [enorm(embedding), hnorm(state)], as two products of half its columns."""
+        stream, space, own, w, n = self._stream, self._space, self._own, self._w, len(rows.token_ids)
+        table, eps = self._embedding, self._shape.rms_eps
+        ids, scale = torch.from_numpy(rows.token_ids), self._shape.embedding_scale
+        stream.norm(rows.states, w.state_norm, eps, n, own.state)
+        stream.embed(table.table, table.ggml_type, ids, n, space.x, scale=scale)
+        stream.norm(space.x, w.token_norm, eps, n, own.token)
+        stream.linear(own.token, n, w.from_token, [space.x])
+        stream.linear(own.state, n, w.from_state, [space.x], add=True)
+
+    def _likeliest(self, n: int) -> Iterator[tuple[Int32s, npt.NDArray[np.float32]]]:
+        """Of each of the first n rows, some at a time, the likeliest token and its probability."""
+        stream, space, head = self._stream, self._space, self._head
+        most = len(space.logits)
+        for first in range(0, n, most):
+            m = min(most, n - first)
+            rows = torch.arange(first, first + m, dtype=torch.int32)
+            stream.norm(space.x, self._w.head_norm, self._shape.rms_eps, m, space.final, rows)
+            stream.linear(space.final, m, head.output, [space.logits])
+            if self._shape.logit_softcap:
+                stream.softcap(space.logits, m, self._shape.logit_softcap)
+            stream.wait()
+            self.bytes_read += head.bytes
+            logits = space.logits[:m]
+            highest, best = logits.max(dim=1)
+            yield best.int().numpy(), (highest - logits.logsumexp(dim=1)).exp().numpy()

@@ -1,0 +1,52 @@
+"""A model's own next-token block (MTP, `nextn`), which drafts.
+
+Its row q, for the token at position q > 0:
+
+    x = eh_proj [enorm(embedding of token q), hnorm(the model's last state at q - 1, behind the output norm)]
+    x = the block's decoder layer (x), at position q - 1, over the rows 1 .. q
+    logits = output(shared_head_norm(x))        of the token at q + 1
+
+The next row, whose token is a draft, takes the norm's output in place of the model's state. A row needs tokens up to
+its own alone, so that its keys and values lie in the KV slot of position q, and a cached prefix has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.registry import FAMILIES
+from moeserve.models.shape_reader import check_tensors
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
+
+
+def drafting_shape(shape: ModelShape, source: ModelSource, method: str | None) -> ModelShape:
+    """The model with what drafts by this method of --speculative-config. Raises ModelError where the file has no such
+    block, for "mtp"; None: nothing drafts."""
+    wants = method == "mtp" or (method == "auto" and has_next_token_block(shape, source))
+    return with_next_token_block(shape, source) if wants else shape
+
+
+def has_next_token_block(shape: ModelShape, source: ModelSource) -> bool:
+    """Whether the file has a block that can draft here."""
+    family = FAMILIES.get(source.architecture)
+    is_there = n.of_layer(shape.num_layers, n.NEXTN_EH_PROJ) in source.tensors
+    return is_there and family is not None and family.has_next_token_block
+
+
+def with_next_token_block(shape: ModelShape, source: ModelSource) -> ModelShape:
+    """The same model with the block that drafts. Raises ModelError where the file has none."""
+    if not has_next_token_block(shape, source):
+        served = ", ".join(name for name, family in FAMILIES.items() if family.has_next_token_block)
+        raise ModelError(
+            source.path,
+            "no next-token block (MTP) that could draft: choose a GGUF that was converted with it (its tensors are "
+            f"blk.{shape.num_layers}.nextn.*) of {served}, or draft by look-up with "
+            '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}',
+        )
+    layer = next(layer for layer in reversed(shape.layers) if isinstance(layer.mixer, AttentionShape))
+    drafting = replace(shape, next_token_layer=layer, num_skipped_layers=max(shape.num_skipped_layers, 1))
+    check_tensors(drafting, source)
+    return drafting

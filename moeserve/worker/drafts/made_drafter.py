@@ -1,0 +1,46 @@
+"""Which drafter --speculative-config asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moeserve.config import Drafts
+from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
+from moeserve.worker.drafts.drafter import Drafter, Wanted
+from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
+from moeserve.worker.drafts.ngram_drafter import NgramDrafter
+from moeserve.worker.sequences import Int32s, Sequences, StepLayout
+
+
+class FirstOf:
+    """See `Drafter`. Each request's drafts are the first drafter's, or the second one's where the first has none."""
+
+    def __init__(self, first: Drafter, second: Drafter) -> None:
+        self._first = first
+        self._second = second
+
+    def bind(self, slot: int) -> None:
+        self._first.bind(slot)
+        self._second.bind(slot)
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        drafts = self._first.draft(wanted)
+        lacking = [at for at, draft in enumerate(drafts) if len(draft) == 0]
+        more = self._second.draft([wanted[at] for at in lacking])
+        for at, draft in zip(lacking, more, strict=True):
+            drafts[at] = draft
+        return drafts
+
+    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        self._first.computed(layout, accepted)
+        self._second.computed(layout, accepted)
+
+
+def make_drafter(sequences: Sequences, drafts: Drafts, block: CpuNextTokenBlock | None) -> Drafter:
+    """block: the model's; None: it has none, or may not draft."""
+    of_block = None if block is None else NextTokenDrafter(sequences, block)
+    if drafts.lookup is None:
+        assert of_block is not None
+        return of_block
+    of_text = NgramDrafter(sequences.tokens, drafts.lookup.shortest, drafts.lookup.longest)
+    return of_text if of_block is None else FirstOf(of_text, of_block)

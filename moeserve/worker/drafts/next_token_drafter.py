@@ -1,0 +1,144 @@
+"""Drafts by the model's own next-token block (MTP): see models/next_token.py.
+
+The block needs the model's states, which are there when a step is computed, and the tokens behind them, the last of
+which are sampled afterwards:
+
+    a step computes      p .. p+c-1          their states are known
+    computed()           keeps the states
+    draft()              stores rows p .. p+c-1 of the block, keeps the state at p+c-1,
+                         computes row p+c, whose token has been sampled; then rows of drafts, one after another
+
+Rows of drafts lie in KV slots that are written again, as the model's own states are known then. Where a
+request begins behind a cached prefix, nothing is known of the state before its first row, which is computed with zeros:
+one row of the block's attention, which guesses less well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock, NextTokenRows
+from moeserve.worker.drafts.drafter import Wanted
+from moeserve.worker.sequences import Int32s, Sequences, StepLayout
+
+Floats = npt.NDArray[np.float32]
+
+# A draft that is less likely than this by the block's own reckoning is not verified, nor any behind it.
+LEAST_PROBABILITY = 0.5
+# Rows that are stored later, those of several steps at once: while nothing is drafted, this costs next to nothing.
+MOST_LATE = 64
+
+
+class _Computed(NamedTuple):
+    """A step whose rows are not stored yet."""
+
+    layout: StepLayout
+    accepted: Int32s
+    tokens: Int32s  # of its rows
+    rows: torch.Tensor  # of the model, before the output norm
+
+
+class NextTokenDrafter:
+    """See `Drafter`."""
+
+    def __init__(
+        self, sequences: Sequences, block: CpuNextTokenBlock, least_probability: float = LEAST_PROBABILITY
+    ) -> None:
+        self._sequences = sequences
+        self._block = block
+        self._least = least_probability
+        slots = len(sequences.num_prompt)
+        # Of each request slot: the model's last state, and the number of the row that takes it.
+        self._states: Floats = np.zeros((slots, block.hidden_size), np.float32)
+        self._next: Int32s = np.zeros(slots, np.int32)
+        self._stored: Int32s = np.zeros(slots, np.int32)  # the first row that is not stored
+        self._late: list[_Computed] = []
+        self._num_late = 0  # rows
+        self._most_late = min(MOST_LATE, block.most_rows)
+
+    def bind(self, slot: int) -> None:
+        self._catch_up()
+        self._states[slot] = 0.0
+        self._next[slot] = self._stored[slot] = 0
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        drafts: list[list[int]] = [[] for _ in wanted]
+        if any(one.most > 0 for one in wanted):
+            self._catch_up()
+        active = np.array(
+            [at for at, one in enumerate(wanted) if one.most > 0 and self._next[one.slot] == one.length - 1],
+            np.int32,
+        )
+        if len(active) == 0:
+            return [np.zeros(0, np.int32) for _ in wanted]
+        slots, length, most = np.array([wanted[at] for at in active], np.int32).T.copy()
+        tokens, states = (
+            self._sequences.tokens[slots, length - 1],
+            torch.from_numpy(self._states[slots]),
+        )
+        self._stored[slots] = length
+        depth = 0
+        while len(active):
+            positions = length - 2 + depth
+            rows = NextTokenRows(tokens, states, positions, self._sequences.kv_slots[slots, positions + 1])
+            found = self._block.predict(rows, slots, self._sequences.kv_slots_ahead)
+            likely = found.probabilities >= self._least
+            for at, token in zip(active[likely].tolist(), found.token_ids[likely].tolist(), strict=True):
+                drafts[at].append(token)
+            depth += 1
+            goes_on = np.flatnonzero(likely & (most > depth))
+            active, slots, length, most = active[goes_on], slots[goes_on], length[goes_on], most[goes_on]
+            tokens, states = found.token_ids[goes_on], found.states[torch.from_numpy(goes_on)]
+        return [np.array(draft, np.int32) for draft in drafts]
+
+    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        if self._num_late + layout.n > self._most_late:
+            self._catch_up()
+        tokens = np.maximum(self._sequences.tokens[layout.sequence, layout.position], 0)
+        self._late.append(_Computed(layout, accepted, tokens, self._block.model_rows(layout.n)))
+        self._num_late += layout.n
+        if self._num_late > self._most_late:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Stores the rows of all steps so far."""
+        late, self._late, self._num_late = self._late, [], 0
+        if not late:
+            return
+        states = self._block.model_states(torch.cat([step.rows for step in late])).numpy()
+        first, found = 0, []
+        for step in late:
+            found.append(self._rows_of(step, states[first : first + step.layout.n]))
+            first += step.layout.n
+        tokens, positions, kv_slots, before = map(np.concatenate, zip(*found, strict=True))
+        # A slot that another request has got meanwhile has the later one's row.
+        _, last = np.unique(kv_slots[::-1], return_index=True)
+        if len(last):
+            chosen = np.sort(len(kv_slots) - 1 - last)
+            rows = tokens[chosen], torch.from_numpy(before[chosen]), positions[chosen], kv_slots[chosen]
+            self._block.store(NextTokenRows(*rows))
+
+    def _rows_of(self, step: _Computed, states: Floats) -> tuple[Int32s, Int32s, Int32s, Floats]:
+        """The rows that a step lets the block store: tokens, positions, KV slots, and the states before. Takes over the
+        last states."""
+        layout = step.layout
+        slots, start, count = layout.req_slot, layout.start, layout.count + step.accepted
+        if layout.drafted is not None:
+            count = count - layout.drafted
+        before = np.empty_like(states)
+        before[1:] = states[:-1]
+        before[layout.offset] = self._states[slots] * (self._next[slots] == start)[:, None]
+        self._states[slots] = states[layout.offset + count - 1]
+        first, end = np.maximum(self._stored[slots], 1), start + count
+        self._next[slots] = self._stored[slots] = end
+        if layout.n != len(layout.rows):
+            of_row = np.repeat(np.arange(len(layout.rows)), layout.count)
+            first, end = first[of_row], end[of_row]
+        # Not what is stored already, nor drafts that were wrong.
+        chosen = np.flatnonzero((layout.position >= first) & (layout.position < end))
+        return step.tokens[chosen], layout.position[chosen] - 1, layout.kv_slots[chosen], before[chosen]

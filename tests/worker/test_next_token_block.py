@@ -1,0 +1,56 @@
+"""A model's own next-token block (MTP) on the CPU, beside Hugging Face's truth and llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from moeserve.models.errors import ModelError
+from moeserve.models.next_token import with_next_token_block
+from moeserve.models.open import open_model
+from moeserve.models.registry import read_checked_shape
+from tests.conftest import OWN_FIXTURES
+from tests.kernels.model_engine import distance
+from tests.worker.next_token_rows import MODELS, Drafting
+
+
+@pytest.fixture(params=MODELS, name="model")
+def _model(request: pytest.FixtureRequest, wide_fixtures: Path) -> Path:
+    return wide_fixtures / f"{MODELS[request.param]}.gguf"
+
+
+def test_no_further_from_the_truth_than_llama_cpp(model: Path, wide_fixtures: Path) -> None:
+    golden = json.loads((wide_fixtures / "next" / f"{model.stem}.golden.json").read_text())
+    truth = np.load(wide_fixtures / "next" / f"{model.stem}.truth.npz", allow_pickle=False)
+    apart, agrees = [], []
+    for number in range(2):
+        tokens = golden["cases"][number]["tokens"]
+        drafting = Drafting(model, tokens)
+        logits = torch.stack([drafting.logits(row) for row in range(1, len(tokens))])
+        kl, same = distance(torch.from_numpy(truth[f"mtp_case{number}"].astype(np.float64)), logits)
+        apart.append(kl)
+        agrees.append(same)
+    theirs = golden["mtp_llama_cpp_vs_truth"]
+    assert torch.cat(apart).median().item() <= min(1e-5, 1.1 * theirs["median_kl"])
+    assert torch.cat(agrees).double().mean().item() >= theirs["top1_agreement"] - 0.02
+
+
+def test_stored_rows_are_those_that_were_predicted(model: Path) -> None:
+    """Bit for bit: also where they are stored in chunks."""
+    tokens = np.random.default_rng(3).integers(5, 600, 40).tolist()
+    one_by_one, stored = Drafting(model, tokens), Drafting(model, tokens)
+    expected = [one_by_one.logits(row) for row in range(1, 40)]
+    stored.block.store(stored.rows(1, 7))
+    stored.block.store(stored.rows(7, 39))
+    assert torch.equal(stored.logits(39), expected[-1])
+
+
+def test_a_file_without_it_is_refused() -> None:
+    source = open_model(OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf")
+    shape = read_checked_shape(source)
+    with pytest.raises(ModelError, match=r"no next-token block.*converted with it.*ngram"):
+        with_next_token_block(shape, source)

@@ -1,0 +1,146 @@
+"""Drafts by the model's own next-token block, through the scheduler: what it drafts depends on the text alone, and the
+text not on what it drafts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moeserve.worker.drafts.drafter import Drafter, Wanted
+from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
+from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
+from moeserve.worker.runner import Runner
+from moeserve.worker.sequences import Int32s, StepLayout
+from tests.support.foreseen_drafts import ANSWER, Foreseen, asked, whole_texts
+from tests.support.nightly import nightly_after
+from tests.support.served_answers import load, lose_at, serve
+from tests.worker.next_token_rows import MODELS, Drafting
+
+MOST = 3
+MTP = '{"method": "mtp", "num_speculative_tokens": 3}'
+
+
+class Shown:
+    """A next-token drafter whose drafts are noted; those that are verified are foreseen ones, some of them right."""
+
+    def __init__(self, inner: NextTokenDrafter, verified: Drafter) -> None:
+        self.inner = inner
+        self._verified = verified
+        self.noted: list[tuple[list[int], list[int]]] = []  # texts, and what was drafted behind them
+
+    def bind(self, slot: int) -> None:
+        self.inner.bind(slot)
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        tokens = self.inner._sequences.tokens
+        texts = [tokens[one.slot, : one.length].tolist() for one in wanted]
+        drafts = [draft.tolist() for draft in self.inner.draft(wanted)]
+        self.noted += [pair for pair in zip(texts, drafts, strict=True) if pair[1]]
+        return self._verified.draft(wanted)
+
+    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        self.inner.computed(layout, accepted)
+
+
+def show(runner: Runner, texts: list[list[int]]) -> Shown:
+    """Verifies right and wrong drafts of these texts, and notes the block's."""
+    rows = runner._drafts
+    assert rows is not None
+    inner = rows._drafter.inner if isinstance(rows._drafter, Shown) else rows._drafter
+    assert isinstance(inner, NextTokenDrafter)
+    inner._least = 0.0  # the tiny models are never sure
+    rows._drafter = shown = Shown(inner, Foreseen(rows._sequences.tokens, texts, 0.8))
+    return shown
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def path(request: pytest.FixtureRequest) -> Path:
+    return Path(request.getfixturevalue("wide_fixtures")) / f"{MODELS[request.param]}.gguf"
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> CpuModel:
+    return load(path, speculative_config=MTP)
+
+
+@pytest.fixture(scope="module")
+def runner(model: CpuModel) -> Runner:
+    return build_cpu_runner(model)
+
+
+@pytest.fixture(scope="module")
+def plain(path: Path) -> Runner:
+    return build_cpu_runner(load(path))
+
+
+def by_hand(path: Path, text: list[int], count: int) -> list[int]:
+    """What the block drafts behind a text that is computed at once."""
+    drafting = Drafting(path, text)
+    length = len(text)
+    if length > 2:
+        drafting.block.store(drafting.rows(1, length - 1))
+    table = np.ascontiguousarray(drafting.kv_slots[None, 1:])
+    rows, drafts = drafting.rows(length - 1, length), []
+    for number in range(count):
+        found = drafting.block.predict(rows, np.zeros(1, np.int32), table)
+        drafts.append(int(found.token_ids[0]))
+        at = length + number
+        positions = np.array([at - 1], np.int32)
+        rows = rows._replace(
+            token_ids=found.token_ids, states=found.states.clone(), positions=positions,
+            kv_slots=drafting.kv_slots[at : at + 1],
+        )  # fmt: skip
+    return drafts
+
+
+@pytest.mark.parametrize("streams", nightly_after(1, [3, 1, 16]))
+@pytest.mark.parametrize("temperature", nightly_after(1, [0.7, 0.0, 1.5]))
+def test_text_and_drafts(path: Path, runner: Runner, plain: Runner, streams: int, temperature: float) -> None:
+    """With drafts that are right, wrong and cut, chunks of prompts, and a worker that is lost."""
+    requests = asked(streams, runner.ready().vocab_size, temperature=temperature)
+    expected, _ = serve(plain, requests, 0, reuse_prefixes=False)
+    shown = show(runner, whole_texts(requests, expected))
+    found, report = serve(runner, requests, MOST, lose_at(6), reuse_prefixes=False, max_num_batched_tokens=60)
+    assert found == expected
+    assert report.accepted_draft_tokens > ANSWER * streams / 3
+    noted = shown.noted
+    assert max(len(draft) for _, draft in noted) == MOST
+    for text, draft in noted[:: max(1, len(noted) // 4)]:
+        assert draft == by_hand(path, text, len(draft))
+
+
+def test_bound_again_and_cached(runner: Runner, plain: Runner) -> None:
+    requests = asked(4, runner.ready().vocab_size, temperature=0.7)
+    expected, _ = serve(plain, requests, 0)
+    shown = show(runner, whole_texts(requests, expected))
+    found, report = serve(runner, requests, MOST, lose_at(7), num_kv_slots=150)
+    assert found == expected
+    assert report.preemptions + report.engine_losses > 0
+    assert report.accepted_draft_tokens > ANSWER
+    assert len(shown.noted) > ANSWER
+
+
+def test_its_own_drafts(runner: Runner, plain: Runner) -> None:
+    """Which are hardly ever right, where weights are random."""
+    requests = asked(2, runner.ready().vocab_size)
+    expected, _ = serve(plain, requests, 0)
+    rows = runner._drafts
+    assert rows is not None
+    rows._drafter = show(runner, []).inner
+    found, report = serve(runner, requests, MOST)
+    assert found == expected
+    assert report.draft_tokens > 0
+
+
+def test_its_kv_is_in_the_pool(model: CpuModel, runner: Runner, plain: Runner) -> None:
+    """A layer more for each token; and its weights are counted as loaded."""
+    more = dataclasses.replace(model.shape, next_token_layer=None)
+    assert more.num_layers == model.shape.num_layers
+    attending = sum(layer.attention is not None for layer in model.shape.loaded_layers)
+    each = {r.ready().kv_bytes / r.ready().num_kv_slots for r in (runner, plain)}
+    assert max(each) / min(each) == pytest.approx(attending / (attending - 1))
+    assert runner.ready().weight_bytes > plain.ready().weight_bytes
