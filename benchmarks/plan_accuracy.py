@@ -49,7 +49,7 @@ from moeserve.config import ServerConfig
 from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_shape
-from moeserve.models.shape_reader import check_tensors
+from moeserve.models.tensors import check_tensors
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.sizes import has_float_weights

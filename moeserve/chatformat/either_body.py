@@ -13,9 +13,15 @@ class EitherBody:
     """A CallBody that is read as tagged or as JSON; the first character other than white space decides which."""
 
     def __init__(
-        self, index: int, tagged: Callable[[int], CallBody], in_json: Callable[[int], CallBody]
+        self,
+        index: int,
+        tagged: Callable[[int], CallBody],
+        in_json: Callable[[int], CallBody],
+        begins_json: str = "{",
     ) -> None:
+        """begins_json: the characters with which JSON begins."""
         self._index = index
+        self._begins_json = begins_json
         self._tagged, self._in_json = tagged, in_json
         self._body: CallBody | None = None
         self._space = ""
@@ -41,7 +47,7 @@ class EitherBody:
             if char.isspace():
                 self._space += char
                 return Status.GOING
-            self._body = (self._in_json if char == "{" else self._tagged)(self._index)
+            self._body = (self._in_json if char in self._begins_json else self._tagged)(self._index)
             for space in self._space:
                 self._body.push(space, events)
         return self._body.push(char, events)

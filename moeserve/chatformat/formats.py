@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from . import deepseek, gemma, glm, harmony, hermes, kimi, minimax, qwen3_coder
+from . import deepseek, gemma, glm, harmony, hermes, json_lists, kimi, minimax, mistral, qwen3_coder
 from .either_body import EitherBody
 from .guided import GuidedCalls, hermes_between
 from .separated import SeparatedBody, SeparatedSyntax
@@ -34,15 +34,16 @@ class ToolFormat:
     guided_body: NewBody | None = None  # reads `guided` calls; None: `body` does
     takes_text_arguments: bool = False  # its templates take a call's arguments as text, not as an object
     inner_words: tuple[str, ...] = ()  # tags within `tags`
+    # A call's id in the conversation, from its tool's name and its number; None: the client's.
+    call_id: Callable[[str, int], str] | None = None
     # As `guided`, with the model's own tags around arguments; `body` reads them.
     own_calls: GuidedCalls | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
         """The tags that are control tokens of some models."""
-        return tuple(
-            dict.fromkeys((*self.tags.openings, self.tags.close, *self.tags.ends, *self.inner_words))
-        )
+        every = (*self.tags.openings, self.tags.close, *self.tags.ends, *self.inner_words)
+        return tuple(word for word in dict.fromkeys(every) if word)
 
     def parser(self, schemas: Schemas, guided: Literal["", "json", "own"] = "") -> ToolCallParser:
         """`guided`: a grammar enforces calls in the form `guided` ("json") or `own_calls` ("own")."""
@@ -76,6 +77,7 @@ def _separated(
     guided: GuidedCalls,
     *,
     takes_text_arguments: bool = False,
+    call_id: Callable[[str, int], str] | None = None,
 ) -> ToolFormat:
     return ToolFormat(
         name,
@@ -86,6 +88,25 @@ def _separated(
         guided,
         takes_text_arguments=takes_text_arguments,
         inner_words=(syntax.open, syntax.separator, syntax.close),
+        call_id=call_id,
+    )
+
+
+def _in_json(name: str, mark: str, tags: CallTags, guided: GuidedCalls) -> ToolFormat:
+    body = _untyped(partial(hermes.HermesBody, tags=tags))
+    return ToolFormat(name, (mark,), tags, tags.close, body, guided)
+
+
+def _mistral(name: str, marks: tuple[str, ...], guided: GuidedCalls) -> ToolFormat:
+    body = partial(
+        EitherBody,
+        tagged=partial(SeparatedBody, syntax=mistral.SYNTAX),
+        in_json=partial(hermes.HermesBody, tags=mistral.TAGS),
+        begins_json="[{,",
+    )
+    words = (mistral.SEPARATOR, mistral.CALL_ID)
+    return ToolFormat(
+        name, marks, mistral.TAGS, "", _untyped(body), guided, inner_words=words, call_id=mistral.call_id
     )
 
 
@@ -106,7 +127,7 @@ _ALL: Final = (  # a template that has the marks of several is of the first one'
         deepseek.GUIDED,
         takes_text_arguments=True,
     ),
-    _separated("kimi_k2", (kimi.CALL_OPEN,), kimi.TAGS, kimi.SYNTAX, kimi.GUIDED),
+    _separated("kimi_k2", (kimi.CALL_OPEN,), kimi.TAGS, kimi.SYNTAX, kimi.GUIDED, call_id=kimi.call_id),
     ToolFormat(
         "gemma4",
         (gemma.TAGS.open,),
@@ -128,6 +149,11 @@ _ALL: Final = (  # a template that has the marks of several is of the first one'
         qwen3_coder.SYNTAX,
         qwen3_coder.OWN_CALLS,
     ),
+    _in_json("hunyuan", json_lists.HUNYUAN.open, json_lists.HUNYUAN, json_lists.HUNYUAN_GUIDED),
+    _in_json("granite", json_lists.GRANITE.open, json_lists.GRANITE, json_lists.GRANITE_GUIDED),
+    _mistral("mistral", (mistral.OPEN, mistral.SEPARATOR), mistral.GUIDED),
+    _mistral("mistral_json", (mistral.OPEN,), mistral.GUIDED_LIST),
+    _in_json("llama", json_lists.LLAMA_MARK, json_lists.LLAMA, json_lists.LLAMA_GUIDED),
     ToolFormat(
         "hermes",
         (hermes.TAGS.open,),

@@ -1,4 +1,5 @@
-"""The inside of a call in the Hermes format, Qwen3's: `{"name": "f", "arguments": {...}}`."""
+"""The inside of a call in the Hermes format, Qwen3's: `{"name": "f", "arguments": {...}}`; in a list, too, what of
+which stands around it is passed over."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from .json_reader import Status, as_json
 from .json_text import is_unicode, to_json
 from .tool_calls import CallTags
 
-TAGS: Final = CallTags("<tool_call>", "</tool_call>", ends=("}",))  # models close one bracket too many
+# Models close one bracket too many; Granite 3.1 writes a list.
+TAGS: Final = CallTags("<tool_call>", "</tool_call>", following=",", ends=("}", "]"))
+_BEFORE: Final = frozenset("[,; \t\r\n")  # the JSON
 
 # The usual beginning, up to the arguments' brace. Anything else that is a call is shown when it is whole.
 _HEAD: Final = re.compile(
@@ -29,6 +32,7 @@ class HermesBody(RecordingBody):
         super().__init__(index)
         self._json = CallJson((tags.close, tags.open))
         self._call: list[str] = []  # its JSON
+        self._in_json = False
         self._in_arguments = False
         self._decided = False  # whether the arguments are shown as they come
 
@@ -42,6 +46,9 @@ class HermesBody(RecordingBody):
         return self._json.num_held
 
     def _push(self, char: str, events: list[Event]) -> Status:
+        if not self._in_json and char in _BEFORE:
+            return Status.GOING
+        self._in_json = True
         status = self._json.push(char)
         if status is Status.BROKEN:
             return self._broken(self._json.unread)

@@ -46,7 +46,7 @@ class ReasoningCalls:
     def push(self, text: str) -> list[Event]:
         """`text` is of the reasoning, or behind a call that has ended it."""
         events: list[Event] = []
-        is_plain = "<" not in text and self._parser.in_text and not self._has_call
+        is_plain = self._tools.starts.isdisjoint(text) and self._parser.in_text and not self._has_call
         for piece in [text] if is_plain else text:
             self._raw += piece
             for event in self._parser.push(piece):

@@ -1,4 +1,4 @@
-"""The inside of a call whose name and JSON stand between tags: DeepSeek's and Kimi's, control tokens in both."""
+"""The inside of a call whose name and JSON stand between tags: DeepSeek's, Kimi's and Mistral's, control tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .json_reader import Status
 
 @dataclass(frozen=True, slots=True)
 class SeparatedSyntax:
-    """The parts in their order: `open`, the name, `separator`, JSON, `close`."""
+    """The parts in their order: `open`, the name, `separator`, JSON, `close`; the first and the last may be empty."""
 
     open: str
     separator: str
@@ -24,6 +24,7 @@ class SeparatedSyntax:
         ""  # comes before the JSON behind a line with the name, where `separator` follows the tool's kind
     )
     name_of: Callable[[str], str] = str.strip  # from the text in the name's place; "" if it is none
+    needs_separator: bool = True  # False: `{` may follow the name at once
 
 
 class _Stage(Enum):
@@ -41,7 +42,7 @@ class SeparatedBody(RecordingBody):
     def __init__(self, index: int, syntax: SeparatedSyntax) -> None:
         super().__init__(index)
         self._syntax = syntax
-        self._stage = _Stage.OPENING
+        self._stage = _Stage.OPENING if syntax.open else _Stage.HEAD
         self._name = ""
         self._json = CallJson((syntax.close, syntax.open, *syntax.others))
 
@@ -60,18 +61,21 @@ class SeparatedBody(RecordingBody):
             case _Stage.OPENING:
                 return self._tag(char, self._syntax.open, _Stage.HEAD)
             case _Stage.HEAD:
-                return self._head(char)
+                return self._head(char, events)
             case _Stage.FORM | _Stage.FENCE if char == "{" and not self._held:
-                self._stage = _Stage.ARGUMENTS
-                self.announced = True
-                events.append(CallStart(self._index, self._name))
-                return self._arguments(char, events)
+                return self._begin(char, events)
             case _Stage.FORM | _Stage.NAME:
                 return self._line_with_name(char)
             case _Stage.FENCE:
                 return self._tag(char, self._syntax.fence, _Stage.FENCE)
             case _Stage.ARGUMENTS:
                 return self._arguments(char, events)
+
+    def _begin(self, char: str, events: list[Event]) -> Status:
+        self._go(_Stage.ARGUMENTS)
+        self.announced = True
+        events.append(CallStart(self._index, self._name))
+        return self._arguments(char, events)
 
     def _tag(self, char: str, tag: str, then: _Stage) -> Status:
         """White space and the tag."""
@@ -83,8 +87,11 @@ class SeparatedBody(RecordingBody):
         self._held = held
         return self._go(then) if held == tag else Status.GOING
 
-    def _head(self, char: str) -> Status:
+    def _head(self, char: str, events: list[Event]) -> Status:
         held = self._held + char
+        if char == "{" and not self._syntax.needs_separator:
+            self._name = self._syntax.name_of(self._held)
+            return self._begin(char, events) if self._name else self._broken(char)
         if held.endswith(self._syntax.separator):
             self._name = self._syntax.name_of(held.removesuffix(self._syntax.separator))
             return self._go(_Stage.FORM) if self._name else self._broken(char)

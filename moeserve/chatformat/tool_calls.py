@@ -24,7 +24,7 @@ class CallTags:
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """The tags that begin calls among text; each begins with `<`, which is in no other place of it."""
+        """The tags that begin calls among text; each begins with a character that is in no other place of it."""
         return tuple(tag for tag in (self.open, self.other_open, self.bare) if tag)
 
 
@@ -77,6 +77,7 @@ class ToolCallParser:
         self._new_body = body
         self._tags = tags
         self.openings = tags.openings
+        self.starts = frozenset(opening[0] for opening in self.openings)
         following = (tags.following,) if tags.following else ()
         self._closings = (tags.close, *tags.ends, *following)
         self._stage = _Stage.TEXT
@@ -134,9 +135,9 @@ class ToolCallParser:
             self._begin_call(held, events)
         elif any(opening.startswith(held) for opening in self.openings):
             self._held = held
-        elif char == "<" or char.isspace():  # of a tag, `<` is the first character only
+        elif char in self.starts or char.isspace():  # such a character is the first of its tag only
             self._show(self._held, events)
-            if char == "<":
+            if char in self.starts:
                 self._held = char
             else:
                 self._space.append(char)

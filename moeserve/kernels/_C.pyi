@@ -129,6 +129,9 @@ class Stream:
         self, source: torch.Tensor, weight: torch.Tensor, eps: float, n: int, x: torch.Tensor, factor: float
     ) -> None: ...
     def softcap(self, x: torch.Tensor, n: int, cap: float) -> None: ...
+    def gelu_gate(
+        self, gate: torch.Tensor | None, up: torch.Tensor, column: int, n: int, out: Activations
+    ) -> None: ...
     def linear(
         self, x: Activations, n: int, weights: LinearGroup, out: list[torch.Tensor], add: bool
     ) -> None: ...
@@ -145,8 +148,8 @@ class Stream:
     def rope_store(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         eps: float,
@@ -159,9 +162,12 @@ class Stream:
         heads: int,
         kv_heads: int,
         dim: int,
+        value_dim: int,
         scale: float | None,
         v_norm: torch.Tensor | None,
         v_from_k: bool,
+        v_scale: float,
+        norm_after: bool,
     ) -> None: ...
     def attention(
         self,
@@ -173,9 +179,11 @@ class Stream:
         kv_heads: int,
         dim: int,
         value_dim: int,
+        is_latent: bool,
         window: int,
         sinks: torch.Tensor | None,
         gate: torch.Tensor | None,
+        gate_softplus: bool,
     ) -> None: ...
     def latent_store(
         self,
@@ -263,6 +271,9 @@ class Stream:
         expert_token_counts: torch.Tensor | None,
         x: torch.Tensor,
         activation: str,
+        limit: float,
+        alpha: float,
+        weighs_input: bool,
         gate_bias: torch.Tensor | None,
         up_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
@@ -353,6 +364,8 @@ class HandoffLayer:
         down: Matrix | None,
         expert_token_counts: int,
         activation: str = "silu",
+        limit: float = 0.0,
+        alpha: float = 0.0,
         gate_bias: int = 0,
         up_bias: int = 0,
         down_bias: int = 0,

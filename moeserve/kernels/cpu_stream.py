@@ -21,7 +21,7 @@ import torch
 from moeserve.kernels import _C
 from moeserve.kernels.codebooks import bring_codebook
 from moeserve.kernels.delta_net.heads import DeltaHeads
-from moeserve.kernels.gating import Activation
+from moeserve.kernels.gating import OAI_ALPHA, Activation, limit_of
 from moeserve.kernels.host_arrays import gguf_rows
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.stream_operands import (
@@ -152,6 +152,16 @@ class CpuStream:
         self._native.softcap(x, n, cap)
         self._held.append((x,))
 
+    def gelu_gate(
+        self, gate: torch.Tensor | None, up: torch.Tensor, column: int, n: int, out: Activations
+    ) -> None:
+        """out[t] = gelu(gate[t]) * up[t] by GELU's tanh form, quantised too where out has room; without a gate up[t].
+
+        gate: [n, cols]; up: [n, any], of which the columns from `column` on are read; out: [n, cols].
+        """
+        self._native.gelu_gate(gate, up, column, n, out.native)
+        self._held.append((gate, up, out))
+
     def linear(
         self, x: Activations, n: int, weights: LinearGroup, out: list[torch.Tensor], *, add: bool = False
     ) -> None:
@@ -179,8 +189,8 @@ class CpuStream:
     def rope_store(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         eps: float,
@@ -194,20 +204,23 @@ class CpuStream:
         scale: float | None = None,
         v_norm: torch.Tensor | None = None,
         v_from_k: bool = False,
+        v_scale: float = 1.0,
+        norm_after: bool = False,
         positions: torch.Tensor | None = None,
     ) -> None:
         """RMSNorm of q and k, NeoX rotation, q times `scale` (None: 1/sqrt(dim)); k and v into the KV pool.
 
-        q [n, heads, dim] and k [n, kv_heads, dim] are changed in place. q_norm, k_norm: [dim] for a norm of each
-        head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos, sin: [n, rotary_dim / 2];
-        the first rotary_dim (a multiple of 32) dimensions of each head are rotated. slots: int32 [n]. With positions
-        (int32 [n]) cos and sin are of all positions, and row i is at positions[i].
-        v_norm [dim]: v = RMSNorm(v) * v_norm of each head first; with `v_from_k` of k instead, as it comes, and what
-        v holds is overwritten.
+        q [n, heads, dim], k [n, kv_heads, dim] and v [n, kv_heads, value_dim] are changed in place. q_norm, k_norm:
+        [dim] for a norm of each head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos,
+        sin: [n, rotary_dim / 2]; the first rotary_dim (a multiple of 32) dimensions of each head are rotated. slots:
+        int32 [n]. With positions (int32 [n]) cos and sin are of all positions, and row i is at positions[i].
+        v_norm [value_dim]: v = RMSNorm(v) * v_norm of each head first; with `v_from_k` of k instead, as it comes, and
+        what v holds is overwritten. v_scale: multiplies v, last. norm_after: the norms of heads are behind the
+        rotation. Without k and v, q is all that changes, and nothing is stored.
         """
         self._native.rope_store(
             q, k, v, q_norm, k_norm, eps, cos, sin, positions, slots, kv, n, heads.num, heads.num_kv, heads.dim,
-            scale, v_norm, v_from_k,
+            heads.value_width, scale, v_norm, v_from_k, v_scale, norm_after,
         )  # fmt: skip
         self._held.append((q, k, v, q_norm, k_norm, cos, sin, positions, slots, kv, v_norm))
 
@@ -222,17 +235,19 @@ class CpuStream:
         window: int = 0,
         sinks: torch.Tensor | None = None,
         gate: torch.Tensor | None = None,
+        gate_softplus: bool = False,
     ) -> None:
-        """Causal paged attention of the plan's rows. q: [n, heads, dim]; out: [n, heads * dim], of latent attention
-        [n, heads * value_dim] or [n * heads, value_dim].
+        """Causal paged attention of the plan's rows. q: [n, heads, dim]; out: [n, heads * value_dim], of latent
+        attention that or [n * heads, value_dim].
 
         With a window above 0 a position sees itself and the window - 1 before it; slots up to 31 positions before
         that are still read, and must hold finite values. sinks [heads]: one more logit of each head's softmax, which
-        has no value. gate [n, heads * dim]: out is multiplied by its sigmoid.
+        has no value. gate [n, heads * value_dim], or [n, heads] for one number a head: out is multiplied by its
+        sigmoid, with gate_softplus (by head alone) by its softplus.
         """
         self._native.attention(
-            plan, q, kv, out.native, heads.num, heads.num_kv, heads.dim, heads.value_dim or 0, window,
-            sinks, gate,
+            plan, q, kv, out.native, heads.num, heads.num_kv, heads.dim, heads.value_width, heads.is_latent,
+            window, sinks, gate, gate_softplus,
         )  # fmt: skip
         self._held.append((plan, q, kv, out, sinks, gate))
 
@@ -368,6 +383,9 @@ class CpuStream:
         x: torch.Tensor,
         *,
         activation: Activation = "silu",
+        limit: float | None = None,
+        alpha: float = OAI_ALPHA,
+        weighs_input: bool = False,
         gate_bias: torch.Tensor | None = None,
         up_bias: torch.Tensor | None = None,
         down_bias: torch.Tensor | None = None,
@@ -380,12 +398,13 @@ class CpuStream:
         gate_bias, up_bias [E, ff], down_bias [E, hidden]: added to the products. expert_token_counts: int64
         [2, experts], to which are added each expert's tokens and 1 if it has any (its weights were read once); None
         counts nothing. A dense feed-forward is one expert with `shared_gate`'s routes. lora: what adapters add to the
-        products; h then has both forms. Without `add`, x[t] is the sum alone.
+        products; h then has both forms. Without `add`, x[t] is the sum alone. limit, alpha: of the activation, as
+        experts/reference.py says. weighs_input: a weight multiplies what the expert reads, not what it gives.
         """
         r, counts = routing, expert_token_counts
         self._native.experts(
             gate, up, down, y.native, n, r.ids, r.weights, r.starts, r.active, r.routes, h.native, counts, x,
-            activation, gate_bias, up_bias, down_bias, lora, add,
+            activation, limit_of(activation, limit), alpha, weighs_input, gate_bias, up_bias, down_bias, lora, add,
         )  # fmt: skip
         self._held.append((gate, up, down, y, routing, h, counts, x, gate_bias, up_bias, down_bias, lora))
 

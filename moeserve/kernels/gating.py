@@ -6,3 +6,13 @@ from typing import Literal
 
 # silu: silu(gate) * up. gelu: gelu(gate) * up, by its tanh form. swiglu_oai: gpt-oss's, see `reference.activate`.
 Activation = Literal["silu", "swiglu_oai", "gelu"]
+
+OAI_LIMIT = 7.0  # what gpt-oss has where its files say nothing
+OAI_ALPHA = 1.702
+
+
+def limit_of(activation: Activation, limit: float | None) -> float:
+    """Where gates and ups are cut; 0: nowhere. limit: None for what the activation usually has."""
+    if limit is None:
+        return OAI_LIMIT if activation == "swiglu_oai" else 0.0
+    return limit

@@ -44,9 +44,9 @@ class ThreadPlacement:
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """One layer of the KV pool: [slots, kv_heads, head_dim] each, float16, on a GPU also bfloat16; or int8 with a
-    float16 scale for each 32 numbers of a head, on a GPU also float8_e4m3fn with one for a head
-    (kernels/quantize/kv.py). Of latent attention, keys are float16 [slots, 1, latent and rotary
+    """One layer of the KV pool: [slots, kv_heads, head_dim] each (values may be narrower), float16, on a GPU also
+    bfloat16; or int8 with a float16 scale for each 32 numbers of a head, on a GPU also float8_e4m3fn with one for a
+    head (kernels/quantize/kv.py). Of latent attention, keys are float16 [slots, 1, latent and rotary
     dimensions], and values a view of them."""
 
     keys: torch.Tensor
@@ -105,10 +105,15 @@ class Heads:
     num: int
     num_kv: int  # divides num
     dim: int  # a multiple of 32
-    # Of latent attention, a multiple of 32: all heads read one vector of `dim` numbers, whose first value_dim are the
-    # value, and num_kv says into how many parts the heads are cut for the threads. None: each KV head has keys and
-    # values of `dim`.
-    value_dim: int | None = None
+    value_dim: int | None = None  # of values, a multiple of 32 and at most dim; None: dim
+    # All heads read one vector of `dim` numbers, whose first value_dim are the value, and num_kv says into how many
+    # parts the heads are cut for the threads.
+    is_latent: bool = False
+
+    @property
+    def value_width(self) -> int:
+        """Numbers of a head's value."""
+        return self.dim if self.value_dim is None else self.value_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,24 +40,29 @@ class KvCache:
             a = layout.shape.loaded_layers[layer].attention
             has_window_slots = num_window_slots > 0 and layout.is_windowed(layer)
             slots = num_window_slots if has_window_slots else num_slots
-            shape = (0, 1, KV_BLOCK) if a is None else (slots, a.num_kv_heads, a.head_dim)
-            scales = (*shape[:2], dtype.num_scales(shape[2]))
+            has_own = a is not None and len(a.kv_widths) > 0
+            rows = (slots, a.num_kv_heads) if a is not None and has_own else (0, 1)
+            widths = a.kv_widths if a is not None and has_own else (KV_BLOCK,)
+            scales = (*rows, dtype.num_scales(widths[0]))
 
-            def numbers() -> Tensor:
-                return allocate(shape, dtype=TORCH_TYPES[dtype], device=device)
+            def numbers(width: int) -> Tensor:
+                return allocate((*rows, width), dtype=TORCH_TYPES[dtype], device=device)
 
             def scale_of_each() -> Tensor | None:
                 return allocate(scales, dtype=torch.float16, device=device) if scales[2] else None
 
-            keys = numbers()
+            keys = numbers(widths[0])
             if latent is not None:
                 return KvLayer(keys, keys[:, :, : latent.rank])
-            of_layer = KvLayer(keys, numbers(), scale_of_each(), scale_of_each())
-            if has_window_slots:  # where a table's unused entries lead, from which masked keys are read
+            of_layer = KvLayer(keys, numbers(widths[-1]), scale_of_each(), scale_of_each())
+            if (
+                has_window_slots and has_own
+            ):  # where a table's unused entries lead, from which masked keys are read
                 for tensor in of_layer.tensors:
                     tensor[0] = 0
             return of_layer
 
-        # Of each layer: keys and values [slots, kv_heads, head_dim], of 8 bits with scales; empty for one that does not
-        # attend. Of latent attention: keys [slots, 1, rank + rotary_dim], whose first `rank` numbers are the values.
+        # Of each layer: keys and values [slots, kv_heads, width], of 8 bits with scales; empty for one that does not
+        # attend, or attends to another's. Of latent attention: keys [slots, 1, rank + rotary_dim], whose first `rank`
+        # numbers are the values.
         self.layers = [kv_layer(layer) for layer in layers]

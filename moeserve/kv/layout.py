@@ -47,7 +47,7 @@ _GPU_ONLY = {
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Keys and values of one model, token by token: [slots, kv_heads, head_dim] of each layer, twice; of latent
+    """Keys and values of one model, token by token: [slots, kv_heads, width] of each layer, twice; of latent
     attention one vector, [slots, 1, rank + rotary_dim]."""
 
     shape: ModelShape
@@ -63,7 +63,7 @@ class KvLayout:
         attention = self.shape.loaded_layers[layer].attention
         if attention is None:
             return 0
-        return attention.kv_values // attention.head_dim * self.dtype.head_bytes(attention.head_dim)
+        return attention.num_kv_heads * sum(self.dtype.head_bytes(width) for width in attention.kv_widths)
 
     def state_values(self, layer: int) -> int:
         """Float32 numbers of one sequence's recurrent state in one layer; 0 where it attends instead."""
@@ -106,6 +106,11 @@ def layout_of(config: ServerConfig, shape: ModelShape) -> KvLayout:
         raise ConfigError(
             f"--kv-cache-dtype {name}: not for {shape.architecture}, whose attention (MLA) keeps one latent vector for "
             "all heads, which is small already; say f16, or leave it out"
+        )
+    if dtype.scales != "none" and any(form.value_dim != form.head_dim for form in shape.forms):
+        raise ConfigError(
+            f"--kv-cache-dtype {name}: not for {shape.architecture}, whose keys and values are of different widths; "
+            "say f16, or leave it out"
         )
     uneven = {form.head_dim for form in shape.forms if form.head_dim % KV_BLOCK}
     if uneven and dtype.scales != "none":

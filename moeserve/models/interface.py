@@ -10,33 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from moeserve.kernels.delta_net.heads import DeltaHeads
-from moeserve.kernels.gating import Activation
+from moeserve.kernels.gating import OAI_ALPHA, Activation
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
+from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.mapping import HuggingFaceMapping
 from moeserve.models.sources.source import ModelSource
 
-# Which vectors of q and k are RMS-normalised before they are rotated: none, each head's, or all heads' as one.
-QkNorm = Literal["none", "head", "full"]
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How RoPE's frequencies are stretched beyond the training context.
-
-    "yarn" as in https://arxiv.org/abs/2309.00071; the other fields mean nothing for "none", and only
-    `factor` does for "linear".
-    """
-
-    type: Literal["none", "linear", "yarn"] = "none"
-    factor: float = 1.0  # >= 1: context after over context before
-    original_context_length: int = 0  # tokens
-    attn_factor: float = 1.0  # multiplies yarn's own attention scale, 0.1 ln(factor) + 1
-    beta_fast: float = 32.0  # rotations within the original context above which a frequency is left alone
-    beta_slow: float = 1.0  # and below which it is interpolated fully
-    truncate: bool = True  # the ramp between the two begins and ends at whole dimensions
+# Which vectors of q and k are RMS-normalised before they are rotated: none, each head's, the same without a weight, or
+# all heads' as one.
+QkNorm = Literal["none", "head", "unweighted", "full"]
+# What multiplies attention's output: the sigmoid of gates. in_q: in q's matrix, of each head q, then its gate. element,
+# head: of a matrix of their own, for each number of the output, or each head. head_softplus: the softplus instead.
+OutputGate = Literal["none", "in_q", "element", "head", "head_softplus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +41,7 @@ class AttentionShape:
     rotated: int | None = None
     window: int = 0  # a position sees itself and the window - 1 before it; 0: all before it
     has_sinks: bool = False  # each head's softmax has one more logit, which has no value
-    # q's matrix has twice the rows: of each head q, then a gate, whose sigmoid multiplies the head's output.
-    is_gated: bool = False
+    gate: OutputGate = "none"
     scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     has_v_norm: bool = False  # v is RMS-normalised by head, without a weight
     v_from_k: bool = False  # v has no matrix: it is k's product, before k's norm and rotation
@@ -63,6 +50,12 @@ class AttentionShape:
     has_positions: bool = (
         True  # q and k are rotated; False: by no angle, so that order is told by the mask alone
     )
+    value_dim: int | None = None  # of a head's value; None: head_dim
+    v_scale: float = 1.0  # multiplies v
+    norm_after: bool = False  # the norms of q and k, by head, are behind the rotation
+    rope_scaled: bool = True  # positions are stretched as the model's `rope_scaling` says; False: not at all
+    # The layer has no k and v of its own, but attends to those of an earlier one, whose number this is.
+    kv_from: int | None = None
     # In the file the dimensions that rotate are pairs of neighbours. The loaders bring q's and k's rows into the order
     # in which halves rotate (loading/head_order.py), so that no kernel knows of pairs.
     in_pairs: bool = False
@@ -77,12 +70,37 @@ class AttentionShape:
             self.rope_theta,
             self.has_rope_factors,
             self.has_positions,
+            self.v_dim,
+            self.rope_scaled,
         )
 
     @property
     def qkv_parts(self) -> tuple[str, ...]:
         """The matrices over the layer's input, by name."""
+        if self.kv_from is not None:
+            return (n.ATTN_Q,)
         return (n.ATTN_Q, n.ATTN_K) if self.v_from_k else (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
+
+    @property
+    def is_gated(self) -> bool:
+        """q's matrix has gates."""
+        return self.gate == "in_q"
+
+    @property
+    def has_gate_matrix(self) -> bool:
+        return self.gate not in ("none", "in_q")
+
+    @property
+    def gate_width(self) -> int:
+        """Gates of a token."""
+        if self.gate == "none":
+            return 0
+        return self.output_width if self.gate in ("in_q", "element") else self.num_heads
+
+    @property
+    def v_dim(self) -> int:
+        """Width of a head's value."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def q_width(self) -> int:
@@ -96,51 +114,33 @@ class AttentionShape:
 
     @property
     def kv_width(self) -> int:
+        """Width of all heads' keys."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Width of all heads' values."""
+        return self.num_kv_heads * self.v_dim
 
     @property
     def output_width(self) -> int:
         """Width of what the last product takes."""
-        return self.q_width
+        return self.num_heads * self.v_dim
 
     @property
-    def kv_values(self) -> int:
-        """Numbers that one token leaves in the KV cache."""
-        return 2 * self.kv_width
+    def kv_widths(self) -> tuple[int, ...]:
+        """Widths of the vectors that one token leaves in the KV cache for each KV head."""
+        return () if self.kv_from is not None else (self.head_dim, self.v_dim)
 
     @property
     def attended_values(self) -> int:
         """Numbers that are multiplied and added for each pair of a query's token and a key's."""
-        return 2 * self.q_width
+        return self.q_width + self.output_width
 
     @property
     def rotary_dim(self) -> int:
         """Dimensions of a head that rotate."""
         return self.head_dim if self.rotated is None else self.rotated
-
-
-@dataclass(frozen=True, slots=True)
-class GatedDeltaNetShape:
-    """A recurrent layer in place of attention (https://arxiv.org/abs/2412.06464): a state of its own size for every
-    sequence, however long."""
-
-    heads: DeltaHeads
-    # One matrix gives b and a: for each key head b, then a, of its value heads. Otherwise each has its own.
-    merged_gates: bool
-
-    @property
-    def input_parts(self) -> tuple[tuple[str, int], ...]:
-        """The matrices over the layer's input, by name and rows: qkv, z, then b and a."""
-        h = self.heads
-        parts = ((n.ATTN_QKV, h.channels), (n.ATTN_GATE, h.value_width))
-        if self.merged_gates:
-            return *parts, (n.SSM_BA, 2 * h.value_heads)
-        return *parts, (n.SSM_BETA, h.value_heads), (n.SSM_ALPHA, h.value_heads)
-
-    @property
-    def input_width(self) -> int:
-        """Their rows together."""
-        return sum(rows for _, rows in self.input_parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,7 @@ class SharedExpert:
     is_gated: bool  # its output is multiplied by sigmoid(gate . y)
     parts: tuple[str, str, str] = n.SHARED_PARTS  # what files call its gate, up and down
     activation: Activation = "silu"
+    limit: float | None = None  # of the activation: kernels/gating.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +166,15 @@ class MoeShape:
     router_bias: bool = False  # of the router's product
     choice_bias: bool = False  # added to scores for the choice, not to the weights
     activation: Activation = "silu"  # of the routed experts
+    limit: float | None = None  # of that: kernels/gating.py
+    alpha: float = OAI_ALPHA  # of "swiglu_oai"
     expert_bias: bool = False  # of the routed experts' three products
     expert_scale: bool = False  # a chosen expert's weight is multiplied by the expert's own
-    # The router reads the residual stream through a norm of its own, whose weight is divided by sqrt(hidden).
-    router_norm: bool = False
+    # A route's weight multiplies what the expert reads, not what it gives.
+    weighs_input: bool = False
+    # In a sandwiched layer: the shared expert's and the routed ones' outputs are each normalised before they are added,
+    # and so is the routed ones' input, and the router's, whose norm's weight is divided by sqrt(hidden).
+    parts_normed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,8 @@ class DenseFfnShape:
     """One gated feed-forward, which every token passes: no experts."""
 
     width: int
+    activation: Activation = "silu"
+    limit: float | None = None  # of that: kernels/gating.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +191,8 @@ class LayerShape:
     mixer: AttentionShape | LatentAttentionShape | GatedDeltaNetShape
     ffn: MoeShape | DenseFfnShape
     ffn_norm: str = n.FFN_NORM  # what files call the norm before the feed-forward
-    # Each block's output is normalised before it is added, the shared expert's and the routed ones' each by itself
-    # before; the routed ones have a norm of their input, too; and x is multiplied by a number behind the layer.
-    is_sandwiched: bool = False
+    is_sandwiched: bool = False  # each block's output is normalised before it is added
+    has_factor: bool = False  # x is multiplied by a number behind the layer
 
     @property
     def attention(self) -> AttentionShape | LatentAttentionShape | None:
@@ -215,16 +222,12 @@ class LayerShape:
     def unrouted_width(self) -> int:
         """Width of the feed-forward that every token passes: the shared expert, or the only one. 0 where there is
         none."""
-        if isinstance(self.ffn, DenseFfnShape):
-            return self.ffn.width
-        return 0 if self.ffn.shared is None else self.ffn.shared.width
+        return 0 if self.unrouted is None else self.unrouted.width
 
     @property
-    def unrouted_activation(self) -> Activation:
-        """The activation of that feed-forward."""
-        if isinstance(self.ffn, DenseFfnShape) or self.ffn.shared is None:
-            return "silu"
-        return self.ffn.shared.activation
+    def unrouted(self) -> DenseFfnShape | SharedExpert | None:
+        """That feed-forward."""
+        return self.ffn if isinstance(self.ffn, DenseFfnShape) else self.ffn.shared
 
     @property
     def num_parts(self) -> int:
@@ -259,6 +262,7 @@ class ModelShape:
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits are c * tanh(logits / c); 0: as they are
     logit_scale: float = 1.0  # multiplies logits: the last norm's weight is loaded times it
+    layer_input_width: int = 0  # numbers of each token's own input of each layer; 0: there are none
 
     def __post_init__(self) -> None:
         """Raises ValueError where no layer attends, for latent attention beside another form, and for recurrent layers
@@ -316,8 +320,18 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Width of k and of v; 0 for latent attention, which has neither."""
+        """Width of k; 0 for latent attention, which has none."""
         return max(a.kv_width if isinstance(a, AttentionShape) else 0 for a in self._attending)
+
+    @property
+    def value_width(self) -> int:
+        """The same of v."""
+        return max(a.value_width if isinstance(a, AttentionShape) else 0 for a in self._attending)
+
+    @property
+    def gate_widths(self) -> set[int]:
+        """Numbers of gates that layers' attention has."""
+        return {a.gate_width for a in self._attending if isinstance(a, AttentionShape) and a.gate_width}
 
     @property
     def head_dim(self) -> int:

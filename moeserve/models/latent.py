@@ -20,6 +20,8 @@ class AttentionForm:
     rope_theta: float | None = None  # None: the model's
     has_rope_factors: bool = False
     has_positions: bool = True  # False: all angles are 0
+    value_dim: int = 0  # of a head's value; 0 for latent attention, whose is `rank`
+    rope_scaled: bool = True  # False: whatever the model's `rope_scaling` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class LatentAttentionShape:
     # Of the norms of the latent vector and of what q is made from: Hugging Face's models have this, whatever
     # `rms_norm_eps` says (GLM-4.7-Flash's is 1e-5).
     latent_eps: float = 1e-6
+    has_indexer: bool = False  # the file may have what chooses keys of long contexts, which is not read
 
     @property
     def num_kv_heads(self) -> int:
@@ -72,9 +75,9 @@ class LatentAttentionShape:
         return self.num_heads * self.value_dim
 
     @property
-    def kv_values(self) -> int:
-        """Numbers that one token leaves in the KV cache."""
-        return self.head_dim
+    def kv_widths(self) -> tuple[int, ...]:
+        """Widths of the vectors that one token leaves in the KV cache for each KV head."""
+        return (self.head_dim,)
 
     @property
     def attended_values(self) -> int:

@@ -17,9 +17,9 @@ from dataclasses import replace
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.registry import FAMILIES
-from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import check_tensors
 
 
 def drafting_shape(shape: ModelShape, source: ModelSource, method: str | None) -> ModelShape:

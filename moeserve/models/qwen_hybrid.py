@@ -11,12 +11,12 @@ from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.interface import (
     AttentionShape,
     DenseFfnShape,
-    GatedDeltaNetShape,
     LayerShape,
     ModelShape,
     MoeShape,
     SharedExpert,
 )
+from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.delta_net import DELTA_KEYS, DELTA_LAYER, LESS_ONE, recurrent_layers
@@ -60,7 +60,7 @@ def read_hybrid_shape(
         qkv_bias=reader.qkv_bias(),
         output_bias=reader.output_bias(),
         rotated=reader.rotated(head_dim),
-        is_gated=True,
+        gate="in_q",
     )
     recurrence = GatedDeltaNetShape(reader.delta_heads(is_tiled=is_tiled), merged_gates=merged_gates)
     feed_forwards = (

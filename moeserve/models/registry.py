@@ -8,7 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from moeserve.models.afmoe.family import FAMILY as AFMOE
 from moeserve.models.deepseek2.family import FAMILY as DEEPSEEK2
+from moeserve.models.deepseek2.indexed import FAMILY as GLM_DSA
 from moeserve.models.deepseek2.mistral4 import FAMILY as MISTRAL4
 from moeserve.models.dots1.family import FAMILY as DOTS1
 from moeserve.models.ernie45moe.family import FAMILY as ERNIE45_MOE
@@ -18,9 +20,13 @@ from moeserve.models.gemma4moe.family import FAMILY as GEMMA4
 from moeserve.models.glm4moe.family import FAMILY as GLM4_MOE
 from moeserve.models.gptoss.family import FAMILY as GPT_OSS
 from moeserve.models.granitemoe.family import FAMILY as GRANITE_MOE
+from moeserve.models.hunyuanmoe.family import FAMILY as HUNYUAN_MOE
 from moeserve.models.hyv3.family import FAMILY as HY_V3
 from moeserve.models.interface import ModelFamily, ModelShape
+from moeserve.models.laguna.family import FAMILY as LAGUNA
+from moeserve.models.llama4.family import FAMILY as LLAMA4
 from moeserve.models.llamadense.family import FAMILY as LLAMA
+from moeserve.models.mimo2.family import FAMILY as MIMO2
 from moeserve.models.minimaxm2.family import FAMILY as MINIMAX_M2
 from moeserve.models.olmoe.family import FAMILY as OLMOE
 from moeserve.models.qwen2dense.family import FAMILY as QWEN2
@@ -31,10 +37,11 @@ from moeserve.models.qwen3moe.vision import FAMILY as QWEN3_VL_MOE
 from moeserve.models.qwen3next.family import FAMILY as QWEN3_NEXT
 from moeserve.models.qwen35dense.family import FAMILY as QWEN35
 from moeserve.models.qwen35moe.family import FAMILY as QWEN35_MOE
-from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.huggingface.mapping import check_settings
 from moeserve.models.sources.huggingface.wrapped_text import text_config
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.step35.family import FAMILY as STEP35
+from moeserve.models.tensors import check_tensors
 
 _families: dict[str, ModelFamily] = {
     family.architecture: family
@@ -60,6 +67,13 @@ _families: dict[str, ModelFamily] = {
         EXAONE_MOE,
         GRANITE_MOE,
         MISTRAL4,
+        GLM_DSA,
+        MIMO2,
+        STEP35,
+        HUNYUAN_MOE,
+        LLAMA4,
+        LAGUNA,
+        AFMOE,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

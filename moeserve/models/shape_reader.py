@@ -6,7 +6,10 @@ buffers are allocated by it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.routing.options import RouterOptions, Scoring
@@ -17,14 +20,12 @@ from moeserve.models.interface import (
     LayerShape,
     ModelShape,
     MoeShape,
-    RopeScaling,
     SharedExpert,
 )
 from moeserve.models.neutral_settings import NEUTRAL, is_neutral
-from moeserve.models.sources.gguf import TensorInfo
+from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.tensors import model_tensors
 
 MAX_TOP_K = 128  # choosing experts is quadratic in it; today's models have at most 16
 
@@ -48,8 +49,11 @@ class ShapeReader:
         return self._metadata.require_bool(self._key(suffix), default)
 
     def flags(self, suffix: str) -> list[bool]:
-        """One for each layer."""
-        return self._metadata.require_bools(self._key(suffix), self.num_layers)
+        """One for each layer. Some files have the numbers 0 and 1 in their place."""
+        value = self._metadata.get(self._key(suffix))
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+            return [flag == 1 for flag in self.layer_integers(suffix, 0, 1)]
+        return self._metadata.require_bools(self._key(suffix), self._entries(suffix))[: self.num_layers]
 
     def optional_flags(self, suffix: str) -> list[bool] | None:
         """The same; None where the key is missing."""
@@ -59,11 +63,30 @@ class ShapeReader:
         """One for each layer; a single number is all layers'."""
         if isinstance(self._metadata.get(self._key(suffix)), int):
             return [self.integer(suffix, low, high)] * self.num_layers
-        values = [int(each) for each in self._metadata.require_ints(self._key(suffix), self.num_layers)]
+        found = self._metadata.require_ints(self._key(suffix), self._entries(suffix))
+        values = [int(each) for each in found[: self.num_layers]]
+        self._check_range(suffix, values, low, high)
+        return values
+
+    def layer_limits(self, suffix: str) -> list[float | None]:
+        """A number above 0 for each layer, or None: 0 in the file, or no such key."""
+        if self._key(suffix) not in self._metadata:
+            return [None] * self.num_layers
+        found = self._metadata.require_floats(self._key(suffix), self._entries(suffix))
+        values = [float(each) for each in found[: self.num_layers]]
+        self._check_range(suffix, values, 0.0, 1e6)
+        return [value or None for value in values]
+
+    def _check_range(self, suffix: str, values: Sequence[float], low: float, high: float) -> None:
         for value in values:
             if not low <= value <= high:
                 raise self.error(suffix, f"has {value}; {low} to {high} is supported")
-        return values
+
+    def _entries(self, suffix: str) -> int:
+        """Of an array by layer, which may have layers that are not run, too."""
+        value = self._metadata.get(self._key(suffix))
+        has_all = isinstance(value, np.ndarray) and len(value) == self._num_blocks
+        return self._num_blocks if has_all else self.num_layers
 
     def only(self, suffix: str, value: int) -> None:
         """The key may be missing or repeat what is known: another value is a variant that would be computed wrongly."""
@@ -106,11 +129,20 @@ class ShapeReader:
             self.only("rope.dimension_count", head_dim)
         return num_heads, num_kv_heads, head_dim
 
-    def rotated(self, head_dim: int) -> int:
+    def layer_heads(self) -> list[tuple[int, int]]:
+        """Each layer's heads of q, and heads of k and v."""
+        heads = self.layer_integers("attention.head_count", 1, 1024)
+        kv_heads = self.layer_integers("attention.head_count_kv", 1, 1024)
+        for num, num_kv in zip(heads, kv_heads, strict=True):
+            if num % num_kv:
+                raise self.error("attention.head_count_kv", f"has {num_kv}; it must divide the {num} heads")
+        return list(zip(heads, kv_heads, strict=True))
+
+    def rotated(self, head_dim: int, suffix: str = "rope.dimension_count") -> int:
         """How many of a head's dimensions rotate: the first ones."""
-        rotated = self.integer("rope.dimension_count", 2, head_dim, default=head_dim)
+        rotated = self.integer(suffix, 2, head_dim, default=head_dim)
         if rotated % 2:
-            raise self.error("rope.dimension_count", f"is {rotated}; RoPE needs an even number")
+            raise self.error(suffix, f"is {rotated}; RoPE needs an even number")
         return rotated
 
     def delta_heads(self, *, is_tiled: bool) -> DeltaHeads:
@@ -207,9 +239,9 @@ class ShapeReader:
         top_k = self.integer("expert_used_count", 1, min(num_experts, MAX_TOP_K))
         return num_experts, top_k, self.integer(width, 1, 1 << 16)
 
-    def sigmoid_mixtures(self) -> list[MoeShape | DenseFfnShape]:
+    def sigmoid_mixtures(self, *, normalize: bool = False) -> list[MoeShape | DenseFfnShape]:
         """Every layer's, as in DeepSeek-V3: the first ones without experts, then a router of sigmoid scores, perhaps
-        with a bias for the choice, beside an ungated shared expert."""
+        with a bias for the choice, beside an ungated shared expert. normalize: of weights, where no key says so."""
         num_experts, top_k, width = self.experts()
         count = self.integer("expert_shared_count", 0, 64, default=0)
         shared = self.integer("expert_shared_feed_forward_length", 0, 1 << 20, default=0) or count * width
@@ -218,7 +250,7 @@ class ShapeReader:
                 num_experts,
                 top_k,
                 width,
-                self.sigmoid_router(num_experts, top_k),
+                self.sigmoid_router(num_experts, top_k, normalize=normalize),
                 shared=SharedExpert(shared, is_gated=False) if shared else None,
                 choice_bias=self.has_choice_bias(),
             )
@@ -230,16 +262,18 @@ class ShapeReader:
             n.bias_of_layer(layer, n.EXP_PROBS_B) in self._source.tensors for layer in range(self.num_layers)
         )
 
-    def sigmoid_router(self, num_experts: int, top_k: int) -> RouterOptions:
-        """As DeepSeek-V3's: of sigmoid scores, perhaps in groups."""
+    def sigmoid_router(self, num_experts: int, top_k: int, *, normalize: bool = False) -> RouterOptions:
+        """As DeepSeek-V3's: of sigmoid scores, perhaps in groups. normalize: of weights, where no key says so."""
         self.only("expert_gating_func", 2)  # llama.cpp's number for the sigmoid
-        return self.grouped_router("sigmoid", num_experts, top_k)
+        return self.grouped_router("sigmoid", num_experts, top_k, normalize=normalize)
 
-    def grouped_router(self, scoring: Scoring, num_experts: int, top_k: int) -> RouterOptions:
+    def grouped_router(
+        self, scoring: Scoring, num_experts: int, top_k: int, *, normalize: bool = False
+    ) -> RouterOptions:
         groups = self.integer("expert_group_count", 1, num_experts, default=1)
         options = RouterOptions(
             scoring=scoring,
-            normalize=self.flag("expert_weights_norm", default=False),
+            normalize=self.flag("expert_weights_norm", default=normalize),
             scale=self.number("expert_weights_scale", 0.0, 1e6, default=0.0)
             or 1.0,  # 0: as if it were not there
             groups=groups,
@@ -265,6 +299,7 @@ class ShapeReader:
         logit_softcap: float = 0.0,
         logit_scale: float = 1.0,
         rope_theta: float | None = None,
+        layer_input_width: int = 0,
     ) -> ModelShape:
         """The shape of a decoder of these layers. yarn_truncates, rope_theta: where no key says so. rope_scaling: in
         place of what the keys say."""
@@ -285,6 +320,7 @@ class ShapeReader:
             embedding_scale=embedding_scale,
             logit_softcap=logit_softcap,
             logit_scale=logit_scale,
+            layer_input_width=layer_input_width,
         )
 
     @property
@@ -336,37 +372,3 @@ class ShapeReader:
     def _key(self, suffix: str) -> str:
         self._asked.add(suffix)
         return f"{self._source.architecture}.{suffix}"
-
-
-def check_tensors(shape: ModelShape, source: ModelSource) -> None:
-    """Every tensor is there with exactly the expected shape, and no other. Raises ModelError."""
-    expected = model_tensors(shape)
-    for name, dimensions in expected.items():
-        tensor = source.tensors.get(name)
-        if tensor is None:
-            raise ModelError(
-                source.path,
-                f"tensor {name!r} is missing; the file is incomplete, download or convert it again",
-            )
-        _check_tensor(source, tensor, dimensions)
-    skipped = range(shape.num_layers, shape.num_layers + shape.num_skipped_layers)
-    for name in source.tensors:
-        # A bias left out, say, would quietly change every answer.
-        if name not in expected and n.layer_of(name) not in skipped:
-            raise ModelError(
-                source.path, f"tensor {name!r} has no place in architecture {shape.architecture!r}"
-            )
-
-
-def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int, ...]) -> None:
-    if tensor.shape != dimensions:
-        raise ModelError(
-            source.path,
-            f"tensor {tensor.name!r} has shape {list(tensor.shape)} (outermost dimension first), "
-            f"{list(dimensions)} is expected from the metadata; convert the model again",
-        )
-    if len(dimensions) == 1 and tensor.type.is_quantised:
-        raise ModelError(
-            source.path,
-            f"tensor {tensor.name!r} is of type {tensor.type.name}; norms and biases are expected as F32, F16 or BF16",
-        )

@@ -11,8 +11,9 @@ from math import prod
 from typing import Literal
 
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
-from moeserve.models.interface import GatedDeltaNetShape, ModelShape
+from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.recurrence import GatedDeltaNetShape
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
 GpuFloat = Literal["float32", "float16", "bfloat16"]
@@ -219,9 +220,11 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
         *_pair("y", rows, hidden),
         *sandwich,
         *drafting,
-        Buffer("q", (rows, 0 if model.latent else model.q_rows)),  # and its gates
+        Buffer("q", (rows, 0 if model.latent else model.q_width)),
+        Buffer("gate", (rows, max(model.gate_widths, default=0))),
         Buffer("k", (rows, model.kv_width)),
-        Buffer("v", (rows, model.kv_width)),
+        Buffer("v", (rows, model.value_width)),
+        *(_cpu_layer_inputs(model, rows) if model.layer_input_width else []),
         *latent,
         *recurrent,
         *_pair("attended", rows, model.mixed_width),
@@ -258,6 +261,12 @@ def _cpu_latent_buffers(shape: LatentAttentionShape, rows: int) -> list[Buffer]:
         Buffer("queries", (rows, shape.q_width)),
         *(buffer for pair in pairs for buffer in pair),
     ]
+
+
+def _cpu_layer_inputs(model: ModelShape, rows: int) -> list[Buffer]:
+    width, of_all = model.layer_input_width, model.num_layers * model.layer_input_width
+    wide = [Buffer(name, (rows, of_all)) for name in ("layer_inputs", "layer_inputs_projected")]
+    return [*wide, Buffer("layer_input_gate", (rows, width)), *_pair("layer_input", rows, width)]
 
 
 def _pair(name: str, rows: int, cols: int) -> tuple[Buffer, Buffer]:

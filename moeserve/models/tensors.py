@@ -1,17 +1,17 @@
-"""The tensors that follow from a model's shape: their names and dimensions. No torch."""
+"""The tensors that follow from a model's shape: their names and dimensions, and whether a file has them. No torch."""
 
 from __future__ import annotations
 
-from moeserve.models.interface import (
-    AttentionShape,
-    DenseFfnShape,
-    GatedDeltaNetShape,
-    LayerShape,
-    ModelShape,
-    MoeShape,
-)
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape, MoeShape
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
+
+# What makes all layers' own inputs: the table of tokens, the matrix over embeddings, and the norm of its product.
+LAYER_INPUTS = (n.LAYER_INPUT_EMBD, n.LAYER_INPUT_MODEL_PROJ, n.LAYER_INPUT_PROJ_NORM)
 
 
 def expert_tensors(layer: int) -> tuple[str, str, str]:
@@ -39,6 +39,12 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     parts |= {n.of_part(of_layer.ffn_norm): (shape.hidden_size,)}
     if of_layer.is_sandwiched:
         parts |= _sandwich_tensors(shape.hidden_size, of_layer)
+    if of_layer.has_factor:
+        parts[n.of_part(n.LAYER_OUTPUT_SCALE)] = (1,)
+    if shape.layer_input_width:
+        parts[n.of_part(n.LAYER_INPUT_GATE)] = (shape.layer_input_width, shape.hidden_size)
+        parts[n.of_part(n.LAYER_INPUT_PROJ)] = (shape.hidden_size, shape.layer_input_width)
+        parts[n.of_part(n.LAYER_INPUT_NORM)] = (shape.hidden_size,)
     if isinstance(of_layer.ffn, DenseFfnShape):
         parts |= _gated_tensors(shape.hidden_size, of_layer.ffn.width, n.FFN_PARTS)
     else:
@@ -48,12 +54,17 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
 
 def _attention_tensors(hidden: int, a: AttentionShape) -> dict[str, tuple[int, ...]]:
     q, kv = a.q_width, a.kv_width
-    rows = {n.ATTN_Q: a.q_rows, n.ATTN_K: kv} | ({} if a.v_from_k else {n.ATTN_V: kv})
+    rows_of = {n.ATTN_Q: a.q_rows, n.ATTN_K: kv, n.ATTN_V: a.value_width}
+    rows = {part: rows_of[part] for part in a.qkv_parts}
     parts: dict[str, tuple[int, ...]] = {n.of_part(part): (out, hidden) for part, out in rows.items()}
-    parts[n.of_part(n.ATTN_OUTPUT)] = (hidden, q)
-    if a.qk_norm != "none":
+    parts[n.of_part(n.ATTN_OUTPUT)] = (hidden, a.output_width)
+    if a.has_gate_matrix:
+        parts[n.of_part(n.ATTN_GATE)] = (a.gate_width, hidden)
+    if a.qk_norm in ("head", "full"):
         norms = (a.head_dim, a.head_dim) if a.qk_norm == "head" else (q, kv)
-        parts |= {n.of_part(n.ATTN_Q_NORM): norms[:1], n.of_part(n.ATTN_K_NORM): norms[1:]}
+        parts |= {n.of_part(n.ATTN_Q_NORM): norms[:1]}
+        if a.kv_from is None:
+            parts |= {n.of_part(n.ATTN_K_NORM): norms[1:]}
     if a.qkv_bias:
         parts |= {n.bias_of_part(part): (out,) for part, out in rows.items()}
     if a.output_bias:
@@ -65,10 +76,9 @@ def _attention_tensors(hidden: int, a: AttentionShape) -> dict[str, tuple[int, .
 
 def _sandwich_tensors(hidden: int, layer: LayerShape) -> dict[str, tuple[int, ...]]:
     norms = [n.POST_ATTENTION_NORM, n.POST_FFW_NORM]
-    if layer.moe is not None:
+    if layer.moe is not None and layer.moe.parts_normed:
         norms += [n.POST_FFW_NORM_1, n.PRE_FFW_NORM_2, n.POST_FFW_NORM_2]
-    parts: dict[str, tuple[int, ...]] = {n.of_part(norm): (hidden,) for norm in norms}
-    return parts | {n.of_part(n.LAYER_OUTPUT_SCALE): (1,)}
+    return {n.of_part(norm): (hidden,) for norm in norms}
 
 
 def _delta_net_tensors(hidden: int, shape: GatedDeltaNetShape) -> dict[str, tuple[int, ...]]:
@@ -90,7 +100,7 @@ def _router_tensors(hidden: int, moe: MoeShape) -> dict[str, tuple[int, ...]]:
         parts[n.bias_of_part(n.FFN_GATE_INP)] = (moe.num_experts,)
     if moe.choice_bias:
         parts[n.bias_of_part(n.EXP_PROBS_B)] = (moe.num_experts,)
-    if moe.router_norm:
+    if moe.parts_normed:
         parts[n.scale_of_part(n.FFN_GATE_INP)] = (hidden,)
     if moe.expert_scale:
         parts[n.scale_of_part(n.FFN_DOWN_EXPS)] = (moe.num_experts,)
@@ -115,9 +125,17 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     }
     if not shape.tied_embeddings:
         tensors[n.OUTPUT] = (shape.vocab_size, hidden)
+    if shape.layer_input_width:
+        inputs = shape.num_layers * shape.layer_input_width
+        widths: tuple[tuple[int, ...], ...] = (
+            (shape.vocab_size, inputs),
+            (inputs, hidden),
+            (shape.layer_input_width,),
+        )
+        tensors |= dict(zip(LAYER_INPUTS, widths, strict=True))
     with_factors = [form for form in shape.forms if form.has_rope_factors]
     if with_factors:
-        tensors[n.ROPE_FREQS] = (with_factors[0].rotary_dim // 2,)
+        tensors[n.ROPE_FREQS] = (with_factors[0].head_dim // 2,)
     for index, layer in enumerate(shape.loaded_layers):
         tensors |= dense_tensors(shape, index)
         if layer.moe is None:
@@ -132,6 +150,56 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     if shape.next_token_layer is not None:
         tensors |= next_token_tensors(shape)
     return tensors
+
+
+def unread_tensors(shape: ModelShape) -> frozenset[str]:
+    """Tensors that a file may have and that change nothing: k and v of layers that attend to an earlier one's, and an
+    indexer, where contexts are no longer than what it chooses."""
+    return frozenset(
+        n.in_layer(index, name) for index, layer in enumerate(shape.layers) for name in _unread_by(layer)
+    )
+
+
+def _unread_by(layer: LayerShape) -> tuple[str, ...]:
+    if isinstance(layer.mixer, LatentAttentionShape) and layer.mixer.has_indexer:
+        return n.INDEXER
+    if isinstance(layer.mixer, AttentionShape) and layer.mixer.kv_from is not None:
+        return tuple(n.of_part(part) for part in (n.ATTN_K, n.ATTN_V, n.ATTN_K_NORM))
+    return ()
+
+
+def check_tensors(shape: ModelShape, source: ModelSource) -> None:
+    """Every tensor is there with exactly the expected shape, and no other. Raises ModelError."""
+    expected, unread = model_tensors(shape), unread_tensors(shape)
+    for name, dimensions in expected.items():
+        tensor = source.tensors.get(name)
+        if tensor is None:
+            raise ModelError(
+                source.path,
+                f"tensor {name!r} is missing; the file is incomplete, download or convert it again",
+            )
+        _check_tensor(source, tensor, dimensions)
+    skipped = range(shape.num_layers, shape.num_layers + shape.num_skipped_layers)
+    for name in source.tensors:
+        # A bias left out, say, would quietly change every answer.
+        if name not in expected and name not in unread and n.layer_of(name) not in skipped:
+            raise ModelError(
+                source.path, f"tensor {name!r} has no place in architecture {shape.architecture!r}"
+            )
+
+
+def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int, ...]) -> None:
+    if tensor.shape != dimensions:
+        raise ModelError(
+            source.path,
+            f"tensor {tensor.name!r} has shape {list(tensor.shape)} (outermost dimension first), "
+            f"{list(dimensions)} is expected from the metadata; convert the model again",
+        )
+    if len(dimensions) == 1 and tensor.type.is_quantised:
+        raise ModelError(
+            source.path,
+            f"tensor {tensor.name!r} is of type {tensor.type.name}; norms and biases are expected as F32, F16 or BF16",
+        )
 
 
 def next_token_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:

@@ -15,7 +15,13 @@ from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
-from moeserve.models.tensors import dense_tensors, expert_bias_tensors, expert_tensors, model_tensors
+from moeserve.models.tensors import (
+    LAYER_INPUTS,
+    dense_tensors,
+    expert_bias_tensors,
+    expert_tensors,
+    model_tensors,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class ModelSizes:
         head = n.TOKEN_EMBD if shape.tied_embeddings else n.OUTPUT
         drafting = [name for name in model_tensors(shape) if n.layer_of(name) == shape.num_layers]
         return cls(
-            embedding=part([n.TOKEN_EMBD]),
+            embedding=part([n.TOKEN_EMBD, *(LAYER_INPUTS if shape.layer_input_width else ())]),
             head=part([head, n.OUTPUT_NORM, *drafting]),
             layers=tuple(layer(index) for index in range(shape.num_layers)),
         )

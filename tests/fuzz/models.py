@@ -48,7 +48,7 @@ def use_model(path: Path) -> None:
     """Everything that the processes of a server do with a model's files, and a step of its engine."""
     from moeserve.models.open import open_metadata, open_model
     from moeserve.models.registry import read_shape
-    from moeserve.models.shape_reader import check_tensors
+    from moeserve.models.tensors import check_tensors
     from moeserve.tokenizer import TextTokenizer
 
     source = open_metadata(path)

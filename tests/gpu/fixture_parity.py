@@ -18,6 +18,21 @@ from tests.support.accuracy import Fixture, agreed_length, distances, top_of
 
 TYPES = ("bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs")
 BOOKS = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
+# Families that are there in one type.
+MORE = (
+    "llamadense",
+    "mixtral",
+    "qwen2",
+    "qwen35",
+    "qwen3vlmoe",
+    "hyv3",
+    "dots1",
+    "olmoe",
+    "ernie45moe",
+    "exaonemoe",
+    "granitemoe",
+    "mistral4",
+)
 NAMES = [
     *(f"tiny-qwen3moe-{name}" for name in TYPES),
     *(f"next/tiny-qwen3moe-{name}" for name in ("nvfp4", *BOOKS)),
@@ -31,6 +46,7 @@ NAMES = [
     *(f"families/tiny-qwen35moe-{name}" for name in ("f16", "q8_0", "q4_k_m")),
     *(f"families/tiny-deepseek2-{name}" for name in ("f16", "q8_0", "q4_k_m")),
     *(f"families/tiny-gemma4-{name}" for name in ("f16", "q4_k_m")),
+    *(f"families/tiny-{name}-q4_k_m" for name in MORE),
 ]
 CHUNKS = [
     512,

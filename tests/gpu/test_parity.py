@@ -45,7 +45,7 @@ def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
     shape = read_shape(open_model(model))
     if not shape.num_experts and experts < 8:
         pytest.skip("a model without experts")
-    on_gpu = layers + shape.num_layers - 3
+    on_gpu = max(1, layers + shape.num_layers - 3)
     runner = runner_of(model, num_gpu_experts=min(experts, shape.num_experts), n_gpu_layers=on_gpu)
     assert isinstance(runner.engine, GpuEngine)
     runner.engine.stream_by(Streaming(((1, part),)), f"{part} streamed")

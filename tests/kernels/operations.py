@@ -127,6 +127,7 @@ def run_attention(
     window: int = 0,
     sinks: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
+    gate_softplus: bool = False,
     heads: Heads | None = None,
     plan: AttentionPlan | None = None,
     plan_threads: int | None = None,
@@ -154,8 +155,11 @@ def run_attention(
         heads,
         {None: plan_threads or stream.threads, False: 0, True: 1 << 20}[split],
     )
-    out = Activations(n * num, heads.value_dim) if heads.value_dim else Activations(n, num * dim)
-    stream.attention(plan, q, kv, out, heads, window=window, sinks=sinks, gate=gate)
+    width = heads.value_width
+    out = Activations(n * num, width) if heads.is_latent else Activations(n, num * width)
+    stream.attention(
+        plan, q, kv, out, heads, window=window, sinks=sinks, gate=gate, gate_softplus=gate_softplus
+    )
     stream.wait()
     return out
 

@@ -35,6 +35,9 @@ def biases(num: int = EXPERTS, hidden: int = HIDDEN, ff: int = FF) -> dict[str, 
 
 OPTIONS: list[dict[str, Any]] = [
     {"activation": "gelu"},
+    {"activation": "swiglu_oai", "limit": 1.5, "alpha": 1.3},
+    {"limit": 0.5},
+    {"weighs_input": True},
     {"activation": "swiglu_oai"},
     {"activation": "swiglu_oai", **biases()},
     biases(),
@@ -44,7 +47,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @each_vector_isa
 @pytest.mark.parametrize("kinds", KINDS, ids=lambda kinds: "-".join(kind.name for kind in kinds))
-@pytest.mark.parametrize("options", nightly_after(4, OPTIONS), ids=lambda o: "+".join(o))
+@pytest.mark.parametrize("options", nightly_after(6, OPTIONS), ids=lambda o: "+".join(o))
 @pytest.mark.parametrize("n", nightly_after(1, [9, 300]))
 def test_against_the_reference(
     kinds: tuple[Type, Type, Type], options: dict[str, Any], n: int, isa: str
@@ -73,6 +76,20 @@ def test_the_activation_clamps(isa: str) -> None:
         stream_of(isa), torch.full((1, 64), float("nan")), ids[:1], ones[:1], activation="swiglu_oai"
     )
     assert broken.isnan().all()
+
+
+def test_limits_and_weights_that_do_not_fit_are_refused() -> None:
+    layer, y = Layer.random(Type.F32, Type.F32, Type.F32), activations("gaussian", 2, HIDDEN)
+    for options in (
+        {"activation": "gelu", "limit": 1.0},
+        {"activation": "swiglu_oai", "limit": 0.0},
+        {"limit": float("nan")},
+        {"limit": -1.0},
+    ):
+        with pytest.raises(ValueError, match=r"^limit"):
+            layer.run(stream_of("plain"), y, *routing(2), **options)
+    with pytest.raises(ValueError, match=r"^weighs_input"):
+        layer.run(stream_of("plain"), y, *routing(2), weighs_input=True, **biases())
 
 
 @each_isa

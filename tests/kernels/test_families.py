@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     pass
 
 OWN = [
-    OWN_FIXTURES / f"tiny-{name}-q4_k_m.gguf" for name in ("qwen2moe", "qwen3next", "mixtral", "exaonemoe")
+    *(
+        OWN_FIXTURES / f"tiny-{name}-q4_k_m.gguf"
+        for name in ("qwen2moe", "qwen3next", "mixtral", "exaonemoe", "mimo2", "step35", "llama4")
+    ),
+    OWN_FIXTURES / "tiny-gemma4e-f16.gguf",
 ]
 # Weights of 8 bits leave the error to the activations, which both engines round to int8 by 32 columns: over 203
 # positions the medians are 1.06e-3 and 0.98e-3, a ratio of 1.08 with a 90% interval of 0.94 to 1.21: not met.
@@ -52,13 +56,28 @@ FAMILIES = (
     "exaonemoe",
     "granitemoe",
     "mistral4",
+    "mimo2",
+    "step35",
+    "gemma4dense",
+    "gemma4e",
+    "hunyuanmoe",
+    "llama4",
+    "laguna",
+    "afmoe",
 )  # as the files are named
 NAMES = {model.name for model in OWN}
 OTHERS = [model for family in FAMILIES for model in family_models(family) if model.name not in NAMES]
 MODELS = [*OWN, *OTHERS]
 # Floats take the longest, and have no rounding of their own that depends on the others of a step.
 ALL_TYPES = [pytest.param(m, marks=pytest.mark.slow) if m.stem.endswith("f16") else m for m in MODELS]
-JUDGED = [pytest.param(m, marks=MISSED) if m.stem in MISSING else m for m in MODELS]
+# A tie of a router of mimo2 in F16 falls the other way at the tenth token without vector instructions, and later
+# positions see its keys. Of 144 positions two or three have another first token: docs/results/accuracy.md.
+TIES = pytest.mark.xfail(reason="ties that fall the other way", strict=False)
+TIED = ("tiny-mimo2-f16", "tiny-gemma4e-q4_k_m", "tiny-afmoe-q4_k_m")
+JUDGED = [
+    pytest.param(m, marks=MISSED if m.stem in MISSING else TIES) if m.stem in MISSING + TIED else m
+    for m in MODELS
+]
 
 
 @pytest.mark.parametrize("isa", COSTLY_ISAS)

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import AttentionShape, GatedDeltaNetShape
+from moeserve.models.interface import AttentionShape
 from moeserve.models.open import open_folder
+from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.registry import read_checked_shape
 from tests.kernels.folder_variants import assert_is_near_transformers, edit_config
 from tests.kernels.transformers_logits import (

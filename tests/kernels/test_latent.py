@@ -41,7 +41,7 @@ class Step:
     def run(self, isa: str, parts: int = 1, threads: int = 2, split: bool | None = None) -> Activations:
         return run_attention(
             stream_of(isa, threads), self.q, self.kv, self.sequences, split=split,
-            heads=Heads(self.q.shape[1], parts, self.q.shape[2], RANK),
+            heads=Heads(self.q.shape[1], parts, self.q.shape[2], RANK, is_latent=True),
         )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_parts_threads_and_splitting_do_not_change_a_bit(isa: str) -> None:
 def test_chunks_and_the_whole_give_the_same_bits(isa: str, chunk: int) -> None:
     step = Step([(1000, 70)], 4)
     whole, slots = step.run(isa).f32.view(70, -1), step.sequences[0].slots
-    heads = Heads(4, 2, RANK + ROTARY, RANK)
+    heads = Heads(4, 2, RANK + ROTARY, RANK, is_latent=True)
     for first in range(0, 70, chunk):
         count = min(chunk, 70 - first)
         rows, part = slice(first, first + count), Sequence(0, count, 1000 + first, slots)

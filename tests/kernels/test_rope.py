@@ -11,8 +11,9 @@ import torch
 
 from moeserve.kernels.rope.reference import rope_store, rotate
 from moeserve.models.blocks.rope import rope_tables
-from moeserve.models.interface import ModelShape, RopeScaling
+from moeserve.models.interface import ModelShape
 from moeserve.models.registry import read_shape
+from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import open_gguf
 from tests.kernels.operations import ISAS, run_rope_store, stream_of
 from tests.kernels.rope_step import Step

@@ -205,10 +205,10 @@ WRONG: list[tuple[str, Callable[[], Arguments], str]] = [
         lambda: {"kv": kv(values=torch.zeros(SLOTS, 2, 31).half())},
         "kv.values: rows of 64 elements",
     ),
-    ("attention", lambda: {"heads": Heads(4, 2, 32, 64)}, "heads: a value_dim"),
+    ("attention", lambda: {"heads": Heads(4, 2, 32, 64, is_latent=True)}, "heads: a value_dim"),
     (
         "attention",
-        lambda: {"heads": Heads(4, 2, 32, 32), "kv": latent_kv(64)},
+        lambda: {"heads": Heads(4, 2, 32, 32, is_latent=True), "kv": latent_kv(64)},
         "kv.keys: rows of 32 elements",
     ),
     ("latent_store", lambda: {"cos": torch.ones(N, 8)}, "cos: rows of a multiple of 16"),

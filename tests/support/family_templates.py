@@ -186,6 +186,46 @@ KIMI: Final = (
 {%- endfor %}<|im_assistant|>assistant<|im_middle|>"""
 )
 
+_JSON_CALL = (
+    '{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}'
+)
+_LISTED = """[{%- for call in m.tool_calls %}""" + _JSON_CALL + """{{ ', ' if not loop.last }}{% endfor %}]"""
+MISTRAL_JSON: Final = (
+    "<s>[AVAILABLE_TOOLS]{{ tools | tojson if tools else '' }}[/AVAILABLE_TOOLS]"
+    + """{%- for m in messages %}
+{%- if m.role == 'user' %}[INST]{{ m.content }}[/INST]
+{%- elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]
+{%- else %}{{ m.content }}
+{%- if m.tool_calls %}[TOOL_CALLS]"""
+    + _LISTED
+    + """{% endif %}</s>
+{%- endif %}
+{%- endfor %}"""
+)
+MISTRAL: Final = MISTRAL_JSON.replace(
+    "[TOOL_CALLS]" + _LISTED,
+    "{% for call in m.tool_calls %}[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}"
+    "{% endfor %}",
+)
+_ROLES = """{% for m in messages -%}
+<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}
+{%- if m.tool_calls %}CALLS{% endif %}<|end_of_text|>
+{% endfor %}<|start_of_role|>assistant<|end_of_role|>"""
+GRANITE: Final = _TOOLS + _ROLES.replace("CALLS", "<|tool_call|>" + _LISTED)
+HUNYUAN: Final = _TOOLS + _ROLES.replace("CALLS", "\n<tool_calls>" + _LISTED + "</tool_calls>")
+LLAMA: Final = (
+    """{% if tools %}Respond in the format {"name": function name, "parameters": dictionary of arguments}.
+"""
+    + _TOOLS
+    + "{% endif %}"
+    + _ROLES.replace(
+        "CALLS",
+        """{% for call in m.tool_calls %}"""
+        + _JSON_CALL.replace('arguments"', 'parameters"')
+        + """{{ '; ' if not loop.last }}{% endfor %}""",
+    )
+)
+
 TEMPLATES: Final = {
     "hermes": HERMES,
     "qwen3_coder": QWEN3_CODER,
@@ -195,6 +235,11 @@ TEMPLATES: Final = {
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
     "kimi_k2": KIMI,
+    "mistral": MISTRAL,
+    "mistral_json": MISTRAL_JSON,
+    "granite": GRANITE,
+    "hunyuan": HUNYUAN,
+    "llama": LLAMA,
 }
 _AROUND: Final = {  # an assistant's message
     "minimax_m2": ("]~b]ai\n", "[e~["),
@@ -203,6 +248,9 @@ _AROUND: Final = {  # an assistant's message
     "deepseek_v3": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
     "deepseek_v31": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
     "kimi_k2": ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>"),
+    "mistral": ("[/AVAILABLE_TOOLS]", "</s>"),
+    "mistral_json": ("[/AVAILABLE_TOOLS]", "</s>"),
+    **dict.fromkeys(("granite", "hunyuan", "llama"), ("<|end_of_role|>", "<|end_of_text|>")),
 }
 
 

@@ -38,6 +38,11 @@ _TAGS: Final = {
             *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
         ),
     ),
+    "mistral": (_CONTROL, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+    "mistral_json": (_CONTROL, ("[TOOL_CALLS]",)),
+    "granite": (_CONTROL, ("<|tool_call|>",)),
+    "hunyuan": (_USER_DEFINED, ("<tool_calls>", "</tool_calls>")),
+    "llama": (_CONTROL, ("<|python_tag|>",)),
     "harmony": (
         _CONTROL,
         (

@@ -28,8 +28,11 @@ MODEL_FILES = {
     "moeserve.models.sources.splits",
     "moeserve.models.sources.regular_file",
     "moeserve.models.sources.source",
+    "moeserve.models.gpu_features",
     "moeserve.models.interface",
     "moeserve.models.latent",
+    "moeserve.models.recurrence",
+    "moeserve.models.rope_scaling",
     "moeserve.models.neutral_settings",
     "moeserve.models.open",
     "moeserve.models.registry",
@@ -66,6 +69,8 @@ READERS = {
 FAMILY_NEEDS = READERS | {
     "moeserve.models.interface",
     "moeserve.models.latent",
+    "moeserve.models.recurrence",
+    "moeserve.models.rope_scaling",
     "moeserve.models.shape_reader",
     "moeserve.kernels.routing.options",
 }
@@ -175,12 +180,19 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.regular_file",
         "moeserve.quantization",
     },
-    "moeserve.models.interface": READERS | KERNEL_OPTIONS | {"moeserve.models.latent"},
+    "moeserve.models.interface": READERS
+    | KERNEL_OPTIONS
+    | {"moeserve.models.latent", "moeserve.models.recurrence", "moeserve.models.rope_scaling"},
     "moeserve.models.latent": {"moeserve.models.sources.gguf"},
+    "moeserve.models.recurrence": {"moeserve.kernels.delta_net.heads", "moeserve.models.sources.gguf"},
+    "moeserve.models.rope_scaling": set(),
     "moeserve.models.tensors": {
+        "moeserve.models.errors",
         "moeserve.models.interface",
         "moeserve.models.latent",
+        "moeserve.models.recurrence",
         "moeserve.models.sources.gguf",
+        "moeserve.models.sources.source",
     },
     "moeserve.models.sources.model_files": set(),
     "moeserve.models.neutral_settings": set(),
@@ -188,7 +200,7 @@ ALLOWED: dict[str, set[str]] = {
     | {
         "moeserve.models.interface",
         "moeserve.models.neutral_settings",
-        "moeserve.models.tensors",
+        "moeserve.models.rope_scaling",
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.routing.options",
     },
@@ -200,6 +212,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.step_buffers": {
         "moeserve.models.interface",
         "moeserve.models.latent",
+        "moeserve.models.recurrence",
         "moeserve.kernels.delta_net.heads",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,
@@ -223,6 +236,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.models.ranks.rank_share": {
+        "moeserve.models.gpu_features",
         "moeserve.models.interface",
         "moeserve.models.sources.gguf",
         "moeserve.models.tensors",

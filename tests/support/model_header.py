@@ -14,8 +14,9 @@ import numpy as np
 from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.models.interface import ModelShape, RopeScaling
+from moeserve.models.interface import ModelShape
 from moeserve.models.qwen3moe.family import FAMILY, layer_shape
+from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.dummy import open_dummy
 from moeserve.models.tensors import model_tensors

@@ -21,9 +21,9 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape
 from moeserve.models.open import open_folder, open_model
 from moeserve.models.registry import read_checked_shape, read_shape
-from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.splits import BY_EXPRESSIONS, Split
+from moeserve.models.tensors import check_tensors
 from moeserve.tokenizer import ChatRenderer, TextTokenizer
 from tests.support.hugging_face_model import VOCAB_ROWS, write_qwen2_moe
 from tests.support.rendering import render_now

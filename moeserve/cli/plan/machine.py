@@ -154,11 +154,12 @@ def _expert_names(model: ModelShape) -> tuple[str, ...]:
 
 
 def _expert_rate(stream: CpuStream, gguf: ModelSource, model: ModelShape) -> float:
-    all_experts, width = max(1, model.num_experts), model.expert_width or model.dense_width
+    all_experts = max(1, model.num_experts)
     experts = min(SAMPLE_EXPERTS, all_experts)
     top_k = min(max(1, model.top_k), experts)
     parts = [gguf.tensors[name] for name in _expert_names(model)]
     gate, up, down = (_zeros(stream, t.type, (experts, *t.shape[-2:])) for t in parts)
+    width = parts[0].shape[-2]  # of the first such layer: others may be wider
     tokens = max(1, TOKENS * experts // all_experts)  # as many for each expert as a step has
     y, h = Activations(tokens, model.hidden_size), Activations(tokens * top_k, width)
     _clear(y)

@@ -24,5 +24,6 @@ def build_attention_plan(
     The arrays need not outlive the call, but for slot_table (int32 [max_num_seqs, max_model_len], C order). Raises
     ValueError as the stream's calls do, and IndexError for rows, positions or request slots beside the table.
     """
-    value_dim = heads.value_dim or heads.dim
-    plan.build(rows, counts, positions, req_slots, slot_table, heads.num, heads.num_kv, value_dim, threads)
+    plan.build(
+        rows, counts, positions, req_slots, slot_table, heads.num, heads.num_kv, heads.value_width, threads
+    )

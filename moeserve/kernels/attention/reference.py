@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,14 @@ def attention(
     window: int = 0,
     sinks: Tensor | None = None,
     gate: Tensor | None = None,
+    gate_softplus: bool = False,
 ) -> Tensor:
     """softmax(q k^T) v over the keys at or before each row's position, in float64: [n, heads * value_dim].
 
     q [n, heads, dim], scaled already. keys [slots, kv_heads, dim], values [slots, kv_heads, value_dim]; query head h
     reads KV head h // (heads / kv_heads). Rows of no sequence are zero. window above 0: position p sees
     p - window + 1 .. p alone. sinks [heads]: one more logit in each softmax, whose value is zero. gate
-    [n, heads * value_dim]: its sigmoid multiplies the result.
+    [n, heads * value_dim], or one number a head, [n, heads]: its sigmoid (or softplus) multiplies the result.
     """
     group = q.shape[1] // keys.shape[1]
     out = torch.zeros(*q.shape[:2], values.shape[2], dtype=torch.float64)
@@ -57,4 +59,7 @@ def attention(
             scores = torch.cat([scores, sink], dim=-1)
         weights = scores.softmax(dim=-1)[..., : len(context)]
         out[rows] = torch.einsum("hqk,khd->qhd", weights, v)
-    return out.flatten(1) if gate is None else out.flatten(1) * gate.double().sigmoid()
+    if gate is None:
+        return out.flatten(1)
+    factor = softplus(gate.double()) if gate_softplus else gate.double().sigmoid()
+    return (out * factor.view(len(out), q.shape[1], -1)).flatten(1)

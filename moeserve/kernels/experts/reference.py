@@ -1,6 +1,7 @@
 """The specification of a layer's routed experts.
 
-Gated SiLU: Shazeer 2020, https://arxiv.org/abs/2002.05202; swiglu_oai: gpt-oss, https://arxiv.org/abs/2508.10925.
+Gated SiLU: Shazeer 2020, https://arxiv.org/abs/2002.05202; swiglu_oai: gpt-oss, https://arxiv.org/abs/2508.10925;
+limits of silu and weights of the input as transformers has them (https://github.com/huggingface/transformers).
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from moeserve.kernels.gating import OAI_ALPHA, Activation, limit_of
 from moeserve.kernels.linear.reference import linear
 
 Through = Callable[[Tensor], Tensor]
 
-OAI_LIMIT = 7.0
-OAI_ALPHA = 1.702
 
-
-def activate(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """What goes into down. silu: silu(gate) * up. gelu: the same with GELU's tanh form. swiglu_oai: (up + 1) * gate *
-    sigmoid(1.702 * gate) of a gate of at most 7 and an up within 7 of 0."""
-    if activation == "silu":
-        return silu(gate) * up
+def activate(
+    gate: Tensor, up: Tensor, activation: Activation, limit: float | None = None, alpha: float = OAI_ALPHA
+) -> Tensor:
+    """What goes into down. silu: silu(gate) * up; with a limit min(silu(gate), limit) * up, and up within the limit of
+    0. gelu: gelu(gate) * up by GELU's tanh form. swiglu_oai: (up + 1) * gate * sigmoid(alpha * gate) of a gate of at
+    most the limit and an up within it of 0. limit: see `limit_of`."""
     if activation == "gelu":
         return gelu(gate, approximate="tanh") * up
+    bound = limit_of(activation, limit) or torch.inf
+    if activation == "silu":
+        return silu(gate).clamp(max=bound) * up.clamp(-bound, bound)
     if activation != "swiglu_oai":
         raise ValueError(f"activation: neither silu nor gelu nor swiglu_oai but {activation!r}")
-    gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
-    return (up + 1) * gate * torch.sigmoid(OAI_ALPHA * gate)
+    gate, up = gate.clamp(max=bound), up.clamp(-bound, bound)
+    return (up + 1) * gate * torch.sigmoid(alpha * gate)
 
 
 def experts(
@@ -43,7 +46,10 @@ def experts(
     into_up: Through = Tensor.double,
     into_down: Through = Tensor.double,
     *,
-    activation: str = "silu",
+    activation: Activation = "silu",
+    limit: float | None = None,
+    alpha: float = OAI_ALPHA,
+    weighs_input: bool = False,
     gate_bias: Tensor | None = None,
     up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
@@ -53,19 +59,26 @@ def experts(
     y [n, hidden]; gate, up [E, ff, hidden] and down [E, hidden, ff], dequantised: each expert's matrix is [out, in];
     gate_bias, up_bias [E, ff] and down_bias [E, hidden]: added to its product; ids (below 0: none), weights [n, top_k].
     `into_gate` and so on: what happens to the activations on their way into that matrix. Nothing gives the truth,
-    `quantize.reference.round_trip` what the integer formats compute.
+    `quantize.reference.round_trip` what the integer formats compute. weighs_input: a weight multiplies what the expert
+    reads in place of what it gives (then without biases of gate and up).
     """
     out = torch.zeros(len(y), down.shape[1], dtype=torch.float64)
     for expert in sorted(set(ids[ids >= 0].tolist())):
         tokens, j = torch.nonzero(ids == expert, as_tuple=True)
         x = y[tokens]
+        weight = weights[tokens, j, None].double()
+        before, after = (
+            (weight, torch.ones_like(weight)) if weighs_input else (torch.ones_like(weight), weight)
+        )
         hidden = activate(
-            linear(into_gate(x), gate[expert], _of(gate_bias, expert)),
-            linear(into_up(x), up[expert], _of(up_bias, expert)),
+            linear(into_gate(x), gate[expert], _of(gate_bias, expert)) * before,
+            linear(into_up(x), up[expert], _of(up_bias, expert)) * before,
             activation,
+            limit,
+            alpha,
         )
         result = linear(into_down(hidden), down[expert], _of(down_bias, expert))
-        out.index_add_(0, tokens, weights[tokens, j, None].double() * result)
+        out.index_add_(0, tokens, after * result)
     return out
 
 

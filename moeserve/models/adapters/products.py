@@ -40,16 +40,15 @@ def _of_attention(hidden: int, layer: LayerShape) -> dict[str, ProductShape]:
     found = {
         n.ATTN_Q: ProductShape(hidden, mixer.q_width),
         n.ATTN_K: ProductShape(hidden, mixer.kv_width),
-        n.ATTN_V: ProductShape(hidden, mixer.kv_width),
-        n.ATTN_OUTPUT: ProductShape(mixer.q_width, hidden),
+        n.ATTN_V: ProductShape(hidden, mixer.value_width),
+        n.ATTN_OUTPUT: ProductShape(mixer.output_width, hidden),
     }
     if mixer.is_gated:
         del found[n.ATTN_Q]
     if mixer.in_pairs:  # an adapter's rows would have to be put into halves too
         del found[n.ATTN_Q], found[n.ATTN_K]
-    if mixer.v_from_k:
-        del found[n.ATTN_V]
-    return found
+    own = (*mixer.qkv_parts, n.ATTN_OUTPUT)  # not v that is made from k, nor k and v of an earlier layer
+    return {part: product for part, product in found.items() if part in own}
 
 
 def _of_ffn(hidden: int, layer: LayerShape) -> dict[str, ProductShape]:

@@ -8,6 +8,7 @@ import torch
 
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm
+from moeserve.models.rope_scaling import RopeScaling
 
 _POSITIONS = 1 << 14  # computed at a time
 
@@ -17,24 +18,24 @@ def rope_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of every position's angles: float32 [length, rotary_dim / 2] each, YaRN's magnitude included.
 
-    form: the model's only one, if it is left out. factors [rotary_dim / 2]: divide the frequencies of a form that has
-    them. The two take no more than a layer of a KV pool with as many tokens; the angles in float64 would be four times
-    that.
+    form: the model's only one, if it is left out. factors [head_dim / 2]: divide the frequencies of a form that has
+    them, as far as it rotates. The two take no more than a layer of a KV pool with as many tokens; the angles in
+    float64 would be four times that.
     """
-    scaling = config.rope_scaling
     form = form or config.heads.form
+    scaling = config.rope_scaling if form.rope_scaled else RopeScaling()
     half = form.rotary_dim // 2
     if not form.has_positions:
         return torch.ones(length, half), torch.zeros(length, half)
     inverse = (form.rope_theta or config.rope_theta) ** (-torch.arange(half, dtype=torch.float64) / half)
     if form.has_rope_factors:
         assert factors is not None
-        inverse = inverse / factors.double()
+        inverse = inverse / factors[:half].double()
     magnitude = 1.0
     if scaling.type == "linear":
         inverse = inverse / scaling.factor
     elif scaling.type == "yarn":
-        inverse = _yarn(inverse, config)
+        inverse = _yarn(inverse, scaling, form.rotary_dim, form.rope_theta or config.rope_theta)
         magnitude = scaling.attn_factor * (1.0 + 0.1 * math.log(scaling.factor))
     cos, sin = torch.empty(length, half), torch.empty(length, half)
     for start in range(0, length, _POSITIONS):
@@ -44,16 +45,14 @@ def rope_tables(
     return cos, sin
 
 
-def _yarn(inverse: torch.Tensor, config: ModelShape) -> torch.Tensor:
+def _yarn(inverse: torch.Tensor, scaling: RopeScaling, rotary_dim: int, rope_theta: float) -> torch.Tensor:
     """Frequencies that turn often within the original context stay, slow ones are interpolated, a ramp between
     (https://arxiv.org/abs/2309.00071, section 3.2)."""
-    scaling = config.rope_scaling
 
     def dimension(rotations: float) -> float:  # where a frequency makes this number of turns
         turns = scaling.original_context_length / (rotations * 2 * math.pi)
-        return rotary_dim * math.log(turns) / (2 * math.log(config.rope_theta))
+        return rotary_dim * math.log(turns) / (2 * math.log(rope_theta))
 
-    rotary_dim = config.heads.rotary_dim
     half = rotary_dim // 2
     low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:

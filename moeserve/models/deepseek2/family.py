@@ -21,10 +21,10 @@ from moeserve.models.interface import (
     ModelFamily,
     ModelShape,
     MoeShape,
-    RopeScaling,
     SharedExpert,
 )
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.latent import SIGMOID, SOFTMAX

@@ -1,15 +1,17 @@
-"""Gemma 4 with experts, 26B-A4B (https://ai.google.dev/gemma/docs/core): layers that see a window and layers that see
-all, each with heads of its own form; a dense feed-forward beside the experts; norms before and behind each part.
-
-Not: the small models (E2B, E4B), whose layers have inputs of their own and share keys and values, and the dense one.
+"""Gemma 4 (https://ai.google.dev/gemma/docs/core): layers that see a window and layers that see all, each with heads of
+its own form; norms before and behind each part. 26B-A4B has experts beside the dense feed-forward, 31B has none; layers
+of the small models (E2B, E4B) have inputs of their own, and the last ones attend to keys and values of earlier ones.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.gemma4moe.hugging_face import MAPPING
 from moeserve.models.interface import (
     AttentionShape,
+    DenseFfnShape,
     LayerShape,
     ModelFamily,
     ModelShape,
@@ -27,28 +29,14 @@ def read_shape(source: ModelSource) -> ModelShape:
     """Raises ModelError. No key says that scores are not scaled, that v is normalised, that embeddings are multiplied
     by sqrt(hidden), or, of a GGUF, whether a layer has a matrix of v: a missing tensor does."""
     reader = ShapeReader(source)
-    for suffix in ("embedding_length_per_layer_input", "attention.shared_kv_layers"):
-        reader.only(suffix, 0)
-    num_experts, top_k, width = reader.experts()
-    moe = MoeShape(
-        num_experts,
-        top_k,
-        width,
-        RouterOptions(scoring="softmax"),
-        shared=SharedExpert(reader.dense_width(), is_gated=False, parts=n.FFN_PARTS, activation="gelu"),
-        activation="gelu",
-        expert_scale=True,
-        router_norm=True,
-    )
     windowed = reader.flags("attention.sliding_window_pattern")
-    layers = tuple(
-        LayerShape(_attention(reader, source, index, is_windowed), moe, is_sandwiched=True)
-        for index, is_windowed in enumerate(windowed)
-    )
+    attention = [_attention(reader, source, index, sees) for index, sees in enumerate(windowed)]
+    layers = zip(_shared_kv(reader, attention), _feed_forwards(reader), strict=True)
     shape = reader.model(
-        layers,
+        tuple(LayerShape(mixer, ffn, is_sandwiched=True, has_factor=True) for mixer, ffn in layers),
         embedding_scale=reader.hidden_size**0.5,
         logit_softcap=reader.number("final_logit_softcapping", 1e-3, 1e6),
+        layer_input_width=reader.integer("embedding_length_per_layer_input", 0, 1 << 16, default=0),
     )
     if shape.rope_scaling.type != "none":
         raise reader.error(
@@ -61,6 +49,37 @@ def read_shape(source: ModelSource) -> ModelShape:
             "vocab_size", f"is {shape.vocab_size}; capped logits need a multiple of {CAPPED_TOGETHER}"
         )
     return shape
+
+
+def _feed_forwards(reader: ShapeReader) -> list[MoeShape | DenseFfnShape]:
+    widths = reader.layer_integers("feed_forward_length", 1, 1 << 20)
+    if not reader.integer("expert_count", 0, 4096, default=0):
+        return [DenseFfnShape(width, activation="gelu") for width in widths]
+    num_experts, top_k, width = reader.experts()
+    moe = MoeShape(
+        num_experts,
+        top_k,
+        width,
+        RouterOptions(scoring="softmax"),
+        shared=SharedExpert(widths[0], is_gated=False, parts=n.FFN_PARTS, activation="gelu"),
+        activation="gelu",
+        expert_scale=True,
+        parts_normed=True,
+    )
+    return [moe] * len(widths)
+
+
+def _shared_kv(reader: ShapeReader, layers: list[AttentionShape]) -> list[AttentionShape]:
+    """The last layers attend to keys and values of the last one before them that sees as much."""
+    suffix = "attention.shared_kv_layers"
+    own = len(layers) - reader.integer(suffix, 0, len(layers) - 1, default=0)
+    shapes = layers[:own]
+    for layer in layers[own:]:
+        source = max((i for i in range(own) if layers[i].window == layer.window), default=None)
+        if source is None:
+            raise reader.error(suffix, f"leaves {own} layers, none of which sees as much as a later one")
+        shapes.append(replace(layer, kv_from=source, v_from_k=False, has_v_norm=False))
+    return shapes
 
 
 def _attention(reader: ShapeReader, source: ModelSource, index: int, is_windowed: bool) -> AttentionShape:

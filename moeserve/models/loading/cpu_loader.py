@@ -14,14 +14,7 @@ import torch
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
 from moeserve.kernels.stream_operands import DeltaParameters
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import (
-    AttentionShape,
-    DenseFfnShape,
-    GatedDeltaNetShape,
-    ModelShape,
-    MoeShape,
-    SharedExpert,
-)
+from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
@@ -31,9 +24,11 @@ from moeserve.models.loading.cpu_weights import (
     CpuHead,
     CpuLatentAttention,
     CpuLayer,
+    CpuLayerInput,
+    CpuLayerInputs,
     CpuMoe,
     CpuNextToken,
-    CpuSandwich,
+    CpuParts,
     CpuSharedExpert,
     CpuWeights,
     ExpertBiases,
@@ -45,10 +40,10 @@ from moeserve.models.loading.gated_q import rows_of
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves, is_reordered
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
-from moeserve.models.shape_reader import check_tensors
+from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.tensors import expert_bias_tensors, model_tensors
+from moeserve.models.tensors import check_tensors, expert_bias_tensors, model_tensors
 
 
 class CpuLoader:
@@ -90,7 +85,7 @@ class CpuLoader:
             widths = {"attention.key_length": form.head_dim, "rope.dimension_count": form.rotary_dim}
             check_lanes(self._source, self._shape, "CPU", widths)
         self._total = sum(self._source.tensors[name].nbytes for name in names)
-        embedding = self._embedding(is_read_again=with_head and self._shape.tied_embeddings)
+        embedding = self._table(n.TOKEN_EMBD, is_read_again=with_head and self._shape.tied_embeddings)
         head = self._head() if with_head else None
         layers = [self._layer(index) for index in range(num_layers)]
         first = 0 if head is None else 1
@@ -102,6 +97,7 @@ class CpuLoader:
             bytes=self._total,
             dense_bytes=dense_bytes,
             rope_factors=self._rope_factors(),
+            layer_inputs=self._layer_inputs() if self._shape.layer_input_width else None,
             next_token=self._next_token() if with_head and self._shape.next_token_layer else None,
             matrices=self._matrices,
             source=self._source if self._in_place else None,
@@ -169,10 +165,29 @@ class CpuLoader:
         return self._vector(n.ROPE_FREQS) if has_them else None
 
     def _layer(self, index: int) -> CpuLayer:
-        ffn = self._shape.loaded_layers[index].ffn
-        if isinstance(ffn, DenseFfnShape):
-            return CpuLayer(self._mixer(index), self._dense_ffn(index))
-        return CpuLayer(self._mixer(index), self._moe(index, ffn))
+        shape = self._shape.loaded_layers[index]
+        mixer = self._mixer(index)
+        return CpuLayer(
+            mixer,
+            self._dense_ffn(index) if isinstance(shape.ffn, DenseFfnShape) else self._moe(index, shape.ffn),
+            self._vector(n.of_layer(index, n.POST_FFW_NORM)) if shape.is_sandwiched else None,
+            self._layer_input(index) if self._shape.layer_input_width else None,
+            float(self._vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE))) if shape.has_factor else 1.0,
+        )
+
+    def _layer_input(self, index: int) -> CpuLayerInput:
+        return CpuLayerInput(
+            gate=self._group(index, n.LAYER_INPUT_GATE, has_bias=False),
+            output=self._group(index, n.LAYER_INPUT_PROJ, has_bias=False),
+            output_norm=self._vector(n.of_layer(index, n.LAYER_INPUT_NORM)),
+        )
+
+    def _layer_inputs(self) -> CpuLayerInputs:
+        return CpuLayerInputs(
+            table=self._table(n.LAYER_INPUT_EMBD, is_read_again=False),
+            projection=LinearGroup([self._matrix(n.LAYER_INPUT_MODEL_PROJ)]),
+            norm=self._vector(n.LAYER_INPUT_PROJ_NORM),
+        )
 
     def _mixer(self, index: int) -> CpuAttention | CpuLatentAttention | CpuDeltaNet:
         mixer = self._shape.loaded_layers[index].mixer
@@ -210,17 +225,21 @@ class CpuLoader:
         )
 
     def _attention(self, index: int, shape: AttentionShape) -> CpuAttention:
-        has_norm = shape.qk_norm != "none"
+        has_norm = shape.qk_norm in ("head", "full")
+        ones = torch.ones(shape.head_dim) if shape.qk_norm == "unweighted" else None
+        parts = (*shape.qkv_parts, n.ATTN_GATE) if shape.has_gate_matrix else shape.qkv_parts
         return CpuAttention(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
             qkv=self._gated_qkv(index, shape)
             if shape.is_gated
-            else self._group(index, *shape.qkv_parts, has_bias=shape.qkv_bias),
-            q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else None,
-            k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else None,
+            else self._group(index, *parts, has_bias=shape.qkv_bias),
+            q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else ones,
+            k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM))
+            if has_norm and shape.kv_from is None
+            else ones,
             output=self._group(index, n.ATTN_OUTPUT, has_bias=shape.output_bias),
             sinks=self._vector(n.of_layer(index, n.ATTN_SINKS)) if shape.has_sinks else None,
-            v_norm=torch.ones(shape.head_dim) if shape.has_v_norm else None,
+            v_norm=torch.ones(shape.v_dim) if shape.has_v_norm else None,
             output_norm=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM))
             if self._shape.loaded_layers[index].is_sandwiched
             else None,
@@ -260,21 +279,19 @@ class CpuLoader:
             expert_scale=self._vector(n.in_layer(index, n.scale_of_part(n.FFN_DOWN_EXPS)))
             if shape.expert_scale
             else None,
-            sandwich=self._sandwich(index) if self._shape.loaded_layers[index].is_sandwiched else None,
+            parts=self._parts(index) if shape.parts_normed else None,
         )
 
-    def _sandwich(self, index: int) -> CpuSandwich:
+    def _parts(self, index: int) -> CpuParts:
         def norm(part: str) -> torch.Tensor:
             return self._vector(n.of_layer(index, part))
 
         router = self._vector(n.in_layer(index, n.scale_of_part(n.FFN_GATE_INP)))
-        return CpuSandwich(
+        return CpuParts(
             router_input=router / math.sqrt(self._shape.hidden_size),
             shared_output=norm(n.POST_FFW_NORM_1),
             experts_input=norm(n.PRE_FFW_NORM_2),
             experts_output=norm(n.POST_FFW_NORM_2),
-            output=norm(n.POST_FFW_NORM),
-            factor=float(norm(n.LAYER_OUTPUT_SCALE)),
         )
 
     def _dense_ffn(self, index: int) -> CpuDenseFfn:
@@ -296,14 +313,14 @@ class CpuLoader:
         gate = self._vector(n.of_layer(index, n.FFN_GATE_INP_SHEXP)) if shape.is_gated else None
         return CpuSharedExpert(experts, gate)
 
-    def _embedding(self, *, is_read_again: bool) -> CpuEmbedding:
-        tensor = self._source.tensors[n.TOKEN_EMBD]
-        table = self._source.data(n.TOKEN_EMBD).reshape(tensor.shape[0], -1)
+    def _table(self, name: str, *, is_read_again: bool) -> CpuEmbedding:
+        tensor = self._source.tensors[name]
+        table = self._source.data(name).reshape(tensor.shape[0], -1)
         if not self._in_place:
             # A copy: served from the mapped file, a file that is replaced or truncated would kill the worker.
             table = table.copy()
         if not is_read_again:
-            self._finish(n.TOKEN_EMBD)
+            self._finish(name)
         return CpuEmbedding(table, int(tensor.type))
 
     def _vector(self, name: str) -> torch.Tensor:

@@ -50,12 +50,14 @@ class GatedExperts:
 @dataclass(frozen=True, slots=True)
 class CpuAttention:
     norm: Tensor  # float32 [hidden]
-    qkv: LinearGroup  # [q_width, hidden], twice [kv_width, hidden]; behind them the gates, [q_width, hidden], if any
+    # As AttentionShape.qkv_parts: [q_width, hidden], [kv_width, hidden], [value_width, hidden]; behind them the gates,
+    # [gate_width, hidden], if any
+    qkv: LinearGroup
     q_norm: Tensor | None  # float32 [head_dim] or [q_width]; None: q is not normalised
     k_norm: Tensor | None
-    output: LinearGroup  # [hidden, q_width]
+    output: LinearGroup  # [hidden, output_width]
     sinks: Tensor | None = None  # float32 [heads]
-    v_norm: Tensor | None = None  # float32 [head_dim]
+    v_norm: Tensor | None = None  # float32 [v_dim]
     # float32 [hidden]: of what is added to the residual stream; None: it is added as it is
     output_norm: Tensor | None = None
 
@@ -87,15 +89,31 @@ class CpuSharedExpert:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuSandwich:
-    """The other norms of a mixture whose parts have each their own, float32 [hidden]."""
+class CpuParts:
+    """The norms of a mixture whose parts have each their own, float32 [hidden]."""
 
     router_input: Tensor
     shared_output: Tensor
     experts_input: Tensor
     experts_output: Tensor
-    output: Tensor  # of the sum of the two
-    factor: float  # of the residual stream behind the layer
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLayerInput:
+    """What makes a layer's own input of its tokens, and adds it to the residual stream."""
+
+    gate: LinearGroup  # [layer_input_width, hidden]
+    output: LinearGroup  # [hidden, layer_input_width]
+    output_norm: Tensor  # float32 [hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLayerInputs:
+    """What makes all layers' own inputs of a step's tokens."""
+
+    table: CpuEmbedding  # [vocab, layers * layer_input_width]
+    projection: LinearGroup  # [layers * layer_input_width, hidden], of the embeddings
+    norm: Tensor  # float32 [layer_input_width], of that, by layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +124,7 @@ class CpuMoe:
     shared: CpuSharedExpert | None
     choice_bias: Tensor | None = None  # float32 [E]: added to scores, for the choice alone
     expert_scale: Tensor | None = None  # float32 [E]: of the chosen experts' weights
-    sandwich: CpuSandwich | None = None  # then `norm` is that of the shared expert's input alone
+    parts: CpuParts | None = None  # then `norm` is that of the shared expert's input alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +137,11 @@ class CpuDenseFfn:
 class CpuLayer:
     mixer: CpuAttention | CpuLatentAttention | CpuDeltaNet
     ffn: CpuMoe | CpuDenseFfn
+    ffn_output_norm: Tensor | None = (
+        None  # float32 [hidden]: of what the feed-forward adds; None: added as it is
+    )
+    input: CpuLayerInput | None = None
+    factor: float = 1.0  # of the residual stream behind the layer
 
     @property
     def moe(self) -> CpuMoe | None:
@@ -162,4 +185,5 @@ class CpuWeights:
     rope_factors: Tensor | None  # float32 [rotary_dim / 2] of the layers that have them
     next_token: CpuNextToken | None  # None: no block drafts
     matrices: list[Matrix]  # all of them: the operations hold addresses only
+    layer_inputs: CpuLayerInputs | None
     source: ModelSource | None  # in place: what the matrices point into

@@ -15,14 +15,7 @@ from torch import Tensor
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.planes import Planes, empty_planes
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import (
-    AttentionShape,
-    DenseFfnShape,
-    GatedDeltaNetShape,
-    ModelShape,
-    MoeShape,
-    SharedExpert,
-)
+from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
@@ -42,10 +35,10 @@ from moeserve.models.loading.head_order import bytes_in_halves, in_halves
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import expert_map_of
 from moeserve.models.loading.upload import Upload
-from moeserve.models.shape_reader import check_tensors
+from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.tensors import expert_bias_tensors, expert_tensors, model_tensors
+from moeserve.models.tensors import check_tensors, expert_bias_tensors, expert_tensors, model_tensors
 
 
 class GpuLoader:

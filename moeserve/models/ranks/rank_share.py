@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from moeserve.models.gpu_features import cpu_only_features
 from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape, MoeShape
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
@@ -98,6 +99,8 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
     """Why `num_ranks` ranks cannot each have a part of each layer; empty where they can."""
     if shape.is_sandwiched:
         return f"{shape.architecture} has norms behind its blocks, which are not divided"
+    if found := cpu_only_features(shape):
+        return f"{shape.architecture} has {found[0]}, which no GPU computes"
     for index, layer in enumerate(shape.layers):
         if layer.moe and layer.num_experts < num_ranks:
             return f"{layer.num_experts} experts in layer {index} for {num_ranks} GPUs"

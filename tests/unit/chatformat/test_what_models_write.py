@@ -134,7 +134,7 @@ def test_what_the_next_tag_or_the_answers_end_implies_is_closed(name: str, text:
     assert read(name, text) == Answer("", "", [("f", {"a": "x", "b": "y"})])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "llama"])  # which has no tags
 def test_a_next_call_closes_the_one_before(name: str) -> None:
     """What one call lacks does not cost the next one."""
     ends = {
@@ -147,6 +147,10 @@ def test_a_next_call_closes_the_one_before(name: str) -> None:
         "kimi_k2": "<|tool_call_end|>",
         "gemma4": "<tool_call|>",
         "harmony": "<|call|>",
+        "mistral": "}",
+        "mistral_json": "}}]",
+        "granite": "}}]",
+        "hunyuan": "}]</tool_calls>",
     }
     text = call(name, {"a": "x"})
     first = text[: text.index(ends[name])].rstrip()

@@ -293,6 +293,20 @@ def test_kimis_ids_name_the_tool_and_count_the_calls() -> None:
         assert f"## Return of functions.{number}\n{text}" in prompt
 
 
+@pytest.mark.parametrize("name", ["mistral", "mistral_json"])
+def test_mistrals_ids_are_nine_digits(name: str) -> None:
+    formats, template = ChatFormats(tools=TOOL_FORMATS[name]), TEMPLATES[name]
+    call = {"id": "call_0f", "type": "function", "function": {"name": "now", "arguments": {}}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": "", "tool_calls": [call, call | {"id": "call_1f"}]},
+        {"role": "tool", "content": "Rain.", "tool_call_id": "call_1f"},
+    ]
+    adapted, _ = formats.for_template(messages, TOOLS_FOR_TEMPLATE, template)
+    assert [one["id"] for one in adapted[-2]["tool_calls"]] == ["000000000", "000000001"]
+    assert adapted[-1]["tool_call_id"] == "000000001"
+
+
 def test_tools_that_the_template_leaves_out_are_in_the_system_message() -> None:
     formats = ChatFormats(tools=TOOL_FORMATS["deepseek_v31"])
     silent = DEEPSEEK_V31.partition("{%- for m in messages %}")[2]

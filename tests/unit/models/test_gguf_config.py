@@ -9,10 +9,11 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import AttentionShape, RopeScaling
+from moeserve.models.interface import AttentionShape
 from moeserve.models.registry import read_checked_shape, read_shape
-from moeserve.models.shape_reader import check_tensors
+from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import GGUFFile, open_gguf
+from moeserve.models.tensors import check_tensors
 from tests.support.gemma_file import write_gemma
 from tests.support.gguf_bytes import TOKENS, Tensor, gguf_bytes, model_metadata, model_tensors
 

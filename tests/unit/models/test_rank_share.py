@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,21 +10,25 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 
+from moeserve.models.errors import ModelError
+from moeserve.models.gpu_features import check_gpu_features, cpu_only_features
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_dummy_model, open_model
-from moeserve.models.ranks.rank_share import RankShare, cut_layers, share_of, stage_of
+from moeserve.models.ranks.rank_share import RankShare, cut_layers, share_of, stage_of, why_undivided
 from moeserve.models.ranks.rank_source import RankSource
 from moeserve.models.registry import read_shape
-from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.tensors import model_tensors
+from moeserve.models.tensors import check_tensors, model_tensors
 from moeserve.quantization.reference import dequantize
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models
 from tests.support.gemma_file import write_gemma
 from tests.support.model_header import qwen3moe, write_header
 
-FILES = sorted(OWN_FIXTURES.glob("tiny-*.gguf"))
+CPU_ONLY = ("gemma4e-f16", "llama4-q4_k_m", "mimo2-q4_k_m", "step35-q4_k_m")
+FILES = sorted(
+    {*OWN_FIXTURES.glob("tiny-*.gguf")} - {OWN_FIXTURES / f"tiny-{name}.gguf" for name in CPU_ONLY}
+)
 FAMILIES = ("gptoss", "glm4moe", "minimaxm2", "deepseek2", "qwen3", "qwen35moe")
 FILES += [model for family in FAMILIES for model in family_models(family)]
 UNDIVIDED = family_models("gemma4")  # its layers are not divided, but each GPU may have some of them
@@ -40,6 +45,16 @@ def matrix(source: ModelSource, name: str) -> np.ndarray[tuple[int, ...], np.dty
     data = source.data(name)
     assert data.nbytes == tensor.nbytes
     return dequantize(tensor.type, data.reshape(-1, tensor.type.block_bytes)).reshape(tensor.shape)
+
+
+@pytest.mark.parametrize("name", CPU_ONLY)
+def test_what_only_the_cpu_computes_is_refused_by_name(name: str) -> None:
+    source = open_model(OWN_FIXTURES / f"tiny-{name}.gguf")
+    shape = read_shape(source)
+    found = cpu_only_features(shape)
+    with pytest.raises(ModelError, match=re.escape(f"({', '.join(found)}): run the model with --device cpu")):
+        check_gpu_features(source, shape)
+    assert shape.architecture in why_undivided(shape, 2)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

@@ -88,7 +88,7 @@ def test_sizes_of_a_file(tiny_model: Path) -> None:
     sizes = ModelSizes.of(gguf.tensors, KvLayout(config))
     layers = sum(layer.dense.cpu + config.num_experts * layer.expert.cpu for layer in sizes.layers)
     assert layers + sizes.embedding.cpu + sizes.head.cpu == sum(t.nbytes for t in gguf.tensors.values())
-    assert sizes.layers[0].kv == 2 * config.heads.kv_values
+    assert sizes.layers[0].kv == 2 * sum(config.heads.kv_widths) * config.heads.num_kv_heads
 
 
 def test_flags_become_wishes(tiny_model: Path, tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ class ChatFormats:
             return template_input.for_harmony(messages), tools and template_input.described(tools)
         if self.tools is not None and self.tools.takes_text_arguments:
             messages = template_input.for_deepseek(messages, template)
-        if self.tools is not None and self.tools.guided.numbered:
-            messages = template_input.for_kimi(messages)
+        if self.tools is not None and self.tools.call_id is not None:
+            messages = template_input.with_ids(messages, self.tools.call_id)
         return messages, tools
 
     def _describes_tools(self, template: str) -> bool:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from moeserve.chatformat import kimi
 from moeserve.chatformat.guided import GuidedCalls
 from moeserve.httpserver.generation.chat.template_shape import Conversation, one_call_each
 
@@ -35,9 +34,9 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
     return rest | {"thinking": text} if text else rest
 
 
-def for_kimi(messages: Sequence[dict[str, Any]]) -> Conversation:
-    """Kimi's ids name the tool and count the conversation's calls, and its results refer to them. A result without an
-    id is the next call's."""
+def with_ids(messages: Sequence[dict[str, Any]], call_id: Callable[[str, int], str]) -> Conversation:
+    """Calls with the ids that the model's format has, from the tool's name and the call's number in the conversation;
+    results refer to them. A result without an id is the next call's."""
     adapted = []
     ids: dict[Any, str] = {}  # of the last calls, by the client's
     waiting: list[str] = []
@@ -47,7 +46,7 @@ def for_kimi(messages: Sequence[dict[str, Any]]) -> Conversation:
             calls = []
             ids, waiting = {}, []
             for call in message["tool_calls"]:
-                waiting.append(kimi.call_id(call["function"]["name"], count))
+                waiting.append(call_id(call["function"]["name"], count))
                 ids[call.get("id")] = waiting[-1]
                 calls.append({**call, "id": waiting[-1]})
                 count += 1

@@ -88,8 +88,10 @@ struct Kernels {
   void (*rope)(float* head, const float* cos, const float* sin, int n);
   // out[i] = silu(gate[i]) * up[i], n % 16 == 0.
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
-  // out[i] = (u + 1) * g * sigmoid(1.702 g) with g = min(gate[i], 7), u = up[i] clamped to [-7, 7]. n % 16 == 0.
-  void (*swiglu_oai)(const float* gate, const float* up, int n, float* out);
+  // out[i] = min(silu(gate[i]), limit) * u, with u = up[i] clamped to [-limit, limit]. n % 16 == 0.
+  void (*clamped_silu_mul)(const float* gate, const float* up, int n, float limit, float* out);
+  // out[i] = (u + 1) * g * sigmoid(alpha g) with g = min(gate[i], limit), u as above. n % 16 == 0.
+  void (*swiglu_oai)(const float* gate, const float* up, int n, float limit, float alpha, float* out);
   // out[i] = gelu(gate[i]) * up[i] with GELU's tanh form, n % 16 == 0.
   void (*gelu_mul)(const float* gate, const float* up, int n, float* out);
   // x[i] = cap * tanh(x[i] / cap), n % 16 == 0.

@@ -43,6 +43,7 @@ constexpr Kernels make_table() {
   k.rms_norm = rms_norm;
   k.rope = rope;
   k.silu_mul = silu_mul;
+  k.clamped_silu_mul = clamped_silu_mul;
   k.swiglu_oai = swiglu_oai;
   k.gelu_mul = gelu_mul;
   k.softcap = softcap;

@@ -43,17 +43,17 @@ void bind_handoff(nb::module_& m) {
       .def(
           "__init__",
           [](Handoff::Layer* l, const Matrix* gate, const Matrix* up, const Matrix* down,
-             Address expert_token_counts, const std::string& activation, Address gate_bias, Address up_bias,
-             Address down_bias) {
-            new (l) Handoff::Layer{gate,
-                                   up,
-                                   down,
-                                   at<int64_t>(expert_token_counts),
-                                   {activation_named(activation), at<const float>(gate_bias),
-                                    at<const float>(up_bias), at<const float>(down_bias)}};
+             Address expert_token_counts, const std::string& activation, float limit, float alpha,
+             Address gate_bias, Address up_bias, Address down_bias) {
+            const ExpertOptions options{activation_named(activation), limit,
+                                        alpha,                        false,
+                                        at<const float>(gate_bias),   at<const float>(up_bias),
+                                        at<const float>(down_bias)};
+            check_options(options);
+            new (l) Handoff::Layer{gate, up, down, at<int64_t>(expert_token_counts), options};
           },
           "gate"_a.none(), "up"_a.none(), "down"_a.none(), "expert_token_counts"_a, "activation"_a = "silu",
-          "gate_bias"_a = 0, "up_bias"_a = 0, "down_bias"_a = 0);
+          "limit"_a = 0.0f, "alpha"_a = 0.0f, "gate_bias"_a = 0, "up_bias"_a = 0, "down_bias"_a = 0);
   nb::class_<Handoff::Slot>(m, "HandoffSlot")
       .def(
           "__init__",

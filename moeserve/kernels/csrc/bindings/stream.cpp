@@ -36,21 +36,22 @@ void check_heads(int heads, int kv_heads, int dim) {
   }
 }
 
-struct KvPools {  // of one layer: [slots, kv_heads, dim] each
+struct KvPools {  // of one layer: [slots, kv_heads, width of a head] each
   KvPool keys, values;
   int64_t slots;
 };
 
 // kv: a KvLayer of cpu_stream.py.
-KvPools kv_pools(const nb::object& kv, int64_t width) {
+KvPools kv_pools(const nb::object& kv, int64_t width, int64_t value_width) {
   const nb::object keys = kv.attr("keys"), values = kv.attr("values");
   const nb::object key_scales = kv.attr("key_scales"), value_scales = kv.attr("value_scales");
   if (key_scales.is_none()) {
     const int64_t slots = tensor_arg(keys, "kv.keys", Element::kFloat16).rows;
     return {{rows_arg<uint16_t>(keys, "kv.keys", slots, width), nullptr},
-            {rows_arg<uint16_t>(values, "kv.values", slots, width), nullptr},
+            {rows_arg<uint16_t>(values, "kv.values", slots, value_width), nullptr},
             slots};
   }
+  if (value_width != width) reject("kv", "8 bits need keys and values of one width");
   const int64_t slots = tensor_arg(keys, "kv.keys", Element::kInt8).rows, groups = width / 32;
   return {{rows_arg<int8_t>(keys, "kv.keys", slots, width),
            rows_arg<uint16_t>(key_scales, "kv.key_scales", slots, groups)},
@@ -82,6 +83,16 @@ Activation activation_named(const std::string& name) {
   if (name == "swiglu_oai") return Activation::kSwigluOai;
   if (name == "gelu") return Activation::kGelu;
   reject("activation", "neither silu nor swiglu_oai nor gelu but '" + name + "'");
+}
+
+void check_options(const ExpertOptions& options) {
+  if (options.weighs_input && (options.gate_bias != nullptr || options.up_bias != nullptr)) {
+    reject("weighs_input", "biases of gate and up would be weighed too");
+  }
+  if (options.activation == Activation::kSwigluOai ? options.limit > 0 : options.limit >= 0) {
+    if (options.limit == 0 || options.activation != Activation::kGelu) return;
+  }
+  reject("limit", "a number above 0 wanted for swiglu_oai, 0 or more for silu, 0 for gelu");
 }
 
 Activations make_activations(nb::handle f32, nb::handle q8, int64_t cols) {
@@ -179,6 +190,15 @@ void Stream::softcap(Tensor x, int n, float cap) {
   pool_.submit(SoftcapOp{kernels_, cap, n, cols, rows_arg<float>(x, "x", n, cols)});
 }
 
+void Stream::gelu_gate(Tensor gate, Tensor up, int column, int n, const Activations& out) {
+  const int64_t width = tensor_arg(up, "up", Element::kFloat32).cols;
+  if (out.cols % 32 != 0) reject("out", "columns that 32 divides wanted");
+  if (column < 0 || column + out.cols > width) reject("column", "the columns are not there");
+  check_activations(out, "out", n, out.cols, false);
+  pool_.submit(GeluGateOp{kernels_, gate.is_none() ? nullptr : rows_arg<float>(gate, "gate", n, out.cols),
+                          rows_arg<float>(up, "up", n, width) + column, width, n, out});
+}
+
 void Stream::linear(const Activations& x, int n, const LinearGroup& weights, const nb::list& out, bool add) {
   LinearOp op{kernels_, x, n, static_cast<int>(weights.matrices.size()), {}, {}, {}, add};
   if (out.size() != weights.matrices.size()) reject("out", "one tensor for each matrix wanted");
@@ -194,19 +214,23 @@ void Stream::linear(const Activations& x, int n, const LinearGroup& weights, con
 
 void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
                         Tensor sin, Tensor positions, Tensor slots, nb::object layer, int n, int heads,
-                        int kv_heads, int dim, nb::object scale, Tensor v_norm, bool v_from_k) {
+                        int kv_heads, int dim, int value_dim, nb::object scale, Tensor v_norm, bool v_from_k,
+                        float v_scale, bool norm_after) {
   check_heads(heads, kv_heads, dim);
+  check_heads(heads, kv_heads, value_dim);
   const int64_t half = tensor_arg(cos, "cos", Element::kFloat32).cols, width = int64_t{kv_heads} * dim;
+  const int64_t value_width = int64_t{kv_heads} * value_dim;
   if (half < 16 || half % 16 != 0 || 2 * half > dim) {
     reject("cos", "rows of at most dim / 2 elements, a multiple of 16, wanted, not " + std::to_string(half));
   }
   RopeStoreOp op{};
   op.k = kernels_;
   op.q = rows_arg<float>(q, "q", n, int64_t{heads} * dim);
-  op.key = rows_arg<float>(k, "k", n, width);
-  op.value = rows_arg<float>(v, "v", n, width);
-  op.v_norm = optional_arg<float>(v_norm, "v_norm", dim);
+  op.key = k.is_none() ? nullptr : rows_arg<float>(k, "k", n, width);
+  op.value = k.is_none() ? nullptr : rows_arg<float>(v, "v", n, value_width);
+  op.v_norm = optional_arg<float>(v_norm, "v_norm", value_dim);
   if (v_from_k && op.v_norm == nullptr) reject("v_norm", "a norm wanted where v is made from k");
+  if (v_from_k && value_dim != dim) reject("heads", "v is made from k, and is of another width");
   op.value_source = v_from_k ? op.key : op.value;
   op.q_norm = head_norm(q_norm, "q_norm", heads, dim, op.full_q_norm);
   op.k_norm = head_norm(k_norm, "k_norm", kv_heads, dim, op.full_k_norm);
@@ -216,7 +240,7 @@ void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_no
   op.sin = angles.sin;
   op.positions = angles.positions;
   op.slots = rows_arg<int32_t>(slots, "slots", n, 1);
-  const KvPools kv = kv_pools(layer, width);
+  const KvPools kv = kv_pools(layer, width, value_width);
   check_ids("KV slot", op.slots, n, kv.slots);
   op.keys = kv.keys;
   op.values = kv.values;
@@ -224,19 +248,22 @@ void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_no
   op.heads = heads;
   op.kv_heads = kv_heads;
   op.dim = dim;
+  op.value_dim = value_dim;
+  op.v_scale = v_scale;
+  op.norm_after = norm_after;
+  if (norm_after && (op.full_q_norm || op.full_k_norm)) reject("q_norm", "behind the rotation, one of a head wanted");
   op.rotary = static_cast<int>(2 * half);
   op.scale = scale.is_none() ? 1.0f / std::sqrt(static_cast<float>(dim)) : nb::cast<float>(scale);
   pool_.submit(op);
 }
 
 void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Activations& out, int heads,
-                       int kv_heads, int dim, int value_dim, int window, Tensor sinks, Tensor gate) {
+                       int kv_heads, int dim, int value_dim, bool is_latent, int window, Tensor sinks,
+                       Tensor gate, bool gate_softplus) {
   check_heads(heads, kv_heads, dim);
-  const bool is_latent = value_dim > 0;
-  if (value_dim < 0 || value_dim > dim || value_dim % 32 != 0) {
+  if (value_dim < 32 || value_dim > dim || value_dim % 32 != 0) {
     reject("heads", "a value_dim of at most dim, which 32 divides, wanted");
   }
-  if (!is_latent) value_dim = dim;
   if (plan.rows > 0 && (plan.heads != heads || plan.kv_heads != kv_heads || plan.value_dim != value_dim)) {
     reject("plan", "it was built for other heads");
   }
@@ -251,7 +278,7 @@ void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Ac
   if (is_latent) {
     op.keys = op.values = {rows_arg<uint16_t>(layer.attr("keys"), "kv.keys", 0, dim), nullptr};
   } else {
-    const KvPools kv = kv_pools(layer, int64_t{kv_heads} * dim);
+    const KvPools kv = kv_pools(layer, int64_t{kv_heads} * dim, int64_t{kv_heads} * value_dim);
     op.keys = kv.keys;
     op.values = kv.values;
   }
@@ -263,7 +290,12 @@ void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Ac
   op.is_latent = is_latent;
   op.window = window;
   op.sinks = optional_arg<float>(sinks, "sinks", heads);
-  op.gate = gate.is_none() ? nullptr : rows_arg<float>(gate, "gate", plan.rows, width);
+  if (!gate.is_none()) {
+    op.gate_by_head = tensor_arg(gate, "gate", Element::kFloat32).cols == heads;
+    op.gate = rows_arg<float>(gate, "gate", plan.rows, op.gate_by_head ? heads : width);
+  }
+  if (gate_softplus && !op.gate_by_head) reject("gate", "softplus needs one gate for each head");
+  op.gate_softplus = gate_softplus;
   pool_.submit(op);
 }
 
@@ -304,8 +336,8 @@ void Stream::shared_gate(const Activations& y, int n, Tensor weight, Tensor ids,
 void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, int n,
                      Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes,
                      const Activations& h, Tensor expert_token_counts, Tensor x,
-                     const std::string& activation, Tensor gate_bias, Tensor up_bias, Tensor down_bias,
-                     nb::object lora, bool add) {
+                     const std::string& activation, float limit, float alpha, bool weighs_input,
+                     Tensor gate_bias, Tensor up_bias, Tensor down_bias, nb::object lora, bool add) {
   const int64_t num = gate.experts, ff = gate.rows;
   if (ff % kPanelRows != 0) reject("gate", "rows that 32 divides wanted, not " + std::to_string(ff));
   if (up.experts != num || up.rows != ff || up.cols != gate.cols) reject("up", "the shape of gate wanted");
@@ -331,9 +363,11 @@ void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, c
   op.expert_token_counts = optional_arg<int64_t>(expert_token_counts, "expert_token_counts", 2 * num);
   op.x = rows_arg<float>(x, "x", n, down.rows);
   op.add = add;
-  op.options = {activation_named(activation), optional_arg<float>(gate_bias, "gate_bias", num * ff),
+  op.options = {activation_named(activation), limit, alpha, weighs_input,
+                optional_arg<float>(gate_bias, "gate_bias", num * ff),
                 optional_arg<float>(up_bias, "up_bias", num * ff),
                 optional_arg<float>(down_bias, "down_bias", num * down.rows)};
+  check_options(op.options);
   op.lora = expert_lora_arg(lora, op);
   parts_.fit(pool_, static_cast<int>(most_routes), down.rows);
   op.parts = parts_.data();

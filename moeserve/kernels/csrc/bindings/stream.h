@@ -25,8 +25,9 @@ struct LinearGroup {
   nanobind::object held;             // what `biases` points into
 };
 
-// Both throw std::invalid_argument.
+// These throw std::invalid_argument.
 Activation activation_named(const std::string& name);
+void check_options(const ExpertOptions& options);
 Activations make_activations(nanobind::handle f32, nanobind::handle q8, int64_t cols);
 
 // a, b: float32 tensors as LoraPair says, which the caller keeps; None: no pair.
@@ -55,20 +56,24 @@ class Stream {
   void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows);
   void add_norm(Tensor source, Tensor weight, float eps, int n, Tensor x, float factor);
   void softcap(Tensor x, int n, float cap);
+  void gelu_gate(Tensor gate, Tensor up, int column, int n, const Activations& out);
   void linear(const Activations& x, int n, const LinearGroup& weights, const nanobind::list& out, bool add);
   // kv: a KvLayer of cpu_stream.py.
   void rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
                   Tensor sin, Tensor positions, Tensor slots, nanobind::object kv, int n, int heads,
-                  int kv_heads, int dim, nanobind::object scale, Tensor v_norm, bool v_from_k);
+                  int kv_heads, int dim, int value_dim, nanobind::object scale, Tensor v_norm, bool v_from_k,
+                  float v_scale, bool norm_after);
   void attention(AttentionPlan& plan, Tensor q, nanobind::object kv, const Activations& out, int heads,
-                 int kv_heads, int dim, int value_dim, int window, Tensor sinks, Tensor gate);
+                 int kv_heads, int dim, int value_dim, bool is_latent, int window, Tensor sinks, Tensor gate,
+                 bool gate_softplus);
   void route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring, bool normalize,
              float scale, int groups, int top_groups, int group_best, Tensor bias, Tensor expert_scale);
   void shared_gate(const Activations& y, int n, Tensor weight, Tensor ids, Tensor weights);
   void experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, int n,
                Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes, const Activations& h,
-               Tensor expert_token_counts, Tensor x, const std::string& activation, Tensor gate_bias,
-               Tensor up_bias, Tensor down_bias, nanobind::object lora, bool add);
+               Tensor expert_token_counts, Tensor x, const std::string& activation, float limit, float alpha,
+               bool weighs_input, Tensor gate_bias, Tensor up_bias, Tensor down_bias, nanobind::object lora,
+               bool add);
   // stream_lora.cpp
   void lora(const Activations& x, int n, Tensor rows, Tensor adapters, const nanobind::list& tables,
             const nanobind::list& out, Tensor shrunk);

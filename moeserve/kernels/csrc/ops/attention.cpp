@@ -78,16 +78,19 @@ const char** add_lines(const char** to, const void* p, size_t bytes) {
 
 // Where keys and values of these slots lie: rows that lie apart are beyond what the CPU foresees. Returns the end.
 const char** lines_of(const AttentionOp& op, const int32_t* slots, int count, int kv_head, const char** to) {
-  const int64_t stride = op.slot_stride(), offset = op.is_latent ? 0 : kv_head * op.dim;
   for (const KvPool* pool : {&op.keys, &op.values}) {
-    if (op.is_latent && pool == &op.values) break;
+    const bool is_keys = pool == &op.keys;
+    if (op.is_latent && !is_keys) break;
+    const int dim = is_keys ? op.dim : op.value_dim;
+    const int64_t stride = is_keys ? op.key_stride() : op.value_stride();
+    const int64_t offset = op.is_latent ? 0 : int64_t{kv_head} * dim;
     for (int key = 0; key < count; ++key) {
       const int64_t at = slots[key] * stride + offset;
       if (pool->is_q8()) {
-        to = add_lines(to, pool->codes() + at, op.dim);
+        to = add_lines(to, pool->codes() + at, dim);
         to = add_lines(to, pool->scales + at / 32, 1);
       } else {
-        to = add_lines(to, pool->halves() + at, 2 * op.dim);
+        to = add_lines(to, pool->halves() + at, 2 * dim);
       }
     }
   }
@@ -97,18 +100,19 @@ const char** lines_of(const AttentionOp& op, const int32_t* slots, int count, in
 // A block of `count` keys of the tile, for `queries` of its queries in `b`.
 void attend_halves(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int first_query,
                    int queries, Buffers& b, State state, Upcoming& upcoming) {
-  const int64_t stride = op.slot_stride(), offset = op.is_latent ? 0 : kv_head * op.dim;
-  op.k->gather_keys(op.keys.halves() + offset, stride, slots, count, op.dim, b.keys);
-  op.k->gather_values(op.values.halves() + offset, stride, slots, count, op.value_dim, b.values);
+  const int64_t head = op.is_latent ? 0 : kv_head;
+  op.k->gather_keys(op.keys.halves() + head * op.dim, op.key_stride(), slots, count, op.dim, b.keys);
+  op.k->gather_values(op.values.halves() + head * op.value_dim, op.value_stride(), slots, count, op.value_dim,
+                      b.values);
   op.k->attend_block(b.queries + first_query, b.first, b.end, queries, b.keys, b.values, op.dim, op.value_dim,
                      state.softmax, state.acc, b.scores, upcoming);
 }
 
 Q8Rows q8_rows(const AttentionOp& op, const KvPool& pool, int kv_head) {
-  return {pool.codes() + kv_head * op.dim, pool.scales + kv_head * (op.dim / 32), op.slot_stride()};
+  return {pool.codes() + kv_head * op.dim, pool.scales + kv_head * (op.dim / 32), op.key_stride()};
 }
 
-// The same of a q8_0 cache.
+// The same of a q8_0 cache, whose keys and values are of one width.
 void attend_q8(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int first_query,
                int queries, Buffers& b, State state, Upcoming& upcoming) {
   auto *keys = reinterpret_cast<int16_t*>(b.keys), *values = reinterpret_cast<int16_t*>(b.values);

@@ -75,6 +75,12 @@ inline void merge_query(const AttentionOp& op, int position, int segment, int di
   merge_segments(*op.k, into, into_acc, from, from_acc, dim);
 }
 
+// What a head's gate multiplies its result by.
+inline float head_factor(const AttentionOp& op, float gate) {
+  if (!op.gate_softplus) return 1.0f / (1.0f + std::exp(-gate));
+  return gate > 20.0f ? gate : std::log1p(std::exp(gate));
+}
+
 // `dim` numbers of a head's result, from column `from` on.
 inline void write_head(const AttentionOp& op, int64_t row, int64_t head, int from, int dim, const float* acc,
                        Softmax softmax) {
@@ -82,7 +88,11 @@ inline void write_head(const AttentionOp& op, int64_t row, int64_t head, int fro
   float* out = op.out.f32 + at;
   std::copy_n(acc, dim, out);
   op.k->scale(normaliser(op, head, softmax), dim, out);
-  if (op.gate != nullptr) op.k->sigmoid_mul(op.gate + at, dim, out);
+  if (op.gate != nullptr && op.gate_by_head) {
+    op.k->scale(head_factor(op, op.gate[row * op.heads + head]), dim, out);
+  } else if (op.gate != nullptr) {
+    op.k->sigmoid_mul(op.gate + at, dim, out);
+  }
   if (op.out.q8 != nullptr) {
     const int64_t out_row = at / op.out.cols, column = at % op.out.cols;
     op.k->quantize(out, dim, op.out.codes(out_row) + column, op.out.metas(out_row) + column / 32);

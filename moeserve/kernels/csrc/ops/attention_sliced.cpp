@@ -80,8 +80,8 @@ void score_chunk(const AttentionOp& op, int64_t part, int kv_head, int chunk, Bu
   for (int key0 = begin; key0 < end; key0 += kKeyBlock) {
     const int count = std::min(kKeyBlock, end - key0);
     const int32_t* slots = queries.tile.slots + key0;
-    op.k->gather_keys(base, op.slot_stride(), slots, count, op.dim, b.block);
-    Upcoming next = lines_of(base, op.slot_stride(), slots + count, std::min(kKeyBlock, end - key0 - count),
+    op.k->gather_keys(base, op.key_stride(), slots, count, op.dim, b.block);
+    Upcoming next = lines_of(base, op.key_stride(), slots + count, std::min(kKeyBlock, end - key0 - count),
                              2 * op.dim, b.lines);
     op.k->score_block(b.queries, n, b.block, op.dim, b.scores + (key0 - begin) * n, next);
   }
@@ -95,17 +95,17 @@ void score_chunk(const AttentionOp& op, int64_t part, int kv_head, int chunk, Bu
 void weigh_slice(const AttentionOp& op, int64_t part, const Queries& queries, int slice, Buffers& b) {
   const int segment = op.plan->parts[part].segment, n = queries.count();
   const KeyRange keys = keys_of(op, queries.tile, segment);
-  const uint16_t* base = op.values.halves() + int64_t{queries.kv_head} * op.dim + slice * kValueSlice;
+  const uint16_t* base = op.values.halves() + int64_t{queries.kv_head} * op.value_dim + slice * kValueSlice;
   std::fill_n(b.softmax, n, Softmax{-INFINITY, 0.0f});
   std::fill_n(b.acc, n * kValueSlice, 0.0f);
   for (int key0 = keys.begin; key0 < keys.end; key0 += kKeyBlock) {
     const int count = std::min(kKeyBlock, keys.end - key0);
     const int32_t* slots = queries.tile.slots + key0;
-    op.k->gather_values(base, op.slot_stride(), slots, count, kValueSlice, b.block);
+    op.k->gather_values(base, op.value_stride(), slots, count, kValueSlice, b.block);
     seen_keys(op, queries.tile, queries.group, key0, count, b.first, b.end);
     const int block = (key0 - segment * AttentionPlan::kSegment) / kKeyBlock;
     std::copy_n(scores_of(op, part, queries, block), int64_t{n} * kKeyBlock, b.scores);
-    Upcoming next = lines_of(base, op.slot_stride(), slots + count,
+    Upcoming next = lines_of(base, op.value_stride(), slots + count,
                              std::min(kKeyBlock, keys.end - key0 - count), 2 * kValueSlice, b.lines);
     op.k->weigh_block(b.scores, b.first, b.end, n, b.block, kValueSlice, b.softmax, b.acc, next);
   }
@@ -174,13 +174,13 @@ int64_t chunks_of(const AttentionPlan& plan) {
 }
 
 // Some columns of keys or values of a part, from its `from`-th key on.
-BytesAhead columns_ahead(const AttentionOp& op, int64_t part, const uint16_t* columns, int count, int from,
-                         int keys) {
+BytesAhead columns_ahead(const AttentionOp& op, int64_t part, const uint16_t* columns, int64_t stride,
+                         int count, int from, int keys) {
   const AttentionPlan::Tile& tile = op.plan->tiles[op.plan->parts[part].tile];
   const int first = op.plan->parts[part].segment * AttentionPlan::kSegment + from;
   const int end = std::min(first + keys, tile.position + tile.count);
   if (first >= end) return {};
-  return {reinterpret_cast<const uint8_t*>(columns), 2 * op.slot_stride(), tile.slots + first, end - first,
+  return {reinterpret_cast<const uint8_t*>(columns), 2 * stride, tile.slots + first, end - first,
           2 * count};
 }
 
@@ -189,8 +189,9 @@ BytesAhead first_values(const AttentionOp& op, const Team& team) {
   const int64_t slices = op.plan->slices, heads = op.kv_heads;
   const auto [unit, count] = team.own_units(static_cast<int64_t>(op.plan->parts.size()) * heads * slices);
   if (count == 0) return {};
-  const uint16_t* columns = op.values.halves() + unit / slices % heads * op.dim + unit % slices * kValueSlice;
-  return columns_ahead(op, unit / (heads * slices), columns, kValueSlice, 0, AttentionPlan::kSegment);
+  const uint16_t* columns = op.values.halves() + unit / slices % heads * op.value_dim + unit % slices * kValueSlice;
+  return columns_ahead(op, unit / (heads * slices), columns, op.value_stride(), kValueSlice, 0,
+                       AttentionPlan::kSegment);
 }
 
 }  // namespace
@@ -201,8 +202,8 @@ BytesAhead first_keys(const AttentionOp& op, const Team& team) {
   const auto [unit, count] = team.own_units(static_cast<int64_t>(op.plan->parts.size()) * heads * chunks);
   if (count == 0) return {};
   constexpr int kKeys = kChunkBlocks * kKeyBlock;
-  return columns_ahead(op, unit / (heads * chunks), op.keys.halves() + unit / chunks % heads * op.dim, op.dim,
-                       static_cast<int>(unit % chunks) * kKeys,
+  return columns_ahead(op, unit / (heads * chunks), op.keys.halves() + unit / chunks % heads * op.dim,
+                       op.key_stride(), op.dim, static_cast<int>(unit % chunks) * kKeys,
                        static_cast<int>(std::min(count, chunks - unit % chunks)) * kKeys);
 }
 

@@ -137,6 +137,14 @@ void ExpertsOp::add_lora(const LoraTable* table, int part, int expert, int64_t p
   }
 }
 
+// g = what becomes of n gates and ups.
+void ExpertsOp::activate(float* g, const float* u, int n) const {
+  if (options.activation == Activation::kSwigluOai) return k->swiglu_oai(g, u, n, options.limit, options.alpha, g);
+  if (options.activation == Activation::kGelu) return k->gelu_mul(g, u, n, g);
+  if (options.limit > 0) return k->clamped_silu_mul(g, u, n, options.limit, g);
+  k->silu_mul(g, u, n, g);
+}
+
 // 32 rows of gate and up of the rank-th active expert, for all its tokens.
 void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
   const int expert = active_expert(rank);
@@ -166,10 +174,12 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
     }
     add_lora(lora.gate, 0, expert, panel, i0, tokens, g);
     add_lora(lora.up, 1, expert, panel, i0, tokens, u);
-    const auto activate = options.activation == Activation::kSilu   ? k->silu_mul
-                          : options.activation == Activation::kGelu ? k->gelu_mul
-                                                                    : k->swiglu_oai;
-    activate(g, u, tokens * kPanelRows, g);
+    for (int i = 0; options.weighs_input && i < tokens; ++i) {  // the products are linear in what the expert reads
+      const float weight = weights[routes[i0 + i]];
+      k->scale(weight, kPanelRows, g + i * kPanelRows);
+      k->scale(weight, kPanelRows, u + i * kPanelRows);
+    }
+    activate(g, u, tokens * kPanelRows);
     if (!claim()) return;
     for (int i = 0; i < tokens; ++i) {
       const float* row = g + i * kPanelRows;
@@ -202,7 +212,7 @@ void ExpertsOp::down_panel(Team& team, int64_t panel, Claim& claim) const {
       add_lora(lora.down, 0, expert, panel, i0, tokens, tile);
       for (int i = 0; i < tokens; ++i) {
         const int route = routes[i0 + i];
-        k->axpy(weights[route], tile + i * kPanelRows, kPanelRows, sums + route / top_k * kPanelRows);
+        k->axpy(weight_of(route), tile + i * kPanelRows, kPanelRows, sums + route / top_k * kPanelRows);
       }
     }
   }
@@ -248,7 +258,7 @@ void ExpertsOp::add_parts(Team& team, int64_t panel, Claim& claim) const {
   for (int i = 0; i < routed; ++i) {
     const int route = routes[i];
     std::copy_n(parts + i * down->rows + panel * kPanelRows, valid, tile);
-    k->axpy(weights[route], tile, kPanelRows, sums + route / top_k * kPanelRows);
+    k->axpy(weight_of(route), tile, kPanelRows, sums + route / top_k * kPanelRows);
   }
   if (claim()) put(panel, sums);
 }

@@ -70,6 +70,19 @@ void AddNormOp::operator()(Team& team) const {
   });
 }
 
+void GeluGateOp::operator()(Team& team) const {
+  team.last_phase();
+  team.for_units(n, [&](int64_t t) {
+    float* row = out.f32 + t * out.cols;
+    if (gate == nullptr) {
+      std::copy_n(up + t * stride, out.cols, row);
+    } else {
+      k->gelu_mul(gate + t * out.cols, up + t * stride, static_cast<int>(out.cols), row);
+    }
+    if (out.q8 != nullptr) k->quantize(row, out.cols, out.codes(t), out.metas(t));
+  });
+}
+
 void SoftcapOp::operator()(Team& team) const {
   constexpr int64_t kPart = 1 << 12;
   const int64_t parts = (cols + kPart - 1) / kPart;
@@ -148,8 +161,9 @@ void RopeStoreOp::norm_rotate(float* x, int num, const float* norm, bool full, i
   if (norm != nullptr && full) k->rms_norm(x, norm, eps, num * dim, x);
   for (int h = 0; h < num; ++h) {
     float* head = x + h * dim;
-    if (norm != nullptr && !full) k->rms_norm(head, norm, eps, dim, head);
+    if (norm != nullptr && !full && !norm_after) k->rms_norm(head, norm, eps, dim, head);
     k->rope(head, cos + angle * (rotary / 2), sin + angle * (rotary / 2), rotary);
+    if (norm != nullptr && norm_after) k->rms_norm(head, norm, eps, dim, head);
   }
 }
 
@@ -161,16 +175,19 @@ void RopeStoreOp::operator()(Team& team) const {
   team.for_units(int64_t{n} * parts, [&](int64_t unit) {
     const int64_t t = unit / parts, angle = positions == nullptr ? t : positions[t];
     float* own_q = q + unit * q_count * dim;
-    const int64_t kv = unit * kv_count * dim;  // where its numbers of `key` and `value` begin
+    const int values_count = kv_count * value_dim;
+    const int64_t kv = unit * kv_count * dim, v = unit * values_count;  // its first numbers of `key`, `value`
     norm_rotate(own_q, q_count, q_norm, full_q_norm, angle);
     k->scale(scale, q_count * dim, own_q);
+    if (key == nullptr) return;
     for (int h = 0; v_norm != nullptr && h < kv_count; ++h) {
-      k->rms_norm(value_source + kv + h * dim, v_norm, eps, dim, value + kv + h * dim);
+      k->rms_norm(value_source + v + h * value_dim, v_norm, eps, value_dim, value + v + h * value_dim);
     }
+    if (v_scale != 1.0f) k->scale(v_scale, values_count, value + v);
     norm_rotate(key + kv, kv_count, k_norm, full_k_norm, angle);
-    const int64_t at = (int64_t{slots[t]} * parts + unit % parts) * kv_count * dim;
-    keys.store(*k, key + kv, kv_count * dim, at);
-    values.store(*k, value + kv, kv_count * dim, at);
+    const int64_t at = int64_t{slots[t]} * parts + unit % parts;
+    keys.store(*k, key + kv, kv_count * dim, at * kv_count * dim);
+    values.store(*k, value + v, values_count, at * values_count);
   });
 }
 

@@ -114,6 +114,18 @@ struct AddNormOp {
   void operator()(Team& team) const;
 };
 
+// out[t] = gelu(gate[t]) * up[t], by GELU's tanh form; without a gate, up[t]. Quantised too where out has room.
+struct GeluGateOp {
+  const Kernels* k;
+  const float* gate;  // [n, out.cols], or nullptr
+  const float* up;    // a row every `stride` numbers
+  int64_t stride;
+  int n;
+  Activations out;
+  bool is_small() const { return n == 1 || n * out.cols <= kSmallNumbers; }
+  void operator()(Team& team) const;
+};
+
 // x[t] = cap * tanh(x[t] / cap).
 struct SoftcapOp {
   const Kernels* k;
@@ -151,7 +163,7 @@ struct LinearOp {
   void compute(int j, int64_t panel, int half, Claim& claim) const;
 };
 
-// Keys or values of one layer, [slots, kv_heads, dim]: float16, or int8 codes (q8_0) with a float16 scale for each 32.
+// Keys or values of one layer, [slots, kv_heads, width of a head]: float16, or int8 codes (q8_0) with a float16 scale for each 32.
 struct KvPool {
   void* data;
   uint16_t* scales;  // nullptr: float16
@@ -162,16 +174,16 @@ struct KvPool {
   void store(const Kernels& k, const float* x, int count, int64_t at) const;
 };
 
-// RMS norm of q and k, per head or over all heads at once; rotation of the first `rotary` dimensions of each head; q
-// scaled; k and v to the KV pool.
+// RMS norm of q and k, per head or over all heads at once; rotation of the first `rotary` dimensions of each head; q and
+// v scaled; k and v to the KV pool.
 struct RopeStoreOp {
   const Kernels* k;
   float* q;      // [n, heads, dim], in place
-  float* key;    // [n, kv_heads, dim], in place
-  float* value;  // in place with v_norm
+  float* key;    // [n, kv_heads, dim], in place; nullptr: q alone is rotated, and nothing stored
+  float* value;  // [n, kv_heads, value_dim], in place with v_norm or v_scale
   // What v is made from by v_norm: value, or key as it is before its own norm.
   const float* value_source;
-  const float* v_norm;  // [dim], by head; or nullptr: none
+  const float* v_norm;  // [value_dim], by head; or nullptr: none
   const float* q_norm;  // [dim], [heads * dim] with full_norm, or nullptr: none
   const float* k_norm;  // likewise
   bool full_q_norm, full_k_norm;
@@ -181,8 +193,9 @@ struct RopeStoreOp {
   const int32_t* positions;  // [n]: which of the angles are a row's; nullptr: row i's are the i-th
   const int32_t* slots;      // [n]
   KvPool keys, values;       // of this layer
-  int n, heads, kv_heads, dim, rotary;
-  float scale;  // of q
+  int n, heads, kv_heads, dim, value_dim, rotary;
+  bool norm_after;       // q and k are normalised behind the rotation
+  float scale, v_scale;  // of q and of v
   void operator()(Team& team) const;
 
  private:
@@ -235,6 +248,9 @@ enum class Activation : int { kSilu, kSwigluOai, kGelu };
 // What experts have besides their matrices.
 struct ExpertOptions {
   Activation activation = Activation::kSilu;
+  float limit = 0.0f;  // where gates and ups are cut, see experts/reference.py; 0: nowhere
+  float alpha = 0.0f;  // of kSwigluOai
+  bool weighs_input = false;  // a route's weight multiplies what the expert reads, not what it gives
   const float* gate_bias = nullptr;  // [experts, ff] each, or nullptr
   const float* up_bias = nullptr;
   const float* down_bias = nullptr;  // [experts, hidden]
@@ -293,6 +309,9 @@ struct ExpertsOp {
   Rows rows_of(int expert) const;
   int active_expert(int64_t rank) const;
   float* zeroed_sums(Team& team) const;  // [n, 32]
+  void activate(float* g, const float* u, int n) const;
+  // Of what the route's expert gives.
+  float weight_of(int route) const { return options.weighs_input ? 1.0f : weights[route]; }
   void gate_up(int64_t rank, int64_t panel, Claim& claim) const;
   void down_panel(Team& team, int64_t panel, Claim& claim) const;
   void add_down_bias(int expert, int64_t panel, int tokens, float* tile) const;

@@ -1,6 +1,6 @@
 """x += output(attention(rope(q), rope(k), v)) with q, k, v = qkv(norm(x)), queued on the pool's stream. Where
-attention is gated, its output is multiplied by sigmoid(gate(norm(x))); where blocks are sandwiched, what is added is
-normalised before."""
+attention is gated, its output is multiplied by a function of gate(norm(x)); where blocks are sandwiched, what is added
+is normalised before; where a layer attends to an earlier one's k and v, it has q alone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def project_qkv(
 ) -> None:
     """What of it needs nothing of a step but x."""
     stream.norm(space.x, w.norm, eps, n, space.y)
-    outputs = [form.q, form.k] if shape.v_from_k else [form.q, form.k, form.v]
-    projected = [*outputs, space.gate] if shape.is_gated else outputs
+    outputs = [form.q, form.k, form.v][: len(shape.qkv_parts)]
+    projected = [*outputs, space.gates[shape.gate_width]] if shape.gate_width else outputs
     project(stream, space.y, n, w.qkv, projected, adapters, shape.qkv_parts)
 
 
@@ -46,14 +46,16 @@ def attend(
     n, plan, slots = batch.n, form.plan, batch.kv_slots
     if shape.window and batch.window_slots is not None:
         plan, slots = form.window_plan, batch.window_slots
+    k, v = (form.k, form.v) if shape.kv_from is None else (None, None)
     stream.rope_store(
-        form.q, form.k, form.v, w.q_norm, w.k_norm, eps, form.cos, form.sin, slots, kv, n, form.heads,
-        scale=shape.scale, v_norm=w.v_norm, v_from_k=shape.v_from_k, positions=batch.positions,
+        form.q, k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, slots, kv, n, form.heads,
+        scale=shape.scale, v_norm=w.v_norm, v_from_k=shape.v_from_k, v_scale=shape.v_scale,
+        norm_after=shape.norm_after, positions=batch.positions,
     )  # fmt: skip
-    gate = space.gate if shape.is_gated else None
     stream.attention(
-        plan, form.q, kv, form.attended, form.heads, window=shape.window, sinks=w.sinks, gate=gate
-    )
+        plan, form.q, kv, form.attended, form.heads, window=shape.window, sinks=w.sinks,
+        gate=space.gates.get(shape.gate_width), gate_softplus=shape.gate == "head_softplus",
+    )  # fmt: skip
     if w.output_norm is None:
         project(stream, form.attended, n, w.output, [space.x], adapters, (names.ATTN_OUTPUT,), add=True)
         return

@@ -28,12 +28,13 @@ from moeserve.models.blocks.cpu.delta_net import project_delta, recur
 from moeserve.models.blocks.cpu.ffn import feed_forward, mix
 from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of
 from moeserve.models.blocks.cpu.latent import attend_latent, project_latent
+from moeserve.models.blocks.cpu.layer_inputs import add_input, make_inputs
 from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
-from moeserve.models.blocks.cpu.sandwich import mix_sandwiched
+from moeserve.models.blocks.cpu.sandwich import mix_parts
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.forget import forget_kv
-from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
@@ -149,6 +150,8 @@ class CpuDecoder:
             self._stream.wait()
             for first, rows in embedded:
                 self._space.x[first : first + len(rows)] = rows
+        if self._weights.layer_inputs is not None:
+            make_inputs(self._stream, self._weights.layer_inputs, self.shape, token_ids, n, self._space)
         if self._weights.layers:
             self._project(0, n, adapters)
 
@@ -258,7 +261,8 @@ class CpuDecoder:
         if isinstance(mixer, AttentionShape):
             assert isinstance(w, CpuAttention)
             adapters = self._adapters_of(index, batch.adapters)
-            attend(stream, w, mixer, self._forms[mixer.form], eps, self._kv[index], batch, space, adapters)
+            kv = self._kv[index if mixer.kv_from is None else mixer.kv_from]
+            attend(stream, w, mixer, self._forms[mixer.form], eps, kv, batch, space, adapters)
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
             attend_latent(stream, w, mixer, self._forms[mixer.form], self._kv[index], batch, space)
@@ -271,17 +275,34 @@ class CpuDecoder:
         return None if self._adapters is None else self._adapters.layer(index, rows)
 
     def _feed_forward(self, index: int, batch: CpuBatch) -> None:
-        n, adapters = batch.n, self._adapters_of(index, batch.adapters)
-        ffn, shape, eps = self._layers[index].ffn, self._shapes[index].moe, self.shape.rms_eps
-        if isinstance(ffn, CpuDenseFfn):
-            feed_forward(self._stream, ffn, eps, n, self._space, adapters)
-        else:
-            assert shape is not None
-            if ffn.sandwich is not None:
-                counts = self._expert_counts[index]
-                mix_sandwiched(self._stream, ffn, ffn.sandwich, shape, eps, n, self._space, counts, adapters)
-                return
-            mix(self._stream, ffn, shape, eps, n, self._space, self._expert_counts[index], adapters)
+        w, eps, space, n = self._layers[index], self.shape.rms_eps, self._space, batch.n
+        if w.ffn_output_norm is None:
+            self._run_ffn(index, batch, space.x, add=True)
+            return
+        assert space.sandwich is not None
+        out = self._run_ffn(index, batch, space.sandwich.block, add=False)
+        factor = w.factor if w.input is None else 1.0
+        self._stream.add_norm(out, w.ffn_output_norm, eps, n, space.x, factor=factor)
+        if w.input is not None:
+            add_input(self._stream, w.input, eps, w.factor, index, n, space)
+
+    def _run_ffn(self, index: int, batch: CpuBatch, out: Tensor, *, add: bool) -> Tensor:
+        """Gives where the result is: in `out`, added to it or in its place, or elsewhere."""
+        n, adapters, counts = (
+            batch.n,
+            self._adapters_of(index, batch.adapters),
+            self._expert_counts[index],
+        )
+        w, shape, eps = self._layers[index].ffn, self._shapes[index].ffn, self.shape.rms_eps
+        if isinstance(w, CpuDenseFfn):
+            assert isinstance(shape, DenseFfnShape)
+            feed_forward(self._stream, w, shape, eps, n, self._space, adapters, out, add=add)
+            return out
+        assert isinstance(shape, MoeShape)
+        if w.parts is not None:
+            return mix_parts(self._stream, w, w.parts, shape, eps, n, self._space, counts, adapters)
+        mix(self._stream, w, shape, eps, n, self._space, counts, adapters, out, add=add)
+        return out
 
     def _show_feed_forward(self, index: int, batch: CpuBatch, observer: LayerObserver) -> None:
         """The same, waited for. The kernels add to x at once, so the observer gets the difference."""

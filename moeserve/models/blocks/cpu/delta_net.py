@@ -7,8 +7,8 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import StateLayer
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
-from moeserve.models.interface import GatedDeltaNetShape
 from moeserve.models.loading.cpu_weights import CpuDeltaNet
+from moeserve.models.recurrence import GatedDeltaNetShape
 
 
 def project_delta(stream: CpuStream, w: CpuDeltaNet, eps: float, n: int, space: CpuWorkspace) -> None:

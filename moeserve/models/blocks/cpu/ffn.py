@@ -1,5 +1,6 @@
-"""x += the feed-forward of y = norm(x), queued on the pool's stream: the sum of the chosen experts'
-down(activation(gate y, up y)) and of the shared expert's, or the only one's of a layer without experts."""
+"""The feed-forward of y = norm(x), queued on the pool's stream: the sum of the chosen experts' down(activation(gate y,
+up y)) and of the shared expert's, or the only one's of a layer without experts. It is added to `out`, or replaces what
+that holds."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
-from moeserve.models.interface import MoeShape
+from moeserve.models.interface import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.loading.cpu_weights import CpuDenseFfn, CpuMoe, CpuSharedExpert
 from moeserve.models.sources.gguf import names
 
@@ -22,42 +23,78 @@ def mix(
     space: CpuWorkspace,
     expert_token_counts: Tensor,
     adapters: LayerAdapters | None,
+    out: Tensor,
+    *,
+    add: bool,
 ) -> None:
     """expert_token_counts: int64 [2, experts], see `CpuStream.experts`."""
-    e, b = w.experts, w.experts.biases
     stream.norm(space.x, w.norm, eps, n, space.y)
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))
     stream.route(space.router_logits, n, space.routing, shape.router, bias=w.choice_bias)
+    run_experts(stream, w, shape, n, space, expert_token_counts, adapters, out, add=add)
+    if w.shared is not None:
+        assert shape.shared is not None
+        run_unrouted(stream, w.shared, shape.shared, n, space, adapters, shape.shared.parts, out, add=True)
+
+
+def feed_forward(
+    stream: CpuStream,
+    w: CpuDenseFfn,
+    shape: DenseFfnShape,
+    eps: float,
+    n: int,
+    space: CpuWorkspace,
+    adapters: LayerAdapters | None,
+    out: Tensor,
+    *,
+    add: bool,
+) -> None:
+    """Queues the feed-forward of a layer without experts."""
+    stream.norm(space.x, w.norm, eps, n, space.y)
+    run_unrouted(stream, w.expert, shape, n, space, adapters, names.FFN_PARTS, out, add=add)
+
+
+def run_experts(
+    stream: CpuStream,
+    w: CpuMoe,
+    shape: MoeShape,
+    n: int,
+    space: CpuWorkspace,
+    expert_token_counts: Tensor,
+    adapters: LayerAdapters | None,
+    out: Tensor,
+    *,
+    add: bool,
+) -> None:
+    """The experts that space.routing has chosen, of space.y."""
+    e, b = w.experts, w.experts.biases
     stream.experts(
-        e.gate, e.up, e.down, space.y, n, space.routing, space.h, expert_token_counts, space.x,
-        activation=shape.activation,
+        e.gate, e.up, e.down, space.y, n, space.routing, space.h, expert_token_counts, out,
+        activation=shape.activation, limit=shape.limit, alpha=shape.alpha, weighs_input=shape.weighs_input, add=add,
         gate_bias=None if b is None else b.gate,
         up_bias=None if b is None else b.up,
         down_bias=None if b is None else b.down,
         lora=None if adapters is None else adapters.experts(names.EXPERT_PARTS),
     )  # fmt: skip
-    if w.shared is not None:
-        _add_unrouted(stream, w.shared, n, space, adapters, names.SHARED_PARTS)
 
 
-def feed_forward(
-    stream: CpuStream, w: CpuDenseFfn, eps: float, n: int, space: CpuWorkspace, adapters: LayerAdapters | None
-) -> None:
-    """Queues the feed-forward of a layer without experts."""
-    stream.norm(space.x, w.norm, eps, n, space.y)
-    _add_unrouted(stream, w.expert, n, space, adapters, names.FFN_PARTS)
-
-
-def _add_unrouted(
+def run_unrouted(
     stream: CpuStream,
     w: CpuSharedExpert,
+    shape: SharedExpert | DenseFfnShape,
     n: int,
     space: CpuWorkspace,
     adapters: LayerAdapters | None,
     parts: tuple[str, ...],
+    out: Tensor,
+    *,
+    add: bool,
 ) -> None:
-    """x += sigmoid(gate . y) * down(silu(gate y) * up y), as a mixture of one expert that every token is routed to."""
+    """sigmoid(gate . y) * down(activation(gate y, up y)) of what every token passes, as a mixture of one expert."""
     e, routing, h = w.experts, space.unrouted_routing, space.unrouted_h[w.experts.gate.rows]
     stream.shared_gate(space.y, n, w.gate, routing)
-    lora = None if adapters is None else adapters.experts(parts)
-    stream.experts(e.gate, e.up, e.down, space.y, n, routing, h, None, space.x, lora=lora)
+    stream.experts(
+        e.gate, e.up, e.down, space.y, n, routing, h, None, out,
+        activation=shape.activation, limit=shape.limit, add=add,
+        lora=None if adapters is None else adapters.experts(parts),
+    )  # fmt: skip

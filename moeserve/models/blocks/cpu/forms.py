@@ -39,7 +39,7 @@ class CpuForm:
                 memory.view(-1)[: tokens * width].view(tokens, width)
                 for memory, width in zip(
                     (space.q, space.k, space.v),
-                    (shape.q_width, shape.kv_width, shape.kv_width),
+                    (shape.q_width, shape.kv_width, shape.value_width),
                     strict=True,
                 )
             )
@@ -66,5 +66,5 @@ def _kinds(model: ModelShape) -> dict[AttentionForm, AttentionShape | LatentAtte
 
 def _heads_of(shape: AttentionShape | LatentAttentionShape) -> Heads:
     if isinstance(shape, LatentAttentionShape):
-        return Heads(shape.num_heads, shape.head_parts, shape.head_dim, shape.rank)
-    return Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        return Heads(shape.num_heads, shape.head_parts, shape.head_dim, shape.rank, is_latent=True)
+    return Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.v_dim)

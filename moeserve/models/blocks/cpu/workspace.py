@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels.stream_operands import Activations, AdapterRows, RoutingWorkspace, StateSequences
-from moeserve.models.interface import AttentionShape, GatedDeltaNetShape, ModelShape
+from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
+from moeserve.models.recurrence import GatedDeltaNetShape
 
 
 class CpuBatch:
@@ -41,6 +42,17 @@ class SandwichWorkspace:
     def __init__(self, hidden: int, tokens: int) -> None:
         self.block = torch.empty(tokens, hidden)  # a block's output, before its norm
         self.sum = Activations(tokens, hidden, q8=False)  # of the parts of a feed-forward
+
+
+class LayerInputWorkspace:
+    """What layers with inputs of their own need beside the others' buffers."""
+
+    def __init__(self, shape: ModelShape, tokens: int) -> None:
+        width = shape.layer_input_width
+        self.all = torch.empty(tokens, shape.num_layers * width)  # every layer's
+        self.projected = torch.empty(tokens, shape.num_layers * width)
+        self.gate = torch.empty(tokens, width)
+        self.gated = Activations(tokens, width)
 
 
 class DeltaWorkspace:
@@ -95,11 +107,13 @@ class CpuWorkspace:
         # With k and v of the widest layer: forms.py.
         self.q = torch.empty(tokens, 0 if s.latent else s.q_width)
         self.k = torch.empty(tokens, s.kv_width)
-        self.v = torch.empty(tokens, s.kv_width)
-        is_gated = isinstance(s.heads, AttentionShape) and s.heads.is_gated
-        self.gate = torch.empty(tokens if is_gated else 0, s.q_width)
+        self.v = torch.empty(tokens, s.value_width)
+        gate = torch.empty(tokens * max(s.gate_widths, default=0))
+        # Of attention's outputs, by how many a token has.
+        self.gates = {width: gate[: tokens * width].view(tokens, width) for width in s.gate_widths}
         self.widest_mixed = Activations(tokens, s.mixed_width)  # what mixers give to their last product
         self.sandwich = SandwichWorkspace(s.hidden_size, tokens) if s.is_sandwiched else None
+        self.inputs = LayerInputWorkspace(s, tokens) if s.layer_input_width else None
         self.next_token = None if s.next_token_layer is None else NextTokenWorkspace(s.hidden_size, tokens)
         self.latent = None if s.latent is None else LatentWorkspace(s.latent, tokens)
         self.delta = None if s.delta_net is None else DeltaWorkspace(s.delta_net, tokens, self.widest_mixed)

@@ -16,8 +16,8 @@ from moeserve.kernels.delta_net.op import (
 from moeserve.kernels.stream_operands import StateLayer
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
 from moeserve.models.blocks.gpu.workspace import GpuStateRows, GpuWorkspace
-from moeserve.models.interface import GatedDeltaNetShape
 from moeserve.models.loading.gpu_weights import GpuDeltaNet
+from moeserve.models.recurrence import GatedDeltaNetShape
 
 
 def recur(

@@ -368,7 +368,7 @@ class GpuFfnBlock:
             s.unrouted_h[shape.unrouted_width],
             s.unrouted_blocks,
             self._unrouted_part(index, s),
-            Gated(shape.unrouted_activation),
+            Gated("silu" if shape.unrouted is None else shape.unrouted.activation),
             None if adapters is None else adapters.experts(names_of),
         )
         run.launch(s, count, adds=self._has_routed_parts(index) and self._sandwich(index) is None)

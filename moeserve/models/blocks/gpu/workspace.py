@@ -23,8 +23,9 @@ from moeserve.kernels.latent.op import by_head, decode_workspace
 from moeserve.kernels.linear.large_batch import UnpackScratch
 from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
-from moeserve.models.interface import AttentionShape, GatedDeltaNetShape, ModelShape
+from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
+from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.step_buffers import (
     ALIGNMENT,
     INT8_GROUP,

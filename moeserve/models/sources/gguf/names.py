@@ -59,6 +59,22 @@ POST_FFW_NORM_1 = "post_ffw_norm_1"  # of the dense feed-forward beside experts
 PRE_FFW_NORM_2 = "pre_ffw_norm_2"  # of the experts' input
 POST_FFW_NORM_2 = "post_ffw_norm_2"  # and output
 LAYER_OUTPUT_SCALE = "layer_output_scale"
+# Of models whose layers have inputs of their own: a table of all layers' for each token, and what is made of the
+# embeddings and added to it, then the parts of a layer.
+LAYER_INPUT_EMBD = "per_layer_token_embd.weight"
+LAYER_INPUT_MODEL_PROJ = "per_layer_model_proj.weight"
+LAYER_INPUT_PROJ_NORM = "per_layer_proj_norm.weight"
+LAYER_INPUT_GATE = "inp_gate"
+LAYER_INPUT_PROJ = "proj"
+LAYER_INPUT_NORM = "post_norm"
+# What chooses the keys of latent attention.
+INDEXER = (
+    "indexer.attn_k.weight",
+    "indexer.attn_q_b.weight",
+    "indexer.proj.weight",
+    "indexer.k_norm.weight",
+    "indexer.k_norm.bias",
+)
 FFN_GATE = "ffn_gate"  # of a layer without experts
 FFN_UP = "ffn_up"
 FFN_DOWN = "ffn_down"

@@ -12,6 +12,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
+from moeserve.models.gpu_features import check_gpu_features
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.engine_types import check_gpu_types
 from moeserve.models.loading.lanes import check_lanes
@@ -65,6 +66,7 @@ def plan_load(
     log_skipped(shape, source)
     check_lanes(source, shape, "GPU")
     check_gpu_types(source, source.tensors)
+    check_gpu_features(source, shape)
     share, heat = None, heat_counts(config, shape)
     if ranks is not None:
         share = share_among(config, shape, source.tensors, ranks.rank, ranks.num_ranks, heat)

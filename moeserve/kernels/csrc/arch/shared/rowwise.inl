@@ -75,14 +75,23 @@ void sigmoid_mul(const float* gate, int n, float* x) {
   }
 }
 
-// gpt-oss's gated activation: the gate at most 7, up within 7 of 0. The clamped value is min's and max's second operand,
-// so that NaN stays NaN.
-void swiglu_oai(const float* gate, const float* up, int n, float* out) {
-  const VF limit = set_f(7.0f), one = set_f(1.0f);
+// The clamped value is min's and max's second operand, so that NaN stays NaN.
+void clamped_silu_mul(const float* gate, const float* up, int n, float most, float* out) {
+  const VF limit = set_f(most), least = set_f(-most), one = set_f(1.0f);
+  for (int i = 0; i < n; i += 16) {
+    const VF g = load_f(gate + i);
+    const VF u = max(least, min(limit, load_f(up + i)));
+    store_f(out + i, mul(min(limit, div(g, add(one, exp_f(sub(zero_f(), g))))), u));
+  }
+}
+
+// gpt-oss's gated activation: the gate at most `most`, up within it of 0.
+void swiglu_oai(const float* gate, const float* up, int n, float most, float alpha, float* out) {
+  const VF limit = set_f(most), least = set_f(-most), one = set_f(1.0f);
   for (int i = 0; i < n; i += 16) {
     const VF g = min(limit, load_f(gate + i));
-    const VF u = max(set_f(-7.0f), min(limit, load_f(up + i)));
-    const VF swish = div(g, add(one, exp_f(mul(set_f(-1.702f), g))));
+    const VF u = max(least, min(limit, load_f(up + i)));
+    const VF swish = div(g, add(one, exp_f(mul(set_f(-alpha), g))));
     store_f(out + i, mul(add(u, one), swish));
   }
 }

@@ -1,0 +1,53 @@
+"""Mistral's calls. Since 2025 each has a name and arguments between control tokens, before that all are a list:
+
+[TOOL_CALLS]name[ARGS]{"key": "value"}[TOOL_CALLS]name[ARGS]{}
+
+[TOOL_CALLS][{"name": "f", "arguments": {"key": "value"}}, {"name": "g", "arguments": {}}]
+
+Models of mid-2025 write `[CALL_ID]` and an id behind the name; some leave `[ARGS]` out.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .guided import GuidedCalls
+from .separated import SeparatedSyntax
+from .tool_calls import CallTags
+
+OPEN: Final = "[TOOL_CALLS]"
+SEPARATOR: Final = "[ARGS]"
+CALL_ID: Final = "[CALL_ID]"
+
+TAGS: Final = CallTags(OPEN, "", following=",", ends=("]",))
+
+
+def call_id(name: str, number: int) -> str:
+    """Templates demand nine letters or digits."""
+    return f"{number:09d}"
+
+
+def name_of(text: str) -> str:
+    """Returns the tool's name; "" where there is none."""
+    name = text.partition(CALL_ID)[0].strip()
+    return "" if any(char.isspace() for char in name) else name
+
+
+SYNTAX: Final = SeparatedSyntax("", SEPARATOR, "", (OPEN,), name_of=name_of, needs_separator=False)
+GUIDED: Final = GuidedCalls(
+    open=OPEN,
+    before_name="",
+    before_arguments=SEPARATOR,
+    behind="",
+    close="",
+    separator="",
+    is_block=False,
+)
+
+
+def list_of_one(open_tag: str, close: str = "") -> GuidedCalls:
+    """Returns the form of a list in tags; a grammar has each call in a list of its own."""
+    return GuidedCalls(open_tag, '[{"name": "', '", "arguments": ', "}]", close, "", is_block=False)
+
+
+GUIDED_LIST: Final = list_of_one(OPEN)

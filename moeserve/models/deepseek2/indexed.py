@@ -1,0 +1,32 @@
+"""GLM-5 (https://huggingface.co/zai-org/GLM-5): DeepSeek's latent attention to the keys that an indexer chooses
+(https://arxiv.org/abs/2512.02556), here to all keys.
+
+The two are the same while there are no more keys than the indexer chooses. So contexts up to that number are served,
+and the indexer's weights are not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeserve.models.deepseek2.family import read_shape as read_latent_shape
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
+from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.source import ModelSource
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Raises ModelError."""
+    shape = read_latent_shape(source)
+    chosen = ShapeReader(source).integer("attention.indexer.top_k", 1, 1 << 24)
+    layers = tuple(map(_with_indexer, shape.layers))
+    return replace(shape, layers=layers, context_length=min(shape.context_length, chosen))
+
+
+def _with_indexer(layer: LayerShape) -> LayerShape:
+    assert isinstance(layer.mixer, LatentAttentionShape)
+    return replace(layer, mixer=replace(layer.mixer, has_indexer=True))
+
+
+FAMILY = ModelFamily("glm-dsa", read_shape)

@@ -1,0 +1,50 @@
+"""What a model may have that the GPU engine does not compute yet, asked before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import AttentionShape, LayerShape, ModelShape
+from moeserve.models.sources.source import ModelSource
+
+# What a layer of the model has, and how to tell.
+_CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
+    "keys and values of different widths": lambda layer: _has(layer, lambda a: a.v_dim != a.head_dim),
+    "scaled values": lambda layer: _has(layer, lambda a: a.v_scale != 1.0),
+    "norms of q and k behind the rotation": lambda layer: _has(layer, lambda a: a.norm_after),
+    "norms of q and k without a weight": lambda layer: _has(layer, lambda a: a.qk_norm == "unweighted"),
+    "a gate of attention's output with a matrix of its own": lambda layer: _has(
+        layer, lambda a: a.has_gate_matrix
+    ),
+    "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
+    "norms behind blocks without parts that are normalised": lambda layer: (
+        layer.is_sandwiched and (layer.moe is None or not layer.moe.parts_normed)
+    ),
+    "weights of the experts' input": lambda layer: layer.moe is not None and layer.moe.weighs_input,
+    "clamped experts": lambda layer: (
+        (layer.moe is not None and layer.moe.limit is not None)
+        or (layer.unrouted is not None and layer.unrouted.limit is not None)
+    ),
+}
+
+
+def cpu_only_features(shape: ModelShape) -> list[str]:
+    """What the model has that only the CPU engine computes."""
+    found = [what for what, has in _CPU_ONLY.items() if any(map(has, shape.layers))]
+    return [*found, "layers with inputs of their own"] if shape.layer_input_width else found
+
+
+def check_gpu_features(source: ModelSource, shape: ModelShape) -> None:
+    """Raises ModelError for a model that has any."""
+    if found := cpu_only_features(shape):
+        raise ModelError(
+            source.path,
+            f"architecture {shape.architecture!r} has what only the CPU engine computes so far ({', '.join(found)}): "
+            "run the model with --device cpu",
+        )
+
+
+def _has(layer: LayerShape, tells: Callable[[AttentionShape], bool]) -> bool:
+    return isinstance(layer.mixer, AttentionShape) and tells(layer.mixer)

@@ -1,0 +1,33 @@
+"""Hunyuan-A13B (https://huggingface.co/tencent/Hunyuan-A13B-Instruct): q and k are normalised by head behind the
+rotation; every layer has experts, chosen by a softmax, and an ungated shared expert."""
+
+from __future__ import annotations
+
+from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.interface import (
+    AttentionShape,
+    LayerShape,
+    ModelFamily,
+    ModelShape,
+    MoeShape,
+    SharedExpert,
+)
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.source import ModelSource
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Raises ModelError. Longer contexts are in the base of the rotation, as the converter computes it."""
+    reader = ShapeReader(source)
+    attention = AttentionShape(*reader.heads(), qk_norm="head", norm_after=True)
+    width = reader.integer("expert_shared_feed_forward_length", 0, 1 << 16, default=0)
+    reader.integer("expert_shared_count", 0, 64, default=0)  # its width is that of all
+    moe = MoeShape(
+        *reader.experts(),
+        RouterOptions(scoring="softmax"),
+        shared=SharedExpert(width, is_gated=False) if width else None,
+    )
+    return reader.model((LayerShape(attention, moe),) * reader.num_layers)
+
+
+FAMILY = ModelFamily(architecture="hunyuan-moe", read_shape=read_shape)

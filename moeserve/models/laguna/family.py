@@ -1,0 +1,55 @@
+"""Laguna (https://huggingface.co/poolside/Laguna-XS.2): one layer in four sees all, with fewer heads, half of which
+rotate, by stretched angles; the others see a window; each head's output is multiplied by the softplus of a gate;
+DeepSeek-V3's router beside a shared expert."""
+
+from __future__ import annotations
+
+from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
+
+PERIOD = 4  # layers, of which the first sees all: no key says so
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Raises ModelError. Without a window's size no layer has a window."""
+    reader = ShapeReader(source)
+    head_dim = reader.integer("attention.key_length", 2, 1024)
+    reader.only("attention.value_length", head_dim)
+    heads = reader.layer_heads()
+    window = reader.integer(n.SLIDING_WINDOW, 0, 1 << 24, default=0)
+
+    def attention(index: int) -> AttentionShape:
+        _check_gate(reader, source, index, heads[index][0])
+        if not window or index % PERIOD == 0:
+            rotated = reader.rotated(head_dim)
+            return AttentionShape(
+                *heads[index], head_dim, qk_norm="head", rotated=rotated, gate="head_softplus"
+            )
+        return AttentionShape(
+            *heads[index],
+            head_dim,
+            qk_norm="head",
+            rotated=reader.rotated(head_dim, "rope.dimension_count_swa"),
+            window=window,
+            rope_theta=reader.number("rope.freq_base_swa", 2.0, 1e12),
+            rope_scaled=False,
+            gate="head_softplus",
+        )
+
+    mixtures = reader.sigmoid_mixtures(normalize=True)
+    return reader.model(tuple(LayerShape(attention(index), ffn) for index, ffn in enumerate(mixtures)))
+
+
+def _check_gate(reader: ShapeReader, source: ModelSource, index: int, heads: int) -> None:
+    """Raises ModelError for a model whose gates are not one for each head."""
+    gate = source.tensors.get(n.of_layer(index, n.ATTN_GATE))
+    if gate is not None and gate.shape[0] != heads:
+        raise reader.error(
+            "attention.head_count",
+            f"has {heads} for layer {index}, whose output has {gate.shape[0]} gates; one for each head is supported",
+        )
+
+
+FAMILY = ModelFamily(architecture="laguna", read_shape=read_shape)

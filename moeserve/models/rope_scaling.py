@@ -1,0 +1,23 @@
+"""How a model stretches RoPE. Beside `interface.py`, whose `ModelShape` has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How RoPE's frequencies are stretched beyond the training context.
+
+    "yarn" as in https://arxiv.org/abs/2309.00071; the other fields mean nothing for "none", and only
+    `factor` does for "linear".
+    """
+
+    type: Literal["none", "linear", "yarn"] = "none"
+    factor: float = 1.0  # >= 1: context after over context before
+    original_context_length: int = 0  # tokens
+    attn_factor: float = 1.0  # multiplies yarn's own attention scale, 0.1 ln(factor) + 1
+    beta_fast: float = 32.0  # rotations within the original context above which a frequency is left alone
+    beta_slow: float = 1.0  # and below which it is interpolated fully
+    truncate: bool = True  # the ramp between the two begins and ends at whole dimensions

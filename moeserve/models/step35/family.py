@@ -1,0 +1,61 @@
+"""Step-3.5-Flash and Step-3.7 (https://huggingface.co/stepfun-ai/Step-3.5-Flash), text alone: layers with a window have
+more heads and rotate them whole, the others half; each head's output is multiplied by a gate; what experts of the last
+layers compute is clamped; DeepSeek-V3's router. Layers behind the others predict further tokens and are not loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeserve.models.interface import (
+    AttentionShape,
+    DenseFfnShape,
+    LayerShape,
+    ModelFamily,
+    ModelShape,
+    MoeShape,
+)
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Raises ModelError. No key says how much of a head rotates in layers without a window."""
+    reader = ShapeReader(source)
+    head_dim = reader.integer("attention.key_length", 4, 1024)
+    reader.only("attention.value_length", head_dim)
+    whole = reader.rotated(head_dim)
+    sees_window, heads = reader.flags(n.WINDOWED_LAYERS), reader.layer_heads()
+
+    def attention(index: int) -> AttentionShape:
+        windowed = sees_window[index]
+        return AttentionShape(
+            *heads[index],
+            head_dim,
+            qk_norm="head",
+            rotated=whole if windowed else whole // 2,
+            window=reader.integer(n.SLIDING_WINDOW, 1, 1 << 24) if windowed else 0,
+            rope_theta=reader.number("rope.freq_base_swa", 2.0, 1e12) if windowed else None,
+            has_rope_factors=not windowed and n.ROPE_FREQS in source.tensors,
+            gate="head",
+        )
+
+    routed, shared = (reader.layer_limits(f"swiglu_clamp_{kind}") for kind in ("exp", "shexp"))
+    layers = [
+        LayerShape(attention(index), _clamped(ffn, routed[index], shared[index]))
+        for index, ffn in enumerate(reader.sigmoid_mixtures(normalize=True))
+    ]
+    return reader.model(tuple(layers))
+
+
+def _clamped(
+    ffn: MoeShape | DenseFfnShape, routed: float | None, shared: float | None
+) -> MoeShape | DenseFfnShape:
+    if isinstance(ffn, DenseFfnShape):
+        return replace(ffn, limit=shared)
+    return replace(
+        ffn, limit=routed, shared=None if ffn.shared is None else replace(ffn.shared, limit=shared)
+    )
+
+
+FAMILY = ModelFamily(architecture="step35", read_shape=read_shape)
