@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_one_who_leaves_takes_the_text_from_no_one(rendered: Rendered) -> None:
 
 
 def test_a_text_that_fails_is_tried_anew(monkeypatch: pytest.MonkeyPatch, rendered: Rendered) -> None:
-    texts = iter([ValueError("not yet"), "text"])
+    texts: Iterator[ValueError | str] = iter([ValueError("not yet"), "text"])
 
     def render() -> str:
         text = next(texts)
