@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
@@ -21,6 +22,7 @@ from tests.support.model_header import qwen3moe
 HIDDEN, WIDTH, LIVE = 32, 32, 3
 
 
+@pytest.mark.slow
 def test_dense_products_are_a_mixture_of_one_expert() -> None:
     """Of a layer that is narrower than the widest: its products lie in the beginning of their room."""
     shape = qwen3moe(hidden_size=HIDDEN, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32, num_experts=1, top_k=1,
