@@ -35,6 +35,9 @@ class Shown:
     def bind(self, slot: int, namespace: str) -> None:
         self.inner.bind(slot, namespace)
 
+    def catch_up(self) -> None:
+        self.inner.catch_up()
+
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         tokens = self.inner._sequences.tokens
         texts = [tokens[one.slot, : one.length].tolist() for one in wanted]
