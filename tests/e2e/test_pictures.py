@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import math
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,8 +18,9 @@ import pytest
 from tests.e2e.clients import within
 from tests.support.accuracy import log_softmax
 from tests.support.picture_fixture import MODEL, PICTURES, picture_cases
-from tests.support.server import Server, running_server
+from tests.support.server import REPOSITORY, Server, running_server
 
+GUIDE = REPOSITORY / "docs" / "how-to" / "ask-about-pictures.md"
 pytestmark = pytest.mark.cpu_engine("which alone computes pictures")
 
 
@@ -58,6 +63,23 @@ def test_a_visual_server_that_is_killed(server: Server) -> None:
     again = [ask(server, name) for name in PICTURES]
     assert [answer.json()["choices"][0]["message"] for answer in again] == texts
     assert within(60, lambda: not list((server.runtime_dir / "spans").iterdir()))
+
+
+def test_the_program_of_the_guide(server: Server, tmp_path: Path) -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "sign.png").write_bytes(picture_cases()["landscape"].path.read_bytes())
+    assert "http://localhost:8000" in program
+    program = program.replace("http://localhost:8000", server.base_url)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 def test_no_picture(server: Server) -> None:
