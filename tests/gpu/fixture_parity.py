@@ -32,6 +32,9 @@ MORE = (
     "exaonemoe",
     "granitemoe",
     "mistral4",
+    "gemma4dense",
+    "laguna",
+    "afmoe",
 )
 NAMES = [
     *(f"tiny-qwen3moe-{name}" for name in TYPES),
