@@ -16,10 +16,6 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
     "norms of q and k behind the rotation": lambda layer: _has(layer, lambda a: a.norm_after),
     "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
     "weights of the experts' input": lambda layer: layer.moe is not None and layer.moe.weighs_input,
-    "clamped experts": lambda layer: (
-        (layer.moe is not None and layer.moe.limit is not None)
-        or (layer.unrouted is not None and layer.unrouted.limit is not None)
-    ),
 }
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.op import shared_gate
 from moeserve.kernels.experts.sum_parts import sum_parts
+from moeserve.kernels.gating import form_of
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.linear.op import Gated
@@ -125,7 +126,7 @@ class GpuFfnBlock:
             if takes_dense_products(ffn.expert.experts, s) and not changed:
                 out, shape = self._routes(index, s).parts[:, 0], self._shapes[index].unrouted
                 assert shape is not None
-                multiply_dense(ffn.expert.experts, s, count, out, shape.activation)
+                multiply_dense(ffn.expert.experts, s, count, out, form_of(shape.activation, shape.limit))
             else:
                 self._add_unrouted(index, ffn.expert, s, count, adapters, names.FFN_PARTS)
         else:
@@ -365,6 +366,8 @@ class GpuFfnBlock:
     ) -> None:
         """What every token passes, as one route more of it: the column behind those of the router."""
         shape, routes = self._shapes[index], self._routes(index, s)
+        unrouted = shape.unrouted
+        assert unrouted is not None
         column = slice(shape.num_routes, shape.num_routes + 1)
         assert s.unrouted_blocks is not None
         ids, weights = self._ids_here(index, routes)[:, column], routes.weights[:, column]
@@ -379,7 +382,7 @@ class GpuFfnBlock:
             s.unrouted_h[shape.unrouted_width],
             s.unrouted_blocks,
             self._unrouted_part(index, s),
-            Gated("silu" if shape.unrouted is None else shape.unrouted.activation),
+            Gated(unrouted.activation, limit=unrouted.limit),
             None if adapters is None else adapters.experts(names_of),
         )
         run.launch(s, count, adds=self._has_routed_parts(index) and self._part_norms(index) is None)
