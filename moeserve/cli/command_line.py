@@ -23,6 +23,7 @@ from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig,
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
 from moeserve.models.adapters.modules import resolve_directory, resolve_modules
+from moeserve.models.sources.model_files import is_tower_file
 from moeserve.processes.cpus import pool_threads
 from moeserve.processes.tracing import traces_url
 
@@ -175,9 +176,11 @@ def resolve(config: ServerConfig) -> ServerConfig:
     _check_drafts(config)
     model, api_name = _find(config.model) if config.model else _local(demonstration_model())
     names = config.served_model_name or api_name
+    _check_image_tokens(config)
     return dataclasses.replace(
         config,
         model=str(model),
+        mmproj=find_tower(config.mmproj, model),
         served_model_name=names,
         lora_modules=resolve_modules(config.lora_modules, names.split(",")),
         lora_dir=resolve_directory(
@@ -201,6 +204,32 @@ def resolve(config: ServerConfig) -> ServerConfig:
         expert_heat=_absolute(config.expert_heat),
         placement_rules=_absolute(config.placement_rules),
     )
+
+
+def _check_image_tokens(config: ServerConfig) -> None:
+    least, most = config.image_min_tokens, config.image_max_tokens
+    if least is not None and most is not None and least > most:
+        raise ConfigError(f"--image-min-tokens: {least} is more than --image-max-tokens {most}; lower it")
+
+
+def find_tower(mmproj: str | None, model: Path) -> str | None:
+    """--mmproj as a path. "auto" is the only mmproj file beside the model. Raises ConfigError."""
+    if mmproj is None:
+        return None
+    if mmproj != "auto":
+        path = _absolute(mmproj)
+        assert path is not None
+        if not os.path.isfile(path):
+            raise ConfigError(f"--mmproj: there is no file {path}; name one, or leave it out")
+        return path
+    folder = model if model.is_dir() else model.parent
+    found = sorted(file for file in folder.glob("*.gguf") if is_tower_file(file.name))
+    if not found:
+        raise ConfigError(f"--mmproj auto: there is no *mmproj*.gguf in {folder}; name the file")
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise ConfigError(f"--mmproj auto: {folder} has several, {names}; name one")
+    return str(found[0])
 
 
 def _prefix_cache(config: ServerConfig) -> str:

@@ -43,6 +43,27 @@ class ServerConfig(EngineConfig):
         "header without tensors is enough)",
         choices=("auto", "dummy"),
     )
+    mmproj: str | None = option(
+        None,
+        "Model",
+        "the model's vision tower: an mmproj GGUF file, or auto for the one beside the model; pictures are then taken "
+        "in chats (CPU engine; towers of Qwen3.5 and Qwen3.6)",
+        metavar="FILE",
+    )
+    image_min_tokens: int | None = option(
+        None, "Model", "enlarge pictures to at least N tokens (default: 8)", low=1, high=16384, metavar="N"
+    )
+    image_max_tokens: int | None = option(
+        None, "Model", "shrink pictures to at most N tokens (default: 4096)", low=4, high=16384, metavar="N"
+    )
+    image_cache: float = option(
+        0.5,
+        "Model",
+        "memory for embeddings of pictures that may come again with a conversation's next turn; 0: none",
+        low=0,
+        high=1e6,
+        metavar="GIB",
+    )
     lora_modules: tuple[str, ...] = option(
         (),
         "Model",

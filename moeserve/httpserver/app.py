@@ -86,7 +86,11 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     _answer_errors(app)
     # The last middleware added runs first.
     app.add_middleware(HeadAsGet)
-    app.add_middleware(BodyLimit, apis=app.apis, context=lambda: service.engine.state.max_model_len)
+    # A picture's bytes have no measure in tokens.
+    sees = service.config.mmproj is not None
+    app.add_middleware(
+        BodyLimit, apis=app.apis, context=lambda: None if sees else service.engine.state.max_model_len
+    )
     app.add_middleware(Decompress, apis=app.apis)
     app.add_middleware(ForeignPages, apis=app.apis, allowed=service.config.allowed_origin)
     if keys:

@@ -20,8 +20,10 @@ from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, build_app
 from moeserve.httpserver.generation.chat.chat_formats import formats_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.chat.picture_tokens import PictureTokens
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.engine.engine_state import EngineState
+from moeserve.httpserver.generation.engine.picture_client import PictureClient
 from moeserve.httpserver.generation.engine.queue_room import QueueRoom
 from moeserve.httpserver.generation.engine.silences import Silences
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults, sampling_defaults
@@ -41,6 +43,7 @@ from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.models.errors import ModelError
 from moeserve.models.facts import facts_of
 from moeserve.models.open import open_metadata
+from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.lifecycle import Process
 from moeserve.processes.listeners import BACKLOG, Listeners, open_listeners, url_of
 from moeserve.tokenizer.renderer import ChatRenderer
@@ -89,6 +92,10 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         state=EngineState(silences=Silences(process.launcher)),
         room=QueueRoom(config.max_num_queued_reqs),
     )
+    if config.mmproj is not None:
+        to_visualserver = AsyncPushChannel(context, process.paths.visualserver)
+        files = EmbeddingFiles(process.paths.spans)
+        engine.pictures = PictureClient(to_visualserver, files, metrics.picture)
     service = Service(
         config,
         metrics.model_name,
@@ -107,6 +114,8 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         for state in states.values():
             state.close()
         to_router.close()
+        if engine.pictures is not None:
+            engine.pictures.close()
         inbox.close()
 
 
@@ -259,7 +268,11 @@ def load_text(config: ServerConfig) -> tuple[ModelText, SamplingDefaults]:
         log.info("chat format: tool calls %s, reasoning %s", *formats.names())
         parses = config.control_tokens_in_text == "parse"
         facts = facts_of(gguf)
-        return ModelText.of(tokenizer, renderer, formats, parses_user_text=parses, facts=facts), defaults
+        pictures = None if config.mmproj is None else PictureTokens.of(tokenizer)
+        text = ModelText.of(
+            tokenizer, renderer, formats, parses_user_text=parses, facts=facts, pictures=pictures
+        )
+        return text, defaults
     except ConfigError:
         renderer.close()
         raise

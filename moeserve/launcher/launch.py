@@ -1,8 +1,10 @@
-"""The launcher: starts the four processes, waits until they are ready, watches them and stops them in order.
+"""The launcher: starts the four processes, five where the model sees pictures, waits until they are ready, watches them
+and stops them in order.
 
     httpserver   SIGTERM makes it drain: no new requests, the running ones finish
     router       Shutdown message; it tells the worker
     detokenizer  Shutdown message
+    visualserver Shutdown message; it is there where the model has a tower
     worker       ends when the router tells it to
 
 What ends a server, and how:
@@ -14,8 +16,8 @@ What ends a server, and how:
   (`succession.py`)
 - the worker dies while serving, or the router says that it hangs: another one is started, and the router goes on
   with the requests; /health is 503 meanwhile
-- the router or the detokenizer dies while serving, or answers no heartbeat request: another one is started, and
-  httpserver sends it what it has of each request; the worker stays, and the next router connects to it
+- the router, the detokenizer or the visual server dies while serving, or answers no heartbeat request: another one is
+  started, and httpserver sends it what it has of each request; the worker stays, and the next router connects to it
 - httpserver dies while serving, or answers no heartbeat request: its connections are gone, the router frees what it
   ran for them, and another one is started. Clients that connect meanwhile wait, because the listening sockets are the
   launcher's
@@ -50,7 +52,7 @@ from moeserve.launcher import process_table
 from moeserve.launcher.child_process import ServerProcess
 from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST, EXIT_FAILED, EXIT_STOPPED
 from moeserve.launcher.launched_config import pinned, write_config
-from moeserve.launcher.process_table import DETOKENIZER, HTTPSERVER, LINK, ROUTER, WORKER
+from moeserve.launcher.process_table import DETOKENIZER, HTTPSERVER, LINK, ROUTER, VISUALSERVER, WORKER
 from moeserve.launcher.replacement import Replacement
 from moeserve.launcher.runtime_directory import runtime_directory
 from moeserve.launcher.signal_events import signals_as_events
@@ -133,10 +135,10 @@ class Launcher:
         stack.callback(self._context.destroy, linger=0)
         write_config(config, paths)
         # Connected from the start: a socket's file may be removed while the server runs.
-        self._channels = {
-            address: PushChannel(self._context, address)
-            for address in (paths.router, paths.detokenizer, paths.http)
-        }
+        told = {ROUTER: paths.router, DETOKENIZER: paths.detokenizer, HTTPSERVER: paths.http}
+        if config.mmproj:
+            told[VISUALSERVER] = paths.visualserver
+        self._channels = {address: PushChannel(self._context, address) for address in told.values()}
         self._inbox: PullChannel[ToLauncher] = PullChannel(self._context, paths.launcher, TO_LAUNCHER)
         self._wakeup = stack.enter_context(
             signals_as_events(self._on_signal, (signal.SIGUSR1, signal.SIGUSR2))
@@ -145,14 +147,15 @@ class Launcher:
         self._poller.register(self._inbox.socket, zmq.POLLIN)
         self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
         remote = {} if config.worker is None else {WORKER: LINK}
-        self._processes = process_table.ProcessTable(package, paths, self._poller, listeners, remote)
+        self._processes = process_table.ProcessTable(
+            package, paths, self._poller, listeners, remote, has_tower=config.mmproj is not None
+        )
         self._processes.listens_when_ready = is_next
-        asked = {ROUTER: paths.router, DETOKENIZER: paths.detokenizer, HTTPSERVER: paths.http}
         self._signs_of_life = SignsOfLife(
             longest_silence(config.step_timeout),
             self._processes,
             self.ready,
-            {name: partial(self._tell, address, HeartbeatRequest()) for name, address in asked.items()},
+            {name: partial(self._tell, address, HeartbeatRequest()) for name, address in told.items()},
         )
         self._replacement = Replacement(
             config,
@@ -189,7 +192,7 @@ class Launcher:
 
     def _wait_until_ready(self) -> bool:
         """False when a child failed, with its message logged, or when told to stop."""
-        while len(self.ready) < len(process_table.PROCESSES):
+        while len(self.ready) < len(self._processes.names):
             dead = self._processes.dead()
             if dead:
                 self._sleep_until(lambda: bool(self.last_words), LAST_WORDS_S)
@@ -224,6 +227,8 @@ class Launcher:
         if engine is not None:
             tokens = f", {engine.num_kv_slots:,} KV tokens available, steps of up to {engine.max_num_batched_tokens:,}"
             tokens += f", {engine.device}"
+            if self.config.mmproj and not engine.embedding_size:
+                log.warning("--mmproj has no effect: only the CPU engine computes pictures so far")
         self._processes.listens_when_ready = False  # from here on this server alone accepts
         self._systemd.notify("READY=1")
         log.info("ready: %s, memory used %.2f GiB%s", url, self._processes.memory_used() / GIB, tokens)
@@ -264,8 +269,9 @@ class Launcher:
             self.config.shutdown_timeout + DRAIN_MARGIN_S,
         )
         self._processes.go_on()  # a stop may have taken effect since
-        for address in (self.paths.router, self.paths.detokenizer):
-            self._tell(address, Shutdown())
+        for address in self._channels:
+            if address != self.paths.http:
+                self._tell(address, Shutdown())
         if self.config.worker is not None:  # the link lives for routers to come
             self._sleep_until(lambda: not self._processes.is_alive(ROUTER), EXIT_TIMEOUT_S)
             self._processes[WORKER].kill()
@@ -340,7 +346,7 @@ class Launcher:
         self._is_upgrade_wanted = False
         if self._is_next:
             self._succession.refuse(f"the launcher to be asked is process {os.getppid()}")
-        elif self.signals or len(self.ready) < len(process_table.PROCESSES):
+        elif self.signals or len(self.ready) < len(self._processes.names):
             self._succession.refuse("the server is not ready")
         else:
             self._succession.begin()
@@ -348,7 +354,7 @@ class Launcher:
     def _is_ready(self, message: ProcessReady) -> None:
         self.ready[message.process] = message
         crashes = self._replacement.crashes
-        if crashes and len(self.ready) == len(process_table.PROCESSES):
+        if crashes and len(self.ready) == len(self._processes.names):
             taken = crashes.since_last_s
             log.info("the engine is back: the %s was ready after %.2f s", message.process, taken)
 

@@ -21,7 +21,8 @@ HTTPSERVER: Final = "httpserver"
 ROUTER: Final = "router"
 DETOKENIZER: Final = "detokenizer"
 WORKER: Final = "worker"
-PROCESSES: Final = (HTTPSERVER, ROUTER, DETOKENIZER, WORKER)
+VISUALSERVER: Final = "visualserver"
+PROCESSES: Final = (HTTPSERVER, ROUTER, DETOKENIZER, WORKER)  # of every server
 LINK: Final = "moeserve.remote"  # the module in the worker's place where it is on another machine
 FORKED: Final = (ROUTER, DETOKENIZER)  # from the zygote, where there is one
 KEEPER: Final = "weights"  # the process that a worker is forked from, where there is one
@@ -37,9 +38,12 @@ class ProcessTable:
         poller: zmq.Poller,
         listeners: Listeners = Listeners(()),  # noqa: B008
         modules: Mapping[str, str] | None = None,
+        *,
+        has_tower: bool = False,
     ) -> None:
         """The processes are the modules of `package`: `python -m moeserve.router` and so on, but for those that
-        `modules` has by name. httpserver inherits `listeners`."""
+        `modules` has by name. httpserver inherits `listeners`. has_tower: there is a visual server."""
+        self.names = (*PROCESSES, VISUALSERVER) if has_tower else PROCESSES
         self.listens_when_ready = False  # the next httpserver
         self.first_request_id = 1  # of the next httpserver
         self._package = package
@@ -78,7 +82,7 @@ class ProcessTable:
     def start_all(self) -> None:
         """Those of one server. What is forked follows when the zygote is ready, which the worker takes longer for."""
         self._zygote.start()
-        for name in PROCESSES:
+        for name in self.names:
             if name in FORKED:
                 self._waiting.append(name)
             else:

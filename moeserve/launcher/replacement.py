@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
 from moeserve.config import ServerConfig
 from moeserve.launcher.child_process import Fork, ServerProcess
 from moeserve.launcher.crash_count import CrashCount
-from moeserve.launcher.process_table import DETOKENIZER, HTTPSERVER, ROUTER, WORKER, ProcessTable
+from moeserve.launcher.process_table import (
+    DETOKENIZER,
+    HTTPSERVER,
+    ROUTER,
+    VISUALSERVER,
+    WORKER,
+    ProcessTable,
+)
 from moeserve.launcher.signs_of_life import SignsOfLife
 from moeserve.messages.schema import HttpserverLost, ProcessLost, ProcessReady, WorkerExited
 from moeserve.processes.begin import EXIT_NOT_IMPORTED
@@ -55,8 +63,9 @@ class Replacement:
             return self._replace_httpserver()
         if ROUTER in names:
             return self._replace_router()
-        if DETOKENIZER in names:
-            return self._replace_detokenizer()
+        for name in (DETOKENIZER, VISUALSERVER):
+            if name in names:
+                return self._replace_simply(name)
         return self._replace_worker()
 
     def _replace_httpserver(self) -> bool:
@@ -80,13 +89,13 @@ class Replacement:
         self._start_again(ROUTER)
         return True
 
-    def _replace_detokenizer(self) -> bool:
-        detokenizer = self._processes[DETOKENIZER]
-        if not self._may_try_again(detokenizer):
+    def _replace_simply(self, name: Literal["detokenizer", "visualserver"]) -> bool:
+        """A process for which httpserver has all that is needed to go on with another."""
+        lost = self._processes[name]
+        if not self._may_try_again(lost):
             return False
-        lost = ProcessLost(DETOKENIZER, detokenizer.cause_of_death(), detokenizer.died_by_itself)
-        self._tell(self._paths.http, lost)
-        self._start_again(DETOKENIZER)
+        self._tell(self._paths.http, ProcessLost(name, lost.cause_of_death(), lost.died_by_itself))
+        self._start_again(name)
         return True
 
     def _start_again(self, name: str) -> None:

@@ -47,6 +47,7 @@ class Decoder(Generic[T]):
 TO_ROUTER: Final[Decoder[schema.ToRouter]] = Decoder(schema.ToRouter)
 TO_DETOKENIZER: Final[Decoder[schema.ToDetokenizer]] = Decoder(schema.ToDetokenizer)
 TO_HTTP: Final[Decoder[schema.ToHttp]] = Decoder(schema.ToHttp)
+TO_VISUALSERVER: Final[Decoder[schema.ToVisualServer]] = Decoder(schema.ToVisualServer)
 TO_LAUNCHER: Final[Decoder[schema.ToLauncher]] = Decoder(schema.ToLauncher)
 FROM_WORKER: Final[Decoder[schema.FromWorker]] = Decoder(schema.FromWorker)
 STEP_PLAN: Final[Decoder[steps.StepPlan]] = Decoder(steps.StepPlan)

@@ -25,6 +25,7 @@ from moeserve.messages.adapters import (
     UnloadAdapter,
 )
 from moeserve.messages.beams import BeamParams
+from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.router_metrics import LoadReport
@@ -229,7 +230,7 @@ class ProcessLost(msgspec.Struct, frozen=True, tag=True):
     """This process has ended, and another is started. What was on its way through it is lost: httpserver sends its open
     requests again."""
 
-    process: Literal["router", "detokenizer"]
+    process: Literal["router", "detokenizer", "visualserver"]
     cause: str
     by_itself: bool  # it was not killed from outside
 
@@ -323,8 +324,11 @@ ToHttp = (
     | LoadProgress
     | AdaptersServed
     | AdapterAnswer
+    | PictureEncoded
+    | PictureRefused
     | Heartbeat
     | HeartbeatRequest
 )
+ToVisualServer = EncodePicture | HeartbeatRequest | Shutdown
 ToLauncher = ProcessReady | ProcessFailed | ReplaceWorker | Heartbeat
 FromWorker = WorkerReady | StepResult | ExpertUse | AdaptersReport | WorkerError

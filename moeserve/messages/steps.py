@@ -58,6 +58,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     adapter_bytes: dict[str, int] = {}  # by key
     max_drafts: int = 0  # positions of a row whose tokens are drafted; 0: its rows have none
     embedding_size: int = 0  # numbers of an embedding that may stand for a token; 0: none may
+    rotates_in_sections: bool = False  # embeddings may have positions of their own (EmbeddingSpan.positions)
 
 
 class NewSeq(msgspec.Struct, frozen=True, array_like=True):
@@ -83,8 +84,9 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     grammar: int = 0  # number of its grammar, which `sampling` is without then: see StepPlan; 0: none
     # int32, of the last positions of `prefix_slots`; see WorkerReady.num_window_slots.
     prefix_window_slots: bytes = b""
-    # Those that `prefix_slots` do not cover whole. Their positions have negative numbers in `token_ids`, by which the
-    # worker tells a chunk's rows of embeddings from its tokens.
+    # Those that `prefix_slots` do not cover whole, and those with positions of their own, by which all text behind them
+    # rotates. They have negative numbers in `token_ids`, by which the worker tells a chunk's rows of embeddings from
+    # its tokens.
     spans: list[EmbeddingSpan] = []
 
 

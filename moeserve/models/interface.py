@@ -262,6 +262,7 @@ class ModelShape:
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits are c * tanh(logits / c); 0: as they are
     logit_scale: float = 1.0  # multiplies logits: the last norm's weight is loaded times it
+    rope_sections: tuple[int, int, int] | None = None  # frequencies by time, height, width (t h w t h w)
     layer_input_width: int = 0  # numbers of each token's own input of each layer; 0: there are none
 
     def __post_init__(self) -> None:

@@ -70,7 +70,8 @@ def read_hybrid_shape(
         tuple(
             LayerShape(recurrence if is_recurrent else attention, ffn, ffn_norm=n.POST_ATTENTION_NORM)
             for is_recurrent, ffn in zip(reader.recurrent_layers(), feed_forwards, strict=True)
-        )
+        ),
+        rope_sections=reader.rope_sections(attention.rotary_dim),
     )
 
 

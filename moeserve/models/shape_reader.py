@@ -299,6 +299,7 @@ class ShapeReader:
         logit_softcap: float = 0.0,
         logit_scale: float = 1.0,
         rope_theta: float | None = None,
+        rope_sections: tuple[int, int, int] | None = None,
         layer_input_width: int = 0,
     ) -> ModelShape:
         """The shape of a decoder of these layers. yarn_truncates, rope_theta: where no key says so. rope_scaling: in
@@ -320,8 +321,22 @@ class ShapeReader:
             embedding_scale=embedding_scale,
             logit_softcap=logit_softcap,
             logit_scale=logit_scale,
+            rope_sections=rope_sections,
             layer_input_width=layer_input_width,
         )
+
+    def rope_sections(self, rotary_dim: int) -> tuple[int, int, int] | None:
+        """See ModelShape. None where the file has none."""
+        name = "rope.dimension_sections"
+        key = self._key(name)
+        if key not in self._metadata:
+            return None
+        time, height, width, *rest = self._metadata.require_ints(key, 4).tolist()
+        if time + height + width != rotary_dim // 2 or any(rest) or not time >= height >= width > 0:
+            raise self.error(
+                name, f"is {[time, height, width, *rest]}, which {rotary_dim} dimensions do not have"
+            )
+        return time, height, width
 
     @property
     def _context_length(self) -> int:

@@ -45,8 +45,13 @@ class RuntimePaths:
 
     @property
     def http(self) -> str:
-        """PULL, bound by httpserver: ToHttp from detokenizer, router and worker."""
+        """PULL, bound by httpserver: ToHttp from detokenizer, router, worker and visual server."""
         return self._ipc("http")
+
+    @property
+    def visualserver(self) -> str:
+        """PULL, bound by the visual server: ToVisualServer from httpserver and launcher."""
+        return self._ipc("visualserver")
 
     @property
     def launcher(self) -> str:

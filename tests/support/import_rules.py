@@ -288,6 +288,14 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.tokenizer",
         "moeserve.grammar",
     },
+    "moeserve.visualserver": FRAME
+    | {
+        "moeserve.models.errors",
+        "moeserve.models.open",
+        "moeserve.models.registry",
+        "moeserve.models.sources.gguf",
+        "moeserve.models.loading.floats",
+    },
     "moeserve.cli.compare_dumps": {"moeserve.errors", "moeserve.worker.recording.dump_format"},
     "moeserve.launcher.zygote": FRAME
     | {"moeserve.router.__main__", "moeserve.detokenizer.__main__", "moeserve.tokenizer"},
@@ -325,6 +333,8 @@ TORCH_ALLOWED = (
     "moeserve.kv.device_pages",
     "moeserve.kv.host_blocks",
     "moeserve.kv.states",
+    "moeserve.visualserver.__main__",
+    "moeserve.visualserver.towers",
     "moeserve.cli.plan",
     "moeserve.cli.bench.engine",
 )

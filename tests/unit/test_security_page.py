@@ -10,6 +10,7 @@ import pytest
 from moeserve.grammar import check_process, checker
 from moeserve.httpserver import server
 from moeserve.httpserver.generation.engine import open_generations
+from moeserve.httpserver.generation.request import pictures
 from moeserve.httpserver.generation.resolve import request_builder
 from moeserve.httpserver.responses import store
 from moeserve.httpserver.transport import (
@@ -23,6 +24,7 @@ from moeserve.httpserver.transport import (
 from moeserve.processes.sandbox.parent import PATIENCE
 from moeserve.remote import frames, gate
 from moeserve.tokenizer import render_process, renderer
+from moeserve.visualserver import decode_process, decode_protocol, picture_decoder, picture_size
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "security.md").read_text()
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -45,10 +47,16 @@ def row(beginning: str) -> str:
         (
             "body |",
             f"{middleware.BODY_BYTES_PER_TOKEN} bytes for each token of context, from "
-            f"{middleware.MIN_BODY_LIMIT // MIB} to {middleware.MAX_BODY_BYTES // MIB} MiB; "
+            f"{middleware.MIN_BODY_LIMIT // MIB} to {middleware.MAX_BODY_BYTES // MIB} MiB "
+            f"({middleware.MAX_BODY_BYTES // MIB} with `--mmproj`); "
             f"{connection.BODY_TIMEOUT_S:g} s, and {connection.BODY_INTERVAL_BYTES // KIB} KiB in each "
             f"{connection.BODY_INTERVAL_S:g} s ",
         ),
+        ("pixels of a picture", f"{decode_protocol.MOST_PIXELS:,} "),
+        ("its longer side", f"{picture_size.MOST_ASPECT} times the shorter "),
+        ("seconds of CPU time", f"{picture_decoder.TIMEOUT_S:g} s "),
+        ("memory to decode one", f"{decode_process.MEMORY_BYTES // MIB} MiB "),
+        ("pictures of a request", f"{pictures.MOST_PICTURES} "),
         (
             "chunk heads, extensions and trailers",
             f"{connection.MAX_HEAD_BYTES // KIB} KiB between two pieces, "

@@ -1,4 +1,4 @@
-"""Anthropic's content blocks that are text here: texts, documents and search results.
+"""Anthropic's content blocks that are text here: texts, documents and search results; and pictures.
 
 Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python client's types.
 """
@@ -6,10 +6,17 @@ Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal, Protocol
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
+from moeserve.httpserver.generation.request.pictures import (
+    Picture,
+    joined,
+    picture_of_base64,
+    picture_of_url,
+)
 from moeserve.httpserver.transport.request_model import Advisory, FreeDict, Label, RequestModel, unsupported
 
 MAX_BLOCKS: Final = 1024
@@ -37,7 +44,7 @@ def text_to_block(content: Any) -> Any:
 
 
 def text_of(blocks: Sequence[HasText]) -> str:
-    return "\n".join(block.text for block in blocks)
+    return joined(block.text for block in blocks)
 
 
 Texts = Annotated[
@@ -111,6 +118,42 @@ class ToolReferenceBlock(RequestModel):
         return self.tool_name
 
 
+class Base64Source(RequestModel):
+    type: Literal["base64"]
+    media_type: Annotated[Label, Field(description="What the picture says itself counts.")] = "image/png"
+    data: str
+
+    @cached_property
+    def picture(self) -> Picture:
+        return picture_of_base64(self.data)
+
+
+class UrlSource(RequestModel):
+    type: Literal["url"]
+    url: Annotated[str, Field(description="A data: URL: pictures are not fetched.")]
+
+    @cached_property
+    def picture(self) -> Picture:
+        return picture_of_url(self.url)
+
+
+class ImageBlock(Block):
+    """A picture: PNG, JPEG, WebP, or a GIF's first frame."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+
+    @model_validator(mode="after")
+    def _is_a_picture(self) -> ImageBlock:
+        _ = self.source.picture  # which refuses what is none
+        return self
+
+    @property
+    def text(self) -> str:
+        return self.source.picture.mark
+
+
 ResultBlock = Annotated[
-    TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")
+    ImageBlock | TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock,
+    Field(discriminator="type"),
 ]

@@ -13,6 +13,7 @@ from moeserve.httpserver.anthropic.content import (
     MAX_BLOCKS,
     Block,
     DocumentBlock,
+    ImageBlock,
     ResultBlock,
     SearchResultBlock,
     TextBlock,
@@ -20,6 +21,7 @@ from moeserve.httpserver.anthropic.content import (
     text_of,
     text_to_block,
 )
+from moeserve.httpserver.generation.request.pictures import joined
 from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel, unsupported
 
 
@@ -61,11 +63,15 @@ class ToolResultBlock(Block):
 
 
 UserBlock = Annotated[
-    TextBlock | DocumentBlock | SearchResultBlock | ToolResultBlock, Field(discriminator="type")
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolResultBlock, Field(discriminator="type")
 ]
 AssistantBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
 ]
+
+
+def _said(texts: list[str]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": joined(texts)}] if texts else []
 
 
 class UserMessage(RequestModel):
@@ -79,15 +85,15 @@ class UserMessage(RequestModel):
     def for_template(self) -> list[dict[str, Any]]:
         """Returns a message for each result and for each run of texts, in their order."""
         messages: list[dict[str, Any]] = []
+        texts: list[str] = []
         for block in self.content:
             if isinstance(block, ToolResultBlock):
-                result = {"role": "tool", "content": block.text(), "tool_call_id": block.tool_use_id}
-                messages.append(result)
-            elif messages and messages[-1]["role"] == "user":
-                messages[-1]["content"] += "\n" + block.text
+                messages += _said(texts)
+                texts = []
+                messages.append({"role": "tool", "content": block.text(), "tool_call_id": block.tool_use_id})
             else:
-                messages.append({"role": "user", "content": block.text})
-        return messages
+                texts.append(block.text)
+        return messages + _said(texts)
 
 
 class SystemMessage(RequestModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from moeserve.httpserver.generation.chat import chat_prompt
 from moeserve.httpserver.generation.chat.answer_form import AnswerForm, form_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.chat.picture_tokens import NO_CHAT
 from moeserve.httpserver.generation.prepared import PreparedRequest
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, PlainPrompts
 from moeserve.httpserver.generation.request.tool_use import ToolUse
@@ -32,12 +33,13 @@ async def prepare(service: Service, asked: Asked) -> PreparedRequest:
 
 
 async def _resolve(service: Service, served: Served, asked: Asked) -> Resolved:
-    text, limit = served.text, served.limit
+    text, limit, chat = served.text, served.limit, NO_CHAT
     sampler, bound = with_defaults(asked, service.sampling_defaults)
     choice = token_choice(asked, text)
     breakers = await breakers_of(asked, sampler, text.tokenizer)
     if isinstance(asked.prompt, ChatPrompt):
-        prompts = [await chat_prompt.encode(text, limit, asked, asked.prompt)]
+        chat = await chat_prompt.encode(text, limit, asked, asked.prompt, service.picture_client(asked))
+        prompts = [chat.ids]
         form, tools = form_of(asked, asked.prompt, choice.grammar, text, prompts[0]), asked.prompt.tools
     else:
         prompts = await _encode(text, limit, asked, asked.prompt)
@@ -57,6 +59,7 @@ async def _resolve(service: Service, served: Served, asked: Asked) -> Resolved:
         form=form,
         grammar=compiled,
         adapter=service.adapter_of(asked.model),
+        chat=chat,
     )
 
 
@@ -74,7 +77,8 @@ async def count_prompt_tokens(service: Service, asked: Asked) -> int:
     """Returns the length of a conversation's prompt in tokens. Raises ApiError."""
     served = service.ready(asked.model)
     assert isinstance(asked.prompt, ChatPrompt)
-    return len(await chat_prompt.encode(served.text, served.limit, asked, asked.prompt))
+    client = service.picture_client(asked)
+    return len((await chat_prompt.encode(served.text, served.limit, asked, asked.prompt, client)).ids)
 
 
 async def _encode(text: ModelText, limit: int, asked: Asked, prompts: PlainPrompts) -> list[list[int]]:

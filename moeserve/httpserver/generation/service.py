@@ -13,12 +13,14 @@ from moeserve.config import ServerConfig
 from moeserve.grammar.checker import GrammarChecker
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
+from moeserve.httpserver.generation.engine.picture_client import PictureClient
+from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults
 from moeserve.httpserver.generation.resolve.request_builder import RequestBuilder
 from moeserve.httpserver.generation.resolve.served import Served
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.api_table import ApiState
-from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.messages.adapters import ServedAdapter
 
@@ -52,6 +54,20 @@ class Service:
         assert self.text is not None  # require_ready has passed
         assert limit is not None
         return Served(self.text, limit, min(ready.vocab_size, self.text.vocab_size), ready.max_num_seqs)
+
+    def picture_client(self, asked: Asked) -> PictureClient | None:
+        """None where the model sees no pictures. Raises ApiError 400 for a conversation with pictures that this engine
+        does not compute."""
+        has_pictures = isinstance(asked.prompt, ChatPrompt) and asked.prompt.pictures
+        ready = self.engine.state.ready
+        if (
+            has_pictures
+            and self.engine.pictures is not None
+            and ready is not None
+            and not ready.embedding_size
+        ):
+            raise invalid(asked.prompt_param, "has a picture, which only the CPU engine computes so far")
+        return self.engine.pictures
 
     @property
     def adapters(self) -> Mapping[str, ServedAdapter]:

@@ -75,7 +75,7 @@ async def props(request: Request) -> Response:
         "chat_template": text.renderer.source or "",
         "bos_token": "" if vocabulary.bos_id is None else text.token_text(vocabulary.bos_id),
         "eos_token": text.token_text(vocabulary.eos_ids[0]) if vocabulary.eos_ids else "",
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": text.pictures is not None, "audio": False},
         "build_info": f"moeserve {__version__}",
     }
     return JsonResponse(found)

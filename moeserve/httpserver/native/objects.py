@@ -7,9 +7,14 @@ from typing import Literal
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 
+class Architecture(TypedDict):
+    input_modalities: list[str]
+    output_modalities: list[str]
+
+
 class ModelCard(TypedDict):
-    """OpenAI's and vLLM's fields, OpenRouter's and LM Studio's `context_length`, then Anthropic's: all have models at
-    this path."""
+    """OpenAI's and vLLM's fields, OpenRouter's and LM Studio's `context_length`, Anthropic's, then OpenRouter's
+    modalities: all have models at this path."""
 
     id: str
     object: Literal["model"]
@@ -23,6 +28,7 @@ class ModelCard(TypedDict):
     display_name: str
     created_at: str  # RFC 3339
     max_input_tokens: int | None
+    architecture: Architecture
 
 
 class ModelList(TypedDict):

@@ -67,4 +67,8 @@ def _card(service: Service, name: str) -> ModelCard:
         "display_name": name,
         "created_at": datetime.fromtimestamp(service.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "max_input_tokens": most,
+        "architecture": {
+            "input_modalities": ["text"] if service.config.mmproj is None else ["text", "image"],
+            "output_modalities": ["text"],
+        },
     }

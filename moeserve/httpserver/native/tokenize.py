@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.request.pictures import pictures_in
 from moeserve.httpserver.generation.resolve.token_ids import check_ids
 from moeserve.httpserver.generation.service import service_of
 from moeserve.httpserver.native.bodies import (
@@ -16,6 +17,7 @@ from moeserve.httpserver.native.bodies import (
 )
 from moeserve.httpserver.native.objects import TokenizerInfo
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.errors import invalid
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import JsonResponse, answer
@@ -73,6 +75,9 @@ async def tokenizer_info(request: Request) -> Response:
 async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int, tenant: str) -> TokenizeResponse:
     add_special = body.add_special_tokens
     if body.messages is not None:
+        if any(pictures_in(body.messages)):
+            counted = "/v1/messages/count_tokens and /v1/responses/input_tokens count"
+            raise invalid("messages", f"has pictures, which are no tokens; {counted} what they take")
         pieces = await text.render_chat(
             [message.for_template() for message in body.messages],
             tools=[definition.tool().for_template() for definition in body.tools] or None,

@@ -24,6 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from moeserve import __version__
 from moeserve.httpserver.observability.load_metrics import LABELS, LoadCollector
 from moeserve.httpserver.observability.vllm_metrics import VllmCollector, under_vllm_names
+from moeserve.messages.pictures import PictureEncoded
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import Usage
@@ -122,6 +123,9 @@ class Metrics:
             (*LABELS, "handler"),
             registry=self._registry,
         )
+        self._pictures = self._counter("pictures", "Pictures that were encoded, or found in the cache.")
+        self._cached_pictures = self._counter("picture_cache_hits", "Pictures that were found in the cache.")
+        self._picture_seconds = self._counter("picture_seconds", "Time to decode and encode pictures.")
         now = Gauge(
             "moeserve:server_status",
             "1 for the status that /health reports, 0 for the others.",
@@ -134,6 +138,15 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         metric = Histogram(f"moeserve:{name}", text, LABELS, buckets=tuple(buckets), registry=self._registry)
         return metric.labels(self.model_name)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        metric = Counter(f"moeserve:{name}", text, LABELS, registry=self._registry)
+        return metric.labels(self.model_name)
+
+    def picture(self, found: PictureEncoded) -> None:
+        self._pictures.inc()
+        self._cached_pictures.inc(found.is_cached)
+        self._picture_seconds.inc(found.seconds)
 
     def tokens(self, count: int, now: float, arrival: float, last: float | None) -> None:
         """Observes `count` tokens of one generation that came at `now`; its previous token came at `last`. Tokens that

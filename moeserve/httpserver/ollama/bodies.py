@@ -25,6 +25,13 @@ from moeserve.httpserver.generation.request.fields import (
     ManyStopStrings,
     ModelName,
 )
+from moeserve.httpserver.generation.request.pictures import (
+    MOST_PICTURES,
+    Picture,
+    joined,
+    picture_of_base64,
+    pictures_in,
+)
 from moeserve.httpserver.generation.request.sampling_fields import OllamaSampling
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions, thinking_options
 from moeserve.httpserver.generation.request.tool_use import ToolUse
@@ -38,6 +45,7 @@ from moeserve.httpserver.transport.request_model import (
     unsupported,
 )
 
+Images = Annotated[list[str], Field(max_length=MOST_PICTURES, description="Pictures in base64.")]
 _LATEST: Final = ":latest"  # the tag that Ollama's clients add to a name without one
 
 
@@ -85,19 +93,37 @@ class ToolCall(RequestModel):
         return {"type": "function", "function": function} | ({"id": self.id} if self.id else {})
 
 
+def _pictures(images: list[str]) -> list[Picture]:
+    try:
+        return [picture_of_base64(image) for image in images]
+    except PydanticCustomError as error:
+        raise PydanticCustomError("images", "images: {problem}", {"problem": error.message()}) from error
+
+
 class Message(RequestModel):
     empty: ClassVar = frozenset({"images", "tool_calls", "tool_name", "tool_call_id"})
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
-    images: Annotated[Any, unsupported("images", [])] = None
+    images: Annotated[Images, Field(default_factory=list)]
     tool_calls: Annotated[list[ToolCall], Field(max_length=1024, default_factory=list)]
     tool_name: Annotated[Label | None, Field(description="Whose result a tool's message is.")] = None
     tool_call_id: Label | None = None
 
+    @model_validator(mode="after")
+    def _images_are_pictures(self) -> Message:
+        if self.pictures and self.role not in ("user", "tool"):
+            raise PydanticCustomError("images", "the role {role} has no images", {"role": self.role})
+        return self
+
+    @cached_property
+    def pictures(self) -> list[Picture]:
+        return _pictures(self.images)
+
     def for_template(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        content = joined([*(picture.mark for picture in self.pictures), self.content])
+        message: dict[str, Any] = {"role": self.role, "content": content}
         if self.thinking:
             message["reasoning_content"] = self.thinking
         if self.tool_calls:
@@ -181,7 +207,8 @@ class ChatBody(_Body):
 
     def asked(self, caller: Caller) -> Asked:
         messages = [message.for_template() for message in self.messages]
-        prompt = ChatPrompt(messages, self.tool_use, self.thinking)
+        pictures = list(pictures_in(self.messages))
+        prompt = ChatPrompt(messages, pictures, self.tool_use, self.thinking)
         return replace(self.shared_asked(caller, prompt), prompt_param="messages")
 
 
@@ -190,20 +217,31 @@ class GenerateBody(_Body):
     system: str = ""
     raw: Annotated[bool, Field(description="The prompt as it is: no chat template.")] = False
     suffix: Annotated[Any, unsupported("fill-in-the-middle", "")] = None
-    images: Annotated[Any, unsupported("images", [])] = None
+    images: Annotated[Images, Field(default_factory=list)]
     template: Annotated[Any, unsupported("a template of the request's", "")] = None
     context: Annotated[Any, unsupported("context (use /api/chat)", [])] = None
 
+    @model_validator(mode="after")
+    def _images_are_pictures(self) -> GenerateBody:
+        if self.pictures and self.raw:
+            raise PydanticCustomError("images", "cannot be combined with raw")
+        return self
+
+    @cached_property
+    def pictures(self) -> list[Picture]:
+        return _pictures(self.images)
+
     @property
     def only_loads(self) -> bool:
-        return not self.prompt
+        return not self.prompt and not self.images
 
     def asked(self, caller: Caller) -> Asked:
         if self.raw:
             return self.shared_asked(caller, [self.prompt])
         head = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*head, {"role": "user", "content": self.prompt}]
-        return self.shared_asked(caller, ChatPrompt(messages, thinking=self.thinking))
+        content = joined([*(picture.mark for picture in self.pictures), self.prompt])
+        messages = [*head, {"role": "user", "content": content}]
+        return self.shared_asked(caller, ChatPrompt(messages, self.pictures, thinking=self.thinking))
 
 
 class ShowBody(RequestModel):

@@ -62,6 +62,8 @@ async def show(request: Request) -> Response:
         capabilities.append("tools")
     if text.formats.thinks:
         capabilities.append("thinking")
+    if text.pictures is not None:
+        capabilities.append("vision")
     shown: Shown = {
         "modelfile": f"FROM {service.model_name}\n",
         "parameters": "\n".join(

@@ -28,6 +28,7 @@ from moeserve.httpserver.generation.request.fields import (
     ModelName,
     StopStrings,
 )
+from moeserve.httpserver.generation.request.pictures import pictures_in
 from moeserve.httpserver.generation.request.sampling_fields import ResponsesSampling
 from moeserve.httpserver.generation.request.thinking import Effort, ThinkingOptions, thinking_options
 from moeserve.httpserver.generation.request.tool_use import ToolUse
@@ -209,6 +210,7 @@ class InputTokensRequest(RequestModel):
             model=self.model,
             prompt=ChatPrompt(
                 messages=messages_of(self.instructions, items, self.toolbox),
+                pictures=list(pictures_in(items)),
                 tools=self.tool_use,
                 thinking=self.thinking,
                 template_kwargs=self.chat_template_kwargs,

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from moeserve.httpserver.generation.chat.chat_tools import CallArgumentsText, arguments_for_template
 from moeserve.httpserver.generation.request.custom_tools import INPUT
+from moeserve.httpserver.generation.request.pictures import (
+    Picture,
+    joined,
+    max_tokens_of,
+    picture_of_url,
+)
 from moeserve.httpserver.responses.client_tools import CLIENT_TOOLS
 from moeserve.httpserver.responses.tools import Toolbox
-from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel
+from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel, unsupported
 
 MAX_PARTS: Final = 1024
 
@@ -33,15 +40,39 @@ class OutputText(RequestModel):
     logprobs: Annotated[Any, NO_EFFECT] = None
 
 
+class InputImage(RequestModel):
+    """A picture: PNG, JPEG, WebP, or a GIF's first frame."""
+
+    type: Literal["input_image"]
+    image_url: Annotated[str, Field(description="A data: URL: pictures are not fetched.")]
+    detail: Annotated[
+        Literal["auto", "low", "high", "original"] | None, Field(description="low: of 256 tokens at most.")
+    ] = None
+    file_id: Annotated[Any, unsupported("file_id")] = None
+
+    @model_validator(mode="after")
+    def _is_a_picture(self) -> InputImage:
+        _ = self.picture  # which refuses what is none
+        return self
+
+    @cached_property
+    def picture(self) -> Picture:
+        return picture_of_url(self.image_url, max_tokens_of(self.detail))
+
+    @property
+    def text(self) -> str:
+        return self.picture.mark
+
+
 def _text_of(content: str | list[Any]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+    return content if isinstance(content, str) else joined(part.text for part in content)
 
 
 def _to_parts(content: Any) -> Any:
     return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
-Part = Annotated[InputText | OutputText, Field(discriminator="type")]
+Part = Annotated[InputText | InputImage | OutputText, Field(discriminator="type")]
 Parts = Annotated[
     list[Part],
     BeforeValidator(_to_parts, json_schema_input_type=str | list[Part]),
@@ -105,7 +136,8 @@ class PatchCallItem(_Item):
         return self.operation
 
 
-Output = str | Annotated[list[InputText], Field(max_length=MAX_PARTS)]
+_OutputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
+Output = str | Annotated[list[_OutputPart], Field(max_length=MAX_PARTS)]
 
 
 class CallOutputItem(_Item):

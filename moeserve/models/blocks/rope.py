@@ -45,6 +45,15 @@ def rope_tables(
     return cos, sin
 
 
+def section_of_frequencies(config: ModelShape, half: int) -> torch.Tensor:
+    """By which of a row's three positions each of `half` frequencies turns: int64 [half], 0 to 2."""
+    assert config.rope_sections is not None
+    sections = torch.zeros(half, dtype=torch.int64)
+    for section in (1, 2):  # what the others leave turns by time
+        sections[section : 3 * config.rope_sections[section] : 3] = section
+    return sections
+
+
 def _yarn(inverse: torch.Tensor, scaling: RopeScaling, rotary_dim: int, rope_theta: float) -> torch.Tensor:
     """Frequencies that turn often within the original context stay, slow ones are interpolated, a ramp between
     (https://arxiv.org/abs/2309.00071, section 3.2)."""

@@ -47,6 +47,7 @@ class Limits:
     event_block_size: int | None = None  # tokens of a block in KV events; None: there are no KV events
     max_drafts: int = 0  # drafted positions of a decode row; 0: there are no drafts
     embedding_bytes: int = 0  # of an embedding that stands for a token; 0: the worker takes none
+    rotates_in_sections: bool = False  # embeddings may have positions of their own
 
     @property
     def max_running(self) -> int:
@@ -82,8 +83,8 @@ class Limits:
             return "a beam search cannot have embeddings in its prompt"
         if message.sampling.prompt_logprobs is not None:
             return "prompt logprobs are of tokens: a prompt with embeddings has none"
-        if any(span.positions for span in message.spans):
-            return "embeddings have positions of their own, which no engine rotates by so far"
+        if not self.rotates_in_sections and any(span.positions for span in message.spans):
+            return "embeddings have positions of their own, in sections by which this model does not rotate"
         return fault_of(message.spans, prompt, self.embedding_bytes, self.max_model_len)
 
     def _refusal_of_beams(self, message: GenerateRequest, prompt: int, width: int) -> RequestError | None:

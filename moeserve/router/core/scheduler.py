@@ -96,8 +96,7 @@ class Scheduler:
             messages = self._searches.gather(message)
             if not messages:
                 return
-        refusal = self._refusal(messages[0])
-        if refusal is not None:
+        if (refusal := self._refusal(messages[0])) is not None:
             self._out.put(replace(refusal, id=message.id) for message in messages)
             self._batch.leave_spans(message.spans)
             return

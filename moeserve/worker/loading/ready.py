@@ -68,4 +68,5 @@ def ready_message(
         adapters={adapter.name: adapter.key for adapter in adapters},
         adapter_bytes={adapter.key: adapter.num_bytes for adapter in adapters},
         embedding_size=embedding_size,
+        rotates_in_sections=embedding_size > 0 and layout.shape.rope_sections is not None,
     )

@@ -42,6 +42,7 @@ THEIR_TOOL: Any = {"name": "now", "input_schema": {"type": "object"}}
 SCHEMA: Any = {"type": "object", "properties": {}, "additionalProperties": False}
 # A value for each supported or accepted field; with "field": {"field": ..., ...} it needs what stands beside it.
 VALUES: dict[str, Any] = {
+    "images": [],  # this server has no tower
     "add_generation_prompt": True,
     "add_special": True,
     "add_special_tokens": False,

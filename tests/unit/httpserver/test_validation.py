@@ -354,9 +354,9 @@ def test_the_message_about_a_part_or_a_length(client: httpx.Client) -> None:
         error = client.post(path, json={"max_tokens": 1} | body).json()["error"]
         return str(error["message"])
 
-    chat, image = "/v1/chat/completions", {"type": "image_url", "image_url": {"url": "x"}}
-    assert message(chat, messages=[{"role": "user", "content": [image]}]) == (
-        "messages.0.content: a part of the type 'image_url' is not supported, only texts are: "
+    chat, sound = "/v1/chat/completions", {"type": "input_audio", "input_audio": {"data": "x"}}
+    assert message(chat, messages=[{"role": "user", "content": [sound]}]) == (
+        "messages.0.content: a part of the type 'input_audio' is not supported, only texts and pictures are: "
         '{"type": "text", "text": "..."}'
     )
     assert message(chat, messages=[]) == "messages: must have at least 1 item, not 0"
@@ -364,9 +364,9 @@ def test_the_message_about_a_part_or_a_length(client: httpx.Client) -> None:
     assert message(chat, messages=hi, tool_choice={"type": "allowed_tools"}).startswith(
         "tool_choice: must be 'none', 'auto' or 'required'"
     )
-    block = {"type": "image", "source": {"type": "url", "url": "x"}}
+    block = {"type": "video", "source": {"type": "url", "url": "x"}}
     anthropic = [{"role": "user", "content": [block]}]
     assert message("/v1/messages", model=NAME, messages=anthropic) == (
-        "messages.0.user.content.0: the type 'image' is not supported; supported are 'text', 'document', "
-        "'search_result', 'tool_result'"
+        "messages.0.user.content.0: the type 'video' is not supported; supported are 'text', 'image', "
+        "'document', 'search_result', 'tool_result'"
     )

@@ -14,6 +14,13 @@ from moeserve.httpserver.generation.chat.chat_tools import (
     ToolCallMessage,
 )
 from moeserve.httpserver.generation.request.fields import MAX_MESSAGES
+from moeserve.httpserver.generation.request.pictures import (
+    Picture,
+    PicturedText,
+    joined,
+    max_tokens_of,
+    picture_of_url,
+)
 from moeserve.httpserver.transport.request_model import (
     IDLE_ANYWHERE,
     NO_EFFECT,
@@ -29,31 +36,53 @@ from moeserve.tokenizer.renderer import RESERVED
 _TEXT_PARTS: Final = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
 
 
+_PICTURE_PARTS: Final = {"image_url": {"type", "image_url"}, "input_image": {"type", "image_url", "detail"}}
+
+
 def _parts_to_text(content: Any, info: ValidationInfo) -> Any:
-    """Joins text parts by newlines, as vLLM does: the templates we serve take strings."""
+    """Joins text parts by newlines, as vLLM does: the templates we serve take strings. With pictures it gives a
+    PicturedText."""
     if not isinstance(content, list):
         return content
-    texts = []
-    for part in content:
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        kind = part.get("type", "text" if "text" in part else None) if isinstance(part, dict) else None
-        field = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
-        if field is None or not isinstance(part.get(field), str):
-            raise PydanticCustomError(
-                "content_part",
-                "a part of the type {kind} is not supported, only texts are: {form}",
-                {"form": '{"type": "text", "text": "..."}', "kind": repr(kind)[:80]},
-            )
-        given = {name for name, value in part.items() if value is not None}
-        unknown = given - {"type", field} - IDLE_ANYWHERE
-        if unknown and not drop_unknown(info, "messages[].content[].", unknown):
-            raise PydanticCustomError(
-                "content_part", "a text part has no field {name}", {"name": repr(min(unknown))[:80]}
-            )
-        texts.append(part[field])
-    return "\n".join(texts)
+    found = [part if isinstance(part, str) else _part(part, info) for part in content]
+    texts = [part if isinstance(part, str) else part.mark for part in found]
+    pictures = tuple(part for part in found if isinstance(part, Picture))
+    return PicturedText(joined(texts), pictures) if pictures else joined(texts)
+
+
+def _part(part: Any, info: ValidationInfo) -> str | Picture:
+    kind = part.get("type", "text" if "text" in part else None) if isinstance(part, dict) else None
+    given = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
+    if isinstance(kind, str) and kind in _PICTURE_PARTS:
+        _check_fields("picture", given - _PICTURE_PARTS[kind] - IDLE_ANYWHERE, info)
+        return _picture(part)
+    field = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if field is None or not isinstance(part.get(field), str):
+        raise PydanticCustomError(
+            "content_part",
+            "a part of the type {kind} is not supported, only texts and pictures are: {form}",
+            {"form": '{"type": "text", "text": "..."}', "kind": repr(kind)[:80]},
+        )
+    _check_fields("text", given - {"type", field} - IDLE_ANYWHERE, info)
+    text: str = part[field]
+    return text
+
+
+def _check_fields(what: str, unknown: set[str], info: ValidationInfo) -> None:
+    if unknown and not drop_unknown(info, "messages[].content[].", unknown):
+        raise PydanticCustomError(
+            "content_part",
+            "a {what} part has no field {name}",
+            {"what": what, "name": repr(min(unknown))[:80]},
+        )
+
+
+def _picture(part: dict[str, Any]) -> Picture:
+    """The picture of OpenAI's part. Some clients give the URL itself where its object is expected."""
+    given = part.get("image_url")
+    if not isinstance(given, dict):
+        return picture_of_url(given, max_tokens_of(part.get("detail")))
+    return picture_of_url(given.get("url"), max_tokens_of(given.get("detail", part.get("detail"))))
 
 
 def _no_reserved_names(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +106,7 @@ class Message(RequestModel):
     content: Annotated[
         Any,
         AfterValidator(_parts_to_text),
-        Field(description="A string, or a list of text parts or strings."),
+        Field(description="A string, or a list of parts: texts, strings, and pictures as data: URLs."),
     ] = None
     name: Label | None = None
     tool_calls: Annotated[list[ChatToolCall], Field(max_length=1024, default_factory=list)]
@@ -98,6 +127,9 @@ class Message(RequestModel):
                 raise PydanticCustomError(
                     "content", "content is required for the role {role}", {"role": self.role}
                 )
+        elif isinstance(self.content, PicturedText):
+            if self.role not in ("user", "tool", "function"):
+                raise PydanticCustomError("content", "the role {role} has no pictures", {"role": self.role})
         elif not isinstance(self.content, str):
             raise PydanticCustomError("content", "content must be a string or a list of text parts")
         if self.role == "function" and not self.name:
@@ -114,9 +146,10 @@ class Message(RequestModel):
         return self.tool_calls
 
     def for_template(self) -> dict[str, Any]:
+        content = self.content.text if isinstance(self.content, PicturedText) else self.content
         message: dict[str, Any] = {
             "role": _ROLES.get(self.role, self.role),
-            "content": self.content if self.content is not None else "",
+            "content": content if content is not None else "",
         }
         for name in ("name", "tool_call_id"):
             if value := getattr(self, name):

@@ -6,20 +6,42 @@ from typing import Any, Final
 
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.chat.picture_tokens import ChatTokens
 from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
+from moeserve.httpserver.generation.engine.picture_client import PictureClient
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
+from moeserve.httpserver.generation.request.pictures import MOST_PICTURES
 from moeserve.httpserver.transport.errors import invalid
 
 _SWITCHES: Final = ("enable_thinking", "thinking")  # templates' variables; the second one is DeepSeek's
 
 
-async def encode(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) -> list[int]:
-    """Returns the conversation as token ids, at most about `limit` of them. Raises ApiError 400."""
-    return await text.encode_chat(await render(text, limit, asked, prompt))
+async def encode(
+    text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt, client: PictureClient | None
+) -> ChatTokens:
+    """Returns the conversation as token ids, at most about `limit` of them but for pictures. Raises ApiError 400, and
+    503 where no picture can be encoded now. client: None where the model sees no pictures."""
+    pieces = await render(text, limit, asked, prompt)
+    if not prompt.pictures:
+        return ChatTokens(await text.encode_chat(pieces))
+    assert client is not None, "the text has tokens for pictures"
+    param = asked.prompt_param
+    if len(prompt.pictures) > MOST_PICTURES:
+        raise invalid(param, f"has {len(prompt.pictures)} pictures; at most {MOST_PICTURES} are taken")
+    if asked.truncate_prompt_tokens is not None:
+        raise invalid("truncate_prompt_tokens", "cannot be combined with pictures")
+    pictures = {
+        one.mark: await client.encode(one.data, one.max_tokens, asked.caller.tenant, param)
+        for one in prompt.pictures
+    }
+    return await text.encode_pictures(pieces, pictures, param)
 
 
 async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) -> list[str]:
     """Returns the conversation as the chat template writes it: see `ModelText.render_chat`. Raises ApiError 400."""
+    if prompt.pictures and text.pictures is None:
+        message = "has a picture, and this server sees none: it runs without a vision tower (--mmproj)"
+        raise invalid(asked.prompt_param, message)
     tools = prompt.tools
     if tools.may_call and not text.formats.calls_tools:
         message = "this model's chat template shows no way to call tools (see --tool-call-parser)"

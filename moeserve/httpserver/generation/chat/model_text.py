@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.literal_text import LiteralText
+from moeserve.httpserver.generation.chat.picture_tokens import ChatTokens, PictureTokens
+from moeserve.httpserver.generation.engine.picture_client import EncodedPicture
 from moeserve.httpserver.transport.errors import ApiError, Overflow
 from moeserve.messages.refusal import Refusal
 from moeserve.models.facts import UNKNOWN, ModelFacts
@@ -32,6 +34,7 @@ class ModelText:
     longest_token: int  # bytes
     parses_user_text: bool  # control tokens that users and tools spell out become tokens
     facts: ModelFacts  # for lists of models
+    pictures: PictureTokens | None = None  # None: the model sees none
 
     @classmethod
     def of(
@@ -42,9 +45,10 @@ class ModelText:
         *,
         parses_user_text: bool = True,
         facts: ModelFacts = UNKNOWN,
+        pictures: PictureTokens | None = None,
     ) -> ModelText:
         longest = max(map(len, tokenizer.vocabulary.token_bytes))
-        return cls(tokenizer, renderer, formats, longest, parses_user_text, facts)
+        return cls(tokenizer, renderer, formats, longest, parses_user_text, facts, pictures)
 
     @property
     def vocab_size(self) -> int:
@@ -141,8 +145,20 @@ class ModelText:
         self._check_length("".join(pieces), limit, param)
         return pieces
 
+    async def encode_pictures(
+        self, pieces: list[str], pictures: Mapping[str, EncodedPicture], param: str
+    ) -> ChatTokens:
+        """Returns the tokens of a conversation as `render_chat` returns it. pictures: by their marks. Raises ApiError
+        400."""
+        assert self.pictures is not None, "the caller knows that the model sees"
+        text = "".join(pieces)
+        if not all(mark in text for mark in pictures):
+            message = f"{param}: the chat template leaves a picture out"
+            raise ApiError(400, message, param=param, code="chat_template_error")
+        return await asyncio.to_thread(self.pictures.encode, self.tokenizer, pieces, pictures)
+
     async def encode_chat(self, pieces: list[str], *, add_special: bool = False) -> list[int]:
-        """Returns the token ids of a conversation as `render_chat` returns it."""
+        """Returns the token ids of a conversation without pictures as `render_chat` returns it."""
         ids = await asyncio.to_thread(self.tokenizer.encode_parts, pieces)
         return self._begun(ids) if add_special else ids
 

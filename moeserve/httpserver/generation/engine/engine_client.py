@@ -23,6 +23,7 @@ from moeserve.httpserver.generation.engine.delivery import Delivery
 from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.generation.engine.expert_use import ExpertUseFeed
 from moeserve.httpserver.generation.engine.open_generations import OpenGenerations, RunningGeneration
+from moeserve.httpserver.generation.engine.picture_client import PictureClient
 from moeserve.httpserver.generation.engine.queue_room import QueueRoom
 from moeserve.httpserver.generation.engine.served_adapters import ServedAdapters
 from moeserve.httpserver.observability.load_totals import LoadTotals
@@ -31,6 +32,7 @@ from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.adapters import AdapterAnswer, AdaptersServed, ServedAdapter
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.channels import ChannelFull
+from moeserve.messages.pictures import PictureEncoded, PictureRefused
 from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
@@ -68,6 +70,7 @@ class EngineClient:
     heartbeat: Callable[[], None] = lambda: None  # called when the launcher asks for one
     state: EngineState = field(default_factory=EngineState)
     room: QueueRoom = field(default_factory=QueueRoom)  # in the router's queue
+    pictures: PictureClient | None = None  # None: the model sees none
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(self.first_id)
@@ -188,6 +191,9 @@ class EngineClient:
                 self._adapters_told(adapters)
             case AdapterAnswer():
                 self.adapters.received(message)
+            case PictureEncoded() | PictureRefused():
+                assert self.pictures is not None
+                self.pictures.received(message)
             case HeartbeatRequest():
                 self.heartbeat()
             case EngineLost(cause=cause):
@@ -246,6 +252,10 @@ class EngineClient:
 
     async def _process_lost(self, lost: ProcessLost) -> None:
         """Raises ChannelFull."""
+        if lost.process == "visualserver":
+            assert self.pictures is not None
+            await self.pictures.lost(by_itself=lost.by_itself)
+            return
         cause = f"the {lost.process} was lost: {lost.cause}"
         self.state.silences.lost(lost.process)
         if lost.process == "router":

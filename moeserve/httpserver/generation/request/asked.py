@@ -8,6 +8,7 @@ from typing import Any
 
 from moeserve.grammar.spec import GrammarSpec
 from moeserve.httpserver.generation.request.caller import Caller
+from moeserve.httpserver.generation.request.pictures import Picture
 from moeserve.httpserver.generation.request.sampler_fields import DRY_BREAKERS
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions
 from moeserve.httpserver.generation.request.tool_use import ToolUse
@@ -27,7 +28,8 @@ class GrammarConstraint:
 class ChatPrompt:
     """A conversation for the chat template."""
 
-    messages: Sequence[dict[str, Any]]
+    messages: Sequence[dict[str, Any]]  # in whose texts pictures are marks
+    pictures: Sequence[Picture] = ()  # of all messages
     tools: ToolUse = field(default_factory=ToolUse)
     thinking: ThinkingOptions = field(default_factory=ThinkingOptions)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)

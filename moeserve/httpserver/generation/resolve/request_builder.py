@@ -71,6 +71,7 @@ class RequestBuilder:
                     context=RequestContext(asked.caller.request_id),
                     progress=asked.progress,
                     beams=None if search is None else replace(search, choice=choice),
+                    spans=[*resolved.chat.spans],
                 )
                 requests.append(request)
         return requests

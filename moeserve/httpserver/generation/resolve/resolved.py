@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from moeserve.httpserver.generation.chat.answer_form import PLAIN_TEXT, AnswerForm
+from moeserve.httpserver.generation.chat.picture_tokens import NO_CHAT, ChatTokens
 from moeserve.httpserver.generation.request.asked import Asked
 from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.sampling.order import heeded
@@ -25,6 +26,7 @@ class Resolved:
     form: AnswerForm = PLAIN_TEXT
     grammar: str = ""  # compiled, of the form's
     adapter: str = ""  # GenerateRequest.adapter
+    chat: ChatTokens = NO_CHAT  # of a conversation, the only prompt
 
     def sampling(
         self, *, max_tokens: int, seed: int, stop_token_ids: tuple[int, ...], scores_prompt: bool

@@ -46,11 +46,12 @@ def attend(
     n, plan, slots = batch.n, form.plan, batch.kv_slots
     if shape.window and batch.window_slots is not None:
         plan, slots = form.window_plan, batch.window_slots
+    cos, sin, positions = form.angles_at(batch.positions)
     k, v = (form.k, form.v) if shape.kv_from is None else (None, None)
     stream.rope_store(
-        form.q, k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, slots, kv, n, form.heads,
+        form.q, k, v, w.q_norm, w.k_norm, eps, cos, sin, slots, kv, n, form.heads,
         scale=shape.scale, v_norm=w.v_norm, v_from_k=shape.v_from_k, v_scale=shape.v_scale,
-        norm_after=shape.norm_after, positions=batch.positions,
+        norm_after=shape.norm_after, positions=positions,
     )  # fmt: skip
     stream.attention(
         plan, form.q, kv, form.attended, form.heads, window=shape.window, sinks=w.sinks,

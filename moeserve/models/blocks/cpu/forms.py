@@ -9,7 +9,7 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import AttentionPlan
 from moeserve.kernels.stream_operands import Activations, Heads
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
-from moeserve.models.blocks.rope import rope_tables
+from moeserve.models.blocks.rope import rope_tables, section_of_frequencies
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 
@@ -27,13 +27,15 @@ class CpuForm:
         shape: AttentionShape | LatentAttentionShape,
         space: CpuWorkspace,
         angles: RopeTables,
+        sections: Tensor | None = None,
     ) -> None:
-        """shape: of any layer of this form."""
+        """shape: of any layer of this form. sections: `section_of_frequencies`, where rows have three positions."""
         tokens = len(space.x)
         self.heads = _heads_of(shape)
         self.plan = AttentionPlan()  # of the step's sequences
         self.window_plan = AttentionPlan()  # the same for windowed layers that have KV slots of their own
         self.cos, self.sin = angles
+        self._sections = sections
         if isinstance(shape, AttentionShape):
             self.q, self.k, self.v = (
                 memory.view(-1)[: tokens * width].view(tokens, width)
@@ -44,6 +46,14 @@ class CpuForm:
                 )
             )
         self.attended = Activations(tokens, shape.output_width, within=space.widest_mixed)
+
+    def angles_at(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """cos, sin and positions for `CpuStream.rope_store`. positions: int32 [n], or [3, n] by section."""
+        if positions.dim() == 1:
+            return self.cos, self.sin, positions
+        assert self._sections is not None
+        rows = positions.long()[self._sections].T.contiguous()  # [n, rotary_dim / 2]
+        return self.cos.gather(0, rows), self.sin.gather(0, rows), None
 
 
 def angles_of(
@@ -57,7 +67,13 @@ def forms_of(
     model: ModelShape, space: CpuWorkspace, angles: Mapping[AttentionForm, RopeTables]
 ) -> dict[AttentionForm, CpuForm]:
     """One for each form of the model's layers."""
-    return {form: CpuForm(shape, space, angles[form]) for form, shape in _kinds(model).items()}
+
+    def sections(form: AttentionForm) -> Tensor | None:
+        return None if model.rope_sections is None else section_of_frequencies(model, form.rotary_dim // 2)
+
+    return {
+        form: CpuForm(shape, space, angles[form], sections(form)) for form, shape in _kinds(model).items()
+    }
 
 
 def _kinds(model: ModelShape) -> dict[AttentionForm, AttentionShape | LatentAttentionShape]:

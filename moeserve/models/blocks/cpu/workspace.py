@@ -25,7 +25,8 @@ class CpuBatch:
         adapters: AdapterRows | None = None,
         window_slots: torch.Tensor | None = None,
     ) -> None:
-        """positions, kv_slots (where each row's KV goes): int32 [n]. states: whose recurrent states the rows move on,
+        """positions: where each row rotates to, int32 [n], or [3, n] by section where the model has sections.
+        kv_slots: where each row's KV goes, int32 [n]. states: whose recurrent states the rows move on,
         where the model has any. adapters: None where no row asks for one. window_slots: int32 [n], where the KV of
         windowed layers goes; None: to kv_slots."""
         self.n = n

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import names as n
@@ -21,8 +23,10 @@ _ROPE_KEYS = {  # of each rope_type, beside the keys that all have
 _ROPE_COMMON = {"rope_type", "type", "rope_theta", "factor"}
 
 _ROTATED = "rope.dimension_count"
+_SECTIONS: Final = "rope.dimension_sections"
 _ROPE_SPELLING = {
     _ROTATED: "partial_rotary_factor",
+    _SECTIONS: "mrope_section",
     n.YARN_TRUNCATE: "truncate",
     "rope.freq_base": "rope_theta",
     "rope.scaling.factor": "factor",
@@ -138,9 +142,22 @@ def rope_of(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) 
         unknown -= mapping.rope_settings
     if mapping.rotates_in_sections:
         unknown -= {"mrope_section", "mrope_interleaved"}
+        values |= _sections(path, scaling)
     if unknown:
         raise ModelError(path, f"{sorted(unknown)[0]!r} of rope_type {kind!r} is not supported")
     return values if kind == "default" else values | _scaling(path, kind, scaling)
+
+
+def _sections(path: Path, scaling: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """Sections of positions, which are interleaved: the families that rotate in sections have no other order."""
+    sections = scaling.get("mrope_section")
+    if sections is None:
+        return {}
+    if not isinstance(sections, list) or [type(section) for section in sections] != [int] * 3:
+        raise ModelError(path, f"'mrope_section' is {sections!r}; three numbers are expected")
+    if scaling.get("mrope_interleaved", True) is not True:
+        raise ModelError(path, "'mrope_interleaved' is not true; no other order is supported")
+    return {_SECTIONS: np.array([*sections, 0], np.int32)}
 
 
 def _scaling(path: Path, kind: str, scaling: Mapping[str, Any]) -> dict[str, MetadataValue]:

@@ -186,7 +186,7 @@ class ScheduledStep:
             prefix_window_slots=request.window_slots.tobytes(),
             adapter=request.adapter,
             tenant=request.tenant,
-            spans=[span for span in request.spans if span.end > len(request.slots)],
+            spans=[span for span in request.spans if span.end > len(request.slots) or span.positions],
         )
         self.new_seqs.append(seq)
         nothing = {"token_ids": b"", "num_prompt": 0, "prefix_slots": b"", "prefix_window_slots": b""}

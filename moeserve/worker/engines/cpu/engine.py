@@ -19,6 +19,7 @@ from moeserve.models.step_buffers import CPU_LOGIT_ROWS
 from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.engines.embedding_rows import EmbeddingRows
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
+from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 
@@ -28,19 +29,25 @@ def launch(
     model: CpuDecoder,
     observer: LayerObserver | None = None,
     spans: EmbeddingRows | None = None,
+    rotary: RotaryPositions | None = None,
 ) -> None:
-    """Queues a step. The rows' KV slots are remembered."""
+    """Queues a step. The rows' KV slots are remembered. rotary: None where all rows rotate by their own positions."""
     adapters = adapter_rows(sequences.adapters[layout.sequence])
     tokens, embedded = sequences.tokens[layout.sequence, layout.position], []
     if spans is not None and (found := spans.of_step(layout)):
         embedded = [(first, torch.from_numpy(rows)) for first, rows in found]
         tokens = np.maximum(tokens, 0)  # the spans' numbers, which no table has
     model.begin(torch.from_numpy(tokens), adapters, embedded)
-    model.forward(_batch(layout, sequences, model, adapters), observer)
+    positions = layout.position if rotary is None else rotary.of_step(layout)
+    model.forward(_batch(layout, sequences, model, adapters, positions), observer)
 
 
 def _batch(
-    layout: StepLayout, sequences: Sequences, model: CpuDecoder, adapters: AdapterRows | None
+    layout: StepLayout,
+    sequences: Sequences,
+    model: CpuDecoder,
+    adapters: AdapterRows | None,
+    positions: Int32s,
 ) -> CpuBatch:
     """Plans the model's attention, too."""
     sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
@@ -54,7 +61,7 @@ def _batch(
     )
     return CpuBatch(
         n=layout.n,
-        positions=torch.from_numpy(layout.position),
+        positions=torch.from_numpy(positions),
         kv_slots=torch.from_numpy(layout.kv_slots.copy()),
         states=state_sequences(layout, sequences) if model.has_states else None,
         adapters=adapters,
@@ -102,6 +109,7 @@ class CpuEngine:
         """spans: None where requests have none."""
         self._stream = stream
         self._spans = spans
+        self._rotary = None if model.shape.rope_sections is None or spans is None else RotaryPositions()
         self._model = model
         self._sampler = sampler
         self._last_logits: Tensor | None = None
@@ -127,6 +135,8 @@ class CpuEngine:
         prompt, output = tokens[: seq.num_prompt], tokens[seq.num_prompt :]
         if self._spans is not None:
             self._spans.bind(seq.req_slot, seq.spans)
+            if self._rotary is not None:
+                self._rotary.bind(seq.req_slot, seq.spans)
             prompt = prompt[prompt >= 0]  # penalties are of tokens alone
         self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
 
@@ -136,7 +146,7 @@ class CpuEngine:
     def forward(
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
-        launch(layout, sequences, self._model, observer, self._spans)
+        launch(layout, sequences, self._model, observer, self._spans, self._rotary)
         self._state_slots = sequences.state_slots[layout.req_slot]
 
     def score(self, span: PromptSpan) -> list[TokenLogprob]:

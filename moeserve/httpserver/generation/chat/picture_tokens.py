@@ -1,0 +1,103 @@
+"""A rendered conversation with pictures as token ids and spans of embeddings."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from moeserve.errors import ConfigError
+from moeserve.httpserver.generation.engine.picture_client import EncodedPicture
+from moeserve.httpserver.generation.request.pictures import split_at_marks
+from moeserve.messages.prompt_embeddings import EmbeddingSpan
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+
+_PLACEHOLDERS: Final = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")  # Qwen's
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTokens:
+    """A prompt. While it is referenced, so are the embeddings of its pictures."""
+
+    ids: list[int]
+    spans: tuple[EmbeddingSpan, ...] = ()
+    pictures: tuple[EncodedPicture, ...] = ()
+
+
+NO_CHAT: Final = ChatTokens([])  # of plain prompts
+
+
+@dataclass(frozen=True, slots=True)
+class PictureTokens:
+    """The tokens around a picture, and the one that stands for each of its own."""
+
+    before: int
+    each: int
+    behind: int
+
+    @classmethod
+    def of(cls, tokenizer: TextTokenizer) -> PictureTokens:
+        """Raises ConfigError for a vocabulary without them."""
+        ids = [tokenizer.encode(text) for text in _PLACEHOLDERS]
+        lacking = [text for text, found in zip(_PLACEHOLDERS, ids, strict=True) if len(found) != 1]
+        if lacking:
+            raise ConfigError(f"--mmproj: the model's vocabulary has no token {lacking[0]}; leave it out")
+        return cls(*(found[0] for found in ids))
+
+    @staticmethod
+    def shown(pieces: Sequence[str]) -> str:
+        """The same as text, with one of `each`."""
+        placeholder = "".join(_PLACEHOLDERS)
+        return "".join(
+            placeholder if at % 2 else part
+            for piece in pieces
+            for at, part in enumerate(split_at_marks(piece))
+        )
+
+    def encode(
+        self, tokenizer: TextTokenizer, pieces: Sequence[str], pictures: Mapping[str, EncodedPicture]
+    ) -> ChatTokens:
+        """pieces: `ModelText.render_chat`'s; pictures: by their marks. Blocks."""
+        prompt = _Prompt()
+        text: list[str] = []
+        for piece in pieces:
+            first, *rest = split_at_marks(piece)
+            text.append(first)
+            for mark, behind in zip(rest[::2], rest[1::2], strict=True):
+                picture = pictures[mark]
+                prompt.add_text([*_encoded(tokenizer, text, goes_on=bool(prompt.ids)), self.before])
+                prompt.add_picture(picture, self.each)
+                prompt.add_text([self.behind])
+                text = [behind]
+        prompt.add_text(_encoded(tokenizer, text, goes_on=bool(prompt.ids)))
+        return ChatTokens(prompt.ids, tuple(prompt.spans), tuple(pictures.values()))
+
+
+def _encoded(tokenizer: TextTokenizer, parts: list[str], *, goes_on: bool) -> list[int]:
+    if not goes_on:
+        return tokenizer.encode_parts(parts)
+    return [token for part in parts for token in tokenizer.encode_rest(part)]
+
+
+@dataclass(slots=True)
+class _Prompt:
+    ids: list[int] = field(default_factory=list)
+    spans: list[EmbeddingSpan] = field(default_factory=list)
+    position: int = 0  # to which the next row rotates
+
+    def add_text(self, ids: list[int]) -> None:
+        self.ids += ids
+        self.position += len(ids)
+
+    def add_picture(self, picture: EncodedPicture, each: int) -> None:
+        """Its rows are at one time, and its tokens at (row, column) from there on."""
+        rows, columns, first = picture.rows, picture.columns, self.position
+        count = rows * columns
+        positions = array("i", [first]) * count
+        positions.extend(first + row for row in range(rows) for _ in range(columns))
+        positions.extend(array("i", range(first, first + columns)) * rows)
+        start = len(self.ids)
+        self.spans.append(EmbeddingSpan(start, count, picture.sha256, picture.handle, positions.tobytes()))
+        self.ids += [each] * count
+        self.position = first + max(rows, columns)

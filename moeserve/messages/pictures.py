@@ -1,0 +1,33 @@
+"""Messages between httpserver and the visual server: a picture, and where its embeddings lie."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EncodePicture(msgspec.Struct, frozen=True, tag=True):
+    """httpserver -> visual server. Answered by PictureEncoded or PictureRefused, unless the visual server is lost."""
+
+    id: int  # unique while httpserver runs
+    data: bytes  # a file, as the client has sent it
+    max_tokens: int | None = None  # None: the server's own limit
+
+
+class PictureEncoded(msgspec.Struct, frozen=True, tag=True):
+    """visual server -> httpserver. The file of `handle` (`processes/embedding_files.py`) is httpserver's to remove."""
+
+    id: int
+    rows: int  # tokens: the picture has rows x columns of them
+    columns: int
+    sha256: bytes  # of the embeddings: EmbeddingSpan.sha256
+    handle: str
+    seconds: float  # taken to decode and encode it
+    is_cached: bool  # it was encoded before
+
+
+class PictureRefused(msgspec.Struct, frozen=True, tag=True):
+    """visual server -> httpserver."""
+
+    id: int
+    status: int  # of HTTP: 400 where the picture is at fault
+    message: str

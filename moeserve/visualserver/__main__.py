@@ -1,0 +1,81 @@
+"""`python -m moeserve.visualserver`: the visual server's process, started by the launcher where there is a tower."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from moeserve.config.units import GIB
+from moeserve.errors import ConfigError
+from moeserve.messages.channels import PullChannel, PushChannel
+from moeserve.messages.codec import TO_VISUALSERVER
+from moeserve.models.errors import ModelError
+from moeserve.models.open import open_metadata
+from moeserve.models.registry import read_checked_shape
+from moeserve.processes.embedding_files import EmbeddingFiles
+from moeserve.processes.imports_without_gc import imports_without_gc
+from moeserve.processes.lifecycle import Process, run_process
+from moeserve.visualserver.embedding_cache import EmbeddingCache
+from moeserve.visualserver.encoder import PictureEncoder, Tower
+from moeserve.visualserver.manager import serve
+from moeserve.visualserver.picture_decoder import PictureDecoder
+from moeserve.visualserver.picture_size import SizeRule
+from moeserve.visualserver.tower_file import TowerShape, open_tower
+
+NICENESS: Final = 5  # the worker's threads, whose steps all answers wait for, come first
+
+log = logging.getLogger(__name__)
+
+
+def main(process: Process) -> None:
+    config = process.config
+    inbox = PullChannel(process.context, process.paths.visualserver, TO_VISUALSERVER)
+    to_http = PushChannel(process.context, process.paths.http)
+    assert config.mmproj is not None, "the launcher starts this process where there is a tower"
+    tower, shape = _load(Path(config.mmproj), Path(config.model))
+    os.nice(NICENESS)
+    decoder = PictureDecoder()
+    decoder.start()
+
+    def rule(max_tokens: int | None) -> SizeRule:
+        most = config.image_max_tokens
+        bounds = [each for each in (most, max_tokens) if each is not None]
+        return shape.size_rule(config.image_min_tokens, min(bounds, default=None))
+
+    cache = EmbeddingCache(int(config.image_cache * GIB))
+    encoder = PictureEncoder(tower, decoder, rule, cache, EmbeddingFiles(process.paths.spans))
+    process.ready()
+    try:
+        serve(encoder, inbox, to_http, process.heartbeat)
+    finally:
+        decoder.close()
+
+
+def _load(path: Path, model: Path) -> tuple[Tower, TowerShape]:
+    """Raises ModelError, ConfigError."""
+    began = time.monotonic()
+    file, shape = open_tower(path)
+    text = read_checked_shape(open_metadata(model))
+    if text.rope_sections is None:
+        raise ConfigError(f"--mmproj: {text.architecture} sees no pictures so far; leave it out")
+    if text.hidden_size != shape.output:
+        raise ModelError(
+            path,
+            f"gives embeddings of {shape.output} numbers, the model has {text.hidden_size}; name its own mmproj file",
+        )
+    with imports_without_gc():
+        import torch
+
+        from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    tower = Qwen3VlTower(file, shape)
+    tower.warm()
+    log.info("the tower of %s is ready after %.1f s", path.name, time.monotonic() - began)
+    return tower, shape
+
+
+if __name__ == "__main__":
+    run_process("visualserver", main)

@@ -1,0 +1,105 @@
+"""The process that decodes untrusted pictures: `python -m moeserve.visualserver.decode_process`, in a Sandbox.
+
+Pillow reads the formats of FORMATS alone, and the picture is what transformers' processors make of it: turned as its
+EXIF says, RGB, resized bicubically. What is transparent lies on white, as vLLM has it: on black, most diagrams vanish.
+"""
+
+from __future__ import annotations
+
+import io
+from importlib import import_module
+from typing import Final
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from moeserve.processes.sandbox import child
+from moeserve.processes.sandbox.frames import receive_frame, send_frame
+from moeserve.visualserver.decode_protocol import (
+    MAX_PICTURE_BYTES,
+    MOST_MESSAGE,
+    MOST_PIXELS,
+    Decode,
+    Decoded,
+    Refused,
+    decode_request,
+    encode,
+)
+from moeserve.visualserver.picture_size import SizeRule
+
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # of several frames the first
+# Address space beyond what the process needs to be there at all: Pillow keeps 4 bytes a pixel, and conversions have two
+# copies of a picture.
+MEMORY_BYTES: Final = 768 << 20
+# Pillow's modules for them, and what they ask for: EXIF, and the several pictures in one of a phone's JPEG.
+_MODULES: Final = ("Png", "Jpeg", "WebP", "Gif", "Tiff", "Mpo")
+
+
+def main() -> None:
+    channel = child.begin("pictures")
+    _load_the_rest()
+    child.confine(MEMORY_BYTES)
+    send_frame(channel, encode(Decoded()))  # ready
+    while True:
+        try:
+            request = decode_request(receive_frame(channel, MAX_PICTURE_BYTES + 1024))
+        except (EOFError, ConnectionError):
+            return
+        send_frame(channel, encode(decode(request)))
+
+
+def decode(request: Decode) -> Decoded | Refused:
+    """One picture, resized."""
+    try:
+        with Image.open(io.BytesIO(request.data), formats=FORMATS) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                return Refused(
+                    f"has {picture.width} x {picture.height} pixels; {MOST_PIXELS} at most are taken"
+                )
+            pixels = _resized(picture, request.rule)
+    except UnidentifiedImageError:
+        return Refused(f"is in no known format; {', '.join(FORMATS)} are read")
+    except MemoryError:
+        return Refused("takes too much memory to decode; make it smaller, or send it as PNG or JPEG")
+    except Exception as error:  # noqa: BLE001  parsers of damaged files raise anything
+        return Refused(f"cannot be read: {str(error) or type(error).__name__}"[:MOST_MESSAGE])
+    return Decoded(pixels.shape[0], pixels.shape[1], pixels.tobytes())
+
+
+def _resized(picture: Image.Image, rule: SizeRule) -> np.ndarray:
+    """uint8 [height, width, 3]. Raises ValueError for a size that `rule` does not take, and whatever Pillow raises."""
+    rule.resized(picture.height, picture.width)  # before it is decoded
+    turned = _rgb(ImageOps.exif_transpose(picture))
+    height, width = rule.resized(turned.height, turned.width)
+    return np.asarray(turned.resize((width, height), Image.Resampling.BICUBIC))
+
+
+def _rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith("I;16"):  # grey values of 16 bits, which `convert` cuts off at 255
+        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    above = picture.convert("RGBA")
+    below = Image.new("RGBA", above.size, "white")
+    below.alpha_composite(above)
+    return below.convert("RGB")
+
+
+def _load_the_rest() -> None:
+    """What Pillow loads on first use: its codecs, and the tables of conversions."""
+    for name in _MODULES:
+        import_module(f"PIL.{name}ImagePlugin")
+    Image.MAX_IMAGE_PIXELS = None  # MOST_PIXELS is our own limit
+    rule = SizeRule(8, 64, 4096)
+    for name in FORMATS:
+        for mode in ("RGB", "P", "RGBA"):
+            if name == "JPEG" and mode != "RGB":
+                continue
+            file = io.BytesIO()
+            Image.new(mode, (16, 24)).save(file, name)
+            decode(Decode.of(file.getvalue(), rule))
+            decode(Decode.of(file.getvalue()[:-30], rule))
+
+
+if __name__ == "__main__":
+    main()

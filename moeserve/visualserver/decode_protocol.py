@@ -1,0 +1,53 @@
+"""What the visual server and its decoding process tell each other: msgpack in frames."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from moeserve.visualserver.picture_size import SizeRule
+
+MAX_PICTURE_BYTES: Final = 32 << 20  # a whole request's body has no more
+MOST_PIXELS: Final = 50_000_000  # of a picture as it comes: phones take 48 million
+MOST_MESSAGE: Final = 300  # characters
+
+
+class Decode(msgspec.Struct, frozen=True, array_like=True):
+    data: bytes  # a file
+    factor: int  # of SizeRule
+    min_pixels: int
+    max_pixels: int
+
+    @classmethod
+    def of(cls, data: bytes, rule: SizeRule) -> Decode:
+        return cls(data, rule.factor, rule.min_pixels, rule.max_pixels)
+
+    @property
+    def rule(self) -> SizeRule:
+        return SizeRule(self.factor, self.min_pixels, self.max_pixels)
+
+
+class Decoded(msgspec.Struct, frozen=True, tag=True):
+    height: int = 0
+    width: int = 0
+    pixels: bytes = b""  # uint8 [height, width, 3]
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    message: str  # for the client: the end of "the picture ..."
+
+
+_REPLY: Final[msgspec.msgpack.Decoder[Decoded | Refused]] = msgspec.msgpack.Decoder(Decoded | Refused)
+_REQUEST: Final[msgspec.msgpack.Decoder[Decode]] = msgspec.msgpack.Decoder(Decode)
+encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def decode_request(frame: bytes) -> Decode:
+    """Raises ValueError."""
+    return _REQUEST.decode(frame)
+
+
+def decode_reply(frame: bytes) -> Decoded | Refused:
+    """Raises ValueError."""
+    return _REPLY.decode(frame)

@@ -1,0 +1,74 @@
+"""From a picture as a client has sent it to the file of its embeddings."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, Protocol
+
+import numpy as np
+
+from moeserve.errors import UserError
+from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused
+from moeserve.processes.embedding_files import EmbeddingFiles
+from moeserve.visualserver.embedding_cache import EmbeddingCache, Embeddings
+from moeserve.visualserver.picture_decoder import PictureDecoder, PictureError
+from moeserve.visualserver.picture_size import SizeRule
+
+log = logging.getLogger(__name__)
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Tower(Protocol):
+    def encode(self, pixels: Pixels) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """See `towers`."""
+        ...
+
+
+class PictureEncoder:
+    """One thread uses it."""
+
+    def __init__(
+        self,
+        tower: Tower,
+        decoder: PictureDecoder,
+        rule: Callable[[int | None], SizeRule],
+        cache: EmbeddingCache,
+        files: EmbeddingFiles,
+    ) -> None:
+        """rule: the sizes of pictures of at most so many tokens; None: as many as the server takes."""
+        self._tower = tower
+        self._decoder = decoder
+        self._rule = rule
+        self._cache = cache
+        self._files = files
+
+    def answer(self, picture: EncodePicture) -> PictureEncoded | PictureRefused:
+        began = time.monotonic()
+        rule = self._rule(picture.max_tokens)
+        key = sha256(f"{rule}".encode() + picture.data).digest()
+        found = self._cache.get(key)
+        is_cached = found is not None
+        try:
+            if found is None:
+                found = self._encode(picture.data, rule)
+                self._cache.put(key, found)
+            handle = self._files.write(found.data)
+        except PictureError as error:
+            return PictureRefused(picture.id, 400, str(error))
+        except UserError as error:
+            return PictureRefused(picture.id, 503, f"cannot be encoded: {error}")
+        except OSError as error:
+            log.error("the embeddings of a picture cannot be written: %s", error)
+            return PictureRefused(picture.id, 503, f"cannot be encoded: {error.strerror}")
+        seconds = time.monotonic() - began
+        return PictureEncoded(picture.id, found.rows, found.columns, found.sha256, handle, seconds, is_cached)
+
+    def _encode(self, data: bytes, rule: SizeRule) -> Embeddings:
+        pixels = self._decoder.decode(data, rule)
+        rows = self._tower.encode(pixels).tobytes()
+        height, width = pixels.shape[:2]
+        return Embeddings(height // rule.factor, width // rule.factor, rows, sha256(rows).digest())

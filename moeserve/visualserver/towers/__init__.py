@@ -1,0 +1,1 @@
+"""The networks that read pictures, one module each."""

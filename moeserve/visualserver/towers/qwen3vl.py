@@ -1,0 +1,110 @@
+"""Qwen3-VL's tower (https://arxiv.org/abs/2511.21631), without DeepStack: as Qwen3.5's and 3.6's, in float32.
+
+x = patches of pixels, times a matrix, + learned positions
+x += attention(LayerNorm(x))       all patches see each other; q and k rotate by row and column
+x += down(gelu(up(LayerNorm(x))))
+tokens = mm.2(gelu(mm.0(merge x merge patches of LayerNorm(x), joined)))
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from moeserve.models.loading.floats import read_floats
+from moeserve.models.sources.gguf import GGUFFile
+from moeserve.visualserver.tower_file import TowerShape, tensor_shapes
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+EPS: Final = 1e-6  # of LayerNorm: the file's key has the text model's
+ROPE_THETA: Final = 10000.0
+
+
+class Qwen3VlTower:
+    """One writer and reader: the visual server's thread."""
+
+    def __init__(self, file: GGUFFile, shape: TowerShape) -> None:
+        """Reads all weights into RAM, in float32."""
+        self.shape = shape
+        self._weights = {name: read_floats(file, name) for name in tensor_shapes(shape)}
+        # A still picture is the same at both times of a patch.
+        later = self._weights.pop("v.patch_embd.weight.1")
+        self._patches = (self._weights.pop("v.patch_embd.weight") + later).flatten(1)
+        dims = shape.hidden // shape.heads // 4
+        self._inverse = ROPE_THETA ** (-torch.arange(dims, dtype=torch.float64) / dims)
+
+    def warm(self) -> None:
+        """What torch loads and allocates with the first picture."""
+        side = 4 * self.shape.token_side
+        self.encode(np.zeros((side, side, 3), np.uint8))
+
+    def encode(self, pixels: Pixels) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """pixels: [height, width, 3], sides multiples of `shape.token_side`. Returns [tokens, output], row by row."""
+        shape = self.shape
+        rows, columns = pixels.shape[0] // shape.patch, pixels.shape[1] // shape.patch
+        with torch.inference_mode():
+            order = merge_order(rows, columns, shape.merge)
+            x = functional.linear(
+                self._patches_of(pixels)[order], self._patches, self._weights["v.patch_embd.bias"]
+            )
+            x += self._positions(rows, columns)[order]
+            cos, sin = self._angles(rows, columns, order)
+            for layer in range(shape.layers):
+                at = f"v.blk.{layer}."
+                x += self._attend(at, self._norm(at + "ln1", x), cos, sin)
+                wide = self._product(at + "ffn_up", self._norm(at + "ln2", x))
+                x += self._product(at + "ffn_down", functional.gelu(wide, approximate="tanh"))
+            joined = self._norm("v.post_ln", x).view(-1, shape.hidden * shape.merge**2)
+            return self._product("mm.2", functional.gelu(self._product("mm.0", joined))).numpy()
+
+    def _patches_of(self, pixels: Pixels) -> Tensor:
+        """float32 [patches, 3 * patch * patch], row by row: channel, row, column of each."""
+        side = self.shape.patch
+        rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+        split = torch.from_numpy(pixels.copy()).view(rows, side, columns, side, 3)
+        return split.permute(0, 2, 4, 1, 3).reshape(rows * columns, -1).float() / 127.5 - 1.0
+
+    def _positions(self, rows: int, columns: int) -> Tensor:
+        """The learned table, resampled bilinearly with its corners at the picture's: [patches, hidden], row by row."""
+        side = self.shape.positions
+        table = self._weights["v.position_embd.weight"].view(1, side, side, -1).permute(0, 3, 1, 2)
+        grid = functional.interpolate(table, (rows, columns), mode="bilinear", align_corners=True)
+        return grid[0].permute(1, 2, 0).reshape(rows * columns, -1)
+
+    def _angles(self, rows: int, columns: int, order: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of a head's first half, float32 [patches, head / 2]: a quarter by row, a quarter by column."""
+        row, column = order // columns, order % columns
+        angles = torch.stack((row, column), 1).double()[:, :, None] * self._inverse
+        flat = angles.flatten(1)
+        return flat.cos().float(), flat.sin().float()
+
+    def _attend(self, at: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        n, heads = len(x), self.shape.heads
+        qkv = self._product(at + "attn_qkv", x).view(n, 3, heads, -1).permute(1, 2, 0, 3)
+        q, k = (_rotated(part, cos, sin) for part in qkv[:2])
+        mixed = functional.scaled_dot_product_attention(q[None], k[None], qkv[2][None])[0]
+        return self._product(at + "attn_out", mixed.transpose(0, 1).reshape(n, -1))
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        w = self._weights
+        return functional.layer_norm(x, x.shape[-1:], w[name + ".weight"], w[name + ".bias"], EPS)
+
+    def _product(self, name: str, x: Tensor) -> Tensor:
+        return functional.linear(x, self._weights[name + ".weight"], self._weights[name + ".bias"])
+
+
+def merge_order(rows: int, columns: int, merge: int) -> Tensor:
+    """The patches, counted row by row, in the tower's order: those of a token follow one another."""
+    count = torch.arange(rows * columns)
+    return count.view(rows // merge, merge, columns // merge, merge).permute(0, 2, 1, 3).flatten()
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """heads: [heads, patches, dim], half against half."""
+    a, b = heads.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

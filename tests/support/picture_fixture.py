@@ -1,0 +1,75 @@
+"""The fixture of a model that sees: Qwen3.5-MoE with Qwen3-VL's tower, three pictures, and what transformers and
+llama.cpp make of them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+FIXTURES: Final = Path(__file__).resolve().parents[1] / "fixtures" / "pictures"
+NAME: Final = "tiny-qwen35moe-vision"
+MODEL: Final = FIXTURES / f"{NAME}-f16.gguf"
+TOWER: Final = FIXTURES / f"{NAME}-mmproj-f16.gguf"
+PICTURES: Final = ("square", "landscape", "wide")
+
+
+class PictureCase(NamedTuple):
+    name: str
+    path: Path
+    size: tuple[int, int]  # height and width as the processor resizes it
+    tokens: list[int]  # of the prompt, <|image_pad|> for each of the picture's
+    is_picture: list[bool]  # of each token
+    truth: dict[str, np.ndarray]  # pixel_values, embeddings, position_ids, logits: transformers', float32
+    llama_cpp: dict[str, np.ndarray]  # embeddings, text_logits
+
+    @property
+    def start(self) -> int:
+        return self.is_picture.index(True)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.is_picture)
+
+    @property
+    def positions(self) -> bytes:
+        """EmbeddingSpan.positions"""
+        ids = self.truth["position_ids"][:, self.start : self.start + self.num_tokens]
+        return ids.astype(np.int32).tobytes()
+
+    def resized(self) -> np.ndarray:
+        """uint8 [height, width, 3]"""
+        height, width = self.size
+        with Image.open(self.path) as picture:
+            return np.array(picture.convert("RGB").resize((width, height), Image.Resampling.BICUBIC))
+
+
+@cache
+def picture_cases() -> dict[str, PictureCase]:
+    content = json.loads((FIXTURES / f"{NAME}-f16.golden.json").read_text())
+    truth = _by_picture(FIXTURES / f"{NAME}-f16.truth.npz")
+    llama_cpp = _by_picture(FIXTURES / f"{NAME}-f16.golden.npz")
+    return {
+        name: PictureCase(
+            name,
+            FIXTURES / case["picture"],
+            tuple(case["resized"]),
+            case["tokens"],
+            [kind == 1 for kind in case["mm_token_type_ids"]],
+            truth[name],
+            llama_cpp[name],
+        )
+        for name, case in zip(PICTURES, content["cases"], strict=True)
+    }
+
+
+def _by_picture(path: Path) -> dict[str, dict[str, Any]]:
+    with np.load(path) as arrays:
+        return {
+            name: {key.removeprefix(f"{name}_"): arrays[key] for key in arrays if key.startswith(f"{name}_")}
+            for name in PICTURES
+        }

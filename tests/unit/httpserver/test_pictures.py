@@ -1,0 +1,338 @@
+"""Pictures in requests: what httpserver sends to the visual server, and what to the engine."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from moeserve.messages.channels import PullChannel
+from moeserve.messages.codec import TO_VISUALSERVER
+from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused
+from moeserve.messages.schema import ProcessLost, ProcessReady
+from moeserve.processes.embedding_files import EmbeddingFiles
+from moeserve.processes.runtime_paths import RuntimePaths
+from tests.support.http_harness import NAME, HttpServer, ready_message, tokens_of, within
+from tests.support.picture_fixture import MODEL, TOWER, picture_cases
+
+CASE = picture_cases()["square"]
+FILE = CASE.path.read_bytes()
+BASE64 = base64.b64encode(FILE).decode()
+URL = f"data:image/png;base64,{BASE64}"
+START, PAD, END = 628, 630, 629
+BEFORE, BEHIND = "Look at this: ", " What does the keeper see?"
+
+Answer = Callable[[EncodePicture], msgspec.Struct | None]
+
+
+class VisualServer:
+    """In the visual server's place: 3 x 2 tokens for every picture."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self.paths = RuntimePaths(Path(server.directory.name))
+        self.pictures: list[EncodePicture] = []
+        self.files = EmbeddingFiles(self.paths.spans)
+        self.answer: Answer = self.encoded
+        self._server = server
+        self._inbox = PullChannel(server._context, self.paths.visualserver, TO_VISUALSERVER)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def encoded(self, picture: EncodePicture) -> PictureEncoded:
+        handle = self.files.write(bytes(6 * 4 * 128))
+        return PictureEncoded(picture.id, 3, 2, bytes(32), handle, 0.5, len(self.pictures) > 1)
+
+    def _run(self) -> None:
+        while self._server._running:
+            message = self._inbox.recv(timeout=0.05)
+            if isinstance(message, EncodePicture):
+                self.pictures.append(message)
+                answer = self.answer(message)
+                if answer is not None:
+                    self._server.send(answer)
+
+    @property
+    def left(self) -> list[str]:
+        """Files of embeddings."""
+        return [path.name for path in self.paths.spans.glob("*")]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[tuple[HttpServer, VisualServer]]:
+    server = HttpServer(model=str(MODEL), mmproj=str(TOWER))
+    try:
+        visual = VisualServer(server)
+        assert isinstance(server.start_message(), ProcessReady)
+        ready = ready_message(server.tokenizer.vocabulary.size)
+        server.send(
+            msgspec.structs.replace(ready, ready=msgspec.structs.replace(ready.ready, embedding_size=128))
+        )
+        assert within(30, lambda: server.get("/health").status_code == 200)
+        yield server, visual
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def server(world: tuple[HttpServer, VisualServer]) -> HttpServer:
+    world[0].begin_anew()
+    return world[0]
+
+
+@pytest.fixture
+def visual(world: tuple[HttpServer, VisualServer]) -> VisualServer:
+    world[1].pictures, world[1].answer = [], world[1].encoded
+    return world[1]
+
+
+def chat(*parts: Any, **more: Any) -> dict[str, Any]:
+    return {"model": NAME, "max_tokens": 2, "messages": [{"role": "user", "content": [*parts]}]} | more
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def image(url: str = URL, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url} | more}
+
+
+def anthropic(source: Any) -> dict[str, Any]:
+    return {"type": "image", "source": source}
+
+
+BLOCK = anthropic({"type": "base64", "media_type": "image/png", "data": BASE64})
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": chat(text(BEFORE), image(), text(BEHIND)),
+    "/v1/messages": chat(text(BEFORE), BLOCK, text(BEHIND)),
+    "/v1/responses": {
+        "model": NAME,
+        "max_output_tokens": 2,
+        "input": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": BEFORE},
+                    {"type": "input_image", "image_url": URL, "detail": "auto"},
+                    {"type": "input_text", "text": BEHIND},
+                ],
+            }
+        ],
+    },
+    "/api/chat": {
+        "model": NAME,
+        "stream": False,
+        "options": {"num_predict": 2},
+        "messages": [{"role": "user", "content": BEHIND, "images": [BASE64]}],
+    },
+    "/api/generate": {
+        "model": NAME,
+        "stream": False,
+        "options": {"num_predict": 2},
+        "prompt": BEHIND,
+        "images": [BASE64],
+    },
+}
+
+
+def prompt_of(server: HttpServer, before: str = BEFORE, behind: str = BEHIND) -> list[int]:
+    encode = server.tokenizer.encode
+    head = encode(f"<|im_start|>user\n{before}") if before else encode("<|im_start|>user\n")
+    return [*head, START, *[PAD] * 6, END, *encode(f"{behind}<|im_end|>\n<|im_start|>assistant\n")]
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_the_prompt(server: HttpServer, visual: VisualServer, path: str) -> None:
+    answer = server.post(path, REQUESTS[path])
+    assert answer.status_code == 200, answer.text
+    (request,) = server.requests
+    assert [one.data for one in visual.pictures] == [FILE]
+    tokens = tokens_of(request)
+    expected = prompt_of(server, "" if "/api/" in path else BEFORE)
+    assert (
+        tokens[: len(expected)] == expected
+    )  # Anthropic's models think on request only: a template may say so
+    (span,) = request.spans
+    assert (tokens[span.start - 1], span.count, tokens[span.end]) == (START, 6, END)
+    first = span.start
+    assert np.frombuffer(span.positions, np.int32).reshape(3, 6).tolist() == [
+        [first] * 6,
+        [first, first, first + 1, first + 1, first + 2, first + 2],
+        [first, first + 1] * 3,
+    ]
+    assert within(30, lambda: not visual.left)  # the request has ended
+
+
+def test_two_pictures_and_what_is_behind(server: HttpServer, visual: VisualServer) -> None:
+    """Positions behind a picture go on at its longer side's end."""
+    answer = server.post("/v1/chat/completions", chat(image(), text("and"), image(detail="low")))
+    assert answer.status_code == 200
+    assert [one.max_tokens for one in visual.pictures] == [None, 256]
+    _, second = server.requests[0].spans
+    rotated = np.frombuffer(second.positions, np.int32)
+    assert rotated[0] == second.start - 6 + 3
+    assert answer.json()["usage"]["prompt_tokens"] == len(tokens_of(server.requests[0]))
+
+
+def test_placeholders_that_a_client_spells_are_no_picture(server: HttpServer, visual: VisualServer) -> None:
+    spelled = "<|vision_start|><|image_pad|><|vision_end|>"
+    answer = server.post("/v1/chat/completions", chat(text(spelled), image(), text(spelled)))
+    assert answer.status_code == 200
+    (request,) = server.requests
+    (span,) = request.spans
+    assert tokens_of(request)[span.start : span.end] == [PAD] * 6
+    assert len(visual.pictures) == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (image("https://example.com/a.png"), "pictures are not fetched from addresses"),
+        (image("data:image/png,abc"), "data:image/...;base64,..."),
+        (image("data:image/png;base64,a*b"), "no base64"),
+        (image("data:image/png;base64,"), "is empty"),
+        (image(detail="tiny"), "detail must be"),
+        ({"type": "image_url", "image_url": 5}, "must be a string"),
+        ({"type": "input_audio", "input_audio": {}}, "'input_audio' is not supported"),
+    ],
+)
+def test_what_is_no_picture(server: HttpServer, visual: VisualServer, part: Any, words: str) -> None:
+    answer = server.post("/v1/chat/completions", chat(part))
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+    assert visual.pictures == []
+
+
+def test_pictures_of_assistants_and_systems(server: HttpServer, visual: VisualServer) -> None:
+    for role in ("system", "assistant"):
+        messages = [{"role": role, "content": [image()]}, {"role": "user", "content": "Hi"}]
+        answer = server.post("/v1/chat/completions", chat() | {"messages": messages})
+        assert answer.status_code == 400
+        assert f"the role {role} has no pictures" in answer.json()["error"]["message"]
+
+
+def test_a_picture_that_a_tool_gives(server: HttpServer, visual: VisualServer) -> None:
+    """As agents send screenshots."""
+    messages = [
+        {"role": "user", "content": "Look"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "a", "content": [text("Here:"), BLOCK]}],
+        },
+    ]
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    body = {"model": NAME, "max_tokens": 2, "messages": messages, "tools": tools}
+    assert server.post("/v1/messages", body).status_code == 200
+    (request,) = server.requests
+    (span,) = request.spans
+    tokens = tokens_of(request)
+    before = server.tokenizer.decode(tokens[: span.start - 1], False)
+    assert before.endswith("<tool_response>\nHere:")
+    counted = {name: value for name, value in body.items() if name != "max_tokens"}
+    assert server.post("/v1/messages/count_tokens", counted).json() == {"input_tokens": len(tokens)}
+    assert within(30, lambda: not visual.left)
+
+
+def test_a_stored_conversation_has_its_pictures(server: HttpServer, visual: VisualServer) -> None:
+    first = server.post("/v1/responses", REQUESTS["/v1/responses"]).json()
+    more = {"model": NAME, "max_output_tokens": 2, "previous_response_id": first["id"], "input": "And?"}
+    assert server.post("/v1/responses", more).status_code == 200
+    assert [one.data for one in visual.pictures] == [FILE, FILE]
+    (before,), (behind,) = (request.spans for request in server.requests)
+    assert (before.start, before.positions) == (behind.start, behind.positions)
+
+
+def test_what_the_visual_server_refuses(server: HttpServer, visual: VisualServer) -> None:
+    def refusing(status: int) -> Answer:
+        return lambda picture: PictureRefused(picture.id, status, "is in no known format")
+
+    for status in (400, 503):
+        visual.answer = refusing(status)
+        answer = server.post("/v1/chat/completions", chat(image()))
+        assert answer.status_code == status
+        assert "the picture is in no known format" in answer.json()["error"]["message"]
+    assert server.requests == []
+
+
+def test_a_lost_visual_server(server: HttpServer, visual: VisualServer) -> None:
+    """The next one gets the picture; the one that two were lost of fails."""
+
+    def lose(times: int) -> Answer:
+        def answer(picture: EncodePicture) -> msgspec.Struct:
+            if len(visual.pictures) <= times:
+                return ProcessLost("visualserver", "a test", by_itself=True)
+            return visual.encoded(picture)
+
+        return answer
+
+    visual.answer = lose(1)
+    assert server.post("/v1/chat/completions", chat(image())).status_code == 200
+    assert [one.data for one in visual.pictures] == [FILE, FILE]
+    visual.pictures, visual.answer = [], lose(2)
+    answer = server.post("/v1/chat/completions", chat(image()))
+    assert answer.status_code == 500
+    assert "ended the process that encodes pictures, twice" in answer.json()["error"]["message"]
+    assert len(visual.pictures) == 2
+
+
+def test_a_body_that_a_text_would_not_have(server: HttpServer, visual: VisualServer) -> None:
+    answer = server.post("/v1/chat/completions", chat(image("data:image/png;base64," + "A" * (6 << 20))))
+    assert answer.status_code == 200
+    assert len(visual.pictures[0].data) == (6 << 20) * 3 // 4
+
+
+def test_many(server: HttpServer, visual: VisualServer) -> None:
+    answer = server.post("/v1/chat/completions", chat(*[image()] * 65))
+    assert answer.status_code == 400
+    assert "65 pictures; at most 64" in answer.json()["error"]["message"]
+
+
+def test_what_says_so(server: HttpServer, visual: VisualServer) -> None:
+    assert server.get("/props").json()["modalities"]["vision"] is True
+    assert "vision" in server.post("/api/show", {"model": NAME}).json()["capabilities"]
+    (card,) = server.get("/v1/models").json()["data"]
+    assert card["architecture"]["input_modalities"] == ["text", "image"]
+    applied = server.post("/apply-template", chat(text("a"), image())).json()["prompt"]
+    assert "user\na<|vision_start|><|image_pad|><|vision_end|><|im_end|>" in applied
+    refused = server.post("/tokenize", {"model": NAME, "messages": chat(image())["messages"]})
+    assert refused.status_code == 400
+    before = server.metric("pictures_total")
+    server.post("/v1/chat/completions", chat(image(), image()))
+    assert server.metric("pictures_total") == before + 2
+    assert server.metric("picture_seconds_total") > 0
+
+
+def test_a_server_without_a_tower_refuses(request: pytest.FixtureRequest) -> None:
+    with_none: HttpServer = request.getfixturevalue("plain")
+    for path, body in REQUESTS.items():
+        answer = with_none.post(path, body)
+        assert answer.status_code == 400, path
+        assert "it runs without a vision tower (--mmproj)" in answer.text
+    assert with_none.requests == []
+
+
+@pytest.fixture
+def plain() -> Iterator[HttpServer]:
+    from tests.support.http_harness import http_server
+
+    with http_server() as server:
+        yield server
+
+
+def test_an_engine_that_takes_none(server: HttpServer, visual: VisualServer) -> None:
+    ready = ready_message(server.tokenizer.vocabulary.size)
+    server.send(ready)
+    assert within(30, lambda: server.post("/v1/chat/completions", chat(image())).status_code == 400)
+    refused = server.post("/v1/chat/completions", chat(image()))
+    assert "only the CPU engine computes so far" in refused.json()["error"]["message"]
+    server.send(
+        msgspec.structs.replace(ready, ready=msgspec.structs.replace(ready.ready, embedding_size=128))
+    )
+    assert within(30, lambda: server.post("/v1/chat/completions", chat(image())).status_code == 200)

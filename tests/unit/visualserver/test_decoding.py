@@ -1,0 +1,149 @@
+"""The process that decodes pictures: formats, and what hostile or damaged files come to."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from moeserve.visualserver.picture_decoder import PictureDecoder, PictureError
+from moeserve.visualserver.picture_size import SizeRule
+
+RULE = SizeRule(32, 1024, 4194304)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[PictureDecoder]:
+    made = PictureDecoder()
+    yield made
+    made.close()
+
+
+def colours(height: int = 64, width: int = 96) -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def file_of(picture: Image.Image, format: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, format, **options)
+    return file.getvalue()
+
+
+def png(width: int, height: int, data: bytes, *, mode: bytes = b"\x08\x02") -> bytes:
+    """A PNG file that says whatever is asked of it."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    head = struct.pack(">II", width, height) + mode + b"\0\0\0"
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "GIF", "JPEG"])
+def test_formats(decoder: PictureDecoder, format: str) -> None:
+    """Lossless ones bit for bit, a GIF by its first frame."""
+    picture = Image.fromarray(colours())
+    if format == "GIF":
+        picture = picture.quantize(256)
+        found = decoder.decode(
+            file_of(picture, format, save_all=True, append_images=[Image.new("P", picture.size)]), RULE
+        )
+        assert np.array_equal(found, np.asarray(picture.convert("RGB")))
+        return
+    found = decoder.decode(file_of(picture, format, lossless=True), RULE)
+    if format == "JPEG":
+        assert found.shape == (64, 96, 3)
+    else:
+        assert np.array_equal(found, colours())
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "P", "LA", "RGBA", "I;16", "CMYK"])
+def test_modes(decoder: PictureDecoder, mode: str) -> None:
+    """What is no RGB becomes it; what is transparent lies on white."""
+    grey = np.full((64, 128), 255, np.uint8)
+    if mode == "I;16":
+        picture = Image.fromarray(grey.astype(np.uint16) * 256)
+    elif mode in ("LA", "RGBA"):
+        picture = Image.new(mode, (128, 64), 0)  # transparent, and black
+    else:
+        picture = Image.fromarray(grey).convert(mode)
+    found = decoder.decode(file_of(picture, "JPEG" if mode == "CMYK" else "PNG"), RULE)
+    assert found.shape == (64, 128, 3)
+    assert found.min() >= 254
+
+
+def test_turned_and_resized_as_pillow_does(decoder: PictureDecoder) -> None:
+    picture = Image.fromarray(colours(100, 333))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned
+    found = decoder.decode(file_of(picture, "PNG", exif=exif), RULE)
+    upright = picture.transpose(Image.Transpose.ROTATE_270)
+    height, width = RULE.resized(upright.height, upright.width)
+    assert np.array_equal(found, np.asarray(upright.resize((width, height), Image.Resampling.BICUBIC)))
+
+
+HUGE = zlib.compress(bytes(1 << 20))
+HOSTILE = {
+    "nothing": (b"", "no known format"),
+    "a text": (b"<svg/>" * 100, "no known format"),
+    "another format": (file_of(Image.fromarray(colours()), "BMP"), "no known format"),
+    "3,600 million pixels": (png(60000, 60000, HUGE), "60000 x 60000 pixels; 50000000 at most"),
+    "more pixels than said": (png(64, 64, zlib.compress(bytes(50 << 20))), None),
+    "fewer pixels than said": (png(4096, 4096, HUGE), "cannot be read"),
+    "no deflate": (png(64, 64, b"x" * 1000), "cannot be read"),
+    "too narrow": (png(1, 10000, HUGE), "at most 200 times"),
+    "half a JPEG": (file_of(Image.fromarray(colours()), "JPEG")[:800], "truncated"),
+    "half a GIF": (file_of(Image.fromarray(colours()), "GIF")[:2000], "cannot be read"),
+    "half a WebP": (file_of(Image.fromarray(colours()), "WEBP")[:400], "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile(decoder: PictureDecoder, name: str) -> None:
+    """Each is refused in words; the process stays for the next."""
+    data, words = HOSTILE[name]
+    if words is None:  # what is too much is not read
+        decoder.decode(data, RULE)
+        return
+    with pytest.raises(PictureError, match=words):
+        decoder.decode(data, RULE)
+
+
+def test_damaged_anywhere(decoder: PictureDecoder) -> None:
+    """300 files with wrong bytes: decoded or refused, and a good one after them is read."""
+    rng = random.Random(17)
+    picture = Image.fromarray(colours(32, 48))
+    whole = [file_of(picture, format) for format in ("PNG", "JPEG", "WEBP", "GIF")]
+    for number in range(300):
+        data = bytearray(whole[number % len(whole)])
+        for _ in range(rng.randrange(1, 8)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        try:
+            decoder.decode(bytes(data), RULE)
+        except PictureError as error:
+            assert len(str(error)) < 400  # noqa: PT017
+    assert decoder.decode(whole[0], RULE).shape[2] == 3
+
+
+def test_a_process_that_was_killed(decoder: PictureDecoder) -> None:
+    decoder.decode(file_of(Image.fromarray(colours()), "PNG"), RULE)
+    child = decoder._sandbox._child
+    assert child is not None
+    child.process.kill()
+    child.process.wait()
+    assert decoder.decode(file_of(Image.fromarray(colours()), "PNG"), RULE).shape == (64, 96, 3)
+
+
+def test_too_long() -> None:
+    """A limit of CPU time that no picture keeps."""
+    decoder = PictureDecoder(timeout=0.01)
+    data = file_of(Image.new("RGB", (5000, 5000)), "PNG")
+    with pytest.raises(PictureError, match="takes too long"):
+        decoder.decode(data, RULE)
+    decoder.close()

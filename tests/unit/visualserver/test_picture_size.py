@@ -1,0 +1,54 @@
+"""Sizes of pictures, against the processor of transformers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from moeserve.cli.command_line import find_tower
+from moeserve.errors import ConfigError
+from moeserve.visualserver.picture_size import SizeRule
+from moeserve.visualserver.tower_file import open_tower
+from tests.support.picture_fixture import MODEL, TOWER
+
+RULES = (SizeRule(32, 8192, 4194304), SizeRule(32, 65536, 16777216), SizeRule(32, 8192, 256 * 1024))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_as_the_processor(rule: SizeRule) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    rng = random.Random(3)
+    sizes = [(rng.randrange(1, 5000), rng.randrange(1, 5000)) for _ in range(150)]
+    sizes += [(rng.randrange(1, 60), rng.randrange(1, 60)) for _ in range(60)]
+    sizes += [(1, 1), (16, 16), (48, 48), (1, 200), (40, 300), (2160, 4096), (16384, 16384)]
+    for height, width in sizes:
+        if max(height, width) <= 200 * min(height, width):
+            expected = smart_resize(height, width, rule.factor, rule.min_pixels, rule.max_pixels)
+            assert rule.resized(height, width) == expected, (height, width)
+
+
+def test_too_narrow() -> None:
+    with pytest.raises(ValueError, match="at most 200 times"):
+        RULES[0].resized(1, 201)
+
+
+def test_bounds_in_tokens() -> None:
+    _, shape = open_tower(TOWER)
+    assert shape.size_rule(None, None) == RULES[0]
+    assert shape.size_rule(None, 4) == SizeRule(32, 4096, 4096)
+    assert shape.size_rule(256, 1024) == SizeRule(32, 262144, 1048576)
+
+
+def test_the_flag(tmp_path: Path) -> None:
+    assert find_tower("auto", MODEL) == find_tower(str(TOWER), MODEL) == str(TOWER)
+    assert find_tower(None, MODEL) is None
+    for flag, words in (("auto", "no \\*mmproj\\*.gguf in"), (str(tmp_path / "x"), "there is no file")):
+        with pytest.raises(ConfigError, match=words):
+            find_tower(flag, tmp_path / "model.gguf")
+    for name in ("a-mmproj-F16.gguf", "mmproj-a.gguf", "a.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"several, a-mmproj-F16.gguf, mmproj-a.gguf; name one"):
+        find_tower("auto", tmp_path / "a.gguf")
