@@ -35,6 +35,7 @@ MORE = (
     "gemma4dense",
     "laguna",
     "afmoe",
+    "step35",
 )
 NAMES = [
     *(f"tiny-qwen3moe-{name}" for name in TYPES),
