@@ -50,8 +50,8 @@ class Replaced:
         self._right = right
         self._random = random.Random(5)
 
-    def bind(self, slot: int) -> None:
-        self.inner.bind(slot)
+    def bind(self, slot: int, namespace: str) -> None:
+        self.inner.bind(slot, namespace)
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         counts = [len(draft) for draft in self.inner.draft(wanted)]
@@ -136,7 +136,8 @@ def compare(off: Side, on: Side, streams: int, right: float, args: argparse.Name
     texts = off.serve(prompts, args.tokens).texts
     rows = on.runner._drafts
     assert rows is not None
-    inner = rows._drafter.inner if isinstance(rows._drafter, Replaced) else rows._drafter
+    drafter = rows._drafter
+    inner = drafter.inner if isinstance(drafter, Replaced) else drafter._second  # type: ignore[attr-defined]
     assert isinstance(inner, NextTokenDrafter)
     inner._least = 0.0
     found: list[tuple[Served, Served]] = []

@@ -40,6 +40,7 @@ _LIMITS: Final = llguidance.LLParserLimits(
 # end the worker.
 CHECK_STACK_BYTES: Final = 2 << 20
 STACK_BYTES: Final = 16 << 20
+FORCED_BYTES: Final = 128  # of a forced text: drafts are shorter
 # CPU time of a matcher's last token, from which the next one is taken without the GIL. That wakes another thread, which
 # may take longer on a busy machine; tokens of JSON take some 20 us.
 COSTLY_TOKEN_S: Final = 0.0005
@@ -138,6 +139,18 @@ class Matcher:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._mask_s = time.thread_time() - started
         self._check()
+
+    def forced(self) -> tuple[int, ...]:
+        """Tokens of the text that must come next, as far as it is known. They spell it as the model has learnt to;
+        others may come that spell it otherwise."""
+        if self._matcher.is_stopped():
+            return ()
+        try:
+            with panics_as_errors():
+                text = bytes(self._matcher.compute_ff_bytes())[:FORCED_BYTES]
+                return tuple(self._tokenizer.tokenize_bytes(text)) if text else ()
+        except GrammarError:  # the answer goes on without this guess
+            return ()
 
     def accept(self, token_id: int) -> None:
         """Takes the token that came. GrammarError for one that may not come."""

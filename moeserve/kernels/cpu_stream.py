@@ -12,8 +12,6 @@ for a token id, row or KV slot that is not there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -23,6 +21,7 @@ from moeserve.kernels.codebooks import bring_codebook
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.gating import OAI_ALPHA, Activation, limit_of
 from moeserve.kernels.host_arrays import gguf_rows
+from moeserve.kernels.operation_queue import OperationQueue
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.stream_operands import (
     Activations,
@@ -34,7 +33,6 @@ from moeserve.kernels.stream_operands import (
     RoutingWorkspace,
     StateLayer,
     StateSequences,
-    ThreadPlacement,
 )
 
 Matrix = _C.Matrix
@@ -43,53 +41,7 @@ LoraTable = _C.LoraTable
 AttentionPlan = _C.AttentionPlan
 
 
-class CpuStream:
-    def __init__(self, threads: int | Sequence[ThreadPlacement], isa: str = "") -> None:
-        """`threads`: how many, unbound and on one NUMA node, or the placement of each.
-        `isa`: "plain", "avx2" or "avx512_vnni"; empty takes the best this CPU runs.
-
-        Raises ValueError for an ISA that this CPU or build lacks.
-        """
-        placements = [ThreadPlacement()] * threads if isinstance(threads, int) else threads
-        self.nodes = 1 + max(p.node for p in placements)
-        self._native = _C.Stream([(p.node, list(p.cpus)) for p in placements], isa)
-        # What the queued operations point into. Without it a temporary (a batch's ids, a norm's weight) is freed
-        # while the pool still reads it.
-        self._held: list[object] = []
-        # The same of what `wait` has waited for: released while the pool computes what came after, when no call waits.
-        self._released: list[object] = []
-
-    @property
-    def isa(self) -> str:
-        return self._native.isa
-
-    @property
-    def threads(self) -> int:
-        return self._native.threads
-
-    @property
-    def recomputed(self) -> int:
-        """Pieces of work that a thread computed again since the start, because the one that had begun them stood still:
-        how often cores were taken from threads."""
-        return self._native.recomputed
-
-    @property
-    def fetched_ahead(self) -> int:
-        """How often a thread that waited in an operation fetched the weights of a later one into its cache."""
-        return self._native.fetched_ahead
-
-    @property
-    def pool(self) -> _C.Pool:
-        return self._native.pool
-
-    def wait(self) -> None:
-        if not self._held:  # nothing was queued since: what that wait left is let go while the pool computes
-            self._native.wait()
-            return
-        self._released.clear()
-        self._native.wait()
-        self._held, self._released = self._released, self._held
-
+class CpuStream(OperationQueue):
     def pack(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """GGUF rows of a matrix [out, in] or of experts [E, out, in] to panels; blocks until done.
 

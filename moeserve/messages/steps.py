@@ -88,6 +88,7 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     # rotates. They have negative numbers in `token_ids`, by which the worker tells a chunk's rows of embeddings from
     # its tokens.
     spans: list[EmbeddingSpan] = []
+    namespace: str = ""  # requests of one may see in the time of their steps what the others' texts are
 
 
 CONTINUES: Final = -1  # Row.start of a row that may have drafts

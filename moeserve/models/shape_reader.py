@@ -83,7 +83,7 @@ class ShapeReader:
                 raise self.error(suffix, f"has {value}; {low} to {high} is supported")
 
     def _entries(self, suffix: str) -> int:
-        """Of an array by layer, which may have layers that are not run, too."""
+        """The length of an array by layer, which may have layers that are not run, too."""
         value = self._metadata.get(self._key(suffix))
         has_all = isinstance(value, np.ndarray) and len(value) == self._num_blocks
         return self._num_blocks if has_all else self.num_layers

@@ -203,7 +203,7 @@ def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int
 
 
 def next_token_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Of the block that drafts, beside its layer's."""
+    """The tensors of the block that drafts, beside those of its layer."""
     hidden, index = shape.hidden_size, shape.num_layers
     norms = (n.NEXTN_ENORM, n.NEXTN_HNORM, n.NEXTN_HEAD_NORM)
     parts: dict[str, tuple[int, ...]] = {n.of_layer(index, norm): (hidden,) for norm in norms}

@@ -16,7 +16,7 @@ from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.lifecycle import Process, run_process
 from moeserve.router.adapter_registry import AdapterRegistry
 from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, STREAMED_PREFILL_SHARE, Limits
-from moeserve.router.core.memory.snapshot_points import BorderSpacing, border_spacing, window_spacing
+from moeserve.router.core.memory.snapshot_points import SnapshotSpacing, snapshot_spacing, window_spacing
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.embedding_links import EmbeddingLinks
 from moeserve.router.kv_event_publisher import KvEventPublisher
@@ -55,7 +55,7 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         state_bytes=ready.state_bytes,
         num_window_slots=ready.num_window_slots,
         window=ready.window,
-        border_spacing=_spacing(ready),
+        snapshot_spacing=_spacing(ready),
         event_block_size=None if config.kv_events_endpoint is None else config.kv_events_block_size,
         # The files of embeddings are not on a worker's machine that is another.
         embedding_bytes=0 if config.worker is not None else FLOAT32_BYTES * ready.embedding_size,
@@ -63,10 +63,10 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
     )
 
 
-def _spacing(ready: WorkerReady) -> BorderSpacing:
+def _spacing(ready: WorkerReady) -> SnapshotSpacing:
     if ready.num_window_slots:
         return window_spacing(ready.window)
-    return border_spacing(ready.max_num_batched_tokens)
+    return snapshot_spacing(ready.max_num_batched_tokens)
 
 
 def _prefill_share(config: ServerConfig, ready: WorkerReady) -> float:

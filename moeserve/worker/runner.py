@@ -261,11 +261,11 @@ class Runner:
         return AdaptersReport([AdapterState(source.order, error=error) for source in wanted.sources])
 
     def _bind(self, seq: NewSeq) -> None:
+        if self._drafts is not None:
+            self._drafts.bind(seq)
         tokens = self._sequences.bind(seq)
         log_bound(seq, len(tokens))
         self.engine.bind(seq, tokens)
-        if self._drafts is not None:
-            self._drafts.bind(seq, len(tokens))
         sampling = seq.sampling
         if seq.grammar:
             sampling = msgspec.structs.replace(sampling, grammar=self._grammars[seq.grammar])

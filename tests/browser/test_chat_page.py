@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, Request, expect
 
 from tests.browser.conftest import KEY, Screenshot
@@ -106,6 +107,7 @@ def test_stopping_keeps_what_was_said_and_frees_the_server(page: Page, server: S
     expect(page.get_by_label("Your message")).to_be_focused()
 
 
+@pytest.mark.slow
 def test_escape_stops_as_well(page: Page, server: Server) -> None:
     open_chat(page, server, extra=ENDLESS | {"logprobs": True, "top_logprobs": 20})
     send(page, TEXT)
@@ -184,6 +186,7 @@ def test_turns_are_remembered_edited_and_asked_again(page: Page, server: Server)
     expect(page.get_by_role("heading", name="What would you like to know?")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_settings_are_sent_as_they_are_and_empty_ones_not_at_all(page: Page, server: Server) -> None:
     given = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.05, "max_tokens": 3, "seed": 7,
@@ -210,6 +213,7 @@ def test_settings_are_sent_as_they_are_and_empty_ones_not_at_all(page: Page, ser
     assert bodies == [own | given | thinking | {"min_tokens": 2}, own]
 
 
+@pytest.mark.slow
 def test_further_fields_that_make_no_sense_are_not_saved(page: Page, server: Server) -> None:
     open_chat(page, server)
     page.get_by_role("button", name="Settings").click()

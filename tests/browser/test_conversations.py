@@ -78,6 +78,7 @@ def test_an_edited_question_begins_a_branch(page: Page, server: HttpServer) -> N
     expect(page.locator(".words")).to_have_text(["First", "Second"])
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_takes_no_answer_with_it(page: Page) -> None:
     with http_server() as server:
         page.goto(server.url)
@@ -105,6 +106,7 @@ def test_a_stopped_answer_goes_on(page: Page, server: HttpServer) -> None:
     expect(page.get_by_role("button", name="Continue")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_the_list_of_conversations(page: Page, server: HttpServer, tmp_path: Path) -> None:
     page.goto(server.url)
     server.answer = say("About **cats**")
@@ -159,6 +161,7 @@ def test_another_conversation_ends_an_answer_and_keeps_it(page: Page, server: Ht
     expect(page.locator(".figures")).to_have_text("stopped")
 
 
+@pytest.mark.slow
 def test_two_tabs_keep_what_both_have_asked(page: Page, server: HttpServer) -> None:
     page.goto(server.url)
     server.answer = say("one")

@@ -61,6 +61,7 @@ def test_it_is_as_dark_as_the_other_pages(page: Page, server: Server) -> None:
     expect(page.locator("html")).not_to_have_class("dark-mode")
 
 
+@pytest.mark.slow
 def test_a_server_with_keys_asks_for_one(page: Page, keyed_server: Server) -> None:
     page.goto(keyed_server.base_url + "/docs")
     expect(page.get_by_role("alert").first).to_contain_text("API key")

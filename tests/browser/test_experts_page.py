@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 from playwright.sync_api import Page, expect
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
@@ -79,6 +80,7 @@ def test_the_map_shows_what_the_server_counts_while_it_counts(
     screenshot(page, "experts")
 
 
+@pytest.mark.slow
 def test_the_hottest_come_first_on_demand(page: Page, server: Server) -> None:
     completion(server, prompt=TEXT, max_tokens=1)
     page.goto(server.base_url + "/experts")
@@ -93,6 +95,7 @@ def test_the_hottest_come_first_on_demand(page: Page, server: Server) -> None:
     expect(page.locator("#layers tr").first).to_contain_text("100.0%")
 
 
+@pytest.mark.slow
 def test_arrow_keys_go_from_expert_to_expert(page: Page, server: Server) -> None:
     page.goto(server.base_url + "/experts")
     expect(page.locator("#layers tr").first).to_be_visible()
@@ -121,6 +124,7 @@ def test_the_download_is_the_file_that_the_server_gives(page: Page, server: Serv
     assert heat["counts"] == counts(server)
 
 
+@pytest.mark.slow
 def test_the_key_is_asked_for(page: Page, keyed_server: Server) -> None:
     page.goto(keyed_server.base_url + "/experts")
     dialog = page.get_by_role("dialog", name="API key")
@@ -134,6 +138,7 @@ def test_the_key_is_asked_for(page: Page, keyed_server: Server) -> None:
     expect(page.locator("#of-gpu")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_experts_in_gpu_memory_are_marked(page: Page) -> None:
     """A real httpserver process; an engine of the test's says what a machine with a GPU would."""
     counts = np.array([[5, 0, 2], [1, 6, 0]], np.int64)

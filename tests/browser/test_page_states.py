@@ -50,6 +50,7 @@ def test_a_page_waits_for_the_model(page: Page, new_server: HttpServer, path: st
     expect(page.locator("#model")).to_have_text(NAME)
 
 
+@pytest.mark.slow
 def test_an_answer_that_fails_keeps_what_it_has_said(page: Page, new_server: HttpServer) -> None:
     def break_off(server: HttpServer, request: GenerateRequest) -> None:
         server.send(TextOut([TextItem(request.id, "So far", [5])]))
@@ -100,6 +101,7 @@ def test_a_page_fits_a_phone_in_light_and_dark(page: Page, server: HttpServer, p
     assert brightness[1] < 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", nightly_after(1, ["/", "/experts"]))
 def test_every_control_has_a_name(page: Page, server: HttpServer, path: str) -> None:
     """As a screen reader gets it; the dialogs too."""

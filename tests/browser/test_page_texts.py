@@ -89,6 +89,7 @@ AWKWARD = {
 }
 
 
+@pytest.mark.slow
 def test_no_text_holds_the_page_up(page: Page, server: HttpServer) -> None:
     """Text that would take a careless parser minutes, or its stack: the worst took 0.4 s on a busy machine."""
     page.goto(server.url)
@@ -181,6 +182,7 @@ def test_streaming_keeps_the_blocks_that_are_finished(page: Page, server: HttpSe
     assert page.evaluate(script) == [True, ["P", "FIGURE", "P"], "let a = 1;"]
 
 
+@pytest.mark.slow
 def test_code_is_copied_as_it_is(page: Page, server: HttpServer) -> None:
     server.answer = say("```python\nif a < b:\n    print('<b>')\n```")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -197,6 +199,7 @@ TABLE = """| n | prime | note |
 """
 
 
+@pytest.mark.slow
 def test_words_in_a_narrow_table_stay_whole(page: Page, server: HttpServer) -> None:
     server.answer = say(TABLE)
     page.set_viewport_size({"width": 360, "height": 740})

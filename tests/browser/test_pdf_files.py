@@ -59,6 +59,7 @@ def test_the_text_of_a_pdf_goes_with_a_question(
     assert all(url.startswith(server.url) for url in loaded)
 
 
+@pytest.mark.slow
 def test_a_pdf_that_a_browser_printed(browser: Browser, page: Page, server: HttpServer) -> None:
     """With fonts of its own in it, compressed, of letters beyond ASCII."""
     other = browser.new_page()
@@ -101,6 +102,7 @@ def test_what_cannot_be_read_says_why(page: Page, server: HttpServer, name: str)
     ask(page)
 
 
+@pytest.mark.slow
 def test_a_large_file_is_not_read(page: Page, server: HttpServer, tmp_path: Path) -> None:
     large = tmp_path / "large.pdf"
     with large.open("wb") as file:
@@ -111,6 +113,7 @@ def test_a_large_file_is_not_read(page: Page, server: HttpServer, tmp_path: Path
     expect(page.locator("#notice")).to_contain_text("large.pdf is larger than 20,000,000 bytes")
 
 
+@pytest.mark.slow
 def test_a_file_that_is_being_read_holds_the_question_back_until_it_is_removed(
     page: Page, server: HttpServer
 ) -> None:
@@ -131,6 +134,7 @@ def test_a_file_that_is_being_read_holds_the_question_back_until_it_is_removed(
     expect(page.locator(".turn.model")).to_have_count(1)
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_start_is_told(page: Page, server: HttpServer) -> None:
     page.goto(server.url)
     page.evaluate("() => { window.Worker = class { postMessage() { this.onerror() } terminate() {} } }")
@@ -139,6 +143,7 @@ def test_a_reader_that_does_not_start_is_told(page: Page, server: HttpServer) ->
     expect(page.locator("#files")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_no_other_address_becomes_a_worker(browser: Browser, server: HttpServer) -> None:
     page = browser.new_page()  # one whose log may have errors: each refusal is one
     page.goto(server.url)

@@ -81,6 +81,7 @@ def test_crowd_equals_one_by_one(server: Server, requests: list[dict[str, Any]],
     assert at_once(lambda request: completion(server, **request), requests) == alone
 
 
+@pytest.mark.slow
 @whoever_shares_its_steps
 def test_chunks_of_seven_equal_one_by_one(
     chunked_server: Server, requests: list[dict[str, Any]], alone: list[Any]

@@ -18,6 +18,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_a_json_object_for_each_phase_and_batch() -> None:
     done = bench(
         *common_flags(), "--threads", "2", "--prompt", "40", "--gen", "6", "--batch", "1,3", "--json"

@@ -163,6 +163,7 @@ def test_the_api_key_comes_from_the_environment(
     assert bench(server, tmp_path, "--num-prompts 2")["completed"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seqs", "step_tokens", "sizes", "decoded"),
     [

@@ -121,8 +121,8 @@ def test_a_killed_server_of_a_recurrent_model(tmp_path: Path) -> None:
     with running_server(*flags) as second:
         again = second.post("/v1/completions", body)
     assert again["choices"][0]["text"] == answer["choices"][0]["text"]
-    border = (len(tokens) - 8) // PAGE_TOKENS * PAGE_TOKENS
-    assert again["timings"]["disk_tokens"] == cached(again) == border
+    point = (len(tokens) - 8) // PAGE_TOKENS * PAGE_TOKENS
+    assert again["timings"]["disk_tokens"] == cached(again) == point
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""80 connections without a key that do their worst: what others notice of it. `benchmarks.hostile_clients` has them."""
+"""80 connections without a key that do their worst (`tests.support.hostile_clients`): what others notice of it."""
 
 from __future__ import annotations
 

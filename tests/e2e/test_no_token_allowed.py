@@ -70,6 +70,7 @@ def test_a_budget_whose_end_is_forbidden_is_refused_and_nobody_else_notices(
     assert within(30, lambda: is_empty(served))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token", NEIGHBOURS)
 def test_the_same_with_as_many_tokens_as_come_before_the_end_is_served(served: Server, token: int) -> None:
     """The opening and the budget's one token: what forbids the stop token is over when the ending comes."""

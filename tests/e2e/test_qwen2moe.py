@@ -91,6 +91,7 @@ def test_alone_and_in_a_crowd(qwen2: Server, first_answer: dict[str, Any], promp
     assert at_once(lambda request: completion(qwen2, **request), salted) == alone
 
 
+@pytest.mark.slow
 @cpu_engine
 def test_logprobs_are_the_engines_own(
     qwen2: Server, first_answer: dict[str, Any], prompts: list[list[int]]

@@ -23,6 +23,7 @@ from tests.support.model_header import qwen3moe
 HIDDEN, WIDTH, LIVE = 32, 32, 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", [("silu", None, 0.0), ("silu", 0.4, 0.0), ("gelu", None, 0.0), ("swiglu_oai", 0.5, 1.3)]
 )

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
@@ -27,6 +28,7 @@ from tests.kernels.handoff_world import EXPERTS, HERE, Q8, Layer
 FLOATS = (Type.BF16, Type.BF16, Type.F32)  # which the interpreter has soon unpacked
 
 
+@pytest.mark.slow
 def test_each_expert_is_streamed_or_left() -> None:
     """Steps of other counts one after another. Layer 1 has no experts in RAM."""
     stream = CpuStream(1)

@@ -75,6 +75,7 @@ def test_training_lowers_the_loss_and_balances_experts(vocabulary: Path, trained
     assert balance_loss(even, 1, torch.ones(1, 8, dtype=torch.bool)) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_the_served_model_computes_what_was_trained(vocabulary: Path, trained: Model, tmp_path: Path) -> None:
     """In F32 to rounding; in Q8_0 nearly."""
     encoder = Encoder.from_gguf(vocabulary)

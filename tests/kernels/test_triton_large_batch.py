@@ -105,6 +105,7 @@ def test_experts_a_few_at_a_time(room: int) -> None:
     assert nmse(got, expected) < 1e-8
 
 
+@pytest.mark.slow
 def test_experts_with_more_routes_than_a_block_has() -> None:
     got, expected = layer((Type.Q8_0, Type.F16, Type.Q5_1), 290, 6, "silu", biased=False)
     assert nmse(got, expected) < 1e-8

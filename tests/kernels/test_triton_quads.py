@@ -57,6 +57,7 @@ def test_quad_order() -> None:
     assert torch.equal(columns(768).sort().values, torch.arange(768))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds",
     [

@@ -29,7 +29,7 @@ class Foreseen:
         self._right = right
         self._rng = random.Random(7)
 
-    def bind(self, slot: int) -> None:
+    def bind(self, slot: int, namespace: str) -> None:
         pass
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:

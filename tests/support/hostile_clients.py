@@ -1,7 +1,7 @@
 """Clients without a key that do what they can to hold up a server: what /health and a stream with a key notice.
 
-    python -m benchmarks.hostile_clients
-    python -m benchmarks.hostile_clients --attack pipelined-gets --connections 10 --checkout ../before
+    python -m tests.support.hostile_clients
+    python -m tests.support.hostile_clients --attack pipelined-gets --connections 10 --checkout ../before
 
 Printed for each attack: the most CPU time that the HTTP server's event loop took within one request of /health, the
 longest that such a request took by the clock, and the speed of a stream beside the attack, as a share of its speed

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.schema import GenerateRequest, TokensItem
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.memory.snapshot_points import BorderSpacing
+from moeserve.router.core.memory.snapshot_points import SnapshotSpacing
 from moeserve.worker.loading.cpu.load import CpuModel, load_cpu_model
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import small_config
@@ -58,7 +58,7 @@ def serve(
         "num_state_slots": ready.num_state_slots,
         "num_window_slots": ready.num_window_slots,
         "window": ready.window,
-        "border_spacing": BorderSpacing(tail=4, least=16, first=64),
+        "snapshot_spacing": SnapshotSpacing(tail=4, least=16, first=64),
         "max_drafts": max_drafts,
     }
     world = Told(Limits(**(usual | limits)))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.messages.schema import TokensItem
 from moeserve.placement.engine_memory import draft_record_bytes
+from moeserve.worker.constraints import guided_answer, slot_guides
+from moeserve.worker.drafts.forced_drafter import ForcedDrafter
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
@@ -79,11 +82,22 @@ def test_there_are_windows_and_states(model: CpuModel, runner: Runner) -> None:
     assert (ready.num_window_slots > 0) == ("gptoss" in model.config.model)
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "description": {"type": "string", "maxLength": 9},
+        "quantity": {"enum": ["hundred", "thousand"]},
+    },
+    "required": ["description", "quantity"],
+    "additionalProperties": False,
+}
+GRAMMAR = json.dumps({"grammars": [{"json_schema": SCHEMA | {"x-guidance": {"whitespace_flexible": False}}}]})
 PARAMETERS = {
     "penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
     "bias": {"logit_bias": {5: 3.0, 11: -100.0}},
     "filters": {"top_k": 20, "top_p": 0.9, "min_p": 0.02},
     "bad sequences": {"bad_sequences": ((7, 5), (9, 11, 5))},
+    "grammar": {"grammar": GRAMMAR},
 }
 
 
@@ -197,4 +211,44 @@ def test_look_up(model: CpuModel, plain: Runner) -> None:
     found, report = serve(runner, requests, MOST)
     assert found == expected
     assert report.draft_tokens > report.accepted_draft_tokens > ANSWER
+    assert report.steps < before.steps
+
+
+def test_asked_again(model: CpuModel, plain: Runner) -> None:
+    """What was answered before is drafted, whoever has the slot meanwhile; not for another tenant."""
+    runner = build_cpu_runner(model)
+    (asking,) = asked(1, runner.ready().vocab_size, temperature=0.9)
+    others = [
+        msgspec.structs.replace(one, id=one.id + 7) for one in asked(2, runner.ready().vocab_size, length=21)
+    ]
+    strange = msgspec.structs.replace(asking, key_name="another")
+    expected, before = serve(plain, [asking], 0)
+    reports = []
+    for requests in ([asking], others, [strange], [asking]):
+        found, report = serve(runner, requests, MOST)
+        reports.append(report)
+        if requests != others:
+            assert found == expected
+    assert reports[3].accepted_draft_tokens > ANSWER / 2 > reports[2].accepted_draft_tokens
+    assert reports[3].steps < before.steps * 2 / 3
+
+
+def test_forced_by_a_grammar(model: CpuModel, plain: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a grammar leaves no choice about is drafted, without any text to look it up in. Digits can be written in one
+    way."""
+    # Late masks cost drafts, on a busy machine.
+    for name in ("FORCED_WAIT_S", "LEAST_WAIT_S", "COSTLY_MASK_MS"):
+        monkeypatch.setattr(slot_guides, name, 30.0)
+    monkeypatch.setattr(guided_answer, "COSTLY_FOR_DRAFTS_S", 30.0)
+    runner = build_cpu_runner(model)
+    rows = runner._drafts
+    assert rows is not None
+    rows._drafter = rows._drafter._first  # type: ignore[attr-defined]
+    assert isinstance(rows._drafter, ForcedDrafter)
+    grammar = json.dumps({"grammars": [{"lark_grammar": f"start: {json.dumps('1234567890' * 2)}"}]})
+    requests = asked(3, runner.ready().vocab_size, temperature=0.8, grammar=grammar)
+    expected, before = serve(plain, requests, 0)
+    found, report = serve(runner, requests, MOST)
+    assert found == expected
+    assert report.draft_tokens == report.accepted_draft_tokens >= 24
     assert report.steps < before.steps

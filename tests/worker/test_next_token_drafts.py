@@ -32,8 +32,8 @@ class Shown:
         self._verified = verified
         self.noted: list[tuple[list[int], list[int]]] = []  # texts, and what was drafted behind them
 
-    def bind(self, slot: int) -> None:
-        self.inner.bind(slot)
+    def bind(self, slot: int, namespace: str) -> None:
+        self.inner.bind(slot, namespace)
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         tokens = self.inner._sequences.tokens
@@ -50,7 +50,8 @@ def show(runner: Runner, texts: list[list[int]]) -> Shown:
     """Verifies right and wrong drafts of these texts, and notes the block's."""
     rows = runner._drafts
     assert rows is not None
-    inner = rows._drafter.inner if isinstance(rows._drafter, Shown) else rows._drafter
+    drafter = rows._drafter
+    inner = drafter.inner if isinstance(drafter, Shown) else drafter._second  # type: ignore[attr-defined]
     assert isinstance(inner, NextTokenDrafter)
     inner._least = 0.0  # the tiny models are never sure
     rows._drafter = shown = Shown(inner, Foreseen(rows._sequences.tokens, texts, 0.8))

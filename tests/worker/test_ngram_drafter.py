@@ -7,6 +7,7 @@ import pytest
 
 from moeserve.worker.drafts.drafter import Wanted
 from moeserve.worker.drafts.ngram_drafter import CANDIDATES, NgramDrafter
+from moeserve.worker.drafts.shared_texts import SharedTexts
 from moeserve.worker.sequences import Int32s
 
 SHORTEST, LONGEST, MOST = 2, 5, 4
@@ -53,7 +54,7 @@ def test_as_one_that_reads_everything(alphabet: int, seed: int) -> None:
     found = 0
     for slot, text in enumerate(texts):
         for _ in range(2):
-            drafter.bind(slot)
+            drafter.bind(slot, "")
             length = int(rng.integers(1, len(text)))
             while length <= len(text):
                 most = int(rng.integers(0, MOST + 1))
@@ -72,3 +73,66 @@ def test_goes_on_with_what_repeats() -> None:
 def test_nothing_where_nothing_has_been_there() -> None:
     drafter = NgramDrafter(table([[1, 2, 3, 4, 5]]), SHORTEST, LONGEST)
     assert [drafter.draft([Wanted(0, length, MOST)])[0].tolist() for length in range(1, 6)] == [[]] * 5
+
+
+def text_of(seed: int, size: int = 60) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 1000, size).tolist()  # type: ignore[no-any-return]
+
+
+def shared_drafts(namespaces: tuple[str, str], texts: list[list[int]], length: int) -> list[int]:
+    """What is drafted for the second request behind `length` tokens, when the first one's text is known."""
+    drafter = NgramDrafter(tokens := table(texts), SHORTEST, LONGEST, SharedTexts(LONGEST))
+    drafter.bind(0, namespaces[0])
+    drafter.draft([Wanted(0, len(texts[0]), 0)])
+    drafter.bind(1, namespaces[1])
+    tokens[0] = 0  # another request has taken its slot
+    return drafter.draft([Wanted(1, length, MOST)])[0].tolist()  # type: ignore[no-any-return]
+
+
+def test_looks_in_other_texts() -> None:
+    text = text_of(1)
+    for length in (LONGEST, 20, len(text) - 2):
+        assert shared_drafts(("a", "a"), [text, text], length) == text[length : length + MOST]
+    assert shared_drafts(("a", "a"), [text, text], LONGEST - 1) == []
+    assert shared_drafts(("a", "a"), [text, [*text[:20], 1001, *text[21:30]]], 21) == []
+    assert shared_drafts(("a", "a"), [text, [*text_of(2, 9), *text[10:30]]], 20) == text[21 : 21 + MOST]
+
+
+def test_other_namespaces_are_not_looked_in() -> None:
+    text = text_of(1)
+    assert shared_drafts(("a", "b"), [text, text], 20) == []
+
+
+def test_a_text_that_grows_is_shared_in_pieces() -> None:
+    text = text_of(1)
+    tokens = table([text, text])
+    drafter = NgramDrafter(tokens, SHORTEST, LONGEST, SharedTexts(LONGEST))
+    drafter.bind(0, "")
+    for known in (10, 31, len(text)):
+        drafter.draft([Wanted(0, known, 0)])
+        drafter.bind(1, "")
+    for length in (20, 31, 40):
+        assert drafter.draft([Wanted(1, length, 1)])[0].tolist() == text[length : length + 1]
+
+
+def test_old_texts_give_way() -> None:
+    shared = SharedTexts(LONGEST, 256)
+    texts = [np.array(text_of(seed), np.int32) for seed in range(9)]
+    for number, text in enumerate(texts):
+        shared.add(str(number % 2), text)
+        found = [0] * len(texts)
+        for at, old in enumerate(texts):
+            for length in range(LONGEST, 50):
+                draft = shared.following(str(at % 2), old[length - LONGEST : length], 3).tolist()
+                assert draft in ([], old[length : length + 3].tolist())
+                found[at] += bool(draft)
+        assert found[number] > 35
+        assert sum(map(bool, found)) <= 4
+    shared.add("0", np.arange(1000, dtype=np.int32))
+    assert shared.following("0", np.arange(990, 990 + LONGEST, dtype=np.int32), 9).tolist() == [
+        995,
+        996,
+        997,
+        998,
+        999,
+    ]

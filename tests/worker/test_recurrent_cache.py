@@ -12,7 +12,7 @@ import pytest
 from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import SamplingParams
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.memory.snapshot_points import BorderSpacing
+from moeserve.router.core.memory.snapshot_points import SnapshotSpacing
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner, load_cpu_model
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import small_config
@@ -49,7 +49,7 @@ def serve(runner: Runner, **limits: object) -> tuple[Answers, LoadReport]:
         "max_num_batched_tokens": 64,
         "max_num_queued_reqs": 100,
         "num_state_slots": ready.num_state_slots,
-        "border_spacing": BorderSpacing(tail=4, least=16, first=64),
+        "snapshot_spacing": SnapshotSpacing(tail=4, least=16, first=64),
     }
     world = World(Limits(**(usual | limits)))  # type: ignore[arg-type]
     world.worker = runner  # type: ignore[assignment]

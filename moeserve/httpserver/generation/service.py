@@ -19,6 +19,7 @@ from moeserve.httpserver.generation.request.sampling_defaults import SamplingDef
 from moeserve.httpserver.generation.resolve.request_builder import RequestBuilder
 from moeserve.httpserver.generation.resolve.served import Served
 from moeserve.httpserver.observability.metrics import Metrics
+from moeserve.httpserver.observability.shared_scrape import SharedScrape
 from moeserve.httpserver.transport.api_table import ApiState
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.httpserver.transport.keys import ApiKeys
@@ -43,6 +44,7 @@ class Service:
             self.config.max_num_queued_reqs + self.config.max_num_seqs
         )  # running and waiting
         self.request_builder = RequestBuilder(self.engine.next_id, self.config.seed)
+        self.scrape = SharedScrape(lambda: self.metrics.render(self.engine.state.status))
         self.grammars = GrammarChecker(Path(self.config.model), serves_others=self.engine.serves_others)
 
     def ready(self, model: str | None) -> Served:

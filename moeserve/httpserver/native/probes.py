@@ -39,6 +39,5 @@ async def live(request: Request) -> Response:
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Prometheus text; vLLM's names under `moeserve:`."""
-    service = service_of(request)
-    text, content_type = service.metrics.render(service.engine.state.status)
+    text, content_type = await service_of(request).scrape.text()
     return Response(text, media_type=content_type)

@@ -65,7 +65,7 @@ class KvMemory(SequenceMemory):
             self._log = BlockLog(limits.event_block_size, self._spans)
         self._tree = RadixCache(recurrent=self._is_recurrent or has_windows, log=self._log)
         self._states = StateMemory(limits.num_state_slots, self._tree, totals)
-        spacing = limits.border_spacing
+        spacing = limits.snapshot_spacing
         aligned = replace(spacing, align=1 if tiers is None else tiers.page_tokens)
         self._taker = SnapshotTaker(self._tree, self._states, aligned)
         self._windows: WindowMemory | None = None

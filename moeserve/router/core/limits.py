@@ -8,7 +8,7 @@ from moeserve.messages.pages import Tier
 from moeserve.messages.prompt_embeddings import fault_of
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import GenerateRequest, RequestError
-from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, BorderSpacing
+from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, SnapshotSpacing
 from moeserve.router.core.request import INT32_BYTES
 
 DEFAULT_PREFILL_SHARE = 0.4
@@ -43,7 +43,7 @@ class Limits:
     page_write_bytes: int = 8 << 20  # copied out before a step whose decode rows would wait for more
     tiers: tuple[Tier, ...] = ("disk",)  # where there are pages
     state_bytes: int = 0  # of a slot of recurrent state
-    border_spacing: BorderSpacing = DEFAULT_SPACING  # of snapshots of recurrent state within a prompt
+    snapshot_spacing: SnapshotSpacing = DEFAULT_SPACING  # of snapshots of recurrent state within a prompt
     event_block_size: int | None = None  # tokens of a block in KV events; None: there are no KV events
     max_drafts: int = 0  # drafted positions of a decode row; 0: there are no drafts
     embedding_bytes: int = 0  # of an embedding that stands for a token; 0: the worker takes none

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moeserve.messages.steps import Sampled
+from moeserve.messages.steps import Sampled, StepResult
 from moeserve.router.core.batch.running_batch import RunningBatch
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.limits import Limits
@@ -77,14 +77,13 @@ class Planner:
     def _recompute_ms(self, start: int, count: int) -> float:
         return self._cost.recompute_ms(start, count, self._limits.max_num_batched_tokens)
 
-    def finished(
-        self, scheduled: ScheduledStep, sampled: Sequence[Sampled], ms: float, draft_ms: float
-    ) -> None:
-        """The step took `ms` milliseconds on the worker, 0 if it was not measured, and drafting for it `draft_ms`
-        more."""
+    def finished(self, scheduled: ScheduledStep, result: StepResult) -> None:
+        """Learns what the step took on the worker, and what its drafts brought."""
+        # A step that compiled kernels says nothing about the cost of the next one.
+        ms = 0.0 if result.kernels_compiled else result.compute_ms - result.draft_ms
         if scheduled.draft_tokens:
-            self._observe_drafts(scheduled, sampled)
-            self._drafts.observe_time(scheduled.draft_tokens, draft_ms)
+            self._observe_drafts(scheduled, result.sampled)
+            self._drafts.observe_time(scheduled.draft_tokens, result.draft_ms)
         if scheduled.prompt_tokens and scheduled.num_decode and ms > 0.0:
             self._pace.corrected(scheduled.expected_ms, ms, scheduled.protected_share)
         self._cost.observe(scheduled.shape, ms)
@@ -155,11 +154,11 @@ class Planner:
             self._has_room(scheduled, budget_ms)
             and (request := self._next_prompt(scheduled, now)) is not None
         ):
-            count = min(self._chunk(scheduled, request, budget_ms), request.until_border)
+            count = min(self._chunk(scheduled, request, budget_ms), request.until_snapshot_point)
             if count == 0:
                 break
-            if count == request.until_border < request.prompt_left:
-                scheduled.at_border.add(request)
+            if count == request.until_snapshot_point < request.prompt_left:
+                scheduled.at_snapshot_point.add(request)
             self._order.served(request, count, batch.prefilling)
             scheduled.add_chunk(request, count, self._memory, now)
             self._memory.publish(request)
@@ -207,8 +206,8 @@ class Planner:
         awaits a snapshot of a prompt under way is likewise not overtaken; one that is loaded from a tier is."""
         batch = self._batch
         under_way = batch.prefilling
-        if scheduled.at_border:
-            under_way = [request for request in under_way if request not in scheduled.at_border]
+        if scheduled.at_snapshot_point:
+            under_way = [request for request in under_way if request not in scheduled.at_snapshot_point]
         while True:
             request = self._order.next(under_way, with_waiting=batch.num_free_req_slots > 0)
             if request is None or request.state is State.PREFILL:

@@ -194,9 +194,9 @@ class Request(HeldSequence):
         return self.target - len(self.slots)
 
     @property
-    def until_border(self) -> int:
-        """Known tokens up to the next border or, without one, to the end of its prefill."""
-        return (self.borders[0][0] if self.borders else self.target) - len(self.slots)
+    def until_snapshot_point(self) -> int:
+        """Known tokens up to the next snapshot point or, without one, to the end of its prefill."""
+        return (self.snapshot_points[0][0] if self.snapshot_points else self.target) - len(self.slots)
 
     @property
     def need(self) -> int:

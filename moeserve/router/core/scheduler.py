@@ -164,9 +164,7 @@ class Scheduler:
         if not scheduled.rows:
             return
         settle(scheduled, result.sampled)
-        # A step that compiled kernels says nothing about the cost of the next one.
-        measured = 0.0 if result.kernels_compiled else result.compute_ms - result.draft_ms
-        self._planner.finished(scheduled, result.sampled, measured, result.draft_ms)
+        self._planner.finished(scheduled, result)
         observe_step(self._totals, scheduled, result)
         late = [index for index in range(len(scheduled.sampling)) if result.sampled[index].late]
         self._turns.observe(scheduled.sampling, result.mask_ms, result.compute_ms, late)

@@ -89,6 +89,14 @@ class Guide:
             mask[:] = before
         return True
 
+    def forced(self) -> tuple[int, ...]:
+        """Tokens that are likely to come, as no other text may."""
+        if self._forced:
+            return tuple(self._forced)
+        if self._matcher is None or self._stage is not _Stage.ANSWER:
+            return ()
+        return self._matcher.forced()
+
     def _completing(self) -> tuple[int, ...]:
         """The tokens that would complete a bad sequence now, or end the reasoning that has been ended."""
         if not self._bad or not self._last:

@@ -20,6 +20,9 @@ from moeserve.worker.constraints.guide import Guide
 # CPU time of one token of one request. llguidance's limits leave a step 17 ms, but not all it does counts towards
 # them: a text of 120 kB without any choice in it took 330 ms.
 MAX_STEP_S: Final = 0.1
+COSTLY_FOR_DRAFTS_S: Final = (
+    0.001  # of a mask behind which no forced tokens are looked for: they take as long
+)
 
 
 class NextToken(NamedTuple):
@@ -28,6 +31,9 @@ class NextToken(NamedTuple):
     is_masked: bool = False
     error: str | None = None  # the request cannot go on
     ms: float = 0.0  # CPU time that it took
+    forced: tuple[
+        int, ...
+    ] = ()  # where drafts are asked for: tokens that are likely to come, as no other text may
 
 
 class GuidedAnswer:
@@ -40,8 +46,12 @@ class GuidedAnswer:
         tenant: str,
         mask_row: int,
         compiled: Future[CompiledGrammar] | None,
+        *,
+        drafts: bool = False,
     ) -> None:
-        """`output_ids` become its own. `mask_row`: of the masks of all. `compiled` None: it has no grammar."""
+        """`output_ids` become its own. `mask_row`: of the masks of all. `compiled` None: it has no grammar. drafts:
+        whether to tell forced tokens."""
+        self._drafts = drafts
         self._sampling = sampling
         self._compiled = compiled
         self._matcher: Matcher | None = None
@@ -91,7 +101,8 @@ class GuidedAnswer:
             guide.accept_all(self._output)
             self._guide = guide
             started = self._seconds()
-            return NextToken(guide.fill(mask), ms=(self._seconds() - started) * 1e3)
+            is_masked = guide.fill(mask)
+            return self._next(is_masked, self._seconds() - started)
         except GrammarError as error:
             return _failure(error)
 
@@ -103,12 +114,20 @@ class GuidedAnswer:
         try:
             self._guide.accept(self._output[-1])
             is_masked = self._guide.fill(self._mask)
+            taken = self._seconds() - started
+            if taken > MAX_STEP_S:
+                return _failure(f"a token took {taken:.2f} s; {MAX_STEP_S:g} s at most are spent on one")
+            return self._next(is_masked, taken)
         except GrammarError as error:
             return _failure(error)
-        taken = self._seconds() - started
-        if taken > MAX_STEP_S:
-            return _failure(f"a token took {taken:.2f} s; {MAX_STEP_S:g} s at most are spent on one")
-        return NextToken(is_masked, ms=taken * 1e3)
+
+    def _next(self, is_masked: bool, taken: float) -> NextToken:
+        """taken: seconds. Raises GrammarError."""
+        assert self._guide is not None
+        forced: tuple[int, ...] = ()
+        if self._drafts and is_masked and taken < COSTLY_FOR_DRAFTS_S:
+            forced = self._guide.forced()
+        return NextToken(is_masked, ms=taken * 1e3, forced=forced)
 
     def _seconds(self) -> float:
         """CPU time spent so far, from some start."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -34,6 +34,7 @@ Int32s = NDArray[np.int32]
 COMPILATION_WAIT_S: Final = 0.02  # of a step, for the grammars of new requests
 MASK_WAIT_S: Final = 0.05  # of a step, for the masks of requests that go on
 LEAST_WAIT_S: Final = 0.003  # of the shortest step: to be late costs a request three steps
+FORCED_WAIT_S: Final = 0.0005  # of the shortest step, for drafts
 _UNCONSTRAINED: Final = -1
 
 
@@ -54,9 +55,13 @@ class Constraints:
         build_engine: Callable[[], GrammarEngine],
         compilation_wait: float = COMPILATION_WAIT_S,
         mask_wait: float = MASK_WAIT_S,
+        *,
+        drafts: bool = False,
     ) -> None:
         """`build_engine` runs on the compiling thread, at once: the worker goes on loading the model meanwhile. A step
-        waits `compilation_wait` seconds at most for grammars, and `mask_wait` for masks."""
+        waits `compilation_wait` seconds at most for grammars, and `mask_wait` for masks. drafts: whether `forced` will
+        be asked."""
+        self._drafts = drafts
         self._compiler = GrammarCompiler(build_engine)
         self._thread = MaskThread()
         self._max_num_seqs = max_num_seqs
@@ -126,6 +131,18 @@ class Constraints:
             return ready, None
         return ready, (self._masks, index)
 
+    def forced(self, slots: Sequence[int]) -> list[tuple[int, ...]]:
+        """Tokens that are likely to come next, as no other text may, where that is known at once."""
+        deadline = time.monotonic() + FORCED_WAIT_S
+        found: list[tuple[int, ...]] = [()] * len(slots)
+        for row, slot in enumerate(slots):
+            answer = self._answers.get(slot)
+            if answer is None or not answer.has_started:
+                continue
+            if self._thread.wait(answer, max(deadline - time.monotonic(), 0.0)) and answer.known is not None:
+                found[row] = answer.known.forced
+        return found
+
     def verdicts(self, slots: Int32s) -> Verdicts:
         """What is to be said of these rows, after `masks_for`."""
         verdicts = Verdicts({}, set(), {})
@@ -168,7 +185,9 @@ class Constraints:
 
     def _begin(self, sampling: SamplingParams, output: list[int], tenant: str) -> GuidedAnswer:
         compiled = self._compiler.compile(sampling.grammar, tenant) if sampling.grammar else None
-        answer = GuidedAnswer(sampling, output, tenant, self._free_masks.pop(), compiled)
+        answer = GuidedAnswer(
+            *(sampling, output, tenant, self._free_masks.pop(), compiled), drafts=self._drafts
+        )
         start = partial(self._start, answer)
         if compiled is None:
             self._thread.soon([(answer, start)])

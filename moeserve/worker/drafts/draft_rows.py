@@ -23,12 +23,13 @@ class DraftRows:
         self.length = [0] * num_slots
         self.stop_ids: list[frozenset[int]] = [frozenset()] * num_slots
 
-    def bind(self, seq: NewSeq, num_tokens: int) -> None:
-        """Rows without drafts compute all tokens that are known, before the first that may have some."""
+    def bind(self, seq: NewSeq) -> None:
+        """The request is about to take its slot. Rows without drafts compute all tokens that are known, before the
+        first that may have some."""
         slot = seq.req_slot
-        self._granted[slot] = self.length[slot] = num_tokens
+        self._granted[slot] = self.length[slot] = len(seq.token_ids) // 4
         self.stop_ids[slot] = frozenset(seq.sampling.stop_token_ids)
-        self._drafter.bind(slot)
+        self._drafter.bind(slot, seq.namespace)
 
     def place(self, rows: list[Row]) -> tuple[list[Row], list[int]]:
         """The rows where they are to be computed, and the drafts of each, whose tokens are in the request's table

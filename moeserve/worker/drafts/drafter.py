@@ -19,8 +19,8 @@ class Wanted(NamedTuple):
 class Drafter(Protocol):
     """Called by the step loop. A draft is a guess: the time that a request takes depends on it, and nothing else."""
 
-    def bind(self, slot: int) -> None:
-        """A request takes its slot, whatever the slot held."""
+    def bind(self, slot: int, namespace: str) -> None:
+        """A request is about to take its slot, whose old text is still there. namespace: NewSeq's."""
         ...
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:

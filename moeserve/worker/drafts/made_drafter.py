@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 from moeserve.config import Drafts
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
+from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafter import Drafter, Wanted
+from moeserve.worker.drafts.forced_drafter import ForcedDrafter
 from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
 from moeserve.worker.drafts.ngram_drafter import NgramDrafter
+from moeserve.worker.drafts.shared_texts import SharedTexts
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
@@ -19,9 +22,9 @@ class FirstOf:
         self._first = first
         self._second = second
 
-    def bind(self, slot: int) -> None:
-        self._first.bind(slot)
-        self._second.bind(slot)
+    def bind(self, slot: int, namespace: str) -> None:
+        self._first.bind(slot, namespace)
+        self._second.bind(slot, namespace)
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         drafts = self._first.draft(wanted)
@@ -36,11 +39,23 @@ class FirstOf:
         self._second.computed(layout, accepted)
 
 
-def make_drafter(sequences: Sequences, drafts: Drafts, block: CpuNextTokenBlock | None) -> Drafter:
-    """block: the model's; None: it has none, or may not draft."""
+def make_drafter(
+    sequences: Sequences,
+    drafts: Drafts,
+    block: CpuNextTokenBlock | None,
+    constraints: Constraints,
+    *,
+    shares_texts: bool,
+) -> Drafter:
+    """block: the model's; None: it has none, or may not draft. shares_texts: drafts may come from other requests'
+    texts, too."""
     of_block = None if block is None else NextTokenDrafter(sequences, block)
+    of_grammar = ForcedDrafter(constraints)
     if drafts.lookup is None:
         assert of_block is not None
-        return of_block
-    of_text = NgramDrafter(sequences.tokens, drafts.lookup.shortest, drafts.lookup.longest)
-    return of_text if of_block is None else FirstOf(of_text, of_block)
+        return FirstOf(of_grammar, of_block)
+    shortest, longest = drafts.lookup.shortest, drafts.lookup.longest
+    shared = SharedTexts(longest) if shares_texts else None
+    of_text = NgramDrafter(sequences.tokens, shortest, longest, shared)
+    of_both = of_text if of_block is None else FirstOf(of_text, of_block)
+    return FirstOf(of_grammar, of_both)

@@ -61,7 +61,7 @@ class NextTokenDrafter:
         self._num_late = 0  # rows
         self._most_late = min(MOST_LATE, block.most_rows)
 
-    def bind(self, slot: int) -> None:
+    def bind(self, slot: int, namespace: str) -> None:
         self._catch_up()
         self._states[slot] = 0.0
         self._next[slot] = self._stored[slot] = 0

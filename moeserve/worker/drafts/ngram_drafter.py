@@ -7,7 +7,7 @@ is drafted.
 
 The places where the same `shortest` tokens stood are chained, the last one first. Of the last CANDIDATES of them, the
 one is taken before which most tokens agree, of equal ones the last. A new token costs one look into a dictionary,
-however long the text.
+however long the text. Where there is none, it is looked in the texts of other requests (`shared_texts.py`).
 """
 
 from __future__ import annotations
@@ -16,34 +16,41 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from moeserve.worker.drafts.drafter import Wanted
+from moeserve.worker.drafts.shared_texts import SharedTexts, hashes_of
 from moeserve.worker.sequences import Int32s, StepLayout
 
 CANDIDATES: Final = 16
 NONE: Final = -1
-_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 _NOTHING: Final = np.zeros(0, np.int32)
 
 
 class NgramDrafter:
     """See `Drafter`. Reads the tokens of the worker's table."""
 
-    def __init__(self, tokens: Int32s, shortest: int, longest: int) -> None:
+    def __init__(
+        self, tokens: Int32s, shortest: int, longest: int, shared: SharedTexts | None = None
+    ) -> None:
         """tokens: int32 [request slots, positions]. A draft needs `shortest` agreeing tokens; beyond `longest`, more of
-        them make no difference."""
+        them make no difference. shared: other requests' texts, in which is looked what is not found here; of matches
+        as long as `longest`."""
         self._tokens = tokens
         self._shortest = shortest
         self._longest = longest
+        self._shared = shared
         slots, positions = tokens.shape
         # Of each slot: the last place by hash, and by place the one before of the same hash. A place is the position
         # of the last of its tokens.
         self._last: list[dict[int, int]] = [{} for _ in range(slots)]
         self._before: Int32s = np.zeros((slots, positions), np.int32)
         self._known = [0] * slots  # tokens whose places are there
+        self._given = [0] * slots  # of these, those that the shared texts have
+        self._namespaces = [""] * slots
 
-    def bind(self, slot: int) -> None:
+    def bind(self, slot: int, namespace: str) -> None:
+        self._share_texts()
+        self._given[slot], self._namespaces[slot] = 0, namespace
         self._last[slot] = {}
         self._known[slot] = 0
 
@@ -55,7 +62,7 @@ class NgramDrafter:
 
     def _draft(self, slot: int, length: int, most: int) -> Int32s:
         self._learn(slot, length)
-        if most <= 0 or length <= self._shortest:
+        if most <= 0 or length < self._shortest:
             return _NOTHING
         text = self._tokens[slot]
         place, best, longest = int(self._before[slot, length - 1]), NONE, self._shortest - 1
@@ -69,11 +76,28 @@ class NgramDrafter:
                 break
             place = int(self._before[slot, place])
         if best == NONE:
-            return _NOTHING
+            return self._from_others(slot, length, most)
         # What repeats with a period shorter than the draft goes on to do so.
         period = length - 1 - best
         draft: Int32s = text[best + 1 + np.arange(most) % period]
         return draft
+
+    def _from_others(self, slot: int, length: int, most: int) -> Int32s:
+        if self._shared is None or length < self._longest:
+            return _NOTHING
+        last = self._tokens[slot, length - self._longest : length]
+        return self._shared.following(self._namespaces[slot], last, most)
+
+    def _share_texts(self) -> None:
+        """All texts so far, as a new request may be asked what others were."""
+        if self._shared is None:
+            return
+        for slot, known in enumerate(self._known):
+            given = self._given[slot]
+            if known > given:
+                self._given[slot] = known
+                text = self._tokens[slot, max(given - self._longest, 0) : known]
+                self._shared.add(self._namespaces[slot], text)
 
     def _agreeing(self, text: Int32s, place: int, last: int) -> int:
         """How many tokens up to `place` are the same as up to `last`, at most `longest`."""
@@ -88,7 +112,7 @@ class NgramDrafter:
         self._known[slot] = max(length, self._known[slot])
         if first >= length:
             return
-        hashes = self._hashes(self._tokens[slot, first - self._shortest + 1 : length])
+        hashes = hashes_of(self._tokens[slot, first - self._shortest + 1 : length], self._shortest)
         last, before = self._last[slot], self._before[slot]
         if length - first <= CANDIDATES:
             for place, hashed in enumerate(hashes.tolist(), first):
@@ -105,13 +129,3 @@ class NgramDrafter:
             for place in places[np.concatenate(([True], ~is_same))].tolist():
                 before[place] = last.get(int(hashes[place - first]), NONE)
         last.update(zip(hashes.tolist(), range(first, length), strict=True))
-
-    def _hashes(self, tokens: Int32s) -> npt.NDArray[np.uint64]:
-        """Hashes of each `shortest` tokens in a row."""
-        ids = tokens.astype(np.uint64) + np.uint64(1)
-        count = len(ids) - self._shortest + 1
-        hashes = np.zeros(count, np.uint64)
-        for offset in range(self._shortest):
-            hashes = (hashes ^ ids[offset : offset + count]) * _FACTOR
-            hashes ^= hashes >> np.uint64(29)
-        return hashes

@@ -130,7 +130,7 @@ def test_a_prompt_of_a_recurrent_model_continues_from_a_state_on_disk() -> None:
     world.run()
     usage = final_item(world, 1).usage
     assert usage is not None
-    # Its last border, 8 tokens before its end, is moved to the end of a page.
+    # Its last snapshot point, 8 tokens before its end, is moved to the end of a page.
     assert usage.cached_tokens == usage.disk_tokens == 92
     assert world.worker.computed == 103 - 92 + 3
     assert world.scheduler.load_report().disk.tokens == 92

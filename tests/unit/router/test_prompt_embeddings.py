@@ -18,7 +18,7 @@ from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory import embedding_numbers
 from moeserve.router.core.memory.embedding_numbers import EmbeddingNumbers
 from moeserve.router.core.memory.radix_node import Namespace
-from moeserve.router.core.memory.snapshot_points import BorderSpacing
+from moeserve.router.core.memory.snapshot_points import SnapshotSpacing
 from moeserve.router.core.policy.preemption import PREEMPTIBLE
 from moeserve.router.core.tiers.page_keys import page_keys
 from tests.support.router_world import World, final_item, request
@@ -326,7 +326,7 @@ def test_numbers_are_forgotten_when_nothing_knows_them(monkeypatch: pytest.Monke
     assert numbers.keys_in(kept[0]) == [span(0, 3, "3").key]
 
 
-SNAPSHOTS = {"num_state_slots": 20, "border_spacing": BorderSpacing(tail=2, least=2, first=4)}
+SNAPSHOTS = {"num_state_slots": 20, "snapshot_spacing": SnapshotSpacing(tail=2, least=2, first=4)}
 
 
 @pytest.mark.parametrize("limits", [{}, SNAPSHOTS, {"num_window_slots": 300, "window": 5}])

@@ -120,7 +120,7 @@ def test_a_shared_system_prompt_of_requests_that_follow_each_other() -> None:
     system = text(rng, 3000)
     hits = [ask(world, id, system + text(rng, 30), [7, 8]) for id in range(16)]
     assert hits[0] == 0
-    assert hits[1] >= 2000  # from a border of the first
+    assert hits[1] >= 2000  # from a snapshot point of the first
     assert hits[2:] == [3000] * 14
 
 
@@ -154,7 +154,7 @@ def test_what_a_request_computes_again_beside_its_sharer_is_correct_and_kept() -
         world.plan()
         world.result()
         world.check()
-    assert cached(world, 1) == 110  # a border of the first
+    assert cached(world, 1) == 110  # a snapshot point of the first
     assert ask(world, 2, [*second, *world.seen[1].tokens, *text(rng, 50)], [7]) >= 700
     assert ask(world, 3, system + text(rng, 100), [7]) == 600
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from moeserve.messages.pages import TierCounts
 from moeserve.messages.schema import RequestError
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.memory.snapshot_points import BorderSpacing
+from moeserve.router.core.memory.snapshot_points import SnapshotSpacing
 from tests.support.router_lives import EVENT, Event, crowded_events, live
 from tests.support.router_world import World
 from tests.support.virtual_tiers import VirtualTiers
@@ -39,8 +39,8 @@ LIMITS = st.builds(
     experts_per_token=st.just(2),
     num_state_slots=st.sampled_from([0, 0, 1, 3, 6, 12]),
     page_tokens=st.sampled_from([0, 1, 2, 4]),
-    border_spacing=st.builds(
-        BorderSpacing, tail=st.integers(0, 3), least=st.integers(1, 4), first=st.integers(2, 6)
+    snapshot_spacing=st.builds(
+        SnapshotSpacing, tail=st.integers(0, 3), least=st.integers(1, 4), first=st.integers(2, 6)
     ),
     event_block_size=st.sampled_from([None, 2, 3]),
     max_drafts=st.sampled_from([0, 1, 3, 6]),
@@ -92,8 +92,8 @@ def crowded_life(
 
 
 def recurrent_limits(rng: random.Random) -> dict[str, Any]:
-    spacing = BorderSpacing(rng.randint(0, 3), rng.randint(1, 4), rng.randint(2, 6))
-    return {"num_state_slots": rng.randint(1, 16), "border_spacing": spacing}
+    spacing = SnapshotSpacing(rng.randint(0, 3), rng.randint(1, 4), rng.randint(2, 6))
+    return {"num_state_slots": rng.randint(1, 16), "snapshot_spacing": spacing}
 
 
 # A few in every run of the suite, the others with the slow tests: 20 s.

@@ -9,7 +9,7 @@ import pytest
 
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Node, Snapshot, SnapshotKind
-from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, snapshot_borders
+from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, snapshot_points
 from moeserve.router.core.memory.snapshots import SnapshotCache
 
 SHARED = ("", "")
@@ -44,11 +44,11 @@ class Tree(RadixCache):
         return self.match(SHARED, packed(tokens))[0]
 
 
-# -------------------------------------------------------------------- borders
+# -------------------------------------------------------------------- snapshot points
 
 
 @pytest.mark.parametrize(
-    ("start", "matched", "prompt", "borders"),
+    ("start", "matched", "prompt", "points"),
     [
         (0, 0, 71, []),  # shorter than a snapshot is worth
         (0, 0, 72, [64]),
@@ -57,29 +57,29 @@ class Tree(RadixCache):
         (8900, 8900, 9000, [8992]),  # the next turn of a conversation
         (8950, 8950, 9000, []),
         (0, 700, 1000, [480, 700, 992]),  # another prompt began like this one
-        (0, 950, 1000, [480, 950]),  # so near the end: instead of the last border
+        (0, 950, 1000, [480, 950]),  # so near the end: instead of the last snapshot point
         (0, 999, 1000, [480, 992]),  # the same prompt
         (650, 700, 1000, [992]),
         (600, 700, 800, [700, 792]),
     ],
 )
-def test_borders(start: int, matched: int, prompt: int, borders: list[int]) -> None:
-    assert [at for at, _ in snapshot_borders(start, matched, prompt, DEFAULT_SPACING)] == borders
+def test_snapshot_points(start: int, matched: int, prompt: int, points: list[int]) -> None:
+    assert [at for at, _ in snapshot_points(start, matched, prompt, DEFAULT_SPACING)] == points
 
 
 def test_borders_at_ends_of_pages() -> None:
     spacing = replace(DEFAULT_SPACING, align=32)
-    positions = [at for at, _ in snapshot_borders(0, 700, 1000, spacing)]
+    positions = [at for at, _ in snapshot_points(0, 700, 1000, spacing)]
     assert positions == [480, 672, 992]
     narrow = replace(spacing, least=1, first=40)
-    assert all(at > 900 for at, _ in snapshot_borders(900, 0, 1000, narrow)), "never before its begin"
+    assert all(at > 900 for at, _ in snapshot_points(900, 0, 1000, narrow)), "never before its begin"
 
 
 @pytest.mark.parametrize("prompt", [100, 513, 5_000, 131_072])
 @pytest.mark.parametrize("matched", [0, 77, 3000])
 def test_borders_are_few_and_apart(prompt: int, matched: int) -> None:
-    borders = snapshot_borders(0, min(matched, prompt), prompt, DEFAULT_SPACING)
-    positions = [at for at, _ in borders]
+    points = snapshot_points(0, min(matched, prompt), prompt, DEFAULT_SPACING)
+    positions = [at for at, _ in points]
     assert positions == sorted(positions)
     assert all(b - a >= 64 for a, b in zip([0, *positions], positions, strict=False))
     assert all(at <= prompt - 8 for at in positions)

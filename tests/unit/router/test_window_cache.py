@@ -28,7 +28,7 @@ def make(num_window_slots: int = 50_000, **limits: object) -> World:
         "max_num_queued_reqs": 100,
         "num_window_slots": num_window_slots,
         "window": WINDOW if num_window_slots else 0,
-        "border_spacing": window_spacing(WINDOW),
+        "snapshot_spacing": window_spacing(WINDOW),
     }
     return World(Limits(**(defaults | limits)))  # type: ignore[arg-type]
 

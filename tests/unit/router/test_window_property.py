@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.memory.snapshot_points import BorderSpacing
+from moeserve.router.core.memory.snapshot_points import SnapshotSpacing
 from moeserve.router.core.memory.window_memory import least_slots
 from tests.support.router_lives import EVENT, Event, crowded_events, live
 from tests.support.router_world import World
@@ -37,8 +37,8 @@ LIMITS = st.builds(
     max_itl_ms=st.sampled_from([None, 5.0]),
     reuse_prefixes=st.sampled_from([True, True, True, False]),
     isolate_tenants=st.booleans(),
-    border_spacing=st.builds(
-        BorderSpacing, tail=st.integers(0, 3), least=st.integers(1, 4), first=st.integers(2, 6)
+    snapshot_spacing=st.builds(
+        SnapshotSpacing, tail=st.integers(0, 3), least=st.integers(1, 4), first=st.integers(2, 6)
     ),
     event_block_size=st.sampled_from([None, 2, 3]),
     max_drafts=st.sampled_from([0, 1, 3, 6]),
@@ -64,7 +64,7 @@ def crowded_life(seed: int, loses: float = 0.0) -> World:
         max_itl_ms=rng.choice([None, 10.0]),
         reuse_prefixes=rng.random() < 0.9,
         isolate_tenants=rng.random() < 0.3,
-        border_spacing=BorderSpacing(rng.randint(0, 3), rng.randint(1, 4), rng.randint(2, 6)),
+        snapshot_spacing=SnapshotSpacing(rng.randint(0, 3), rng.randint(1, 4), rng.randint(2, 6)),
         event_block_size=rng.choice([None, 3]),
     )
     tenants = rng.choice([[""], ["a", "b"], ["greedy", "greedy", "greedy", "light", "other"]])

@@ -142,7 +142,7 @@ class CpuNextTokenBlock:
         stream.linear(own.state, n, w.from_state, [space.x], add=True)
 
     def _likeliest(self, n: int) -> Iterator[tuple[Int32s, npt.NDArray[np.float32]]]:
-        """Of each of the first n rows, some at a time, the likeliest token and its probability."""
+        """The likeliest token of each of the first n rows, some at a time, and its probability."""
         stream, space, head = self._stream, self._space, self._head
         most = len(space.logits)
         for first in range(0, n, most):

@@ -18,7 +18,7 @@ from moeserve.messages.pages import Tier
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.router.core.beams.beam_rows import BeamRows
 from moeserve.router.core.memory.radix_node import Namespace, Node
-from moeserve.router.core.memory.snapshot_points import Border
+from moeserve.router.core.memory.snapshot_points import SnapshotPoint
 
 
 class HeldSequence(ABC):
@@ -27,7 +27,6 @@ class HeldSequence(ABC):
     __slots__ = (
         "adapter",
         "beams",
-        "borders",
         "borrowed",
         "cache_salt",
         "id",
@@ -36,6 +35,7 @@ class HeldSequence(ABC):
         "num_shared",
         "pending_drafts",
         "slots",
+        "snapshot_points",
         "spans",
         "spare",
         "state_slot",
@@ -44,8 +44,8 @@ class HeldSequence(ABC):
         "tier_tokens",
         "tiers_were_asked",
         "tokens",
-        "window_borders",
         "window_first",
+        "window_points",
         "window_slots",
     )
 
@@ -83,7 +83,7 @@ class HeldSequence(ABC):
 
         # Written by SnapshotTaker. Positions beyond len(slots) where a chunk ends, so that a snapshot can be taken;
         # ascending.
-        self.borders: list[Border] = []
+        self.snapshot_points: list[SnapshotPoint] = []
 
         # Written by PageTiers, and `tiers_were_asked` by RunningBatch, too.
         self.tiers_were_asked: bool = False  # whether pages in RAM or on disk continue it, since it waits
@@ -98,7 +98,7 @@ class HeldSequence(ABC):
         # positions window_first .. len(slots)-1, and the snapshot points of its window segments, ascending.
         self.window_slots: array[int] = array("i")
         self.window_first: int = 0
-        self.window_borders: list[Border] = []
+        self.window_points: list[SnapshotPoint] = []
 
     @property
     @abstractmethod

@@ -29,17 +29,17 @@ class Publisher:
             self._with_windows(request, end, self._windows)
 
     def _with_windows(self, request: HeldSequence, end: int, windows: WindowMemory) -> None:
-        """`publish`, with a segment at each border on the way."""
+        """`publish`, with a segment at each snapshot point on the way."""
         stays = end - windows.window + 1 if end == request.target else None
-        for border in windows.borders(request, end):
-            position, kind = border
+        for point in windows.passed_points(request, end):
+            position, kind = point
             if kind is SnapshotKind.PROMPT and end - position < windows.window:
                 stays = position - windows.window + 1  # one segment, from there to the chunk's end
             elif position == end:
                 stays = end - windows.window + 1
             else:
                 self._up_to(request, position)
-                windows.keep_border(request, self._node_at(request, position), border)
+                windows.keep_segment_at(request, self._node_at(request, position), point)
         self._up_to(request, end)
         windows.keep_chunk(request, self._node_at(request, end), end, stays)
         windows.reclaim()

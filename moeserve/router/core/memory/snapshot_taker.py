@@ -1,7 +1,7 @@
-"""Takes snapshots of running prompts: it keeps their borders, and has the state copied once a border is reached.
+"""Takes snapshots of running prompts: it keeps their snapshot points, and has the state copied once one is reached.
 
-A row of plan N that ends at a border leaves its request's state there until the next row. So the copy belongs into plan
-N+1, in front of its rows: `planned` notes what has reached a border, `take` is called when the next plan is begun.
+A row of plan N that ends at such a point leaves its request's state there until the next row. So the copy belongs into
+plan N+1, in front of its rows: `planned` notes what has reached a point, `take` is called when the next plan is begun.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from collections.abc import Iterable
 from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import SnapshotKind, common_tokens
-from moeserve.router.core.memory.snapshot_points import BorderSpacing, snapshot_borders
+from moeserve.router.core.memory.snapshot_points import SnapshotSpacing, snapshot_points
 from moeserve.router.core.memory.state_memory import StateMemory
 
 
-def by_position(border: tuple[int, SnapshotKind]) -> int:
-    return border[0]
+def by_position(point: tuple[int, SnapshotKind]) -> int:
+    return point[0]
 
 
 class SnapshotTaker:
-    """The only writer of a request's `borders`."""
+    """The only writer of a request's `snapshot_points`."""
 
-    def __init__(self, tree: RadixCache, states: StateMemory, spacing: BorderSpacing) -> None:
+    def __init__(self, tree: RadixCache, states: StateMemory, spacing: SnapshotSpacing) -> None:
         self._tree = tree
         self._states = states
         self._spacing = spacing
-        self._due: dict[HeldSequence, SnapshotKind] = {}  # those whose last planned row ends at a border
+        self._due: dict[HeldSequence, SnapshotKind] = {}  # whose last planned row ends at a snapshot point
 
     def bound(self, request: HeldSequence, num_matched: int) -> None:
-        """Chooses the borders of a request that was bound; the tree has the KV of its first `num_matched` tokens."""
+        """Chooses the points of a request that was bound; the tree has the KV of its first `num_matched` tokens."""
         start = len(request.slots)
-        request.borders = snapshot_borders(start, num_matched, request.num_prompt, self._spacing)
+        request.snapshot_points = snapshot_points(start, num_matched, request.num_prompt, self._spacing)
 
     def planned(self, request: HeldSequence) -> None:
         """Takes notice of a chunk that was planned and published."""
-        if request.borders and request.borders[0][0] == len(request.slots):
-            self._due[request] = request.borders.pop(0)[1]
+        if request.snapshot_points and request.snapshot_points[0][0] == len(request.slots):
+            self._due[request] = request.snapshot_points.pop(0)[1]
 
     def left(self, request: HeldSequence) -> None:
         """Forgets a request, which leaves its own state behind."""
         self._due.pop(request, None)
-        request.borders = []
+        request.snapshot_points = []
 
     def take(self) -> None:
         """Has the states that are due copied in the plan that is begun now. One for which the tree has no place gets no
-        snapshot: another running request shares its tokens up to a point before the border, and holds their slots."""
+        snapshot: another running request shares its tokens up to a place before the point, and holds their slots."""
         for request, kind in self._due.items():
             rest = request.tokens[request.num_shared : len(request.slots)].tobytes()
             assert request.node is not None
@@ -57,8 +57,8 @@ class SnapshotTaker:
 
     def ask(self, tokens: bytes, num_found: int, prompts: Iterable[HeldSequence]) -> bool:
         """Whether one of `prompts` under way will leave a snapshot within `tokens` that is worth waiting for. It gets a
-        border where it departs from `tokens`, if it has not passed that yet. `num_found`: how many tokens a snapshot of
-        now would give."""
+        point where it departs from `tokens`, if it has not passed that yet. `num_found`: how many tokens a snapshot
+        of now would give."""
         most, best = num_found + self._spacing.least - 1, None
         for prompt in prompts:
             common = self._common(tokens, prompt)
@@ -66,20 +66,20 @@ class SnapshotTaker:
                 most, best = common, prompt
         if best is None:
             return False
-        if not self._has_border(best, most):
-            insort(best.borders, (most, SnapshotKind.BRANCH), key=by_position)
+        if not self._has_point(best, most):
+            insort(best.snapshot_points, (most, SnapshotKind.BRANCH), key=by_position)
         return True
 
     def _will_leave(self, prompt: HeldSequence, position: int) -> bool:
         """Whether a prompt that is being computed has, or may still be given, a snapshot point at `position` or
         shortly before."""
-        return position > len(prompt.slots) or self._has_border(prompt, position)
+        return position > len(prompt.slots) or self._has_point(prompt, position)
 
-    def _has_border(self, prompt: HeldSequence, position: int) -> bool:
-        borders = [at for at, _ in prompt.borders]
+    def _has_point(self, prompt: HeldSequence, position: int) -> bool:
+        points = [at for at, _ in prompt.snapshot_points]
         if prompt in self._due:
-            borders.append(len(prompt.slots))
-        return any(0 <= position - at < self._spacing.least for at in borders)
+            points.append(len(prompt.slots))
+        return any(0 <= position - at < self._spacing.least for at in points)
 
     def _common(self, tokens: bytes, prompt: HeldSequence) -> int:
         """How many tokens of its prefill a prompt has in common with `tokens`; 0 where they are too few to matter."""

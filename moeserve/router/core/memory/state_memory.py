@@ -5,7 +5,7 @@ executed by the worker before the rows of the plan that carries them, hence afte
 
     bind       zero, or snapshot -> running     in the plan that is being made; its rows follow
     copy       running -> running               in the plan after the one whose result had a beam fork
-    take       running -> snapshot              in the plan after the one whose row ended at the border
+    take       running -> snapshot              in the plan after the one whose row ended at the snapshot point
     keep       (no copy)                        the running slot becomes the snapshot, when its request leaves
 
 A load from a tier has a slot of its own until it has ended.

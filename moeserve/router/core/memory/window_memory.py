@@ -10,9 +10,9 @@ A windowed layer attends to the last `window` tokens. A running request therefor
 plan N reads for the last time may be written in plan N + 1, not in N: `begin_rows` drops, before any row is planned.
 
 **Segments.** A request can continue at depth p if the window slots of the `window - 1` positions before p are there (of
-all, where p is less than the window). The tree keeps them where that is likely: at borders of prompts, at a prompt's
-end and where a request ended or was preempted. A segment is a `Snapshot` at the end of a node that holds slots.
-Segments that overlap share slots, and so do requests and segments. Unlike the snapshot of a recurrent state, it
+all, where p is less than the window). The tree keeps them where that is likely: at snapshot points of prompts, at a
+prompt's end and where a request ended or was preempted. A segment is a `Snapshot` at the end of a node that holds
+slots. Segments that overlap share slots, and so do requests and segments. Unlike the snapshot of a recurrent state, it
 serves every position behind its first `window - 1` tokens: a node that is split there gives the upper part a segment
 of its own.
 
@@ -20,7 +20,7 @@ The segment at the end of a chunk of a prompt is long: it has all of the chunk's
 anywhere in it.
 
 **Size.** The pool has at least `least_slots`, so that running requests alone never exhaust it: everything else in it is
-segments. When slots are wanted, long ones are shortened first, least recently used first, to what a border in them
+segments. When slots are wanted, long ones are shortened first, least recently used first, to what a point in them
 needs; then segments are evicted as snapshots are (`snapshots.py`).
 """
 
@@ -34,7 +34,7 @@ from moeserve.messages.router_metrics import LoadReport
 from moeserve.router.core.memory.held import HeldSequence
 from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Node, Snapshot, SnapshotKind, depth
-from moeserve.router.core.memory.snapshot_points import Border, BorderSpacing, snapshot_borders
+from moeserve.router.core.memory.snapshot_points import SnapshotPoint, SnapshotSpacing, snapshot_points
 from moeserve.router.core.memory.snapshots import SnapshotCache
 from moeserve.router.core.memory.window_pool import WindowPool
 
@@ -64,11 +64,11 @@ class Segment(Snapshot):
 
 
 class WindowMemory:
-    """The only writer of a request's `window_slots`, `window_first` and `window_borders`, and of the segments of the
+    """The only writer of a request's `window_slots`, `window_first` and `window_points`, and of the segments of the
     tree."""
 
     def __init__(
-        self, num_slots: int, window: int, tree: RadixCache, spacing: BorderSpacing, totals: LoadReport
+        self, num_slots: int, window: int, tree: RadixCache, spacing: SnapshotSpacing, totals: LoadReport
     ) -> None:
         """`spacing`: of segments within a prompt; its distances do not double, because no segment costs a step."""
         self.window = window
@@ -104,7 +104,7 @@ class WindowMemory:
         first `num_matched` tokens."""
         start = len(request.slots)
         request.window_first = max(0, start - self.window + 1)
-        request.window_borders = snapshot_borders(start, num_matched, request.num_prompt, self._spacing)
+        request.window_points = snapshot_points(start, num_matched, request.num_prompt, self._spacing)
         self._running[request] = None
         if start:
             assert request.node is not None
@@ -155,7 +155,7 @@ class WindowMemory:
         self._pool.drop(request.window_slots)
         request.window_slots = array("i")
         request.window_first = 0
-        request.window_borders = []
+        request.window_points = []
         self._running.pop(request, None)
         self.reclaim()
 
@@ -166,15 +166,15 @@ class WindowMemory:
 
     # ---------------------------------------------------------------- segments
 
-    def borders(self, request: HeldSequence, end: int) -> Iterator[Border]:
-        """Takes the next borders of a request up to `end`, where a chunk of it ends, in ascending order."""
-        while request.window_borders and request.window_borders[0][0] <= end:
-            yield request.window_borders.pop(0)
+    def passed_points(self, request: HeldSequence, end: int) -> Iterator[SnapshotPoint]:
+        """Takes the next snapshot points of a request up to `end`, where a chunk of it ends, in ascending order."""
+        while request.window_points and request.window_points[0][0] <= end:
+            yield request.window_points.pop(0)
 
-    def keep_border(self, request: HeldSequence, node: Node | None, border: Border) -> None:
-        """A segment at a border that a chunk has passed; `node` ends there. None: the tree has no such place."""
+    def keep_segment_at(self, request: HeldSequence, node: Node | None, point: SnapshotPoint) -> None:
+        """A segment at a point that a chunk has passed; `node` ends there. None: the tree has no such place."""
         if node is not None:
-            self._keep(request, node, *border)
+            self._keep(request, node, *point)
 
     def keep_chunk(self, request: HeldSequence, node: Node | None, end: int, first: int | None) -> None:
         """A long segment of the chunk that ends at `end`, the end of `node`. What stays when it is shortened begins at

@@ -21,7 +21,7 @@ class ScheduledStep:
     __slots__ = (
         "_decode_context",
         "_prompt_context",
-        "at_border",
+        "at_snapshot_point",
         "draft_tokens",
         "expected_ms",
         "forks",
@@ -56,7 +56,9 @@ class ScheduledStep:
         self.silent_ends: list[Request] = []  # max_tokens is 0: they end with this step
         self.state_copies = b""  # StepPlan.state_copies; written by Planner
         self.pages: PageOrders | None = None  # StepPlan.pages; written by Planner
-        self.at_border: set[Request] = set()  # prompts that continue in a later step, after a snapshot
+        self.at_snapshot_point: set[Request] = (
+            set()
+        )  # prompts that continue in a later step, after a snapshot
         self.num_decode = 0
         self.num_draft_rows = 0  # of them, the first ones: rows with start CONTINUES
         self.draft_tokens = 0  # that these may have
@@ -186,6 +188,7 @@ class ScheduledStep:
             prefix_window_slots=request.window_slots.tobytes(),
             adapter=request.adapter,
             tenant=request.tenant,
+            namespace="\0".join(request.namespace(isolate_tenants=True)),
             spans=[span for span in request.spans if span.end > len(request.slots) or span.positions],
         )
         self.new_seqs.append(seq)

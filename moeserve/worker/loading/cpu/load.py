@@ -148,7 +148,8 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
     layout = layout_of(config, shape)
     stream = open_stream(config)
-    constraints = Constraints(config.max_num_seqs, loaded.grammar.result)
+    has_drafts = config.speculative_config is not None
+    constraints = Constraints(config.max_num_seqs, loaded.grammar.result, drafts=has_drafts)
     windows = capacity.num_window_slots
     kv = KvCache(layout, capacity.num_slots, range(layout.num_layers), num_window_slots=windows).layers
     states = StateCache(layout, loaded.state_slots, range(shape.num_layers)).layers
@@ -186,15 +187,30 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         embedding_size=0 if spans is None else shape.hidden_size,
     )
     return Runner(
-        engine, ready, constraints, loaded.recorder, pages, resident, _drafting(config, engine, model)
+        engine,
+        ready,
+        constraints,
+        loaded.recorder,
+        pages,
+        resident,
+        _drafting(config, engine, model, constraints),
     )
 
 
-def _drafting(config: ServerConfig, engine: CpuEngine, model: CpuDecoder) -> Drafting | None:
+def _drafting(
+    config: ServerConfig, engine: CpuEngine, model: CpuDecoder, constraints: Constraints
+) -> Drafting | None:
     drafts = drafts_of(config)
     if drafts is None:
         return None
-    return Drafting(engine, partial(make_drafter, drafts=drafts, block=model.next_token))
+    drafter = partial(
+        make_drafter,
+        drafts=drafts,
+        block=model.next_token,
+        constraints=constraints,
+        shares_texts=config.prefix_cache != "off",
+    )
+    return Drafting(engine, drafter)
 
 
 def _refuse_records_of_drafts(config: ServerConfig) -> None:

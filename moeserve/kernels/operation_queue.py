@@ -1,0 +1,58 @@
+"""The queue of a pool's operations: its threads, and what must stay alive until they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moeserve.kernels import _C
+from moeserve.kernels.stream_operands import ThreadPlacement
+
+
+class OperationQueue:
+    """Starts the threads. `CpuStream` has the operations."""
+
+    def __init__(self, threads: int | Sequence[ThreadPlacement], isa: str = "") -> None:
+        """`threads`: how many, unbound and on one NUMA node, or the placement of each.
+        `isa`: "plain", "avx2" or "avx512_vnni"; empty takes the best this CPU runs.
+
+        Raises ValueError for an ISA that this CPU or build lacks.
+        """
+        placements = [ThreadPlacement()] * threads if isinstance(threads, int) else threads
+        self.nodes = 1 + max(p.node for p in placements)
+        self._native = _C.Stream([(p.node, list(p.cpus)) for p in placements], isa)
+        # What the queued operations point into. Without it a temporary (a batch's ids, a norm's weight) is freed
+        # while the pool still reads it.
+        self._held: list[object] = []
+        # The same of what `wait` has waited for: released while the pool computes what came after, when no call waits.
+        self._released: list[object] = []
+
+    @property
+    def isa(self) -> str:
+        return self._native.isa
+
+    @property
+    def threads(self) -> int:
+        return self._native.threads
+
+    @property
+    def recomputed(self) -> int:
+        """Pieces of work that a thread computed again since the start, because the one that had begun them stood still:
+        how often cores were taken from threads."""
+        return self._native.recomputed
+
+    @property
+    def fetched_ahead(self) -> int:
+        """How often a thread that waited in an operation fetched the weights of a later one into its cache."""
+        return self._native.fetched_ahead
+
+    @property
+    def pool(self) -> _C.Pool:
+        return self._native.pool
+
+    def wait(self) -> None:
+        if not self._held:  # nothing was queued since: what that wait left is let go while the pool computes
+            self._native.wait()
+            return
+        self._released.clear()
+        self._native.wait()
+        self._held, self._released = self._released, self._held

@@ -1,0 +1,82 @@
+"""The last texts of all requests, prompts and answers, in which drafts are looked up: a question that is asked again, a
+document that is quoted.
+
+Texts lie one after another in a ring of tokens, in segments. For each `match` tokens in a row a table has the last
+place where they stood, by hash; what the table says is verified. Requests of different namespaces (`NewSeq.namespace`)
+never see one another's texts, not even by the time that a draft saves.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.worker.sequences import Int32s
+
+TOKENS: Final = 1 << 20  # of all texts together: 24 MiB with the table, as they come
+TABLE: Final = 4  # entries of the table for each token: of two with the same hash, the later one is found
+_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
+_NOTHING: Final = np.zeros(0, np.int32)
+
+
+def hashes_of(tokens: Int32s, width: int) -> npt.NDArray[np.uint64]:
+    """Hashes of each `width` tokens in a row, of which there are as many at least."""
+    ids = tokens.astype(np.uint64) + np.uint64(1)
+    count = len(ids) - width + 1
+    hashes = np.zeros(count, np.uint64)
+    for offset in range(width):
+        hashes = (hashes ^ ids[offset : offset + count]) * _FACTOR
+        hashes ^= hashes >> np.uint64(29)
+    return hashes
+
+
+class SharedTexts:
+    def __init__(self, match: int, capacity: int = TOKENS) -> None:
+        """match: tokens that must agree. capacity: tokens, a power of two."""
+        self._match = match
+        self._tokens: Int32s = np.zeros(capacity, np.int32)
+        self._segment: Int32s = np.zeros(capacity, np.int32)  # of each place; 0: none
+        self._places: Int32s = np.zeros(TABLE * capacity, np.int32)  # by hash
+        self._namespaces: dict[int, str] = {}  # of segments
+        self._end = 0
+        self._num_segments = 1
+
+    def add(self, namespace: str, tokens: Int32s) -> None:
+        """Takes in a text, or the end of it that is new and the `match` tokens before."""
+        tokens = tokens[-len(self._tokens) :]
+        if len(tokens) <= self._match:
+            return
+        if self._end + len(tokens) > len(self._tokens):
+            self._end = 0
+        first, self._end = self._end, self._end + len(tokens)
+        for gone in np.unique(self._segment[first : self._end]).tolist():
+            self._namespaces.pop(gone, None)  # nothing is found in what is left of it
+        self._tokens[first : self._end] = tokens
+        self._segment[first : self._end] = self._num_segments
+        self._namespaces[self._num_segments] = namespace
+        self._num_segments += 1
+        places = np.arange(first + self._match - 1, self._end, dtype=np.int32)
+        self._places[self._index(namespace, tokens)] = places
+
+    def following(self, namespace: str, last: Int32s, most: int) -> Int32s:
+        """Up to `most` tokens that came where these, the last `match` ones of a text, stood last."""
+        place = int(self._places[self._index(namespace, last)[0]])
+        if self._namespaces.get(int(self._segment[place])) != namespace:
+            return _NOTHING
+        before = slice(max(place - self._match + 1, 0), place + 1)
+        same = self._segment[place]
+        if (self._segment[before] != same).any() or not np.array_equal(self._tokens[before], last):
+            return _NOTHING
+        found = slice(place + 1, place + 1 + most)
+        draft: Int32s = self._tokens[found][self._segment[found] == same].copy()
+        return draft
+
+    def _index(self, namespace: str, tokens: Int32s) -> npt.NDArray[np.uint64]:
+        """Where the places of each `match` tokens in a row are noted."""
+        salt = np.uint64(zlib.crc32(namespace.encode()))
+        mixed = (hashes_of(tokens, self._match) ^ salt) * _FACTOR
+        index: npt.NDArray[np.uint64] = (mixed >> np.uint64(32)) % np.uint64(len(self._places))
+        return index
