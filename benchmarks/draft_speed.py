@@ -53,6 +53,9 @@ class Replaced:
     def bind(self, slot: int, namespace: str) -> None:
         self.inner.bind(slot, namespace)
 
+    def catch_up(self) -> None:
+        self.inner.catch_up()
+
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         counts = [len(draft) for draft in self.inner.draft(wanted)]
         return [self._replaced(one, count) for one, count in zip(wanted, counts, strict=True)]

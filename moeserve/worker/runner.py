@@ -194,9 +194,8 @@ class Runner:
             self.engine.fork(*self._sequences.fork(plan.forks))
         rows, drafted, draft_ms = plan.rows, None, 0.0
         if self._drafts is not None:
-            began = time.perf_counter()
             rows, drafted = self._drafts.place(rows)
-            draft_ms = (time.perf_counter() - began) * 1e3
+            draft_ms = self._drafts.draft_ms
         layout = StepLayout(rows, drafted)
         recorder = self._recorder
         record = None if recorder is None else recorder.start(layout, self._sequences, self._ready)

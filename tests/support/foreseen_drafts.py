@@ -32,6 +32,9 @@ class Foreseen:
     def bind(self, slot: int, namespace: str) -> None:
         pass
 
+    def catch_up(self) -> None:
+        pass
+
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         return [self._draft(*one) for one in wanted]
 

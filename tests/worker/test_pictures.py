@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.sampling import SamplingParams
+from moeserve.messages.schema import GenerateRequest
 from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.processes.embedding_files import EmbeddingFiles
+from moeserve.router.core.policy.preemption import PREEMPTIBLE
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.loading.cpu.load import build_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.support.accuracy import log_softmax
 from tests.support.picture_fixture import MODEL, PICTURES, PictureCase, picture_cases
-from tests.support.served_answers import load
+from tests.support.router_world import request
+from tests.support.served_answers import Told, load, serve
 
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 4}'
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
 
 
@@ -91,3 +97,41 @@ def test_chunks_and_crowds(runner: Runner, files: EmbeddingFiles) -> None:
     for chunk in (256, 7, 16):
         for expected, found in zip(alone, logits(runner, files, cases, chunk), strict=True):
             assert np.array_equal(expected, found)
+
+
+def asked(files: EmbeddingFiles, id: int, case: PictureCase) -> GenerateRequest:
+    seq = seq_of(files, 0, case)
+    tokens = np.maximum(np.frombuffer(seq.token_ids, np.int32), 3)
+    message = request(id, tokens.tolist(), 12)
+    sampling = SamplingParams(max_tokens=12, temperature=0.7, seed=id, logprobs=2)
+    return replace(message, sampling=sampling, spans=seq.spans)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_num_batched_tokens": 16}, {"reuse_prefixes": False}, {"drafts": 4}], ids=str
+)
+def test_through_the_scheduler(files: EmbeddingFiles, limits: dict[str, Any]) -> None:
+    """Cut, preempted and computed again or found in the cache, or drafted: answers are the same, bit for bit."""
+    drafts = limits.get("drafts", 0)
+    model = load(MODEL, speculative_config=NGRAM) if drafts else load(MODEL)
+    runner = build_cpu_runner(model, files)
+    ready = runner.ready()
+    limits = {name: value for name, value in limits.items() if name != "drafts"}
+    limits |= {"embedding_bytes": 4 * ready.embedding_size, "rotates_in_sections": ready.rotates_in_sections}
+    cases = [picture_cases()[name] for name in PICTURES]
+
+    def preempt(world: Told, number: int) -> None:
+        if number in (2, 5, 9):
+            batch = world.scheduler._batch
+            for one in [one for one in batch.running.values() if one.state in PREEMPTIBLE]:
+                batch.preempt(one)
+
+    expected = [
+        serve(runner, [asked(files, id, case)], 0, **limits | {"max_num_batched_tokens": 256})[0][id]
+        for id, case in enumerate(cases)
+    ]
+    found, report = serve(
+        runner, [asked(files, id, case) for id, case in enumerate(cases)], drafts, preempt, **limits
+    )
+    assert [found[id] for id in range(len(cases))] == expected
+    assert report.preemptions > 0

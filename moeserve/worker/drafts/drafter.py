@@ -23,6 +23,10 @@ class Drafter(Protocol):
         """A request is about to take its slot, whose old text is still there. namespace: NewSeq's."""
         ...
 
+    def catch_up(self) -> None:
+        """Does what is owed to the steps so far, before `draft` is asked for any."""
+        ...
+
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         """The drafts of a step, before it is computed; no slot twice. None where there is no good guess. The KV slots
         of their positions, and of the one before, are in the request's table."""

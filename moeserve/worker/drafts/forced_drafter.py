@@ -22,6 +22,9 @@ class ForcedDrafter:
     def bind(self, slot: int, namespace: str) -> None:
         """The grammar knows where its answer is."""
 
+    def catch_up(self) -> None:
+        """Nothing is put off."""
+
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         forced = self._constraints.forced([one.slot for one in wanted])
         return [

@@ -26,6 +26,10 @@ class FirstOf:
         self._first.bind(slot, namespace)
         self._second.bind(slot, namespace)
 
+    def catch_up(self) -> None:
+        self._first.catch_up()
+        self._second.catch_up()
+
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         drafts = self._first.draft(wanted)
         lacking = [at for at, draft in enumerate(drafts) if len(draft) == 0]

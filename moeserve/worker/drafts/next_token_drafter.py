@@ -62,14 +62,12 @@ class NextTokenDrafter:
         self._most_late = min(MOST_LATE, block.most_rows)
 
     def bind(self, slot: int, namespace: str) -> None:
-        self._catch_up()
+        self.catch_up()
         self._states[slot] = 0.0
         self._next[slot] = self._stored[slot] = 0
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         drafts: list[list[int]] = [[] for _ in wanted]
-        if any(one.most > 0 for one in wanted):
-            self._catch_up()
         active = np.array(
             [at for at, one in enumerate(wanted) if one.most > 0 and self._next[one.slot] == one.length - 1],
             np.int32,
@@ -98,14 +96,14 @@ class NextTokenDrafter:
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
         if self._num_late + layout.n > self._most_late:
-            self._catch_up()
+            self.catch_up()
         tokens = np.maximum(self._sequences.tokens[layout.sequence, layout.position], 0)
         self._late.append(_Computed(layout, accepted, tokens, self._block.model_rows(layout.n)))
         self._num_late += layout.n
         if self._num_late > self._most_late:
-            self._catch_up()
+            self.catch_up()
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Stores the rows of all steps so far."""
         late, self._late, self._num_late = self._late, [], 0
         if not late:

@@ -54,6 +54,9 @@ class NgramDrafter:
         self._last[slot] = {}
         self._known[slot] = 0
 
+    def catch_up(self) -> None:
+        """The text is learnt as it is drafted for."""
+
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         return [self._draft(*one) for one in wanted]
 
