@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
+from .answer_tags import AnswerTags
 from .events import Event, Reasoning, Text
 
 
@@ -18,17 +19,23 @@ class ReasoningTags:
     open: str
     close: str  # a token
     ending: str  # what templates write behind reasoning
+    answer: tuple[str, str] = ("", "")  # the tags around the answer, which belong to the format
 
 
 QWEN3: Final = ReasoningTags("qwen3", "<think>", "<think>", "</think>", "\n</think>\n\n")
+HUNYUAN: Final = replace(QWEN3, name="hunyuan", answer=("<answer>", "</answer>"))
+ERNIE: Final = replace(QWEN3, name="ernie", answer=("<response>", "</response>"))
 GEMMA4: Final = ReasoningTags("gemma4", "<|channel>", "<|channel>thought", "<channel|>", "\n<channel|>")
-REASONING_TAGS: Final = {tags.name: tags for tags in (QWEN3, GEMMA4)}
+REASONING_TAGS: Final = {tags.name: tags for tags in (HUNYUAN, ERNIE, QWEN3, GEMMA4)}
 
 
 def reasoning_tags(template: str) -> ReasoningTags | None:
     """Returns the tags of the reasoning that a chat template's model may begin an answer with; None where it does not
     think."""
-    return next((tags for tags in REASONING_TAGS.values() if tags.close in template), None)
+    found = (
+        tags for tags in REASONING_TAGS.values() if tags.close in template and tags.answer[0] in template
+    )
+    return next(found, None)
 
 
 class _Stage(Enum):
@@ -40,7 +47,8 @@ class _Stage(Enum):
 
 class ReasoningParser:
     """Splits text into reasoning and answer. Reasoning is at the very beginning, or has been opened by the prompt;
-    later tags are text. Line ends just inside and behind the tags belong to the format: templates strip them."""
+    later tags are text, but for those around the answer. Line ends just inside and behind tags belong to the format:
+    templates strip them."""
 
     def __init__(self, is_open: bool, tags: ReasoningTags = QWEN3) -> None:
         """`is_open`: the prompt has written the opening tag already."""
@@ -48,6 +56,7 @@ class ReasoningParser:
         self._stage = _Stage.REASONING if is_open else _Stage.OPENING
         self._space: list[str] = []  # before `_tag`; lost if a tag comes of that
         self._tag = ""  # what may become a tag
+        self._answer = AnswerTags(*tags.answer)
         self._begun = False  # something of the reasoning has been shown
 
     @property
@@ -59,7 +68,7 @@ class ReasoningParser:
         at = 0
         while at < len(text):
             if self._stage is _Stage.ANSWER:
-                events.append(Text(text[at:]))
+                events.append(Text(self._answer.push(text[at:])))
                 break
             if self._stage is _Stage.SEPARATOR:
                 if text[at] != "\n":
@@ -68,7 +77,7 @@ class ReasoningParser:
             elif self._stage is _Stage.OPENING:
                 if not self._open(text[at]):
                     self._stage = _Stage.ANSWER
-                    events.append(Text(self._take_held()))
+                    events.append(Text(self._answer.push(self._take_held())))
                     continue
             else:
                 shown = self._think(text[at])
@@ -81,7 +90,7 @@ class ReasoningParser:
         """No text follows."""
         if self._stage is _Stage.REASONING:
             return [Reasoning(self._take_held())] if self._tag else []
-        return [Text(self._take_held())]
+        return [Text(self._answer.push(self._take_held()) + self._answer.finish())]
 
     def _open(self, char: str) -> bool:
         """False when the text does not begin with reasoning; `char` is not taken then."""

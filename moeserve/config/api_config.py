@@ -152,9 +152,10 @@ class ApiConfig:
     reasoning_parser: str = option(
         "auto",
         "Chat",
-        "how the model marks its reasoning (qwen3: <think> and </think>; gemma4: <|channel>thought and <channel|>; "
+        "how the model marks its reasoning (qwen3: <think> and </think>; hunyuan, ernie: the same, with the answer in "
+        "<answer> or <response>; gemma4: <|channel>thought and <channel|>; "
         "harmony: gpt-oss's channels); auto: recognised from its chat template",
-        choices=("auto", "qwen3", "gemma4", "harmony", "none"),
+        choices=("auto", "qwen3", "hunyuan", "ernie", "gemma4", "harmony", "none"),
     )
     control_tokens_in_text: str = option(
         "parse",

@@ -14,19 +14,8 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
     "keys and values of different widths": lambda layer: _has(layer, lambda a: a.v_dim != a.head_dim),
     "scaled values": lambda layer: _has(layer, lambda a: a.v_scale != 1.0),
     "norms of q and k behind the rotation": lambda layer: _has(layer, lambda a: a.norm_after),
-    "norms of q and k without a weight": lambda layer: _has(layer, lambda a: a.qk_norm == "unweighted"),
-    "a gate of attention's output with a matrix of its own": lambda layer: _has(
-        layer, lambda a: a.has_gate_matrix
-    ),
     "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
-    "norms behind blocks without parts that are normalised": lambda layer: (
-        layer.is_sandwiched and (layer.moe is None or not layer.moe.parts_normed)
-    ),
     "weights of the experts' input": lambda layer: layer.moe is not None and layer.moe.weighs_input,
-    "clamped experts": lambda layer: (
-        (layer.moe is not None and layer.moe.limit is not None)
-        or (layer.unrouted is not None and layer.unrouted.limit is not None)
-    ),
 }
 
 

@@ -11,7 +11,7 @@ from math import prod
 from typing import Literal
 
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
-from moeserve.models.interface import ModelShape
+from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.recurrence import GatedDeltaNetShape
 
@@ -80,7 +80,9 @@ def gpu_step_buffers(
     routes = model.num_parts  # what every token passes is one more route of it
     delta_net = model.delta_net
     latent = model.latent
-    of_attention = model.q_rows + 2 * model.kv_width if latent is None else latent.input_width
+    attending = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionShape)]
+    gates = max((a.gate_width for a in attending if a.has_gate_matrix), default=0)
+    of_attention = model.q_rows + gates + 2 * model.kv_width if latent is None else latent.input_width
     projected = max(of_attention, 0 if delta_net is None else delta_net.input_width)
     buffers = [
         Buffer("x", (rows, hidden)),  # the residual stream

@@ -54,7 +54,9 @@ _OTHER_CONTROLS: Final = (
     *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),  # Llama
 )
 # A model's thinking is between them, and its text has them.
-_THINKING: Final = tuple(tag for tags in REASONING_TAGS.values() for tag in (tags.open_token, tags.close))
+_THINKING: Final = tuple(
+    dict.fromkeys(tag for tags in REASONING_TAGS.values() for tag in (tags.open_token, tags.close))
+)
 # Around tool calls. Many files have them as control tokens, which the chat formats take into account.
 _TOOLS: Final = frozenset(
     word.encode()

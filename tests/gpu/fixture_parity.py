@@ -32,6 +32,10 @@ MORE = (
     "exaonemoe",
     "granitemoe",
     "mistral4",
+    "gemma4dense",
+    "laguna",
+    "afmoe",
+    "step35",
 )
 NAMES = [
     *(f"tiny-qwen3moe-{name}" for name in TYPES),

@@ -9,6 +9,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.experts.reference import experts
+from moeserve.kernels.gating import Activation, form_of
 from moeserve.kernels.planes import dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
 from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
@@ -23,7 +24,10 @@ HIDDEN, WIDTH, LIVE = 32, 32, 3
 
 
 @pytest.mark.slow
-def test_dense_products_are_a_mixture_of_one_expert() -> None:
+@pytest.mark.parametrize(
+    "form", [("silu", None, 0.0), ("silu", 0.4, 0.0), ("gelu", None, 0.0), ("swiglu_oai", 0.5, 1.3)]
+)
+def test_dense_products_are_a_mixture_of_one_expert(form: tuple[Activation, float | None, float]) -> None:
     """Of a layer that is narrower than the widest: its products lie in the beginning of their room."""
     shape = qwen3moe(hidden_size=HIDDEN, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32, num_experts=1, top_k=1,
                      expert_width=32, vocab_size=40)  # fmt: skip
@@ -47,9 +51,12 @@ def test_dense_products_are_a_mixture_of_one_expert() -> None:
         assert mine is not None
         mine.copy_(values)
     out = torch.full((4, HIDDEN), GUARD, device=DEVICE)
-    multiply_dense(w, s, counter(LIVE), out)
+    multiply_dense(w, s, counter(LIVE), out, form_of(*form))
     matrices = (dequantize(m, 0).cpu()[None] for m in (w.gate, w.up, w.down))
     ids, weights = torch.zeros(LIVE, 1, dtype=torch.int32), torch.ones(LIVE, 1)
-    expected = experts(y[:LIVE], *matrices, ids, weights, round_trip, round_trip, round_trip)
+    expected = experts(
+        y[:LIVE], *matrices, ids, weights, round_trip, round_trip, round_trip, activation=form[0], limit=form[1],
+        alpha=form[2],
+    )  # fmt: skip
     assert nmse(out[:LIVE].cpu(), expected) < 1e-6
     assert (out[LIVE:] == GUARD).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ from tests.kernels.handoff_world import (  # isort: skip  (first: it sets up the
 import torch
 
 from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.gating import Activation
 from moeserve.kernels.handoff import CpuExperts, ExpertHandoff, HandoffError
+from tests.kernels.operations import load, run_experts
 from tests.kernels.weights import activations
 from tests.support.idle import comes_to_rest
 
@@ -69,6 +72,27 @@ def test_steps_are_answered_layer_by_layer(stream: CpuStream) -> None:
         h.expert_reads(np.ones(3, np.bool_))
     for out, case in zip(got, expected, strict=True):
         assert torch.equal(out, alone(stream, *case))
+    h.close()
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+@pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
+def test_experts_have_their_activation_and_biases(activation: Activation, limit: float | None) -> None:
+    stream = CpuStream(2)
+    plain = Layer.random(stream)
+    biases = torch.randn(len(HERE), FF), torch.randn(len(HERE), FF), torch.randn(len(HERE), HIDDEN)
+    own = replace(plain.experts, activation=activation, biases=biases, limit=limit, alpha=1.3)
+    h = handoff(stream, replace(plain, experts=own))
+    gpu, x, (ids, weights) = HandGpu(h), activations("gaussian", 3, HIDDEN), local_routes(3)
+    h.begin()
+    gpu.publish(0, 1, x, ids, weights)
+    gpu.wait(0)
+    there = ids >= 0
+    expected = run_experts(
+        stream, load(x), own.matrices, ids * there, weights * there, activation=activation, limit=limit, alpha=1.3,
+        gate_bias=biases[0], up_bias=biases[1], down_bias=biases[2],
+    )  # fmt: skip
+    assert torch.equal(gpu.result(0, 3), expected)
     h.close()
 
 

@@ -8,11 +8,12 @@ import torch
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention
 from moeserve.kernels.attention.reference import Sequence, attention
+from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.norm.op import sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.norm.reference import sandwich_sum as reference_sum
-from moeserve.kernels.norm.sandwich_norms import SandwichNorms
+from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.rope.reference import rope_store as rope_reference
 from moeserve.kernels.routing.op import route
@@ -24,8 +25,14 @@ COLS = 96
 
 
 def norms_of(seed: int) -> list[torch.Tensor]:
-    """In the order of SandwichNorms, the factor last."""
+    """Of attention's output, and of the inputs of the dense feed-forward, the router and the experts; of the outputs of
+    the two, and of their sum; the factor."""
     return [*normal(7, COLS, seed=seed), torch.tensor([0.7])]
+
+
+def sandwich(norms: list[torch.Tensor]) -> SandwichNorms:
+    attended, dense, router, experts, of_dense, of_experts, output, factor = (w.to(DEVICE) for w in norms)
+    return SandwichNorms(attended, dense, output, PartNorms(router, experts, of_dense, of_experts), factor)
 
 
 def test_the_inputs_of_both_feed_forwards_and_of_the_router() -> None:
@@ -34,7 +41,7 @@ def test_the_inputs_of_both_feed_forwards_and_of_the_router() -> None:
     router = outputs[1].x
     assert router is not None
     sandwich_inputs(
-        mine, attended.to(DEVICE), SandwichNorms(*(w.to(DEVICE) for w in norms)), counter(3), EPS,
+        mine, attended.to(DEVICE), sandwich(norms), counter(3), EPS,
         outputs[0], router, outputs[2],
     )  # fmt: skip
     expected = x.double() + norm(attended, norms[0], EPS)
@@ -59,7 +66,7 @@ def test_the_sum_of_both(rows: list[int] | None) -> None:
     y = guarded(4 if rows is None else 2, COLS)
     sandwich_sum(
         mine, all_parts[:, 2:], all_parts[:, :2], weights.to(DEVICE)[:, :2], ints(ids)[:, :2], extra.to(DEVICE),
-        None if rows is None else ints(rows), counter(live), SandwichNorms(*(w.to(DEVICE) for w in norms)),
+        None if rows is None else ints(rows), counter(live), sandwich(norms),
         weight.to(DEVICE), EPS, y,
     )  # fmt: skip
     chosen = list(range(3)) if rows is None else rows
@@ -72,9 +79,40 @@ def test_the_sum_of_what_the_pool_has_alone() -> None:
     norms, weight, y = norms_of(2), normal(COLS, seed=4), guarded(2, COLS)
     sandwich_sum(
         x.clone().to(DEVICE), dense[:, None].to(DEVICE), None, None, None, extra.to(DEVICE), None, counter(2),
-        SandwichNorms(*(w.to(DEVICE) for w in norms)), weight.to(DEVICE), EPS, y,
+        sandwich(norms), weight.to(DEVICE), EPS, y,
     )  # fmt: skip
     check_norm(y, norm(reference_sum(x, dense, extra, *norms[4:7], norms[7], EPS), weight, EPS), 2)
+
+
+@pytest.mark.parametrize("factor", [None, 0.7])
+def test_blocks_without_normalised_parts(factor: float | None) -> None:
+    """The feed-forward's input, with the router's the same in float32; then what it adds, as the sum of its parts."""
+    x, attended, parts = normal(2, COLS), normal(2, COLS, seed=1), normal(2, 2, COLS, seed=2)
+    weights = normal(4, COLS, seed=3)
+    mine, y, exact = x.clone().to(DEVICE), guarded(2, COLS), torch.empty(2, COLS, device=DEVICE)
+    scale = None if factor is None else torch.tensor([factor], device=DEVICE)
+    norms = SandwichNorms(*(w.to(DEVICE) for w in weights[:3]), factor=scale)
+    sandwich_inputs(mine, attended.to(DEVICE), norms, counter(2), EPS, y, exact, None)
+    expected = x.double() + norm(attended, weights[0], EPS)
+    check_norm(y, norm(expected, weights[1], EPS), 2)
+    assert nmse(exact.cpu(), norm(expected, weights[1], EPS)) < 1e-12
+    sandwich_sum(
+        mine, None, parts.to(DEVICE), None, None, None, None, counter(2), norms, weights[3].to(DEVICE), EPS, y
+    )
+    expected = (expected + norm(parts.sum(1), weights[2], EPS)) * (factor or 1.0)
+    check_norm(y, norm(expected, weights[3], EPS), 2)
+    assert nmse(mine.cpu(), expected) < 1e-12
+
+
+@pytest.mark.parametrize("softplus", [False, True])
+def test_a_gate_of_a_head(softplus: bool) -> None:
+    x, gate, n = normal(3, 4 * 32), normal(3, 4, seed=1) * 20, 2
+    mine = x.clone().to(DEVICE)
+    sigmoid_gate(mine, gate.to(DEVICE), 32, counter(n), None, None, softplus=softplus)
+    factor = torch.nn.functional.softplus(gate.double()) if softplus else gate.double().sigmoid()
+    expected = (x.double().view(3, 4, 32) * factor[:, :, None]).flatten(1)
+    assert nmse(mine[:n].cpu(), expected[:n]) < 1e-12
+    assert torch.equal(mine[n:].cpu(), x[n:])
 
 
 @pytest.mark.parametrize("is_new", [False, True])

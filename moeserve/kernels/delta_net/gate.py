@@ -59,10 +59,11 @@ def sigmoid_mul_kernel(
 @kernel
 def sigmoid_gate_kernel(
     x, gate, count, codes, scales,
-    GATE_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
+    GATE_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BY_HEAD: tl.constexpr,
+    SOFTPLUS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, HEADS). x [n, HEADS * DIM] *= sigmoid(gate) for the rows below count[0]; codes with scales, where given:
-    the product quantised. gate: rows GATE_STRIDE apart."""
+    """Grid (n, HEADS). x [n, HEADS * DIM] *= sigmoid(gate), or softplus(gate), for the rows below count[0]; codes with
+    scales, where given: the product quantised. gate: rows GATE_STRIDE apart, of x's width, BY_HEAD of HEADS numbers."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -74,8 +75,14 @@ def sigmoid_gate_kernel(
     c = tl.arange(0, SIZE)
     live = c < DIM
     value = tl.load(x + row * width + head * DIM + c, live, 0.0).to(tl.float32)
-    g = tl.load(gate + row * GATE_STRIDE + head * DIM + c, live, 0.0).to(tl.float32)
-    value *= 1.0 / (1.0 + tl.exp(-g))
+    if BY_HEAD:
+        g = tl.load(gate + row * GATE_STRIDE + head).to(tl.float32)
+    else:
+        g = tl.load(gate + row * GATE_STRIDE + head * DIM + c, live, 0.0).to(tl.float32)
+    if SOFTPLUS:
+        value *= tl.where(g > 20.0, g, tl.log(1.0 + tl.exp(tl.minimum(g, 20.0))))
+    else:
+        value *= 1.0 / (1.0 + tl.exp(-g))
     tl.store(x + row * width + head * DIM + c, value.to(x.dtype.element_ty), live)
     if codes is not None:
         first = head * DIM

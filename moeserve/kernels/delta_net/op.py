@@ -143,12 +143,23 @@ def gated_norm(
 
 
 def sigmoid_gate(
-    x: Tensor, gate: Tensor, dim: int, count: Tensor, codes: Tensor | None, scales: Tensor | None
+    x: Tensor,
+    gate: Tensor,
+    dim: int,
+    count: Tensor,
+    codes: Tensor | None,
+    scales: Tensor | None,
+    *,
+    softplus: bool = False,
 ) -> None:
-    """x[i] *= sigmoid(gate[i]) for i < count[0], and codes with scales are x again. x [n, heads * dim]; gate of that
-    shape, rows at any stride. Without codes, rows of one type from count[0] on may be multiplied, too."""
+    """x[i] *= sigmoid(gate[i]) for i < count[0], or softplus(gate[i]), and codes with scales are x again. x [n, heads *
+    dim]; gate of that shape, or [n, heads], rows at any stride. Without codes, rows of one type from count[0] on may be
+    multiplied, too."""
     n, width = x.shape
-    if codes is None and x.dtype == gate.dtype:  # faster than a program for each head
+    by_head = gate.shape[1] != width
+    if (
+        codes is None and x.dtype == gate.dtype and not by_head and not softplus
+    ):  # faster than a program for each head
         grid = n, -(-width // GATE_BLOCK)
         sigmoid_mul_kernel(
             grid, x, gate, width, gate.stride(0), GATE_BLOCK, pdl(), num_warps=4, launch_pdl=pdl()
@@ -156,7 +167,7 @@ def sigmoid_gate(
         return
     sigmoid_gate_kernel(
         (n, width // dim), x, gate, count, codes, scales, gate.stride(0), width // dim, dim, next_power_of_2(dim),
-        pdl(), num_warps=1, launch_pdl=pdl(),
+        by_head, softplus, pdl(), num_warps=1, launch_pdl=pdl(),
     )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def load_bias(bias, expert, r, ROWS: tl.constexpr):
 def up_kernel(
     x, x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, experts, out, out_codes,
     out_scales,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, FORM: tl.constexpr,
     BY_ROUTE: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr,
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -121,7 +121,7 @@ def up_kernel(
         y += load_bias(bias, owner, r, ROWS)
     if up_bias is not None:
         z += load_bias(up_bias, owner, r, ROWS)
-    h = tl.reshape(gated(y, z, ACTIVATION), [BR * NB])
+    h = tl.reshape(gated(y, z, FORM), [BR * NB])
     at = route.to(tl.int64) * ROWS
     if out_codes is not None:
         store_quantized(h, out_codes + at, out_scales + at // 32, first_row, ROWS, BR * NB)

@@ -110,7 +110,7 @@ def quads_up(
     gated_quad_gemm_kernel(
         (-(-g.rows // tile.rows), len(routing.expert)), x, *_planes(g), *_planes(u), options.gate_bias,
         options.up_bias, routing.expert, routing.routes, selectors(h.device), h, g.rows, g.cols, g.format, u.format,
-        options.activation, top_k, routing.routes.shape[1], tile.rows, K_BLOCKS, pdl(),
+        options.form, top_k, routing.routes.shape[1], tile.rows, K_BLOCKS, pdl(),
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl(),
     )  # fmt: skip
 

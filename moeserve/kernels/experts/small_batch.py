@@ -109,7 +109,7 @@ def small_batch_up(
         g.cols,
         g.format,
         u.format,
-        options.activation,
+        options.form,
         options.by_route,
         ids.shape[1],
         row_stride(ids),

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
-from moeserve.kernels.gating import Activation
+from moeserve.kernels.gating import OAI_ALPHA, Activation, form_of
 from moeserve.kernels.handoff.region import Region, Slot
 from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl, row_stride
@@ -48,6 +48,8 @@ class CpuExperts:
     activation: Activation = "silu"
     # float32 [E, ff], [E, ff], [E, hidden] in RAM, contiguous: added to the three products. None: nothing is.
     biases: tuple[Tensor, Tensor, Tensor] | None = None
+    limit: float | None = None  # of the activation: kernels/gating.py
+    alpha: float = OAI_ALPHA
 
     @property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
@@ -286,8 +288,9 @@ def _native_layer(experts: CpuExperts | None, token_counts: Tensor) -> _C.Handof
     if experts is None:
         return _C.HandoffLayer(None, None, None, 0)
     biases = [0, 0, 0] if experts.biases is None else [bias.data_ptr() for bias in experts.biases]
+    form = form_of(experts.activation, experts.limit, experts.alpha)
     return _C.HandoffLayer(
-        experts.gate, experts.up, experts.down, token_counts.data_ptr(), experts.activation, *biases
+        *experts.matrices, token_counts.data_ptr(), form.activation, form.limit, form.alpha, *biases
     )
 
 

@@ -59,10 +59,10 @@ def gate_bias(y, bias, expert, routes, live, column, COLUMNS: tl.constexpr, BY_R
 @kernel
 def float_gemm_kernel(
     x, w, bias, up_bias, block_expert, block_routes, group, count, out,
-    ROWS: tl.constexpr, COLS: tl.constexpr, ACTIVATION: tl.constexpr, BY_ROUTE: tl.constexpr, X_TOP_K: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, FORM: tl.constexpr, BY_ROUTE: tl.constexpr, X_TOP_K: tl.constexpr,
     TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i // X_TOP_K] + bias, or with an ACTIVATION gated(those of even rows, those of odd ones), with a
+    """out[i] = W x[i // X_TOP_K] + bias, or with a FORM gated(those of even rows, those of odd ones), with a
     bias each (BY_ROUTE: its own for each route). Grid (tiles of ROWS, blocks of BM tokens or routes as in gemm_kernel).
 
     w: [experts of the group, ROWS, COLS] of x's type; group: int32 [2], its first expert and the one behind its last,
@@ -85,12 +85,12 @@ def float_gemm_kernel(
     n = tile * BN + tl.arange(0, BN)
     y = multiply_rows(rows, w + tl.minimum(n, ROWS - 1) * COLS, COLS, BM, BN, BK)
     to = tl.where(live, part_rows(routes, TOP_K, PARTS), 0).to(tl.int64)[:, None]
-    if ACTIVATION is not None:
+    if FORM is not None:
         column = tile * (BN // 2) + tl.arange(0, BN // 2)
         gate, up = tl.split(tl.reshape(y, [BM, BN // 2, 2]))
         gate = gate_bias(gate, bias, expert, routes, live, column, ROWS // 2, BY_ROUTE)
         up = gate_bias(up, up_bias, expert, routes, live, column, ROWS // 2, BY_ROUTE)
-        y = gated(gate, up, ACTIVATION)
+        y = gated(gate, up, FORM)
         at = out + to * (ROWS // 2) + column[None, :]
         tl.store(at, y.to(out.dtype.element_ty), live[:, None] & (column < ROWS // 2)[None, :])
     else:

@@ -23,23 +23,40 @@ def gelu_mul(gate, up):
 
 
 @triton.jit
-def swiglu_oai(gate, up):
-    """(up + 1) * gate * sigmoid(1.702 * gate), gate at most 7 and up within 7 of 0 (gpt-oss,
-    https://arxiv.org/abs/2508.10925)."""
-    gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
-    up = tl.maximum(up, -7.0, propagate_nan=tl.PropagateNan.ALL)
-    up = tl.minimum(up, 7.0, propagate_nan=tl.PropagateNan.ALL)
-    return (up + 1.0) * gate * (1.0 / (1.0 + tl.exp(-1.702 * gate)))
+def at_most(x, LIMIT: tl.constexpr):
+    return tl.minimum(x, LIMIT, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def gated(gate, up, ACTIVATION: tl.constexpr):
-    """gate, up: float32 tiles. The specification is `activate` of ../experts/reference.py."""
-    if ACTIVATION == "silu":
-        out = silu_mul(gate, up)
-    elif ACTIVATION == "gelu":
+def within(x, LIMIT: tl.constexpr):
+    return at_most(tl.maximum(x, -LIMIT, propagate_nan=tl.PropagateNan.ALL), LIMIT)
+
+
+@triton.jit
+def clamped_silu_mul(gate, up, LIMIT: tl.constexpr):
+    """silu(gate), at most LIMIT, times up, within LIMIT of 0."""
+    return at_most(gate / (1.0 + tl.exp(-gate)), LIMIT) * within(up, LIMIT)
+
+
+@triton.jit
+def swiglu_oai(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
+    """(up + 1) * gate * sigmoid(ALPHA * gate), gate at most LIMIT and up within LIMIT of 0 (gpt-oss,
+    https://arxiv.org/abs/2508.10925)."""
+    gate = at_most(gate, LIMIT)
+    return (within(up, LIMIT) + 1.0) * gate * (1.0 / (1.0 + tl.exp(-ALPHA * gate)))
+
+
+@triton.jit
+def gated(gate, up, FORM: tl.constexpr):
+    """gate, up: float32 tiles. FORM: a GatedForm. The specification is `activate` of ../experts/reference.py."""
+    if FORM.activation == "silu":
+        if FORM.limit > 0:
+            out = clamped_silu_mul(gate, up, FORM.limit)
+        else:
+            out = silu_mul(gate, up)
+    elif FORM.activation == "gelu":
         out = gelu_mul(gate, up)
     else:
-        tl.static_assert(ACTIVATION == "swiglu_oai")
-        out = swiglu_oai(gate, up)
+        tl.static_assert(FORM.activation == "swiglu_oai")
+        out = swiglu_oai(gate, up, FORM.limit, FORM.alpha)
     return out

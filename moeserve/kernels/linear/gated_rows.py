@@ -15,7 +15,7 @@ from moeserve.kernels.quantize.triton import store_quantized
 @kernel
 def gated_rows_kernel(
     products, count, h, codes, scales,
-    COLS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    COLS: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (n, blocks of BLOCK columns). products float32 [n, 2 * COLS]: of row i < count[0] gate's, then up's. h,
     codes with scales: [n, COLS] each, where given."""
@@ -31,7 +31,7 @@ def gated_rows_kernel(
     up = tl.load(products + row * (2 * COLS) + COLS + c, live, 0.0)
     if i >= existing:
         return
-    out = gated(gate, up, ACTIVATION)
+    out = gated(gate, up, FORM)
     if h is not None:
         tl.store(h + row * COLS + c, out.to(h.dtype.element_ty), live)
     if codes is not None:

@@ -352,7 +352,7 @@ def gemm_kernel(
 @kernel
 def gated_gemm_kernel(
     x, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, block_expert, block_routes, out,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, FORM: tl.constexpr,
     BY_ROUTE: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -379,4 +379,4 @@ def gated_gemm_kernel(
         z = multiply(up_codes, up_scales, up_supers, rows, live, r, COLS, F_UP, BM, KB)
     y = add_gate_bias(y, bias, expert, routes, live, row, ROWS, BY_ROUTE)
     z = add_gate_bias(z, up_bias, expert, routes, live, row, ROWS, BY_ROUTE)
-    store_tile(gated(y, z, ACTIVATION), out, routes, live, row, ROWS, ROWS)
+    store_tile(gated(y, z, FORM), out, routes, live, row, ROWS, ROWS)

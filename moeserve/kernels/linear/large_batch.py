@@ -168,7 +168,7 @@ def run_float_gemm(
         out,
         rows,
         cols,
-        None if options is None else options.activation,
+        None if options is None else options.form,
         options is not None and options.by_route,
         1 if experts is None else experts.x_top_k,
         1 if experts is None else experts.top_k,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.gating import Activation
+from moeserve.kernels.gating import OAI_ALPHA, Activation, GatedForm, form_of
 from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.linear.gated_rows import gated_rows_kernel
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
@@ -69,6 +69,12 @@ class Gated:
     gate_bias: Tensor | None = None  # float32 [experts, ff]
     up_bias: Tensor | None = None
     by_route: bool = False  # the biases are [routes, ff], floats: each route's own
+    limit: float | None = None  # of the activation: kernels/gating.py
+    alpha: float = OAI_ALPHA
+
+    @property
+    def form(self) -> GatedForm:
+        return form_of(self.activation, self.limit, self.alpha)
 
 
 SILU = Gated()
@@ -203,11 +209,11 @@ def linear(
         run_gemm(x, weight, other, None, count, out, tile=gemm_tile, bias=bias)
 
 
-def gated_rows(products: Tensor, count: Tensor, h: GpuActivations, activation: Activation = "silu") -> None:
+def gated_rows(products: Tensor, count: Tensor, h: GpuActivations, form: GatedForm) -> None:
     """h[i] = gated(gate, up) for rows i < count[0], whose products float32 [n, 2 * cols] stand side by side."""
     n, cols = products.shape[0], products.shape[1] // 2
     gated_rows_kernel(
-        (n, -(-cols // GATED_COLUMNS)), products, count, h.x, h.codes, h.scales, cols, activation, GATED_COLUMNS, pdl(),
+        (n, -(-cols // GATED_COLUMNS)), products, count, h.x, h.codes, h.scales, cols, form, GATED_COLUMNS, pdl(),
         num_warps=4, launch_pdl=pdl(),
     )  # fmt: skip
 
@@ -384,7 +390,7 @@ def run_gated_gemm(
         gate.cols,
         gate.format,
         up.format,
-        options.activation,
+        options.form,
         options.by_route,
         top_k,
         t.bm,

@@ -74,7 +74,7 @@ def quad_gemm_kernel(
 def gated_quad_gemm_kernel(
     x, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, block_expert, block_routes,
     selectors, out,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, FORM: tl.constexpr,
     TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As gemm.gated_gemm_kernel; x and out in quad order, for which the matrices' rows are taken in that order."""
@@ -110,4 +110,4 @@ def gated_quad_gemm_kernel(
     )
     y = add_gate_bias(y, bias, expert, routes, live, row, ROWS, False)
     z = add_gate_bias(z, up_bias, expert, routes, live, row, ROWS, False)
-    store_tile(gated(y, z, ACTIVATION), out, routes, live, place, ROWS, ROWS)
+    store_tile(gated(y, z, FORM), out, routes, live, place, ROWS, ROWS)

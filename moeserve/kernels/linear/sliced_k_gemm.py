@@ -353,7 +353,7 @@ def sliced_k_gemm_kernel(
 @kernel
 def gated_sliced_k_gemm_kernel(
     x, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, block_expert, block_routes, out,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, FORM: tl.constexpr,
     BY_ROUTE: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr,
     RB: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -392,4 +392,4 @@ def gated_sliced_k_gemm_kernel(
     )
     y = add_gate_bias(y, bias, expert, routes, live, row, ROWS, BY_ROUTE)
     z = add_gate_bias(z, up_bias, expert, routes, live, row, ROWS, BY_ROUTE)
-    store_tile(gated(y, z, ACTIVATION), out, routes, live, row, ROWS, ROWS)
+    store_tile(gated(y, z, FORM), out, routes, live, row, ROWS, ROWS)

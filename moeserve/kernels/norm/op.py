@@ -71,17 +71,20 @@ def sandwich_inputs(
     count: Tensor,
     eps: float,
     dense: GpuActivations,
-    router: Tensor,
-    experts: GpuActivations,
+    router: Tensor | None,
+    experts: GpuActivations | None,
 ) -> None:
     """x[i] += norm(attended[i]) for i < count[0]; then dense, router and experts: norms of x. x and router float32
-    [n, cols], the others of any floats."""
+    [n, cols], the others of any floats. Where no parts are normalised, router is what dense is, in float32, and experts
+    are not written."""
     size = next_power_of_2(x.shape[1])
+    parts, into = norms.parts, experts or GpuActivations(None, None, None)
+    router_norm = norms.input if parts is None else parts.router_input
     sandwich_inputs_kernel(
         (len(x),), x, attended, norms.attention_output, count,
-        norms.dense_input, dense.x, dense.codes, dense.scales,
-        norms.router_input, router,
-        norms.experts_input, experts.x, experts.codes, experts.scales,
+        norms.input, dense.x, dense.codes, dense.scales,
+        None if router is None else router_norm, router,
+        None if parts is None else parts.experts_input, into.x, into.codes, into.scales,
         x.shape[1], eps, size, pdl(),
         num_warps=norm_warps(size), launch_pdl=pdl(),
     )  # fmt: skip
@@ -89,7 +92,7 @@ def sandwich_inputs(
 
 def sandwich_sum(
     x: Tensor,
-    dense: Tensor,
+    dense: Tensor | None,
     parts: Tensor | None,
     part_weights: Tensor | None,
     part_ids: Tensor | None,
@@ -102,7 +105,7 @@ def sandwich_sum(
     y: GpuActivations,
 ) -> None:
     """x[i] = (x[i] + norm(norm(dense[i]) + norm(experts[i]))) * factor, y[i] = RMSNorm(x[i]) * weight, for i <
-    count[0].
+    count[0]. Where no parts are normalised, without dense: x[i] = (x[i] + norm(experts[i])) * factor.
 
     experts[i] = extra[i] + sum_j part_weights[i, j] * parts[i, j] as in `add_norm`, as are rows. dense [n, 1, cols] and
     parts [n, p, cols] may be columns of wider tensors, and weights and ids then are, too.
@@ -111,10 +114,12 @@ def sandwich_sum(
     size = next_power_of_2(cols)
     some = y.x if y.x is not None else y.codes
     assert some is not None
+    of_parts = norms.parts
     sandwich_sum_kernel(
         (len(some),), x, dense, parts, part_weights, part_ids, extra, rows, count,
-        norms.dense_output, norms.experts_output, norms.output, norms.factor, weight, y.x, y.codes, y.scales,
-        cols, dense.stride(0) // cols, 0 if parts is None else parts.shape[1],
+        None if of_parts is None else of_parts.dense_output, None if of_parts is None else of_parts.experts_output,
+        norms.output, norms.factor, weight, y.x, y.codes, y.scales,
+        cols, 0 if dense is None else dense.stride(0) // cols, 0 if parts is None else parts.shape[1],
         0 if parts is None else parts.stride(0) // cols, eps, size, pdl(),
         num_warps=norm_warps(size), launch_pdl=pdl(),
     )  # fmt: skip

@@ -23,9 +23,9 @@ def sandwich_inputs_kernel(
     experts, experts_codes, experts_scales,
     COLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row i < count[0]: x += norm(block), then three norms of x. Each norm has a weight [COLS]; x
-    float32, block [n, COLS]; dense, router and experts with their codes and scales: [n, COLS] each, where given. SIZE:
-    COLS or the power of two above."""
+    """A program per row i < count[0]: x += norm(block), then up to three norms of x. Each norm has a weight [COLS];
+    router and experts that have none are not written. x float32, block [n, COLS]; dense, router and experts with codes
+    and scales: [n, COLS] each, where given. SIZE: COLS or the power of two above."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -38,16 +38,20 @@ def sandwich_inputs_kernel(
     added = tl.load(block + row * COLS + c, live, 0.0).to(tl.float32)
     gain = tl.load(block_norm + c, live, 0.0)
     of_dense = tl.load(dense_norm + c, live, 0.0)
-    of_router = tl.load(router_norm + c, live, 0.0)
-    of_experts = tl.load(experts_norm + c, live, 0.0)
+    if router_norm is not None:
+        of_router = tl.load(router_norm + c, live, 0.0)
+    if experts_norm is not None:
+        of_experts = tl.load(experts_norm + c, live, 0.0)
     if i >= existing:
         return
     value += added * inverse_rms(added, COLS, EPS) * gain
     tl.store(x + row * COLS + c, value, live)
     value *= inverse_rms(value, COLS, EPS)
     store_activations(value * of_dense, dense, dense_codes, dense_scales, row, COLS, SIZE)
-    store_activations(value * of_router, router, None, None, row, COLS, SIZE)
-    store_activations(value * of_experts, experts, experts_codes, experts_scales, row, COLS, SIZE)
+    if router_norm is not None:
+        store_activations(value * of_router, router, None, None, row, COLS, SIZE)
+    if experts_norm is not None:
+        store_activations(value * of_experts, experts, experts_codes, experts_scales, row, COLS, SIZE)
 
 
 @kernel
@@ -60,10 +64,11 @@ def sandwich_sum_kernel(
     """A program per row i < count[0]; row rows[i] of what is read where rows is given (x is then not written).
 
     x = (x + norm(norm(dense) + norm(experts))) * factor and y = norm(x), with the norms' weights dense_norm,
-    experts_norm, output_norm and weight [COLS]. experts: the sum of extra float32 [n, COLS], where given, and of P
-    parts, by part_weights and without those whose part_ids are below 0, where given. Of a row, dense and the parts,
-    [COLS] each, are DENSE_STRIDE and PART_STRIDE rows behind those of the row before, as weights and ids are.
-    factor float32 [1]. y, codes with scales: [m, COLS] each, where given. SIZE: COLS or the power of two above.
+    experts_norm, output_norm and weight [COLS]. Without dense: x = (x + norm(experts)) * factor. experts: the sum of
+    extra float32 [n, COLS], where given, and of P parts, by part_weights and without those whose part_ids are below 0,
+    where given. Of a row, dense and the parts, [COLS] each, are DENSE_STRIDE and PART_STRIDE rows behind those of the
+    row before, as weights and ids are. factor float32 [1], or None for 1. y, codes with scales: [m, COLS] each, where
+    given. SIZE: COLS or the power of two above.
     """
     if PDL:
         gdc_launch_dependents()
@@ -75,7 +80,8 @@ def sandwich_sum_kernel(
     c = tl.arange(0, SIZE)
     live = c < COLS
     value = tl.load(x + row * COLS + c, live, 0.0)
-    d = tl.load(dense + row * (DENSE_STRIDE * COLS) + c, live, 0.0).to(tl.float32)
+    if dense is not None:
+        d = tl.load(dense + row * (DENSE_STRIDE * COLS) + c, live, 0.0).to(tl.float32)
     e = tl.zeros([SIZE], tl.float32)
     if extra is not None:
         e += tl.load(extra + row * COLS + c, live, 0.0)
@@ -88,10 +94,13 @@ def sandwich_sum_kernel(
         if part_ids is not None:
             part = tl.where(tl.load(part_ids + row * PART_STRIDE + j) >= 0, part, 0.0)
         e += part
-    total = d * inverse_rms(d, COLS, EPS) * tl.load(dense_norm + c, live, 0.0)
-    total += e * inverse_rms(e, COLS, EPS) * tl.load(experts_norm + c, live, 0.0)
+    total = e
+    if dense is not None:
+        total = d * inverse_rms(d, COLS, EPS) * tl.load(dense_norm + c, live, 0.0)
+        total += e * inverse_rms(e, COLS, EPS) * tl.load(experts_norm + c, live, 0.0)
     value += total * inverse_rms(total, COLS, EPS) * tl.load(output_norm + c, live, 0.0)
-    value *= tl.load(factor)
+    if factor is not None:
+        value *= tl.load(factor)
     if rows is None:
         tl.store(x + row * COLS + c, value, live)
     normed = value * inverse_rms(value, COLS, EPS) * tl.load(weight + c, live, 0.0)

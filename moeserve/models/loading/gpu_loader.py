@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels.norm.sandwich_norms import SandwichNorms
+from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
 from moeserve.kernels.planes import Planes, empty_planes
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
@@ -147,12 +147,15 @@ class GpuLoader:
         )
 
     def _attention(self, index: int, shape: AttentionShape) -> GpuAttention:
-        has_norm = shape.qk_norm != "none"
+        has_norm = shape.qk_norm in ("head", "full")
+        ones = torch.ones(shape.head_dim, device=self._device) if shape.qk_norm == "unweighted" else None
+        q, *others = shape.qkv_parts
+        parts = (q, n.ATTN_GATE, *others) if shape.has_gate_matrix else shape.qkv_parts
         return GpuAttention(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
-            qkv=self._linear(index, *shape.qkv_parts, has_bias=shape.qkv_bias),
-            q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else None,
-            k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else None,
+            qkv=self._linear(index, *parts, has_bias=shape.qkv_bias),
+            q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else ones,
+            k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else ones,
             output=self._linear(index, n.ATTN_OUTPUT, has_bias=shape.output_bias)[0],
             sinks=self._vector(n.of_layer(index, n.ATTN_SINKS)) if shape.has_sinks else None,
         )
@@ -184,31 +187,37 @@ class GpuLoader:
         )
 
     def _sandwich(self, index: int) -> SandwichNorms:
-        """Raises ModelError for a quantised router: it is multiplied with floats alone."""
+        """Raises ModelError for a quantised router that has a norm of its own: it is multiplied with floats alone."""
+        shape = self._shape.layers[index]
+        return SandwichNorms(
+            attention_output=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM)),
+            input=self._ffn_norm(index),
+            output=self._vector(n.of_layer(index, n.POST_FFW_NORM)),
+            parts=self._part_norms(index) if shape.moe is not None and shape.moe.parts_normed else None,
+            factor=self._vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE)) if shape.has_factor else None,
+        )
+
+    def _part_norms(self, index: int) -> PartNorms:
         router = self._source.tensors[n.of_layer(index, n.FFN_GATE_INP)]
         if router.type.is_quantised:
             raise ModelError(
                 self._source.path,
                 f"tensor {router.name!r} is of type {router.type.name}; floats are expected",
             )
-
-        def norm(part: str) -> Tensor:
-            return self._vector(n.of_layer(index, part))
-
         scale = self._vector(n.in_layer(index, n.scale_of_part(n.FFN_GATE_INP)))
-        return SandwichNorms(
-            attention_output=norm(n.POST_ATTENTION_NORM),
-            dense_input=self._ffn_norm(index),
+        return PartNorms(
             router_input=scale / math.sqrt(self._shape.hidden_size),
-            experts_input=norm(n.PRE_FFW_NORM_2),
-            dense_output=norm(n.POST_FFW_NORM_1),
-            experts_output=norm(n.POST_FFW_NORM_2),
-            output=norm(n.POST_FFW_NORM),
-            factor=norm(n.LAYER_OUTPUT_SCALE),
+            experts_input=self._vector(n.of_layer(index, n.PRE_FFW_NORM_2)),
+            dense_output=self._vector(n.of_layer(index, n.POST_FFW_NORM_1)),
+            experts_output=self._vector(n.of_layer(index, n.POST_FFW_NORM_2)),
         )
 
     def _dense_ffn(self, index: int) -> GpuDenseFfn:
-        return GpuDenseFfn(self._ffn_norm(index), GpuSharedExpert(self._unrouted(index, n.FFN_PARTS), None))
+        return GpuDenseFfn(
+            self._ffn_norm(index),
+            GpuSharedExpert(self._unrouted(index, n.FFN_PARTS), None),
+            self._sandwich(index) if self._shape.layers[index].is_sandwiched else None,
+        )
 
     def _ffn_norm(self, index: int) -> Tensor:
         return self._vector(n.of_layer(index, self._shape.layers[index].ffn_norm))

@@ -119,6 +119,7 @@ class GpuMoe:
 class GpuDenseFfn:
     norm: Tensor  # [hidden]
     expert: GpuSharedExpert  # without a gate
+    sandwich: SandwichNorms | None = None  # None: blocks have no norms behind them
 
     @property
     def dense_bytes(self) -> int:

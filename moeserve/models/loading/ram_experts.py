@@ -72,7 +72,7 @@ def load_ram_experts(
         assert moe is not None
         expert_map = expert_map_of(ids, moe.num_experts, device)
         biases = _biases(source, index, ids) if moe.expert_bias else None
-        layers.append(CpuExperts(gate, up, down, expert_map, moe.activation, biases))
+        layers.append(CpuExperts(gate, up, down, expert_map, moe.activation, biases, moe.limit, moe.alpha))
         progress("packing experts into RAM", sum(layer is not None for layer in layers), total)
     return RamExperts(stream, layers)
 

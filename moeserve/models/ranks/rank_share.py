@@ -99,6 +99,8 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
     """Why `num_ranks` ranks cannot each have a part of each layer; empty where they can."""
     if shape.is_sandwiched:
         return f"{shape.architecture} has norms behind its blocks, which are not divided"
+    if any(isinstance(layer.mixer, AttentionShape) and layer.mixer.has_gate_matrix for layer in shape.layers):
+        return f"{shape.architecture} has gates of attention's output, whose matrix is not divided"
     if found := cpu_only_features(shape):
         return f"{shape.architecture} has {found[0]}, which no GPU computes"
     for index, layer in enumerate(shape.layers):

@@ -32,6 +32,7 @@ QWEN2 = Split(
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _ENDS,
     nfc=True,
 )
+HUNYUAN = replace(QWEN2, names=("hunyuan",), nfc=False)
 # Combining marks are part of a word.
 QWEN35 = Split(
     ("qwen35",),
@@ -56,11 +57,19 @@ SMOLLM = Split(
 # OpenAI's o200k: a word ends where its case rises, a contraction belongs to the word before it, slashes to punctuation.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 O200K = Split(
-    ("gpt-4o", "minimax-m2"),
+    ("gpt-4o", "minimax-m2", "llama4"),
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _ENDS,
     nfc=False,
+)
+# Mistral's since 2024: the same without contractions, and each digit by itself.
+TEKKEN = Split(
+    ("tekken",),
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _ENDS,
+    nfc=False,
+    ignores_merges=True,
 )
 
 # Digits by three and runs of Chinese and Japanese letters come first; then a mark may begin a word of Latin letters.
@@ -116,7 +125,11 @@ KIMI_K2 = Split(
 
 SPLITS: dict[str, Split] = {
     name: split
-    for split in (QWEN2, QWEN35, LLAMA3, SMOLLM, GLM4, O200K, DEEPSEEK_V3, DEEPSEEK_LLM, KIMI_K2)
+    for split in (
+        *(HUNYUAN, QWEN2, QWEN35, LLAMA3, SMOLLM, GLM4, O200K, TEKKEN, DEEPSEEK_V3, DEEPSEEK_LLM),
+        KIMI_K2,
+    )
     for name in split.names
 }
+# Of those with the same expressions a folder has the last.
 BY_EXPRESSIONS: dict[tuple[str, ...], Split] = {split.expressions: split for split in SPLITS.values()}

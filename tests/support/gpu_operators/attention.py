@@ -167,6 +167,7 @@ def delta_net(n: int, kind: torch.dtype, by_chunks: bool) -> None:
     y, codes, scales = both(n, h.value_width, kind)
     delta.gated_norm(x.out, z, empty(128), 1e-6, count, y, codes, scales)
     delta.sigmoid_gate(y, z, 256, count, codes, scales)
+    delta.sigmoid_gate(y, z[:, : h.value_width // 128], 128, count, codes, scales, softplus=by_chunks)
 
 
 def piecewise(dtype: torch.dtype, dim: int) -> None:

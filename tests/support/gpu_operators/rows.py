@@ -15,7 +15,7 @@ from moeserve.kernels.experts.sum_parts import sum_parts
 from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
 from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
-from moeserve.kernels.norm.sandwich_norms import SandwichNorms
+from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
 from moeserve.kernels.operators import pointwise as pw
 from moeserve.kernels.pages.op import PageRows
 from moeserve.kernels.planes.copies import copy_scattered, store_scattered
@@ -86,7 +86,7 @@ def rotate_and_store(n: int, rotary: int, q_norm: torch.Tensor | None, k_norm: t
 def sandwiched(n: int) -> None:
     count, wide, at = empty(1, dtype=i32), 2816, empty(n, dtype=i32)
     x, w = empty(n, wide), empty(wide)
-    norms = SandwichNorms(w, w, w, w, w, w, w, empty(1))
+    norms = SandwichNorms(w, w, w, PartNorms(w, w, w, w), empty(1))
     y = GpuActivations(*both(n, wide))
     sandwich_inputs(
         x, x, norms, count, 1e-6, y, x, GpuActivations(empty(n, wide, dtype=torch.bfloat16), None, None)

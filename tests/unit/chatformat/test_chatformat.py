@@ -14,7 +14,14 @@ from moeserve.chatformat.events import (
     Text,
 )
 from moeserve.chatformat.formats import TOOL_FORMATS, tool_format
-from moeserve.chatformat.reasoning import QWEN3, reasoning_tags
+from moeserve.chatformat.reasoning import (
+    ERNIE,
+    HUNYUAN,
+    QWEN3,
+    ReasoningParser,
+    ReasoningTags,
+    reasoning_tags,
+)
 from tests.support.chat_events import CALL, XML, Answer, call_xml, coder, events_of, hermes, read
 
 F = ("f", {"a": [1, {"b": '}</tool_call>"'}]})
@@ -198,3 +205,33 @@ def test_formats_are_read_from_the_template(tiny_model: Path) -> None:
     assert tool_format(coders) is TOOL_FORMATS["qwen3_coder"]
     assert reasoning_tags(coders) is None
     assert tool_format("{{ messages }}") is None
+
+
+@pytest.mark.parametrize(
+    ("tags", "is_open", "text", "thought", "answer"),
+    [
+        (HUNYUAN, False, "<think>\nhm\n</think>\n<answer>\nHi <b>\n\nyou\n</answer>", "hm", "Hi <b>\n\nyou"),
+        (ERNIE, True, "hm\n</think>\n\n<response>\nHi\n</response>\n", "hm", "Hi"),
+        (ERNIE, True, "hm\n</think>\n\n\n<tool_call>", "hm", "<tool_call>"),
+        (ERNIE, True, "hm\n</think>\n<response>\nHi\n</response>\n\n<tool_call>", "hm", "Hi<tool_call>"),
+        (HUNYUAN, False, "<answer>\nHi\n</answer>", "", "Hi"),
+        (HUNYUAN, False, "<answer>Hi\n</answ\n", "", "Hi\n</answ\n"),
+        (HUNYUAN, False, " <answers> are </answer>", "", " <answers> are </answer>"),
+        (HUNYUAN, False, "<ans", "", "<ans"),
+        (QWEN3, False, "<answer>\nHi\n</answer>", "", "<answer>\nHi\n</answer>"),
+    ],
+)
+def test_tags_around_the_answer_belong_to_some_formats(
+    tags: ReasoningTags, is_open: bool, text: str, thought: str, answer: str
+) -> None:
+    for cut in (1, 2, len(text)):
+        parser, events = ReasoningParser(is_open, tags), []
+        for at in range(0, len(text), cut):
+            events += parser.push(text[at : at + cut])
+        assert Answer.of(events + parser.finish()) == Answer(answer, thought, [])
+
+
+def test_a_template_says_which_tags_its_answers_have() -> None:
+    assert reasoning_tags("<think></think><answer>") is HUNYUAN
+    assert reasoning_tags("<think></think><response>") is ERNIE
+    assert reasoning_tags("<think></think><tool_response>") is QWEN3

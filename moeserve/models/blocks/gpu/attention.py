@@ -1,5 +1,5 @@
 """output(attention(rope(q), rope(k), v)) with q, k, v = qkv(y), as launches on the current stream. Where attention
-is gated, its output is multiplied by sigmoid(gate(y)); where v has no matrix, it is k's product."""
+is gated, its output is multiplied by a function of gate(y); where v has no matrix, it is k's product."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ class GpuAttentionBlock:
         a = of_form.attended
         if gate is not None:
             assert a.x is not None
-            sigmoid_gate(a.x, gate, shape.head_dim, count, a.codes, a.scales)
+            sigmoid_gate(
+                a.x, gate, shape.head_dim, count, a.codes, a.scales, softplus=shape.gate == "head_softplus"
+            )
         output = s.output.view(s.rows, -1)
         multiply(w.output, a, count, output, s.unpacked)
         if adapters is not None:
@@ -133,9 +135,9 @@ def _project(
     shape: AttentionShape, w: GpuAttention, count: Tensor, s: GpuWorkspace
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """q, its gate, k and v of s.y."""
-    gates = [shape.q_width] if shape.is_gated else []
+    gates = [shape.gate_width] if shape.gate_width else []
     values = [] if shape.v_from_k else [shape.kv_width]
     widths = [shape.q_width, *gates, shape.kv_width, *values]
     q, *rest = multiply_all(w.qkv, widths, s.y, count, s.projected, s.unpacked)
-    gate = rest.pop(0) if shape.is_gated else None
+    gate = rest.pop(0) if gates else None
     return q, gate, rest[0], rest[-1]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.gating import GatedForm
 from moeserve.kernels.linear.op import gated_rows, gemv_tokens
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
@@ -18,13 +19,13 @@ def takes_dense_products(w: GpuExperts, s: GpuWorkspace) -> bool:
     return s.dense_products is not None and is_gemv and w.gate.quantised == w.up.quantised
 
 
-def multiply_dense(w: GpuExperts, s: GpuWorkspace, count: Tensor, out: Tensor) -> None:
-    """out [rows, hidden] = down(silu(gate y) * up y) with y of the workspace."""
+def multiply_dense(w: GpuExperts, s: GpuWorkspace, count: Tensor, out: Tensor, form: GatedForm) -> None:
+    """out [rows, hidden] = down(gated(gate y, up y)) with y of the workspace."""
     width = w.gate.rows
     assert s.dense_products is not None
     products = s.dense_products.view(-1)[: s.rows * 2 * width].view(s.rows, 2 * width)
     multiply(MergedLinear(w.gate, w.up), s.y, count, products)
     h = s.unrouted_h[width]
     h = GpuActivations(None, h.codes, h.scales) if w.down.quantised else GpuActivations(h.x, None, None)
-    gated_rows(products, count, h)
+    gated_rows(products, count, h, form)
     multiply(MergedLinear(w.down), h, count, out)

@@ -113,6 +113,6 @@ class ExpertRun(NamedTuple):
 def gated_product(shape: MoeShape, experts: GpuExperts) -> Gated:
     """What joins gate and up of these experts, with their biases where they have some."""
     if experts.biases is None:
-        return Gated(shape.activation)
+        return Gated(shape.activation, limit=shape.limit, alpha=shape.alpha)
     gate, up, _ = experts.biases
-    return Gated(shape.activation, gate, up)
+    return Gated(shape.activation, gate, up, limit=shape.limit, alpha=shape.alpha)

@@ -18,12 +18,13 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.op import shared_gate
 from moeserve.kernels.experts.sum_parts import sum_parts
+from moeserve.kernels.gating import form_of
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.linear.op import Gated
 from moeserve.kernels.norm import reference
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
-from moeserve.kernels.norm.sandwich_norms import SandwichNorms
+from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
 from moeserve.kernels.routing.op import route, select_streamed_routes
 from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
 from moeserve.models.blocks.gpu.expert_run import ExpertRun, PendingSum, gated_product
@@ -123,7 +124,9 @@ class GpuFfnBlock:
             self._norm(index, s, count)
             changed = adapters is not None and adapters.change(names.FFN_PARTS)
             if takes_dense_products(ffn.expert.experts, s) and not changed:
-                multiply_dense(ffn.expert.experts, s, count, self._routes(index, s).parts[:, 0])
+                out, shape = self._routes(index, s).parts[:, 0], self._shapes[index].unrouted
+                assert shape is not None
+                multiply_dense(ffn.expert.experts, s, count, out, form_of(shape.activation, shape.limit))
             else:
                 self._add_unrouted(index, ffn.expert, s, count, adapters, names.FFN_PARTS)
         else:
@@ -172,7 +175,7 @@ class GpuFfnBlock:
         parts, weights, ids, extra = self.pending(index, s)
         norms = self._sandwich(index)
         if norms is not None:
-            dense = self._unrouted_part(index, s)
+            dense = None if norms.parts is None else self._unrouted_part(index, s)
             sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, weight, self._eps, y)
             return
         attended = self._sums.attended(s) if self.fuses_router_norm(index, s) else None  # still to be added
@@ -191,7 +194,7 @@ class GpuFfnBlock:
         routes, is_shared = self._routes(index, s), self._is_shared(index)
         is_added = self._sums.sums_ffn(index)  # with this GPU's own
         pool_sum = s.pool_sum if is_shared and self._pool_works and not is_added else None
-        if self._sandwich(index) is not None:
+        if self._part_norms(index) is not None:
             return self._pending_experts(index, s, pool_sum)
         parts = routes.parts if self._has_parts(index) else None
         if s.is_small_batch:
@@ -216,10 +219,13 @@ class GpuFfnBlock:
         norms = self._sandwich(index)
         if norms is None:
             return pending
-        x = s.x.cpu()
+        x, factor = s.x.cpu(), torch.ones(1) if norms.factor is None else norms.factor.cpu()
+        if norms.parts is None:
+            after = (x + reference.norm(pending, norms.output.cpu(), self._eps)) * factor
+            return (after - x).float()
         after = reference.sandwich_sum(
-            x, self._unrouted_part(index, s)[:, 0].cpu(), pending, norms.dense_output.cpu(),
-            norms.experts_output.cpu(), norms.output.cpu(), norms.factor.cpu(), self._eps,
+            x, self._unrouted_part(index, s)[:, 0].cpu(), pending, norms.parts.dense_output.cpu(),
+            norms.parts.experts_output.cpu(), norms.output.cpu(), factor, self._eps,
         )  # fmt: skip
         return (after - x).float()
 
@@ -259,12 +265,15 @@ class GpuFfnBlock:
         return routes.local_expert_ids if is_partial else routes.expert_ids
 
     def _sandwich(self, index: int) -> SandwichNorms | None:
-        ffn = self._layers[index]
-        return ffn.sandwich if isinstance(ffn, GpuMoe) else None
+        return self._layers[index].sandwich
+
+    def _part_norms(self, index: int) -> PartNorms | None:
+        norms = self._sandwich(index)
+        return None if norms is None else norms.parts
 
     def _experts_input(self, index: int, s: GpuWorkspace) -> GpuActivations:
         """What the routed experts read."""
-        if self._sandwich(index) is None:
+        if self._part_norms(index) is None:
             return s.y
         assert s.experts_input is not None
         return s.experts_input
@@ -275,7 +284,7 @@ class GpuFfnBlock:
         if not s.is_small_batch:
             return routes.parts[:, at : at + 1]
         # With the experts' sum; or by itself, where attention's output has been added to x by then.
-        return routes.parts if self._sandwich(index) is None else s.output
+        return routes.parts if self._part_norms(index) is None else s.output
 
     def _is_shared(self, index: int) -> bool:
         """Some experts of the layer are in RAM."""
@@ -297,7 +306,10 @@ class GpuFfnBlock:
 
     def _norm(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
         """y, the norm of x with the attention's output."""
-        exact = None if s.router_input is s.y.x else s.router_input
+        exact, norms = None if s.router_input is s.y.x else s.router_input, self._sandwich(index)
+        if norms is not None:
+            sandwich_inputs(s.x, s.output.view(s.rows, -1), norms, count, self._eps, s.y, exact, None)
+            return
         self._sums.mixer_norm(s, count, self._layers[index].norm, self._eps, exact)
 
     def _router(self, index: int, moe: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
@@ -306,7 +318,7 @@ class GpuFfnBlock:
         if self.fuses_router_norm(index, s):
             self._sums.mixer_norm_router(s, count, moe.norm, self._eps, router.first.codes[0], router.bias)
             return
-        if moe.sandwich is None:
+        if moe.sandwich is None or moe.sandwich.parts is None:
             self._norm(index, s, count)
         else:
             experts = self._experts_input(index, s)
@@ -327,7 +339,7 @@ class GpuFfnBlock:
         if pool_works:
             assert self._handoff is not None
             left = None if stream is None else stream.left(index)
-            x = s.router_input if moe.sandwich is None else self._experts_input(index, s).x
+            x = s.router_input if self._part_norms(index) is None else self._experts_input(index, s).x
             assert x is not None
             weights = routes.weights[:, :top_k]
             self._handoff.publish(index, x, ids, weights, left, on_gpu=local_expert_ids)
@@ -354,6 +366,8 @@ class GpuFfnBlock:
     ) -> None:
         """What every token passes, as one route more of it: the column behind those of the router."""
         shape, routes = self._shapes[index], self._routes(index, s)
+        unrouted = shape.unrouted
+        assert unrouted is not None
         column = slice(shape.num_routes, shape.num_routes + 1)
         assert s.unrouted_blocks is not None
         ids, weights = self._ids_here(index, routes)[:, column], routes.weights[:, column]
@@ -368,10 +382,10 @@ class GpuFfnBlock:
             s.unrouted_h[shape.unrouted_width],
             s.unrouted_blocks,
             self._unrouted_part(index, s),
-            Gated("silu" if shape.unrouted is None else shape.unrouted.activation),
+            Gated(unrouted.activation, limit=unrouted.limit),
             None if adapters is None else adapters.experts(names_of),
         )
-        run.launch(s, count, adds=self._has_routed_parts(index) and self._sandwich(index) is None)
+        run.launch(s, count, adds=self._has_routed_parts(index) and self._part_norms(index) is None)
 
     def _run_experts(
         self,

@@ -89,7 +89,7 @@ class ExpertAdapters:
         shrink(y, self.gate_up, items, self.shrunk, x_top_k=items.top_k)
         biases = (options.gate_bias, options.up_bias)
         expand(self.shrunk, self.gate_up, items, (gate, up), adds=False, biases=biases)
-        return Gated(options.activation, gate, up, by_route=True)
+        return replace(options, gate_bias=gate, up_bias=up, by_route=True)
 
     def add_down(self, h: GpuActivations, parts: Tensor) -> None:
         """To each route's part. parts: [rows, routes, hidden], perhaps columns of a wider tensor."""

@@ -1,0 +1,69 @@
+"""An answer between tags of its own, behind the reasoning: `<answer>\n...\n</answer>`."""
+
+from __future__ import annotations
+
+
+class AnswerTags:
+    """Takes the tags, and the line ends within and behind them, out of an answer that begins with the opening one. Any
+    other answer is left as it is."""
+
+    def __init__(self, opening: str, closing: str) -> None:
+        """opening: "": there are no tags. Each begins with `<`, which is in no other place of it."""
+        self._opening = opening
+        self._closing = closing
+        self._is_decided = not opening
+        self._has_tags = False
+        self._space = ""  # before `_tag`
+        self._tag = ""  # what may become a tag
+        self._skips_lines = False
+
+    def push(self, text: str) -> str:
+        """What of the answer is known with more text."""
+        if self._is_decided and not self._has_tags:
+            return text
+        return "".join(map(self._char, text))
+
+    def finish(self) -> str:
+        """What was held back. No text follows."""
+        return self._take_held()
+
+    def _char(self, char: str) -> str:
+        if not self._is_decided:
+            return self._first(char)
+        if not self._has_tags:
+            return char
+        if char == "\n" and not self._tag:
+            self._space += "" if self._skips_lines else char
+            return ""
+        self._skips_lines = False
+        tag = self._tag + char
+        if tag == self._closing:
+            self._drop_held()
+            return ""
+        if self._closing.startswith(tag):
+            self._tag = tag
+            return ""
+        held = self._take_held()
+        return held + self._char(char) if held and char in "<\n" else held + char
+
+    def _first(self, char: str) -> str:
+        if char.isspace() and not self._tag:
+            self._space += char
+            return ""
+        self._tag += char
+        if self._opening.startswith(self._tag):
+            if self._tag == self._opening:
+                self._is_decided = self._has_tags = True
+                self._drop_held()
+            return ""
+        self._is_decided = True
+        return self._take_held()
+
+    def _drop_held(self) -> None:
+        self._space = self._tag = ""
+        self._skips_lines = True
+
+    def _take_held(self) -> str:
+        held = self._space + self._tag
+        self._space = self._tag = ""
+        return held
