@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.gating import OAI_ALPHA, Activation, GatedForm, form_of
 from moeserve.kernels.launch import next_power_of_2, pdl
-from moeserve.kernels.linear.gated_rows import gated_rows_kernel
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
 from moeserve.kernels.linear.gemv import gemv_kernel
 from moeserve.kernels.linear.narrow_gemm import narrow_gemm_kernel
@@ -19,7 +17,6 @@ from moeserve.kernels.planes.layout import K_BLOCK, k_blocks_of
 from moeserve.quantization import QUANT_TYPES, BlockLayout
 from moeserve.quantization.codebook import Codebook
 
-GATED_COLUMNS = 1024  # of a program
 GEMV_TOKENS = 8  # above, a dense product is faster on the tensor cores
 MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4  # a head has programs enough for that from fewer tokens on
 NARROW_ROWS, NARROW_TOKENS = 256, 512  # a router's few rows fill no larger tiles until here
@@ -207,15 +204,6 @@ def linear(
     else:
         gemm_tile = narrow_tile(n) if is_narrow else dense_tile(n, weight.rows)
         run_gemm(x, weight, other, None, count, out, tile=gemm_tile, bias=bias)
-
-
-def gated_rows(products: Tensor, count: Tensor, h: GpuActivations, form: GatedForm) -> None:
-    """h[i] = gated(gate, up) for rows i < count[0], whose products float32 [n, 2 * cols] stand side by side."""
-    n, cols = products.shape[0], products.shape[1] // 2
-    gated_rows_kernel(
-        (n, -(-cols // GATED_COLUMNS)), products, count, h.x, h.codes, h.scales, cols, form, GATED_COLUMNS, pdl(),
-        num_warps=4, launch_pdl=pdl(),
-    )  # fmt: skip
 
 
 def floats_and_integers(

@@ -10,7 +10,7 @@ from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_do
 from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down, quads_up
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.gating import Activation, form_of
-from moeserve.kernels.linear import op
+from moeserve.kernels.linear import join_gated, op
 from moeserve.kernels.linear.large_batch import UnpackScratch, large_batch_linear
 from moeserve.kernels.lora import op as lora
 from moeserve.kernels.planes import empty_planes
@@ -61,7 +61,9 @@ def exact(n: int) -> None:
 
 
 def gated_rows() -> None:
-    op.gated_rows(empty(4, 6000), empty(1, dtype=i32), GpuActivations(*both(4, 3000)), form_of("silu"))
+    join_gated.gated_rows(
+        empty(4, 6000), empty(1, dtype=i32), GpuActivations(*both(4, 3000)), form_of("silu")
+    )
 
 
 def experts(

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.gating import GatedForm
-from moeserve.kernels.linear.op import gated_rows, gemv_tokens
+from moeserve.kernels.linear.join_gated import gated_rows
+from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
 from moeserve.models.loading.gpu_weights import GpuExperts, MergedLinear

@@ -18,11 +18,9 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.op import shared_gate
 from moeserve.kernels.experts.sum_parts import sum_parts
-from moeserve.kernels.gating import form_of
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.linear.op import Gated
-from moeserve.kernels.norm import reference
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
 from moeserve.kernels.routing.op import route, select_streamed_routes
@@ -31,6 +29,7 @@ from moeserve.models.blocks.gpu.expert_run import ExpertRun, PendingSum, gated_p
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapters
+from moeserve.models.blocks.gpu.norms_behind import added_behind_norms
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, Routes
 from moeserve.models.interface import ModelShape
@@ -124,9 +123,8 @@ class GpuFfnBlock:
             self._norm(index, s, count)
             changed = adapters is not None and adapters.change(names.FFN_PARTS)
             if takes_dense_products(ffn.expert.experts, s) and not changed:
-                out, shape = self._routes(index, s).parts[:, 0], self._shapes[index].unrouted
-                assert shape is not None
-                multiply_dense(ffn.expert.experts, s, count, out, form_of(shape.activation, shape.limit))
+                out, form = self._routes(index, s).parts[:, 0], self._unrouted_gated(index).form
+                multiply_dense(ffn.expert.experts, s, count, out, form)
             else:
                 self._add_unrouted(index, ffn.expert, s, count, adapters, names.FFN_PARTS)
         else:
@@ -173,8 +171,7 @@ class GpuFfnBlock:
     ) -> None:
         """x += what layer `index` has left, and y = the norm of that; of `rows` alone, x stays as it was."""
         parts, weights, ids, extra = self.pending(index, s)
-        norms = self._sandwich(index)
-        if norms is not None:
+        if (norms := self._sandwich(index)) is not None:
             dense = None if norms.parts is None else self._unrouted_part(index, s)
             sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, weight, self._eps, y)
             return
@@ -216,18 +213,9 @@ class GpuFfnBlock:
     def behind_norms(self, index: int, s: GpuWorkspace, pending: Tensor) -> Tensor:
         """What the layer adds to x, for an observer: float32 [rows, hidden] on the CPU. pending: the sum of what
         `pending` gives."""
-        norms = self._sandwich(index)
-        if norms is None:
+        if (norms := self._sandwich(index)) is None:
             return pending
-        x, factor = s.x.cpu(), torch.ones(1) if norms.factor is None else norms.factor.cpu()
-        if norms.parts is None:
-            after = (x + reference.norm(pending, norms.output.cpu(), self._eps)) * factor
-            return (after - x).float()
-        after = reference.sandwich_sum(
-            x, self._unrouted_part(index, s)[:, 0].cpu(), pending, norms.parts.dense_output.cpu(),
-            norms.parts.experts_output.cpu(), norms.output.cpu(), factor, self._eps,
-        )  # fmt: skip
-        return (after - x).float()
+        return added_behind_norms(s.x, self._unrouted_part(index, s)[:, 0], pending, norms, self._eps)
 
     def routing(self, index: int, s: GpuWorkspace) -> LayerRouting | None:
         """The routing of the layer's rows, for an observer."""
@@ -286,6 +274,11 @@ class GpuFfnBlock:
         # With the experts' sum; or by itself, where attention's output has been added to x by then.
         return routes.parts if self._part_norms(index) is None else s.output
 
+    def _unrouted_gated(self, index: int) -> Gated:
+        unrouted = self._shapes[index].unrouted
+        assert unrouted is not None
+        return Gated(unrouted.activation, limit=unrouted.limit)
+
     def _is_shared(self, index: int) -> bool:
         """Some experts of the layer are in RAM."""
         return self._num_in_ram[index] > 0
@@ -307,10 +300,10 @@ class GpuFfnBlock:
     def _norm(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
         """y, the norm of x with the attention's output."""
         exact, norms = None if s.router_input is s.y.x else s.router_input, self._sandwich(index)
-        if norms is not None:
+        if norms is None:
+            self._sums.mixer_norm(s, count, self._layers[index].norm, self._eps, exact)
+        else:
             sandwich_inputs(s.x, s.output.view(s.rows, -1), norms, count, self._eps, s.y, exact, None)
-            return
-        self._sums.mixer_norm(s, count, self._layers[index].norm, self._eps, exact)
 
     def _router(self, index: int, moe: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
         """The same, and the router's logits."""
@@ -366,8 +359,6 @@ class GpuFfnBlock:
     ) -> None:
         """What every token passes, as one route more of it: the column behind those of the router."""
         shape, routes = self._shapes[index], self._routes(index, s)
-        unrouted = shape.unrouted
-        assert unrouted is not None
         column = slice(shape.num_routes, shape.num_routes + 1)
         assert s.unrouted_blocks is not None
         ids, weights = self._ids_here(index, routes)[:, column], routes.weights[:, column]
@@ -382,7 +373,7 @@ class GpuFfnBlock:
             s.unrouted_h[shape.unrouted_width],
             s.unrouted_blocks,
             self._unrouted_part(index, s),
-            Gated(unrouted.activation, limit=unrouted.limit),
+            self._unrouted_gated(index),
             None if adapters is None else adapters.experts(names_of),
         )
         run.launch(s, count, adds=self._has_routed_parts(index) and self._part_norms(index) is None)
