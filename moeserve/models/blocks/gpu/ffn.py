@@ -2,8 +2,7 @@
 
 Three ways through a layer: its experts on the GPU; those in RAM, which the CPU pool computes at the same time
 (`kernels/handoff`); those in RAM, streamed to the GPU. A layer without experts has one feed-forward, which every token
-passes as it would a shared expert. A layer's sum is left in parts, which the next norm adds to x. Where blocks have
-norms behind them, so do the experts and the feed-forward beside them, each by itself, and their sum.
+passes as it would a shared expert. A layer's sum is left in parts, which the next norm adds to x, perhaps behind norms.
 """
 
 from __future__ import annotations
