@@ -45,9 +45,12 @@ void bind_handoff(nb::module_& m) {
           [](Handoff::Layer* l, const Matrix* gate, const Matrix* up, const Matrix* down,
              Address expert_token_counts, const std::string& activation, float limit, float alpha,
              Address gate_bias, Address up_bias, Address down_bias) {
-            const ExpertOptions options{activation_named(activation), limit,
-                                        alpha,                        false,
-                                        at<const float>(gate_bias),   at<const float>(up_bias),
+            const ExpertOptions options{activation_named(activation),
+                                        limit,
+                                        alpha,
+                                        false,
+                                        at<const float>(gate_bias),
+                                        at<const float>(up_bias),
                                         at<const float>(down_bias)};
             check_options(options);
             new (l) Handoff::Layer{gate, up, down, at<int64_t>(expert_token_counts), options};

@@ -125,10 +125,10 @@ void bind_engine(nb::module_& m) {
       .def("softcap", &Stream::softcap)
       .def("gelu_gate", &Stream::gelu_gate, "gate"_a.none(), "up"_a, "column"_a, "n"_a, "out"_a)
       .def("linear", &Stream::linear)
-      .def("rope_store", &Stream::rope_store, "q"_a, "k"_a.none(), "v"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(),
-           "eps"_a, "cos"_a, "sin"_a, "positions"_a.none(), "slots"_a, "kv"_a, "n"_a, "heads"_a, "kv_heads"_a,
-           "dim"_a, "value_dim"_a, "scale"_a.none(), "v_norm"_a.none(), "v_from_k"_a, "v_scale"_a,
-           "norm_after"_a)
+      .def("rope_store", &Stream::rope_store, "q"_a, "k"_a.none(), "v"_a.none(), "q_norm"_a.none(),
+           "k_norm"_a.none(), "eps"_a, "cos"_a, "sin"_a, "positions"_a.none(), "slots"_a, "kv"_a, "n"_a,
+           "heads"_a, "kv_heads"_a, "dim"_a, "value_dim"_a, "scale"_a.none(), "v_norm"_a.none(), "v_from_k"_a,
+           "v_scale"_a, "norm_after"_a)
       .def("attention", &Stream::attention, "plan"_a, "q"_a, "kv"_a, "out"_a, "heads"_a, "kv_heads"_a,
            "dim"_a, "value_dim"_a, "is_latent"_a, "window"_a, "sinks"_a.none(), "gate"_a.none(),
            "gate_softplus"_a)
@@ -140,7 +140,8 @@ void bind_engine(nb::module_& m) {
       .def("shared_gate", &Stream::shared_gate, "y"_a, "n"_a, "weight"_a.none(), "ids"_a, "weights"_a)
       .def("experts", &Stream::experts, "gate"_a, "up"_a, "down"_a, "y"_a, "n"_a, "ids"_a, "weights"_a,
            "starts"_a, "active"_a, "routes"_a, "h"_a, "expert_token_counts"_a.none(), "x"_a, "activation"_a,
-           "limit"_a, "alpha"_a, "weighs_input"_a, "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(), "lora"_a.none(), "add"_a)
+           "limit"_a, "alpha"_a, "weighs_input"_a, "gate_bias"_a.none(), "up_bias"_a.none(),
+           "down_bias"_a.none(), "lora"_a.none(), "add"_a)
       .def("lora", &Stream::lora)
       .def("delta_net", &Stream::delta_net, "qkv"_a, "z"_a, "b"_a, "a"_a.none(), "conv"_a, "rate"_a,
            "dt_bias"_a, "norm"_a, "eps"_a, "heads"_a, "states"_a, "first"_a, "row"_a, "count"_a, "slot"_a,

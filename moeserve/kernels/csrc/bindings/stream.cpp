@@ -251,7 +251,8 @@ void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_no
   op.value_dim = value_dim;
   op.v_scale = v_scale;
   op.norm_after = norm_after;
-  if (norm_after && (op.full_q_norm || op.full_k_norm)) reject("q_norm", "behind the rotation, one of a head wanted");
+  if (norm_after && (op.full_q_norm || op.full_k_norm))
+    reject("q_norm", "behind the rotation, one of a head wanted");
   op.rotary = static_cast<int>(2 * half);
   op.scale = scale.is_none() ? 1.0f / std::sqrt(static_cast<float>(dim)) : nb::cast<float>(scale);
   pool_.submit(op);
@@ -363,7 +364,10 @@ void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, c
   op.expert_token_counts = optional_arg<int64_t>(expert_token_counts, "expert_token_counts", 2 * num);
   op.x = rows_arg<float>(x, "x", n, down.rows);
   op.add = add;
-  op.options = {activation_named(activation), limit, alpha, weighs_input,
+  op.options = {activation_named(activation),
+                limit,
+                alpha,
+                weighs_input,
                 optional_arg<float>(gate_bias, "gate_bias", num * ff),
                 optional_arg<float>(up_bias, "up_bias", num * ff),
                 optional_arg<float>(down_bias, "down_bias", num * down.rows)};

@@ -61,15 +61,16 @@ class AttentionPlan {
 struct AttentionOp {
   const Kernels* k;
   AttentionPlan* plan;
-  const float* q;  // [n, heads, dim], scaled
+  const float* q;       // [n, heads, dim], scaled
   KvPool keys, values;  // [slots, kv_heads, dim] and [slots, kv_heads, value_dim]
-  Activations out;  // [n, heads * value_dim], or [n * heads, value_dim]
+  Activations out;      // [n, heads * value_dim], or [n * heads, value_dim]
   int heads, kv_heads, dim, value_dim;
   // The pools are one, [slots, dim]: all heads read the same key, whose first value_dim numbers are its value. kv_heads
   // is then into how many parts the heads are cut for the threads.
   bool is_latent;
-  int window;          // 0: none; else a position sees itself and the window - 1 before it
-  const float* gate;   // [n, heads, value_dim], by_head [n, heads]: out is multiplied by its sigmoid; or nullptr
+  int window;  // 0: none; else a position sees itself and the window - 1 before it
+  const float*
+      gate;  // [n, heads, value_dim], by_head [n, heads]: out is multiplied by its sigmoid; or nullptr
   bool gate_by_head;
   bool gate_softplus;  // in place of the sigmoid, by head
   const float* sinks;  // [heads]: one more logit in each softmax's denominator; or nullptr

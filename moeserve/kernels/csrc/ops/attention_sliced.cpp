@@ -180,8 +180,7 @@ BytesAhead columns_ahead(const AttentionOp& op, int64_t part, const uint16_t* co
   const int first = op.plan->parts[part].segment * AttentionPlan::kSegment + from;
   const int end = std::min(first + keys, tile.position + tile.count);
   if (first >= end) return {};
-  return {reinterpret_cast<const uint8_t*>(columns), 2 * stride, tile.slots + first, end - first,
-          2 * count};
+  return {reinterpret_cast<const uint8_t*>(columns), 2 * stride, tile.slots + first, end - first, 2 * count};
 }
 
 // What a thread reads first in the second pass.
@@ -189,7 +188,8 @@ BytesAhead first_values(const AttentionOp& op, const Team& team) {
   const int64_t slices = op.plan->slices, heads = op.kv_heads;
   const auto [unit, count] = team.own_units(static_cast<int64_t>(op.plan->parts.size()) * heads * slices);
   if (count == 0) return {};
-  const uint16_t* columns = op.values.halves() + unit / slices % heads * op.value_dim + unit % slices * kValueSlice;
+  const uint16_t* columns =
+      op.values.halves() + unit / slices % heads * op.value_dim + unit % slices * kValueSlice;
   return columns_ahead(op, unit / (heads * slices), columns, op.value_stride(), kValueSlice, 0,
                        AttentionPlan::kSegment);
 }

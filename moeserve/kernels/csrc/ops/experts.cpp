@@ -139,7 +139,8 @@ void ExpertsOp::add_lora(const LoraTable* table, int part, int expert, int64_t p
 
 // g = what becomes of n gates and ups.
 void ExpertsOp::activate(float* g, const float* u, int n) const {
-  if (options.activation == Activation::kSwigluOai) return k->swiglu_oai(g, u, n, options.limit, options.alpha, g);
+  if (options.activation == Activation::kSwigluOai)
+    return k->swiglu_oai(g, u, n, options.limit, options.alpha, g);
   if (options.activation == Activation::kGelu) return k->gelu_mul(g, u, n, g);
   if (options.limit > 0) return k->clamped_silu_mul(g, u, n, options.limit, g);
   k->silu_mul(g, u, n, g);
@@ -174,7 +175,8 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
     }
     add_lora(lora.gate, 0, expert, panel, i0, tokens, g);
     add_lora(lora.up, 1, expert, panel, i0, tokens, u);
-    for (int i = 0; options.weighs_input && i < tokens; ++i) {  // the products are linear in what the expert reads
+    for (int i = 0; options.weighs_input && i < tokens;
+         ++i) {  // the products are linear in what the expert reads
       const float weight = weights[routes[i0 + i]];
       k->scale(weight, kPanelRows, g + i * kPanelRows);
       k->scale(weight, kPanelRows, u + i * kPanelRows);

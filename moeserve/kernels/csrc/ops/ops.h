@@ -248,9 +248,9 @@ enum class Activation : int { kSilu, kSwigluOai, kGelu };
 // What experts have besides their matrices.
 struct ExpertOptions {
   Activation activation = Activation::kSilu;
-  float limit = 0.0f;  // where gates and ups are cut, see experts/reference.py; 0: nowhere
-  float alpha = 0.0f;  // of kSwigluOai
-  bool weighs_input = false;  // a route's weight multiplies what the expert reads, not what it gives
+  float limit = 0.0f;                // where gates and ups are cut, see experts/reference.py; 0: nowhere
+  float alpha = 0.0f;                // of kSwigluOai
+  bool weighs_input = false;         // a route's weight multiplies what the expert reads, not what it gives
   const float* gate_bias = nullptr;  // [experts, ff] each, or nullptr
   const float* up_bias = nullptr;
   const float* down_bias = nullptr;  // [experts, hidden]
