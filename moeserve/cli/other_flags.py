@@ -14,6 +14,7 @@ UNDERSTOOD: Final = {
     "--hf-repo": "--model",
     "--model-path": "--model",
     "-a": "--served-model-name",
+    "-mm": "--mmproj",
     "--alias": "--served-model-name",
     "-c": "--max-model-len",
     "--ctx-size": "--max-model-len",
@@ -42,7 +43,6 @@ _PLACED = "experts are placed automatically; --num-gpu-experts N or --placement-
 _STEP = "use --max-num-batched-tokens N, which limits the tokens of a step"
 _KV = "use --kv-cache-dtype q8_0, which stores keys and values in 8 bits"
 _BUDGET = "use --gpu-memory-budget GIB, an amount in GiB"
-_NO_VISION = "pictures are not read"
 _DEFERRAL = "it was removed: it changed the model's output and made nothing faster"
 ADVICE: Final = {
     "-fa": _BY_ITSELF,
@@ -74,8 +74,6 @@ ADVICE: Final = {
     "--no-mmap": "leave it out: weights are copied into memory; only --weight-layout file maps the file",
     "--no-enable-prefix-caching": "use --prefix-cache off",
     "--cpu-offload-gb": "leave it out: experts that do not fit on the GPU stay in RAM",
-    "--mmproj": _NO_VISION,
-    "-mm": _NO_VISION,
     "--quantization": "leave it out: the model's file determines it",
     "--dtype": "leave it out: the model's file determines it",
     "--reasoning-format": "use --reasoning-parser, which names how the model marks its reasoning",

@@ -144,7 +144,8 @@ class World:
             self.now += 1.0
             result = self.worker.step(self.in_flight.popleft())
             ms = self.step_ms(result)
-            self.scheduler.step_result(msgspec.structs.replace(result, compute_ms=ms), self.now)
+            told = msgspec.structs.replace(result, compute_ms=ms, draft_ms=result.draft_ms if ms else 0.0)
+            self.scheduler.step_result(told, self.now)
             self._read()
 
     def run(self, max_steps: int = 10_000) -> int:

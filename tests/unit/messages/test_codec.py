@@ -17,7 +17,7 @@ import zmq.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeserve.messages import adapters, channels, codec, router_metrics, schema, steps
+from moeserve.messages import adapters, channels, codec, pictures, router_metrics, schema, steps
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.channels import (
     ChannelFull,
@@ -91,6 +91,9 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
     (codec.TO_ROUTER, adapters.UnloadAdapter(4, "sql")),
     (codec.TO_HTTP, adapters.AdaptersServed([adapters.ServedAdapter("sql", "/adapters/sql", "ab", 12)])),
     (codec.TO_HTTP, adapters.AdapterAnswer(3, 400, "no")),
+    (codec.TO_HTTP, pictures.PictureEncoded(3, 2, 4, b"\1" * 32, "7", 0.5, is_cached=True)),
+    (codec.TO_HTTP, pictures.PictureRefused(3, 400, "no")),
+    (codec.TO_VISUALSERVER, pictures.EncodePicture(3, b"GIF89a", 64)),
     (
         codec.ADAPTERS_WANTED,
         adapters.AdaptersWanted([adapters.AdapterSource(1, "sql", "/adapters/sql", "ab")]),
