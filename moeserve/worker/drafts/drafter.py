@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
 
 from moeserve.worker.sequences import Int32s, StepLayout
+
+NO_DRAFT: Final = np.zeros(0, np.int32)
 
 
 class Wanted(NamedTuple):

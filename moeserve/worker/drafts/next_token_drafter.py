@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock, NextTokenRows
-from moeserve.worker.drafts.drafter import Wanted
+from moeserve.worker.drafts.drafter import NO_DRAFT, Wanted
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 Floats = npt.NDArray[np.float32]
@@ -73,7 +73,7 @@ class NextTokenDrafter:
             np.int32,
         )
         if len(active) == 0:
-            return [np.zeros(0, np.int32) for _ in wanted]
+            return [NO_DRAFT for _ in wanted]
         slots, length, most = np.array([wanted[at] for at in active], np.int32).T.copy()
         tokens, states = (
             self._sequences.tokens[slots, length - 1],

@@ -17,13 +17,12 @@ from typing import Final
 
 import numpy as np
 
-from moeserve.worker.drafts.drafter import Wanted
+from moeserve.worker.drafts.drafter import NO_DRAFT, Wanted
 from moeserve.worker.drafts.shared_texts import SharedTexts, hashes_of
 from moeserve.worker.sequences import Int32s, StepLayout
 
 CANDIDATES: Final = 16
 NONE: Final = -1
-_NOTHING: Final = np.zeros(0, np.int32)
 
 
 class NgramDrafter:
@@ -66,7 +65,7 @@ class NgramDrafter:
     def _draft(self, slot: int, length: int, most: int) -> Int32s:
         self._learn(slot, length)
         if most <= 0 or length < self._shortest:
-            return _NOTHING
+            return NO_DRAFT
         text = self._tokens[slot]
         place, best, longest = int(self._before[slot, length - 1]), NONE, self._shortest - 1
         for _ in range(CANDIDATES):
@@ -87,7 +86,7 @@ class NgramDrafter:
 
     def _from_others(self, slot: int, length: int, most: int) -> Int32s:
         if self._shared is None or length < self._longest:
-            return _NOTHING
+            return NO_DRAFT
         last = self._tokens[slot, length - self._longest : length]
         return self._shared.following(self._namespaces[slot], last, most)
 

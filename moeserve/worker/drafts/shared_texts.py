@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from moeserve.worker.drafts.drafter import NO_DRAFT
 from moeserve.worker.sequences import Int32s
 
 TOKENS: Final = 1 << 20  # of all texts together: 24 MiB with the table, as they come
 TABLE: Final = 4  # entries of the table for each token: of two with the same hash, the later one is found
 _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
-_NOTHING: Final = np.zeros(0, np.int32)
 
 
 def hashes_of(tokens: Int32s, width: int) -> npt.NDArray[np.uint64]:
@@ -65,11 +65,11 @@ class SharedTexts:
         """Up to `most` tokens that came where these, the last `match` ones of a text, stood last."""
         place = int(self._places[self._index(namespace, last)[0]])
         if self._namespaces.get(int(self._segment[place])) != namespace:
-            return _NOTHING
+            return NO_DRAFT
         before = slice(max(place - self._match + 1, 0), place + 1)
         same = self._segment[place]
         if (self._segment[before] != same).any() or not np.array_equal(self._tokens[before], last):
-            return _NOTHING
+            return NO_DRAFT
         found = slice(place + 1, place + 1 + most)
         draft: Int32s = self._tokens[found][self._segment[found] == same].copy()
         return draft

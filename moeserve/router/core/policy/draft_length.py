@@ -78,7 +78,7 @@ class DraftLength:
         self._wrong = KEEP * self._wrong + (1.0 - KEEP) * is_wrong
 
     def observe_time(self, allowed: int, draft_ms: float) -> None:
-        """Drafting took the worker so many milliseconds, for rows that might have `allowed` drafts."""
+        """draft_ms: milliseconds that the worker took to draft, for rows that might have `allowed` drafts together."""
         each = draft_ms / allowed
         kept = KEEP if self._draft_ms else 0.0
         self._draft_ms = kept * self._draft_ms + (1.0 - kept) * each
@@ -134,17 +134,21 @@ class DraftLength:
             made += records[at].made
             if number % interval and number != len(every):
                 continue
-            more = self._cost.decode_ms(rows + made, context) - without + self._draft_ms * number
+            more = self._cost_ms(rows, made, number, context, without)
             if tokens * token_ms - MARGIN * more > profit:
                 profit = tokens * token_ms - MARGIN * more
                 best, best_ms = number, (without + more) / (rows + tokens)
         return best, best_ms
 
+    def _cost_ms(self, rows: int, made: float, allowed: int, context: int, without: float) -> float:
+        """What drafts add to a step: of `made` rows more, and of drafting where `allowed` are asked for."""
+        return self._cost.decode_ms(rows + made, context) - without + self._draft_ms * allowed
+
     def _could_pay(self, rows: int, context: int, most: int, without: float) -> bool:
         """Whether drafts would pay that are always right."""
         token_ms = without / rows
         for drafts in {1, most}:
-            more = self._cost.decode_ms(rows + drafts, context) - without + self._draft_ms * drafts
+            more = self._cost_ms(rows, drafts, drafts, context, without)
             if drafts * token_ms > MARGIN * more:
                 return True
         return False
