@@ -15,7 +15,7 @@ class Embeddings:
 
 
 class EmbeddingCache:
-    """Those that were used last, in so many bytes. One writer: the encoding thread."""
+    """The embeddings that were used last, up to `budget` bytes. One writer: the encoding thread."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget

@@ -39,7 +39,7 @@ class PictureEncoder:
         cache: EmbeddingCache,
         files: EmbeddingFiles,
     ) -> None:
-        """rule: the sizes of pictures of at most so many tokens; None: as many as the server takes."""
+        """rule: the sizes of pictures for a request's limit of tokens; None: for the server's own."""
         self._tower = tower
         self._decoder = decoder
         self._rule = rule

@@ -39,7 +39,7 @@ class TowerShape:
         return self.patch * self.merge
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> SizeRule:
-        """Between so few and so many tokens; None: the projector's default."""
+        """The sizes of pictures of `min_tokens` to `max_tokens` tokens; None: the projector's default."""
         most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
         least = min(DEFAULT_MIN_TOKENS, most) if min_tokens is None else min_tokens
         area = self.token_side**2

@@ -38,7 +38,7 @@ def runner(files: EmbeddingFiles) -> Runner:
 
 
 def logits(runner: Runner, files: EmbeddingFiles, cases: list[PictureCase], chunk: int) -> list[np.ndarray]:
-    """Of each prompt, [tokens, vocab]: all prompts side by side, in steps of up to `chunk` tokens of each."""
+    """The logits of each prompt, [tokens, vocab]: all side by side, in steps of up to `chunk` tokens of each."""
     engine = runner.engine
     assert isinstance(engine, CpuEngine)
     found: list[list[np.ndarray]] = [[] for _ in cases]
