@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from moeserve.messages.pictures import MAX_PICTURE_BYTES
 from moeserve.processes.sandbox import child
 from moeserve.processes.sandbox.frames import receive_frame, send_frame
 from moeserve.visualserver.decode_protocol import (
-    MAX_PICTURE_BYTES,
     MOST_MESSAGE,
     MOST_PIXELS,
     Decode,

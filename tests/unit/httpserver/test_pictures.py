@@ -175,6 +175,7 @@ def test_placeholders_that_a_client_spells_are_no_picture(server: HttpServer, vi
     ("part", "words"),
     [
         (image("https://example.com/a.png"), "pictures are not fetched from addresses"),
+        (image("ftp://example.com/" + "a" * 9000), "URL is too long"),
         (image("data:image/png,abc"), "data:image/...;base64,..."),
         (image("data:image/png;base64,a*b"), "no base64"),
         (image("data:image/png;base64,"), "is empty"),

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 MOST_PICTURES: Final = 64  # of a request
+MOST_URL: Final = 8192  # characters of an address
 LOW_DETAIL_TOKENS: Final = 256  # of 512 x 512 pixels, as OpenAI has it
 
 _MARK: Final = secrets.token_hex(16)  # begins every mark of this process
@@ -34,11 +35,12 @@ _URL_SAFE: Final = str.maketrans("-_", "+/")  # RFC 4648, section 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """A file, as the client has sent it."""
+    """A file as the client has sent it, or where it is to be fetched."""
 
-    data: bytes
+    data: bytes  # empty with `url`
     max_tokens: int | None = None  # None: the server's limit
     mark: str = field(default_factory=lambda: _MARK + secrets.token_hex(8))
+    url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,9 @@ def picture_of_url(url: Any, max_tokens: int | None = None) -> Picture:
         return picture_of_base64(url, max_tokens)
     if url[:256].lstrip()[:5].lower() == "data:":
         raise PydanticCustomError("picture", "the picture's URL is not data:image/...;base64,...")
-    raise PydanticCustomError(
-        "picture",
-        "pictures are not fetched from addresses: send the picture itself, as data:image/png;base64,...",
-    )
+    if len(url) > MOST_URL:
+        raise PydanticCustomError("picture", "the picture's URL is too long")
+    return Picture(b"", max_tokens, url=url)
 
 
 def max_tokens_of(detail: Any) -> int | None:
