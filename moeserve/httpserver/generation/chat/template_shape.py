@@ -26,7 +26,8 @@ class TemplateShape:
     systems: Literal["shown", "dropped"] = "shown"  # "dropped": system texts become users'
     joins_systems: bool = False  # system messages at the beginning become one
     moves_late_systems: bool = False  # a later system message becomes a user's, in the same place
-    asks_for_user: bool = False  # without a user's message: the last system message becomes a user's, or an empty one is put first
+    # Without a user's message, the last system message becomes a user's, or an empty user's message is put first.
+    asks_for_user: bool = False
     begins_with_user: bool = False  # an empty user's message comes before an assistant's first one
     joins_users: bool = False
     joins_assistants: bool = False
