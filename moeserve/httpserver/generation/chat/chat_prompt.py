@@ -19,8 +19,8 @@ _SWITCHES: Final = ("enable_thinking", "thinking")  # templates' variables; the 
 async def encode(
     text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt, client: PictureClient | None
 ) -> ChatTokens:
-    """Returns the conversation as token ids, at most about `limit` of them but for pictures. Raises ApiError 400, and
-    503 where no picture can be encoded now. client: None where the model sees no pictures."""
+    """Returns the conversation as token ids: at most about `limit` of them, not counting pictures. Raises ApiError 400,
+    and 503 if no picture can be encoded now. client: None if the model does not see pictures."""
     pieces = await render(text, limit, asked, prompt)
     if not prompt.pictures:
         return ChatTokens(await text.encode_chat(pieces))
