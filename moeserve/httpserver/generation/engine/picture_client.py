@@ -16,13 +16,13 @@ from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRef
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.sandbox.line import FairLine
 
-MOST_LOSSES: Final = 2  # of visual servers, after which a picture counts as what they are lost of
+MOST_LOSSES: Final = 2  # losses of visual servers, after which the picture is taken to be the cause
 
 log = logging.getLogger(__name__)
 
 
 class EncodedPicture:
-    """The embeddings' file is there as long as this object."""
+    """A picture's embeddings. Their file exists as long as this object."""
 
     def __init__(self, found: PictureEncoded, files: EmbeddingFiles) -> None:
         self.rows = found.rows  # tokens
@@ -44,7 +44,7 @@ class _Asked:
 
 
 class PictureClient:
-    """For one event loop. Tenants take turns: who sends many pictures waits behind himself."""
+    """For one event loop. Tenants take turns: a tenant that sends many pictures waits only for its own."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class PictureClient:
         try:
             answer = await asyncio.shield(turn)
         except asyncio.CancelledError:
-            if asked is self._asked:  # the visual server has it: no other picture is sent before it is done
+            if asked is self._asked:  # the visual server has the picture: no other is sent before it is done
                 turn.add_done_callback(self._drop)
             else:
                 turn.cancel()
@@ -98,7 +98,7 @@ class PictureClient:
         asked = self._asked
         if asked is not None and asked.message.id == message.id and not asked.answer.done():
             asked.answer.set_result(message)
-        elif isinstance(message, PictureEncoded):  # of a visual server that has been lost since
+        elif isinstance(message, PictureEncoded):  # an answer of a visual server that has been lost since
             self._files.remove(message.handle)
 
     async def lost(self, *, by_itself: bool) -> None:

@@ -1,9 +1,8 @@
 """Pictures in conversations.
 
-Chat templates take texts. So in the text that a template gets, a picture is a mark that cannot be guessed. Where the
-rendered text has the mark, the prompt gets the model's own placeholders and the picture's embeddings. A client that
-spells placeholders out gets no picture for them: they are no mark.
-"""
+Chat templates take texts, so in the text for a template a picture is a mark that cannot be guessed. In the rendered
+text, the mark is replaced by the model's own placeholders and the picture's embeddings. Placeholders that a client
+spells out are not marks, and get no picture."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class PicturedText:
-    """A message's text, in which pictures are marks."""
+    """A message's text with marks in the places of pictures."""
 
     text: str
     pictures: tuple[Picture, ...]
@@ -73,12 +72,12 @@ def joined(texts: Iterable[str]) -> str:
 
 
 def split_at_marks(text: str) -> list[str]:
-    """Texts and marks in turn, beginning and ending with a text, which may be empty."""
+    """Returns texts and marks in turn. The first and the last are texts, which may be empty."""
     return _MARKS.split(text)
 
 
 def picture_of_base64(text: str, max_tokens: int | None = None) -> Picture:
-    """A data: URL, too, which some clients send where base64 alone is expected. Raises PydanticCustomError."""
+    """Reads base64, or a data: URL, which some clients send in its place. Raises PydanticCustomError."""
     if (found := _DATA_URL.match(text[:256])) is not None:
         text = text[found.end() :]
     text = _SPACE.sub("", text)
