@@ -7,8 +7,9 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from moeserve.httpserver.generation.request.pictures import Picture
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.messages.async_channels import AsyncPushChannel
 from moeserve.messages.channels import ChannelFull
@@ -16,13 +17,16 @@ from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRef
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.sandbox.line import FairLine
 
-MOST_LOSSES: Final = 2  # losses of visual servers, after which the picture is taken to be the cause
+if TYPE_CHECKING:
+    from moeserve.httpserver.generation.engine.picture_fetcher import PictureFetcher
+
+MOST_LOSSES: Final = 2  # of visual servers, after which a picture counts as what they are lost of
 
 log = logging.getLogger(__name__)
 
 
 class EncodedPicture:
-    """A picture's embeddings. Their file exists as long as this object."""
+    """The embeddings' file is there as long as this object."""
 
     def __init__(self, found: PictureEncoded, files: EmbeddingFiles) -> None:
         self.rows = found.rows  # tokens
@@ -44,30 +48,33 @@ class _Asked:
 
 
 class PictureClient:
-    """For one event loop. Tenants take turns: a tenant that sends many pictures waits only for its own."""
+    """For one event loop. Tenants take turns: who sends many pictures waits behind himself."""
 
     def __init__(
         self,
         to_visualserver: AsyncPushChannel,
         files: EmbeddingFiles,
+        fetcher: PictureFetcher,
         observe: Callable[[PictureEncoded], None],
     ) -> None:
-        """observe: is told of every picture that was encoded."""
+        """fetcher: of pictures that are addresses. observe: is told of every picture that was encoded."""
         self._channel = to_visualserver
         self._files = files
+        self._fetcher = fetcher
         self._observe = observe
         self._ids = itertools.count(1)
         self._line = FairLine()
         self._asked: _Asked | None = None
 
-    async def encode(self, data: bytes, max_tokens: int | None, tenant: str, param: str) -> EncodedPicture:
+    async def encode(self, picture: Picture, tenant: str, param: str) -> EncodedPicture:
         """Raises ApiError."""
-        asked = _Asked(EncodePicture(next(self._ids), data, max_tokens))
+        data = picture.data if picture.url is None else await self._fetcher.fetch(picture.url, param)
+        asked = _Asked(EncodePicture(next(self._ids), data, picture.max_tokens))
         turn = asyncio.create_task(self._take_turn(asked, tenant))
         try:
             answer = await asyncio.shield(turn)
         except asyncio.CancelledError:
-            if asked is self._asked:  # the visual server has the picture: no other is sent before it is done
+            if asked is self._asked:  # the visual server has it: no other picture is sent before it is done
                 turn.add_done_callback(self._drop)
             else:
                 turn.cancel()
@@ -98,7 +105,7 @@ class PictureClient:
         asked = self._asked
         if asked is not None and asked.message.id == message.id and not asked.answer.done():
             asked.answer.set_result(message)
-        elif isinstance(message, PictureEncoded):  # an answer of a visual server that has been lost since
+        elif isinstance(message, PictureEncoded):  # of a visual server that has been lost since
             self._files.remove(message.handle)
 
     async def lost(self, *, by_itself: bool) -> None:
