@@ -77,6 +77,17 @@ def fetch(name: HubName) -> Path:
     return first if first.suffix == ".gguf" else first.parent
 
 
+def listed(name: HubName) -> tuple[list[str], int]:
+    """The files of the hub that a name stands for, and their bytes. Raises HubError."""
+    with _explained(name):
+        listing = _online(name)
+        if listing is None:
+            raise HubError(f"{name}: is not in {constants.HF_HUB_CACHE}, and {_why_offline()}")
+        _, sizes = listing
+        files = choose(name, sizes)
+        return files, sum(sizes[file] for file in files)
+
+
 def _online(name: HubName) -> tuple[str, dict[str, int]] | None:
     """The revision's commit, and the bytes of each of its files; None when the hub cannot be reached but the cache
     knows a commit."""
