@@ -30,10 +30,7 @@ async def encode(
         raise invalid(param, f"has {len(prompt.pictures)} pictures; at most {MOST_PICTURES} are taken")
     if asked.truncate_prompt_tokens is not None:
         raise invalid("truncate_prompt_tokens", "cannot be combined with pictures")
-    pictures = {
-        one.mark: await client.encode(one.data, one.max_tokens, asked.caller.tenant, param)
-        for one in prompt.pictures
-    }
+    pictures = {one.mark: await client.encode(one, asked.caller.tenant, param) for one in prompt.pictures}
     return await text.encode_pictures(pieces, pictures, param)
 
 
