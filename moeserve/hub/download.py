@@ -82,7 +82,7 @@ def listed(name: HubName) -> tuple[list[str], int]:
     with _explained(name):
         listing = _online(name)
         if listing is None:
-            raise HubError(f"{name}: is not in {constants.HF_HUB_CACHE}, and {_why_offline()}")
+            raise HubError(f"{name}: not downloaded; {_why_offline()}")
         _, sizes = listing
         files = choose(name, sizes)
         return files, sum(sizes[file] for file in files)
