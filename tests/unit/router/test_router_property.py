@@ -98,7 +98,7 @@ def recurrent_limits(rng: random.Random) -> dict[str, Any]:
 
 # A few in every run of the suite, the others with the slow tests: 20 s.
 CROWDED = pytest.mark.parametrize(
-    "seeds", [range(20), pytest.param(range(20, 500), marks=pytest.mark.slow)], ids=repr
+    "seeds", [range(40), pytest.param(range(40, 500), marks=pytest.mark.slow)], ids=repr
 )
 
 

@@ -75,7 +75,7 @@ def crowded_life(seed: int, loses: float = 0.0) -> World:
         raise
 
 
-@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 500), marks=pytest.mark.slow)], ids=repr)
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 500), marks=pytest.mark.slow)], ids=repr)
 def test_crowded_lives(seeds: range) -> None:
     reports = [crowded_life(seed, loses=0.3 * (seed % 5 == 0)).scheduler.load_report() for seed in seeds]
     # What the lives are for does happen in them.
