@@ -111,7 +111,7 @@ def _online(name: HubName) -> tuple[str, dict[str, int]] | None:
 
 
 def _cached(name: HubName) -> tuple[str, dict[str, int]]:
-    """The same of what was downloaded before."""
+    """Returns the files that were downloaded before, and their sizes."""
     folder = Path(snapshot_download(name.repo, revision=name.revision, local_files_only=True))
     log.warning("the hub cannot be reached: %s is taken from the cache", name)
     files = [path for path in folder.rglob("*") if path.is_file()]
