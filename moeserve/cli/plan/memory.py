@@ -34,8 +34,8 @@ CUDA_LIBRARIES_BYTES = 600 << 20  # RAM: torch with CUDA, its context, Triton
 
 
 def usable_gpu_bytes(config: ServerConfig, gpu: int) -> int:
-    """What the engine may use of a GPU with `gpu` bytes: its budget, or all but the CUDA context, as the server counts
-    them for the most tokens of a step (worker/loading/gpu/device_memory.py)."""
+    """Returns the bytes that the engine may use of a GPU with `gpu` bytes: its budget, or all but the CUDA context, as
+    the server counts them for the most tokens of a step (worker/loading/gpu/device_memory.py)."""
     budget = config.gpu_memory_budget
     return gpu - CUDA_CONTEXT_BYTES if budget is None else int(budget * GIB)
 
@@ -111,8 +111,8 @@ def tower_bytes(config: ServerConfig) -> int:
 
 
 def _handoff_bytes(model: ModelShape, rows: int) -> int:
-    """What GPU and CPU share (kernels/handoff/region.py), of two layers: rows as int8 with scales, results as floats,
-    routes. torch pins powers of two."""
+    """Returns the bytes of the memory that GPU and CPU share (kernels/handoff/region.py), of two layers: rows as int8
+    with scales, results as floats, routes. torch pins powers of two."""
     needed = int(2 * rows * (5.5 * model.hidden_size + 12 * model.top_k))
     return 1 << (needed - 1).bit_length()
 
@@ -144,7 +144,7 @@ def _kv_pools(
     free_ram: int,
     step_tokens: int,
 ) -> KvPools:
-    """What `kv/capacity.py` makes of the room for `tokens` tokens in one pool."""
+    """Returns the pools that `kv/capacity.py` makes of the room for `tokens` tokens in one pool."""
     layout = layout_of(config, model)
     wanted = config.max_model_len or model.context_length
     num_bytes = int(free_ram * SHARE_OF_FREE_MEMORY)
