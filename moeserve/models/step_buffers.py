@@ -104,8 +104,11 @@ def gpu_step_buffers(
     ]
     if QUAD_ROWS.start <= rows < QUAD_ROWS.stop and not float_weights:
         buffers.append(Buffer("quads", (rows, hidden), floats))  # what experts read, kernels/experts/quads.py
-    if model.is_sandwiched:
+    weighs_input = any(layer.moe is not None and layer.moe.weighs_input for layer in model.layers)
+    if model.is_sandwiched or weighs_input:
         buffers += _activations("experts_input", rows, hidden, acts, quantised=small)
+    if weighs_input:
+        buffers.append(Buffer("input_weights", (rows, 1)))  # the routes', which then are 1
     if model.is_sandwiched or not small:
         # y in float32. Of all products the router's is where rounding tells most: it moves a token to another expert
         # (BF16, a whole prompt: 4.6e-5 from the truth with a rounded one).

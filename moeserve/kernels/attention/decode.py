@@ -65,12 +65,12 @@ def attend(q, k, v, live, acc, largest, total, SCALE: tl.constexpr):
 @triton.jit
 def new_token(
     k, v, keys, values, key_scales, value_scales, at, own, other, is_stored,
-    DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, V_EPS: tl.constexpr, SIZE: tl.constexpr,
+    behind, DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, V_EPS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The row's own key and value [1, SIZE], stored to the pool if that is so. k, v: pointers to the KV head as
-    projected; at: its place in keys and values."""
+    projected; at: its place in keys and values; behind: the weight of a norm behind the rotation."""
     one = tl.zeros([1, 1], tl.int32)
-    key = norm_and_rotate(k + one, one == 0, own, other, None, DIM, ROTARY, EPS, SIZE)
+    key = norm_and_rotate(k + one, one == 0, own, other, None, behind, DIM, ROTARY, EPS, SIZE)
     value = load_value(v, DIM, V_EPS, SIZE)
     key = store_kv(keys, key_scales, at, key, is_stored, DIM, SIZE)
     return key, store_kv(values, value_scales, at, value, is_stored, DIM, SIZE)
@@ -137,7 +137,7 @@ def decode_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr,
     K_EPS: tl.constexpr, V_EPS: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr, G: tl.constexpr,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, FILL: tl.constexpr,
-    LONG: tl.constexpr, PDL: tl.constexpr,
+    LONG: tl.constexpr, BEHIND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
@@ -151,6 +151,7 @@ def decode_kernel(
     many short ones is not what they all wait for.
     sinks float32 [HEADS], where given: a logit more of each head, which the first split counts. WINDOW: of a row's keys
     the number of last positions that are seen; 0: all. SCALE: what scores are multiplied with, to powers of two.
+    BEHIND: the norms of heads are behind the rotation.
     """
     if PDL:
         gdc_launch_dependents()
@@ -195,18 +196,19 @@ def decode_kernel(
     else:
         slot = tl.load(slots + i).to(tl.int64)
         angles = position.to(tl.int64) * (ROTARY // 2)
-        own, other = rotation(q_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
-        own_k, other_k = rotation(k_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
+        own, other = rotation(None if BEHIND else q_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
+        own_k, other_k = rotation(None if BEHIND else k_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
         if PDL:
             gdc_wait()
         query = norm_and_rotate(
-            q + token * Q_STRIDE + head, live_heads, own, other, None, DIM, ROTARY, Q_EPS, SIZE
-        )
+            q + token * Q_STRIDE + head, live_heads, own, other, None, q_norm if BEHIND else None, DIM, ROTARY, Q_EPS,
+            SIZE,
+        )  # fmt: skip
         query = (query * DIM**-0.5).to(some_k.dtype)
         at = slot * (KV_HEADS * DIM)
         new_k, new_v = new_token(
             k + token * K_STRIDE + h * DIM, v + token * V_STRIDE + h * DIM, keys, values, key_scales, value_scales,
-            at, own_k, other_k, (slot >= 0) & (split == 0), DIM, ROTARY, K_EPS, V_EPS, SIZE,
+            at, own_k, other_k, (slot >= 0) & (split == 0), k_norm if BEHIND else None, DIM, ROTARY, K_EPS, V_EPS, SIZE,
         )  # fmt: skip
         if value_scales is not None:
             new_v = by_halves(new_v)

@@ -111,6 +111,7 @@ class NewTokens:
     sin: Tensor
     slots: Tensor  # int32 [n], below 0: not stored
     v_eps: float | None = None
+    norm_after: bool = False
 
 
 def decode_attention(
@@ -201,6 +202,7 @@ def decode_attention(
         tile.least,
         splits if fill is None else min(fill, splits),
         tile.long,
+        new is not None and new.norm_after,
         pdl(),
         num_warps=tile.warps,
         num_stages=tile.stages,

@@ -26,6 +26,8 @@ def rope_store(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     v_eps: float | None = None,
+    *,
+    norm_after: bool = False,
 ) -> None:
     """q_out = rotate(norm(q)) / sqrt(dim); keys, values[slots[i]] = rotate(norm(k[i])), v[i], for i < count[0].
 
@@ -34,8 +36,8 @@ def rope_store(
     key_scales, value_scales [slots, kv_heads, dim / 32].
     q_norm, k_norm: None without a norm, float32 [dim] for a norm of each head, [heads * dim] or [kv_heads * dim] for
     one of all heads together. cos, sin float32 [positions, rotary_dim / 2]: of a head's dim, the first rotary_dim
-    rotate. v_eps: v is normalised by head without a weight, with this epsilon; None: it is not. Raises ValueError for
-    a norm or angles of other sizes.
+    rotate. v_eps: v is normalised by head without a weight, with this epsilon; None: it is not. norm_after: the norms
+    of heads are behind the rotation. Raises ValueError for a norm or angles of other sizes.
     """
     (n, heads, dim), kv_heads = q_out.shape, keys.shape[1]
     rotary = rotary_dim(cos, dim)
@@ -69,6 +71,7 @@ def rope_store(
         v_eps,
         q_full,
         k_full,
+        norm_after,
         next_power_of_2(heads // kv_heads),
         next_power_of_2(dim),
         pdl(),

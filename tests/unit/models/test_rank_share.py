@@ -25,7 +25,7 @@ from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models
 from tests.support.gemma_file import write_gemma
 from tests.support.model_header import qwen3moe, write_header
 
-CPU_ONLY = ("gemma4e-f16", "llama4-q4_k_m", "mimo2-q4_k_m")
+CPU_ONLY = ("gemma4e-f16", "mimo2-q4_k_m")
 WHOLE = (*CPU_ONLY, "step35-q4_k_m")
 FILES = sorted({*OWN_FIXTURES.glob("tiny-*.gguf")} - {OWN_FIXTURES / f"tiny-{name}.gguf" for name in WHOLE})
 FAMILIES = ("gptoss", "glm4moe", "minimaxm2", "deepseek2", "qwen3", "qwen35moe")

@@ -66,12 +66,12 @@ class GpuAttentionBlock:
             assert batch.window_slots is not None
             table, slots = self._window_table, batch.window_slots
         if batch.rows_independent and shape.qk_norm != "full":
-            new = NewTokens(k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, slots, v_eps)
+            new = NewTokens(k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, slots, v_eps, shape.norm_after)
             self._attend(shape, w, of_form, batch, kv, table, q, new)
         else:
             rope_store(
                 q, k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, batch.positions, slots, count,
-                of_form.q, kv.keys, kv.values, kv.key_scales, kv.value_scales, v_eps,
+                of_form.q, kv.keys, kv.values, kv.key_scales, kv.value_scales, v_eps, norm_after=shape.norm_after,
             )  # fmt: skip
             self._attend(shape, w, of_form, batch, kv, table, of_form.q.view(s.rows, -1), None)
         a = of_form.attended
