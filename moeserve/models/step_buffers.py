@@ -82,7 +82,9 @@ def gpu_step_buffers(
     latent = model.latent
     attending = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionShape)]
     gates = max((a.gate_width for a in attending if a.has_gate_matrix), default=0)
-    of_attention = model.q_rows + gates + 2 * model.kv_width if latent is None else latent.input_width
+    of_attention = (
+        model.q_rows + gates + model.kv_width + model.value_width if latent is None else latent.input_width
+    )
     projected = max(of_attention, 0 if delta_net is None else delta_net.input_width)
     buffers = [
         Buffer("x", (rows, hidden)),  # the residual stream

@@ -47,13 +47,14 @@ def rope_store(
     scale: float | None = None,
     v_eps: float | None = None,
     norm_after: bool = False,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """q as attention wants it, float64 [n, heads, dim], times `scale` (None: 1/sqrt(dim)); k and v go to the KV pool.
 
-    q [n, heads, dim], k and v [n, kv_heads, dim]; q_norm and k_norm as in `norm_heads`; cos, sin [n, rotary_dim / 2];
-    slots [n]. keys, values [slots, kv_heads, dim], float16 (or wider, to see k before it is rounded): rows `slots` are
-    written. v_eps: of v's norm by head, which has no weight; None: v has none. norm_after: the norms are behind the
-    rotation.
+    q [n, heads, dim], k [n, kv_heads, dim] and v [n, kv_heads, any width]; q_norm and k_norm as in `norm_heads`; cos,
+    sin [n, rotary_dim / 2]; slots [n]. keys, values [slots, kv_heads, dim], float16 (or wider, to see k before it is
+    rounded): rows `slots` are written. v_eps: of v's norm by head, which has no weight; None: v has none. norm_after:
+    the norms are behind the rotation. v_scale: multiplies v, last.
     """
 
     def turned(heads: Tensor, weight: Tensor | None) -> Tensor:
@@ -64,5 +65,5 @@ def rope_store(
     keys[slots.long()] = turned(k, k_norm).to(keys.dtype)
     if v_eps is not None:
         v = norm(v, torch.ones(v.shape[-1]), v_eps)
-    values[slots.long()] = v.to(values.dtype)
+    values[slots.long()] = (v * v_scale).to(values.dtype)
     return turned(q, q_norm) * (q.shape[-1] ** -0.5 if scale is None else scale)

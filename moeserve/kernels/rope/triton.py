@@ -65,12 +65,15 @@ def full_scale(row, WIDTH: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def load_value(v, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
-    """The head of DIM that v points to, normalised without a weight unless EPS is None: float32 [1, SIZE]."""
+def load_value(v, DIM: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, SIZE: tl.constexpr):
+    """The head of DIM that v points to, normalised without a weight unless EPS is None, times SCALE: float32
+    [1, SIZE]."""
     d = tl.arange(0, SIZE)[None, :]
     value = tl.load(v + d, d < DIM, 0.0).to(tl.float32)
     if EPS is not None:
         value *= tl.rsqrt(tl.sum(value * value, 1) / DIM + EPS)[:, None]
+    if SCALE != 1.0:
+        value *= SCALE
     return value
 
 
@@ -78,16 +81,17 @@ def load_value(v, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
 def rope_store_kernel(
     q, k, v, q_norm, k_norm, cos, sin, positions, slots, count, q_out, keys, values, key_scales, value_scales,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr, K_EPS: tl.constexpr, V_EPS: tl.constexpr,
-    Q_FULL: tl.constexpr, K_FULL: tl.constexpr, BEHIND: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr,
-    PDL: tl.constexpr,
+    DIM: tl.constexpr, V_DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr, K_EPS: tl.constexpr,
+    V_EPS: tl.constexpr, V_SCALE: tl.constexpr, Q_FULL: tl.constexpr, K_FULL: tl.constexpr, BEHIND: tl.constexpr,
+    GROUP: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per token and KV head, with the HEADS / KV_HEADS heads that read it; GROUP and SIZE are powers of two
-    that hold the group and a head. Nothing is stored for a token whose slot is below 0 but its q.
+    """A program per token and KV head, with the HEADS / KV_HEADS heads that read it; GROUP, SIZE and V_SIZE are powers
+    of two that hold the group, a head and its value of V_DIM. Nothing is stored for a token whose slot is below 0 but
+    its q.
 
     Q_EPS, K_EPS, V_EPS: None without a norm; v's has no weight. Q_FULL, K_FULL: 0 for a norm of each head, else a
     power of two that holds all heads, which are normed as one; the norm then has a weight for each of their columns.
-    BEHIND: norms of each head are behind the rotation.
+    V_SCALE: multiplies v. BEHIND: norms of each head are behind the rotation.
     """
     if PDL:
         gdc_launch_dependents()
@@ -137,7 +141,7 @@ def rope_store_kernel(
             from_k = k + token * K_STRIDE + h * DIM + one
             behind_k = k_norm if BEHIND else None
             key = norm_and_rotate(from_k, one == 0, own_k, other_k, None, behind_k, DIM, ROTARY, K_EPS, SIZE)
-        value = load_value(v + token * V_STRIDE + h * DIM, DIM, V_EPS, SIZE)
-        at = (slot * KV_HEADS + h) * DIM
-        store_kv(keys, key_scales, at, key, True, DIM, SIZE)
-        store_kv(values, value_scales, at, value, True, DIM, SIZE)
+        value = load_value(v + token * V_STRIDE + h * V_DIM, V_DIM, V_EPS, V_SCALE, V_SIZE)
+        at = slot * KV_HEADS + h
+        store_kv(keys, key_scales, at * DIM, key, True, DIM, SIZE)
+        store_kv(values, value_scales, at * V_DIM, value, True, V_DIM, V_SIZE)

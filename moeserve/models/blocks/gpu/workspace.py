@@ -297,7 +297,7 @@ def _decode_workspace(
 ) -> DecodeWorkspace:
     if isinstance(h, LatentAttentionShape):
         return decode_workspace(rows, h.num_heads, h.rank, device, splits, room)
-    return DecodeWorkspace(rows, h.num_heads, h.num_kv_heads, h.head_dim, device, splits, room)
+    return DecodeWorkspace(rows, h.num_heads, h.num_kv_heads, h.v_dim, device, splits, room)
 
 
 def _views(arena: Tensor, buffers: tuple[Buffer, ...]) -> dict[str, Tensor]:
