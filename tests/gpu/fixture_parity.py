@@ -35,6 +35,9 @@ MORE = (
     "gemma4dense",
     "afmoe",
     "step35",
+    "hunyuanmoe",
+    "llama4",
+    "mimo2",
 )
 NAMES = [
     *(f"tiny-qwen3moe-{name}" for name in TYPES),
