@@ -52,7 +52,7 @@ class CpuStream(OperationQueue):
         return self._native.pack(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
     def view(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
-        """The same matrix in place: computed from the GGUF rows themselves, which must stay where they are."""
+        """Returns the matrix in place: computed from the GGUF rows themselves, which must stay where they are."""
         bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         return self._native.view(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
@@ -120,6 +120,14 @@ class CpuStream(OperationQueue):
         """out[j] = x W_j^T + b_j, or that added to out[j] (a residual). out[j]: [n, W_j.rows]."""
         self._native.linear(x.native, n, weights, out, add)
         self._held.append((x, weights, *out))
+
+    def linear_panels(
+        self, x: Activations, n: int, weights: Matrix, panels: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """The outputs of panels of PANEL_ROWS rows alone: out[t, i] = W[panels[i]] x[t]. panels: int32 [m]; out:
+        [n, PANEL_ROWS * m], -inf for rows that a last panel lacks."""
+        self._native.linear_panels(x.native, n, weights, panels, out)
+        self._held.append((x, weights, panels, out))
 
     def lora(
         self,

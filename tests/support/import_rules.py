@@ -321,7 +321,9 @@ IMPORTED_FROM_ABOVE = {
     "moeserve.cli.main": {"moeserve.__main__"},
     "moeserve.launcher": {"moeserve.cli.main", "moeserve.cli.remote_worker", "moeserve.remote.host"},
     "moeserve.cli.bench": {"moeserve.cli.main", "moeserve.cli.plan"},
-    "moeserve.cli.plan": {"moeserve.cli.main"},
+    "moeserve.cli.doctor": {"moeserve.cli.main"},
+    "moeserve.cli.models": {"moeserve.cli.main"},
+    "moeserve.cli.plan": {"moeserve.cli.main", "moeserve.cli.models"},
     "moeserve.cli.simulate": {"moeserve.cli.main", "moeserve.cli.bench"},
 }
 TORCH_ALLOWED = (
@@ -335,6 +337,9 @@ TORCH_ALLOWED = (
     "moeserve.kv.states",
     "moeserve.visualserver.__main__",
     "moeserve.visualserver.towers",
+    "moeserve.cli.doctor.probes",
+    "moeserve.cli.doctor.triton_kernel",
+    "moeserve.cli.models.need",
     "moeserve.cli.plan",
     "moeserve.cli.bench.engine",
 )

@@ -26,8 +26,8 @@ def decode(
     values: torch.Tensor | None = None,
     **options: Any,
 ) -> None:
-    """Of queries that are rotated already, and of those that are new tokens' own. pool [slots, kv_heads, dim]; values:
-    the pool of values, None: the same."""
+    """Attention of queries that are rotated already, and of new tokens' own queries. pool [slots, kv_heads, dim];
+    values: the pool of values, None: the same."""
     (_, kv_heads, dim), values = pool.shape, pool if values is None else values
     room, table, at = (
         DecodeWorkspace(n, heads, kv_heads, values.shape[2], "meta"),

@@ -63,7 +63,8 @@ class DraftLength:
         return lengths, expected
 
     def observe(self, record: DraftRecord, allowed: int, drafted: int, accepted: int) -> None:
-        """What became of a row that might have `allowed` drafts, more than none."""
+        """What became of a row that might have `allowed` drafts, more than none. drafted: without those behind a stop
+        token or a late mask, which were not looked at."""
         record.made = KEEP * record.made + (1.0 - KEEP) * drafted / allowed
         if record.is_trial:
             self._tried_every = TRIED_EVERY if accepted else min(2 * self._tried_every, TRIED_LEAST)
