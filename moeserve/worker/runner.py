@@ -86,7 +86,8 @@ class Runner:
         self._grammars: dict[int, str] = {}  # of StepPlan.grammars, until they are dropped
         self._step_ended = time.perf_counter()
         self._under_way: LaunchedStep | None = None
-        self.runs_ahead = engine.runs_ahead and recorder is None  # whether any plan `may_follow`
+        # Whether any plan `may_follow`.
+        self.runs_ahead = engine.runs_ahead and recorder is None and self._drafts is None
 
     def ready(self) -> WorkerReady:
         return self._ready
@@ -280,8 +281,10 @@ class Runner:
         """Launches it; of several groups of rows all but the last are read."""
         layout = step.layout
         if step.drafted is not None:
-            computed_s = time.perf_counter() - step.started
+            computed_s = time.perf_counter() - step.started if self.engine.waits_for_logits else math.inf
             step.sampled, step.mask_ms = self._runs.sample(layout, step.drafted, computed_s)
+            self.engine.mark_end()
+            step.compiled += self.engine.kernels_compiled
             step.is_launched = True
             return
         for first in range(0, len(layout.sampled_rows), self.engine.logit_rows):

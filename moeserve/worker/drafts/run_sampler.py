@@ -17,7 +17,7 @@ from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import Accepted, Sampled
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.draft_rows import DraftRows
-from moeserve.worker.engines.engine import Engine, TokenMasks
+from moeserve.worker.engines.engine import Engine, SampledAtOnce, TokenMasks
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout, entries
 
 
@@ -26,6 +26,11 @@ class DraftingEngine(Engine, Protocol):
 
     def logits_of(self, rows: Int32s) -> Tensor:
         """float32 [m, vocab] of these rows of the step, at most `logit_rows`; valid until the next call."""
+        ...
+
+    def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
+        """A token for each row of `logits`, which no mask constrains; None: a token depends on those before it, or it
+        would save no time. A GPU is then waited for once. ahead: how many drafts of the request come before each."""
         ...
 
     def sample_from(
@@ -99,6 +104,13 @@ class RunSampler:
         logits = self._engine.logits_of(
             np.concatenate([group.first[members] + number for number, members in enumerate(deep)])
         )
+        slot, ahead = _by_round(group, deep)
+        at_once = (
+            self._engine.sample_at_once(logits, slot, ahead)
+            if self._constraints.are_free(group.slot)
+            else None
+        )
+        taken = np.zeros(len(group.row), np.int32)  # tokens of each row so far
         before = len(found.sampled)  # rows of the groups before
         runs: list[Sampled] = []
         more: list[list[int]] = [[] for _ in group.row]
@@ -113,11 +125,14 @@ class RunSampler:
                 active, slots = active[ready], slots[ready]
             if len(active) == 0:
                 break
-            tokens, logprobs = self._engine.sample_from(
-                _rows_of(logits, first, np.searchsorted(deep[number], active), len(deep[number])),
-                slots,
-                masks,
-            )
+            places = np.searchsorted(deep[number], active)
+            if at_once is None:
+                tokens, logprobs = self._engine.sample_from(
+                    _rows_of(logits, first, places, len(deep[number])), slots, masks
+                )
+            else:
+                tokens = at_once.tokens[first + places]
+                logprobs = [at_once.logprobs[at] for at in (first + places).tolist()]
             verdicts = self._constraints.verdicts(slots)
             for row, ms in verdicts.mask_ms.items():
                 found.mask_ms[before + int(active[row])] = ms
@@ -132,9 +147,12 @@ class RunSampler:
                     if logprob is not None:
                         scores[active[row]].append(logprob)
             self._constraints.accept(slots, tokens, verdicts)
+            taken[active[goes_on]] += 1
             goes_on = self._take(group, active, number, tokens, goes_on)
             first += len(deep[number])
             active = active[goes_on]
+        if at_once is not None:
+            at_once.note(group.slot, taken)
         depths = group.depth.tolist()
         return [
             one if depth == 1 else replace(one, accepted=Accepted(depth - 1, ids, found_scores or None))
@@ -156,6 +174,12 @@ class RunSampler:
         for row in np.flatnonzero(agrees).tolist():
             agrees[row] = int(tokens[row]) not in self._rows.stop_ids[slots[row]]
         return agrees
+
+
+def _by_round(group: _Group, deep: Sequence[Int32s]) -> tuple[Int32s, Int32s]:
+    """The request slot of each row of a group's logits, and how many of its drafts come before."""
+    ahead = [np.full(len(members), number, np.int32) for number, members in enumerate(deep)]
+    return np.concatenate([group.slot[members] for members in deep]), np.concatenate(ahead)
 
 
 def _rows_of(logits: Tensor, first: int, places: np.ndarray, count: int) -> Tensor:

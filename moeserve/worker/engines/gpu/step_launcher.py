@@ -100,7 +100,10 @@ class StepLauncher:
     def _tiles(self, path: StepPath, layout: StepLayout) -> list[Int32s]:
         """Those of the chunks, for each of the model's forms of attention."""
         fields = (layout.offset, layout.count, layout.start, layout.req_slot)
-        return self._tiles_of(*(field[path.num_decode :] for field in fields))
+        first = int(
+            np.searchsorted(layout.offset, path.num_decode)
+        )  # rows of drafts are several of a sequence
+        return self._tiles_of(*(field[first:] for field in fields))
 
     @contextmanager
     def _promoting(self, *, streams: bool) -> Iterator[None]:

@@ -26,6 +26,7 @@ from moeserve.placement.options import heat_counts
 from moeserve.worker.adapters.memory import GpuAdapterPlan, plan_gpu_adapters, refuse_adapters
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import Connections, connect
+from moeserve.worker.loading.drafting import check_gpu_drafts
 from moeserve.worker.loading.gpu.device_memory import check_kv_numbers, plan_placement, step_tokens_on
 from moeserve.worker.loading.ready import log_skipped
 from moeserve.worker.recording.step_recorder import StepRecorder, open_recorder
@@ -67,6 +68,7 @@ def plan_load(
     check_lanes(source, shape, "GPU")
     check_gpu_types(source, source.tensors)
     check_gpu_features(source, shape)
+    check_gpu_drafts(config, shape)
     share, heat = None, heat_counts(config, shape)
     if ranks is not None:
         share = share_among(config, shape, source.tensors, ranks.rank, ranks.num_ranks, heat)
