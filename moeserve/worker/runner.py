@@ -19,7 +19,16 @@ import numpy as np
 from moeserve.messages.adapters import AdaptersReport, AdapterState, AdaptersWanted
 from moeserve.messages.pages import PageReport
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.steps import ExpertUse, NewSeq, Row, Sampled, StepPlan, StepResult, WorkerReady
+from moeserve.messages.steps import (
+    CONTINUES,
+    ExpertUse,
+    NewSeq,
+    Row,
+    Sampled,
+    StepPlan,
+    StepResult,
+    WorkerReady,
+)
 from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.draft_rows import DraftRows
@@ -46,7 +55,7 @@ class LaunchedStep:
     sampled: list[Sampled] = field(default_factory=list)  # the tokens that have been read
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
-    drafted: list[int] | None = None  # drafts of each row; None: this engine makes none
+    drafted: list[int] | None = None  # drafts of each row; None: there are none
     draft_ms: float = 0.0  # StepResult.draft_ms
     is_launched: bool = False  # all of it; else all but the sampling
     unread: slice | None = None  # of the sampled rows, the group whose tokens are not read yet
@@ -87,7 +96,7 @@ class Runner:
         self._step_ended = time.perf_counter()
         self._under_way: LaunchedStep | None = None
         # Whether any plan `may_follow`.
-        self.runs_ahead = engine.runs_ahead and recorder is None and self._drafts is None
+        self.runs_ahead = engine.runs_ahead and recorder is None
 
     def ready(self) -> WorkerReady:
         return self._ready
@@ -132,6 +141,9 @@ class Runner:
             and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
             and not (plan.grammars or plan.dropped_grammars)
             and all(self._sequences.prompt_logprobs[row.req_slot] is None for row in plan.rows)
+            # Where drafts begin and end, only the tokens before them say.
+            and step.drafted is None
+            and not any(row.start == CONTINUES and row.count > 1 for row in plan.rows)
         )
 
     def advance(self, plan: StepPlan) -> StepResult:
@@ -195,8 +207,10 @@ class Runner:
             self.engine.fork(*self._sequences.fork(plan.forks))
         rows, drafted, draft_ms = plan.rows, None, 0.0
         if self._drafts is not None:
-            rows, drafted = self._drafts.place(rows)
+            rows, drafts = self._drafts.place(rows, is_awaited=self._under_way is not None)
             draft_ms = self._drafts.draft_ms
+            # Without drafts its tokens need not be waited for, where steps are launched ahead.
+            drafted = drafts if any(drafts) or not self.runs_ahead else None
         layout = StepLayout(rows, drafted)
         recorder = self._recorder
         record = None if recorder is None else recorder.start(layout, self._sequences, self._ready)
@@ -303,7 +317,11 @@ class Runner:
             step.unread = part
             if self.runs_ahead:
                 self._sequences.expect(slots, positions)
+                if self._drafts is not None:
+                    self._drafts.grew(slots)
         self.engine.mark_end()
+        if self._drafts is not None:
+            self._drafts.computed(layout, np.zeros(len(layout.rows), np.int32))
         step.compiled += self.engine.kernels_compiled
         step.is_launched = True
 

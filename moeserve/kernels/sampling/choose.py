@@ -41,7 +41,8 @@ def filter_and_draw_kernel(
     row is not, NONE_ALLOWED where it was before it was edited: raw [n, VOCAB], where given. Notes the token as its
     slot's output. ahead int32 [n], where given: how many tokens of the row's slot come before it in this call; then
     nothing is noted, and no slot may have a history, an order of samplers or DRY. values float32, ids int32 [n,
-    VOCAB]: room for candidates. B: a power of two that holds the BLOCKS. HAS_CHAINS: a row's slot may have an order of samplers or DRY."""
+    VOCAB]: room for candidates. B: a power of two that holds the BLOCKS. HAS_CHAINS: a row's slot may have an order of
+    samplers or DRY."""
     row = tl.program_id(0).to(tl.int64)
     if row >= tl.load(count):
         return

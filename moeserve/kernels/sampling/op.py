@@ -168,8 +168,9 @@ def sample(
     word w: token 32 w + t may come) must be None. has_chains: some slot has an order of samplers or DRY; that needs
     `edited`.
 
-    ahead: int32 [n], how many tokens of the same slot come before this row's in this call. Each is sampled as if it stood
-    alone behind those. Then nothing is noted (`DeviceSamplerState.note_outputs` does), and nothing may edit the logits.
+    ahead: int32 [n], how many tokens of the same slot come before this row's in this call. Each is sampled as if it
+    stood alone behind those. Then nothing is noted (`DeviceSamplerState.note_outputs` does), and nothing may edit the
+    logits.
     """
     n, vocab = logits.shape
     blocks = -(-vocab // BLOCK)

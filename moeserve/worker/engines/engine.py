@@ -28,7 +28,7 @@ class ExpertCounts(NamedTuple):
 
 
 class SampledAtOnce(NamedTuple):
-    """A token for each drafted position, as if the drafts before it were right: one behind a wrong draft means nothing."""
+    """A token for each drafted position, as if the drafts before it were right. Behind a wrong one it means nothing."""
 
     tokens: Int32s
     logprobs: list[TokenLogprob | None]

@@ -193,7 +193,7 @@ def padded_size(n: int, sizes: Sequence[int]) -> int:
 def rows_alone(
     counts: npt.NDArray[np.int32], num_rows: int, drafted: npt.NDArray[np.int32] | None = None
 ) -> int:
-    """How many of the first rows attend each by itself: a sequence's last token, and its drafts. All do in a step of few
+    """How many of the first rows attend each by itself: a sequence's last token and its drafts. All do in a step of few
     rows, those of a chunk too: only that attention leaves what the products of few rows read."""
     if num_rows <= SMALL_BATCH_ROWS or num_rows == len(counts):
         return num_rows

@@ -1,0 +1,192 @@
+"""Speed of a GPU engine with drafts of which a share is right, beside none, by wall clock.
+
+    python -m benchmarks.family_file header.gguf --shape qwen3-30b-a3b [--layers N]
+    python -m benchmarks.gpu.draft_speed header.gguf [--right 0.88 0.7 0.5 0] [--streams 1 8 64] [--num-gpu-experts 64]
+
+Weights are random, so that no draft is right by itself. So each drafted position is sampled as ever, and then the
+token is replaced: with the probability --right by the draft, else by another than the draft. Two workers on one GPU,
+one of which drafts, each with a scheduler of its own that chooses how many drafts there are. Columns: streams; the share of
+drafts that is right; tokens a second without drafts and with; their quotient; tokens and drafts a step and stream.
+--always: without the scheduler's choice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+from torch import Tensor
+
+from moeserve.messages.sampling import SamplingParams
+from moeserve.messages.steps import StepResult
+from moeserve.router.core.limits import Limits
+from moeserve.router.core.policy.draft_length import DraftLength
+from moeserve.worker.drafts.drafter import NO_DRAFT, Wanted
+from moeserve.worker.engines.engine import SampledAtOnce
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.loading.load import load_runner
+from moeserve.worker.runner import Runner
+from moeserve.worker.sequences import Int32s, StepLayout
+from tests.gpu.driver import small_config
+from tests.support.launched_ahead import LaunchedAhead
+from tests.support.router_world import World, request
+
+PROMPT = 24  # tokens
+
+
+class AnyTokens:
+    """See `Drafter`. As many drafts as are wanted."""
+
+    def bind(self, slot: int, namespace: str) -> None:
+        pass
+
+    def catch_up(self) -> None:
+        pass
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        return [np.full(one.most, 7, np.int32) if one.most > 0 else NO_DRAFT for one in wanted]
+
+    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        pass
+
+
+def agree(runner: Runner, right: Callable[[], float]) -> None:
+    """From now on drafts of this runner are right so often."""
+    engine, rows, rng = runner.engine, runner._drafts, np.random.default_rng(5)
+    assert isinstance(engine, GpuEngine)
+    assert rows is not None
+    rows._drafter = AnyTokens()
+    chosen_by, table, lengths = engine.sample_at_once, runner._sequences.tokens, rows.length
+
+    def sample_at_once(logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
+        found = chosen_by(logits, slots, ahead)
+        assert found is not None
+        drafts = table[slots, np.array([lengths[slot] for slot in slots.tolist()]) + ahead]
+        wrong = np.where(found.tokens == drafts, drafts ^ 1, found.tokens)
+        return found._replace(tokens=np.where(rng.random(len(slots)) < right(), drafts, wrong))
+
+    engine.sample_at_once = sample_at_once  # type: ignore[method-assign]
+
+
+class Served(NamedTuple):
+    tokens_per_second: float
+    tokens_per_step: float  # and stream
+    drafts_per_step: float
+
+
+class Side:
+    """A worker and its scheduler, which goes on learning from one call to the next."""
+
+    def __init__(self, runner: Runner, drafts: int) -> None:
+        ready = runner.ready()
+        self.runner = runner
+        self._num_requests = 0
+        self._results: list[tuple[float, StepResult]] = []
+        worker = LaunchedAhead(runner)
+        self._world = worker.world = World(
+            Limits(
+                num_kv_slots=ready.num_kv_slots,
+                max_num_seqs=ready.max_num_seqs,
+                max_model_len=ready.max_model_len,
+                max_num_batched_tokens=ready.max_num_batched_tokens,
+                max_num_queued_reqs=100,
+                num_experts=ready.num_experts,
+                experts_per_token=ready.experts_per_token,
+                max_drafts=drafts,
+                reuse_prefixes=False,
+            ),
+            self._step_ms,
+        )
+        self._world.worker = worker  # type: ignore[assignment]
+        self._world.scheduler.learn(ready.measured_steps)
+        self._ended = 0.0
+
+    def serve(self, streams: int, length: int) -> Served:
+        world, first = self._world, self._num_requests
+        self._num_requests += streams
+        self._results.clear()
+        rng = random.Random(streams)
+        for id in range(first, first + streams):
+            sampling = SamplingParams(max_tokens=length, temperature=0.0, seed=id)
+            prompt = [rng.randrange(300, 600) for _ in range(PROMPT)]
+            world.add(replace(request(id, prompt, length), sampling=sampling))
+        self._ended = time.perf_counter()
+        while True:
+            while world.plan() is not None:
+                pass
+            if not world.in_flight:
+                break
+            world.result()
+        # Neither the first steps, some of which have prompts, nor those where some requests have ended.
+        steps = [step for step in self._results[8:] if len(step[1].sampled) == streams]
+        entries = [one.accepted for _, result in steps for one in result.sampled]
+        tokens = sum(1 + (len(one.token_ids) if one else 0) for one in entries)
+        drafts = sum(one.drafted if one else 0 for one in entries)
+        return Served(
+            tokens / sum(seconds for seconds, _ in steps), tokens / len(entries), drafts / len(entries)
+        )
+
+    def _step_ms(self, result: StepResult) -> float:
+        now = time.perf_counter()
+        self._results.append((now - self._ended, result))
+        self._ended = now
+        return result.compute_ms
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--right", type=float, nargs="+", default=[0.88, 0.7, 0.5, 0.0])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--drafts", type=int, default=3, help="most of a row")
+    parser.add_argument("--tokens", type=int, default=160, help="of each answer")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--num-gpu-experts", type=int)
+    parser.add_argument("--always", action="store_true")
+    args = parser.parse_args()
+    if args.always:
+        DraftLength.choose = lambda self, records, context, most, budget: (  # type: ignore[method-assign]
+            [most] * len(records),
+            float(most * len(records)),
+        )
+    most = max(args.streams)
+    common: dict[str, object] = {
+        "load_format": "dummy", "device": "cuda", "max_num_seqs": most, "max_model_len": 512,
+        "max_total_tokens": 512 * most, "num_gpu_experts": args.num_gpu_experts, "gpu_prefill_token_threshold": 1 << 20,
+    }  # fmt: skip
+    drafts = json.dumps({"method": "ngram", "num_speculative_tokens": args.drafts})
+    off = Side(load_runner(small_config(args.model, **common), lambda *_: None), 0)
+    on = Side(
+        load_runner(small_config(args.model, speculative_config=drafts, **common), lambda *_: None),
+        args.drafts,
+    )
+    share = 0.0
+    agree(on.runner, lambda: share)
+    print(on.runner.ready().device)
+    print("streams  right  off tok/s  on tok/s  on/off  tokens  drafts a step")
+    for streams in args.streams:
+        for share in args.right:
+            on.serve(streams, args.tokens)  # learns
+            pairs = [
+                (off.serve(streams, args.tokens), on.serve(streams, args.tokens)) for _ in range(args.rounds)
+            ]
+            without, found = (max(pair[at].tokens_per_second for pair in pairs) for at in (0, 1))
+            last = pairs[-1][1]
+            print(
+                f"{streams:7} {share:6.2f} {without:10.1f} {found:9.1f} {found / without:7.2f} "
+                f"{last.tokens_per_step:7.2f} {last.drafts_per_step:7.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
