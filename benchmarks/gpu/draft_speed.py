@@ -5,9 +5,9 @@
 
 Weights are random, so that no draft is right by itself. So each drafted position is sampled as ever, and then the
 token is replaced: with the probability --right by the draft, else by another than the draft. Two workers on one GPU,
-one of which drafts, each with a scheduler of its own that chooses how many drafts there are. Columns: streams; the share of
-drafts that is right; tokens a second without drafts and with; their quotient; tokens and drafts a step and stream.
---always: without the scheduler's choice.
+one of which drafts, each with a scheduler of its own that chooses how many drafts there are. Columns: streams; the
+share of drafts that is right; tokens a second without drafts and with; their quotient; tokens and drafts a step and
+stream. --always: without the scheduler's choice.
 """
 
 from __future__ import annotations

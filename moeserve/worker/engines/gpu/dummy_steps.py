@@ -57,9 +57,13 @@ class DummySteps:
         return self._waiting(self._launches(path, tiles))
 
     def decode(self, rows: int) -> Callable[[], None]:
-        """The same of a decode step of as many rows as one of the sizes."""
+        """The same of a decode step of as many rows as one of the sizes; of more rows than there can be requests, with
+        drafts."""
         vocab = self._model.shape.vocab_size
-        path = self._path_of(StepShape(np.ones(rows, np.int32), rows))
+        shape = StepShape(np.ones(rows, np.int32), rows)
+        if rows > self._dummy_slot:
+            shape = StepShape(np.array([rows], np.int32), rows, drafted=np.array([rows - 1], np.int32))
+        path = self._path_of(shape)
         self._inputs[path.size].fill_dummy(rows, vocab, is_prompt=False)
         if path.part_rows:
             assert self._micro_batches is not None
