@@ -85,6 +85,10 @@ test-clients: $(VENV)/.installed-test
 	test -d $(CLIENTS)/venv-atomic || for python in python3.14 python3.13 python3.12 $(PYTHON); do \
 		$$python -m venv $(CLIENTS)/venv-atomic 2>/dev/null && break; done
 	$(CLIENTS)/venv-atomic/bin/pip install --quiet atomic-agents
+	test -d $(CLIENTS)/venv-open-webui || $(PYTHON) -m venv $(CLIENTS)/venv-open-webui
+	$(CLIENTS)/venv-open-webui/bin/pip install --quiet uv
+	$(CLIENTS)/venv-open-webui/bin/uv pip install --quiet --python $(CLIENTS)/venv-open-webui \
+		--override tests/e2e/programs/open_webui_overrides.txt open-webui
 	npm install --silent --prefix $(CLIENTS)/node node@22
 	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible \
 		@ai-sdk/anthropic zod \
@@ -97,7 +101,7 @@ test-clients: $(VENV)/.installed-test
 	$(CLIENTS)/venv-lm-eval/bin/pip install --quiet "lm-eval[api]"
 	$(CLIENTS)/venv-guidellm/bin/pip install --quiet guidellm
 	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py tests/e2e/test_real_clients.py \
-		tests/e2e/test_evaluators.py
+		tests/e2e/test_open_webui.py tests/e2e/test_evaluators.py
 
 test-replicas: $(VENV)/.installed-test
 	test -d $(GATEWAYS) || $(PYTHON) -m venv $(GATEWAYS)

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from torch import Tensor
 
 from moeserve.kernels.stream_operands import ExpertAdapters, KvLayer
+
+PANEL_ROWS: int
 
 def quantized_row_bytes(cols: int) -> int: ...
 def dequantize_row(type: int, row: int, cols: int, out: int) -> None: ...
@@ -48,7 +50,7 @@ class Matrix:
     address: int  # of the panels, or of the file's rows
 
 class LinearGroup:
-    def __init__(self, matrices: list[Matrix], biases: Sequence[torch.Tensor | None] | None = None) -> None:
+    def __init__(self, matrices: list[Matrix], biases: Sequence[Tensor | None] | None = None) -> None:
         """Up to three matrices over one input; biases: float32 [rows] of each, None where it has none."""
 
 class LoraTable:
@@ -59,13 +61,13 @@ class LoraTable:
     experts: int
     most_rank: int
     def __init__(self, cols: int, rows: int, experts: int, adapters: int) -> None: ...
-    def set(self, adapter: int, expert: int, a: torch.Tensor | None, b: torch.Tensor | None) -> None:
+    def set(self, adapter: int, expert: int, a: Tensor | None, b: Tensor | None) -> None:
         """a: float32 [rank, cols], b: [panels, rank, 32], borrowed; rank is a multiple of 4. Only after a wait."""
 
 class Activations:
     rows: int
     cols: int
-    def __init__(self, f32: torch.Tensor | None, q8: torch.Tensor | None, cols: int) -> None:
+    def __init__(self, f32: Tensor | None, q8: Tensor | None, cols: int) -> None:
         """Borrows the tensors."""
 
 class AttentionPlan:
@@ -114,49 +116,46 @@ class Stream:
     def pack(self, source: int, bytes: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
     def view(self, source: int, bytes: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
     def embed(
-        self, table: int, bytes: int, type: int, ids: torch.Tensor, n: int, x: torch.Tensor, scale: float
+        self, table: int, bytes: int, type: int, ids: Tensor, n: int, x: Tensor, scale: float
     ) -> None: ...
     def norm(
         self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
+        x: Tensor,
+        weight: Tensor,
         eps: float,
         n: int,
         y: Activations,
-        rows: torch.Tensor | None,
+        rows: Tensor | None,
     ) -> None: ...
     def add_norm(
-        self, source: torch.Tensor, weight: torch.Tensor, eps: float, n: int, x: torch.Tensor, factor: float
+        self, source: Tensor, weight: Tensor, eps: float, n: int, x: Tensor, factor: float
     ) -> None: ...
-    def softcap(self, x: torch.Tensor, n: int, cap: float) -> None: ...
-    def gelu_gate(
-        self, gate: torch.Tensor | None, up: torch.Tensor, column: int, n: int, out: Activations
-    ) -> None: ...
-    def linear(
-        self, x: Activations, n: int, weights: LinearGroup, out: list[torch.Tensor], add: bool
-    ) -> None: ...
+    def softcap(self, x: Tensor, n: int, cap: float) -> None: ...
+    def gelu_gate(self, gate: Tensor | None, up: Tensor, column: int, n: int, out: Activations) -> None: ...
+    def linear(self, x: Activations, n: int, weights: LinearGroup, out: list[Tensor], add: bool) -> None: ...
+    def linear_panels(self, x: Activations, n: int, weights: Matrix, panels: Tensor, out: Tensor) -> None: ...
     def lora(
         self,
         x: Activations,
         n: int,
-        rows: torch.Tensor,
-        adapters: torch.Tensor,
+        rows: Tensor,
+        adapters: Tensor,
         tables: list[LoraTable | None],
-        out: list[torch.Tensor],
-        shrunk: torch.Tensor,
+        out: list[Tensor],
+        shrunk: Tensor,
     ) -> None: ...
     def rope_store(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
         eps: float,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        positions: torch.Tensor | None,
-        slots: torch.Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor | None,
+        slots: Tensor,
         kv: KvLayer,
         n: int,
         heads: int,
@@ -164,7 +163,7 @@ class Stream:
         dim: int,
         value_dim: int,
         scale: float | None,
-        v_norm: torch.Tensor | None,
+        v_norm: Tensor | None,
         v_from_k: bool,
         v_scale: float,
         norm_after: bool,
@@ -172,7 +171,7 @@ class Stream:
     def attention(
         self,
         plan: AttentionPlan,
-        q: torch.Tensor,
+        q: Tensor,
         kv: KvLayer,
         out: Activations,
         heads: int,
@@ -181,79 +180,79 @@ class Stream:
         value_dim: int,
         is_latent: bool,
         window: int,
-        sinks: torch.Tensor | None,
-        gate: torch.Tensor | None,
+        sinks: Tensor | None,
+        gate: Tensor | None,
         gate_softplus: bool,
     ) -> None: ...
     def latent_store(
         self,
-        q: torch.Tensor,
-        latent: torch.Tensor,
-        norm: torch.Tensor,
+        q: Tensor,
+        latent: Tensor,
+        norm: Tensor,
         eps: float,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        positions: torch.Tensor | None,
-        slots: torch.Tensor,
-        keys: torch.Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor | None,
+        slots: Tensor,
+        keys: Tensor,
         n: int,
         heads: int,
         scale: float,
         nope: Activations,
-        queries: torch.Tensor,
+        queries: Tensor,
     ) -> None: ...
     def linear_by_head(self, x: Activations, n: int, weights: Matrix, out: Activations) -> None: ...
     def delta_net(
         self,
-        qkv: torch.Tensor,
-        z: torch.Tensor,
-        b: torch.Tensor,
-        a: torch.Tensor | None,
-        conv: torch.Tensor,
-        rate: torch.Tensor,
-        dt_bias: torch.Tensor,
-        norm: torch.Tensor,
+        qkv: Tensor,
+        z: Tensor,
+        b: Tensor,
+        a: Tensor | None,
+        conv: Tensor,
+        rate: Tensor,
+        dt_bias: Tensor,
+        norm: Tensor,
         eps: float,
         heads: DeltaHeads,
-        states: torch.Tensor,
+        states: Tensor,
         first: int,
-        row: torch.Tensor,
-        count: torch.Tensor,
-        slot: torch.Tensor,
-        drafts: torch.Tensor | None,
-        kept: torch.Tensor | None,
-        pending: torch.Tensor | None,
+        row: Tensor,
+        count: Tensor,
+        slot: Tensor,
+        drafts: Tensor | None,
+        kept: Tensor | None,
+        pending: Tensor | None,
         n: int,
         out: Activations,
     ) -> None: ...
     def commit_states(
         self,
         heads: DeltaHeads,
-        states: torch.Tensor,
+        states: Tensor,
         first: int,
-        slot: torch.Tensor,
-        kept: torch.Tensor,
-        accepted: torch.Tensor,
-        pending: torch.Tensor,
+        slot: Tensor,
+        kept: Tensor,
+        accepted: Tensor,
+        pending: Tensor,
     ) -> None: ...
-    def copy_states(self, states: torch.Tensor, pairs: torch.Tensor) -> None: ...
+    def copy_states(self, states: Tensor, pairs: Tensor) -> None: ...
     def route(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         n: int,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
+        ids: Tensor,
+        weights: Tensor,
         scoring: str,
         normalize: bool,
         scale: float,
         groups: int,
         top_groups: int,
         group_best: int,
-        bias: torch.Tensor | None,
-        expert_scale: torch.Tensor | None,
+        bias: Tensor | None,
+        expert_scale: Tensor | None,
     ) -> None: ...
     def shared_gate(
-        self, y: Activations, n: int, weight: torch.Tensor | None, ids: torch.Tensor, weights: torch.Tensor
+        self, y: Activations, n: int, weight: Tensor | None, ids: Tensor, weights: Tensor
     ) -> None: ...
     def experts(
         self,
@@ -262,21 +261,21 @@ class Stream:
         down: Matrix,
         y: Activations,
         n: int,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-        starts: torch.Tensor,
-        active: torch.Tensor,
-        routes: torch.Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        starts: Tensor,
+        active: Tensor,
+        routes: Tensor,
         h: Activations,
-        expert_token_counts: torch.Tensor | None,
-        x: torch.Tensor,
+        expert_token_counts: Tensor | None,
+        x: Tensor,
         activation: str,
         limit: float,
         alpha: float,
         weighs_input: bool,
-        gate_bias: torch.Tensor | None,
-        up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
+        gate_bias: Tensor | None,
+        up_bias: Tensor | None,
+        down_bias: Tensor | None,
         lora: ExpertAdapters | None,
         add: bool,
     ) -> None: ...
@@ -306,16 +305,16 @@ class SamplerState:
     def settings() -> dict[str, tuple[str, float]]: ...
     def sample(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         slots: npt.NDArray[np.int32],
         masks: npt.NDArray[np.int32] | None = None,
         mask_of: npt.NDArray[np.int32] | None = None,
     ) -> tuple[npt.NDArray[np.int32], list[tuple[int, float, int, list[int], list[float]] | None]]: ...
     def logprobs(
-        self, logits: torch.Tensor, targets: npt.NDArray[np.int32], top_n: int
+        self, logits: Tensor, targets: npt.NDArray[np.int32], top_n: int
     ) -> list[tuple[int, float, int, list[int], list[float]] | None]: ...
     def survivors(
-        self, logits: torch.Tensor, slot: int
+        self, logits: Tensor, slot: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]: ...
 
 def uniform_at(seed: int, position: int, stream: int = 0) -> float: ...

@@ -121,6 +121,14 @@ class CpuStream(OperationQueue):
         self._native.linear(x.native, n, weights, out, add)
         self._held.append((x, weights, *out))
 
+    def linear_panels(
+        self, x: Activations, n: int, weights: Matrix, panels: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """The outputs of panels of PANEL_ROWS rows alone: out[t, i] = W[panels[i]] x[t]. panels: int32 [m]; out:
+        [n, PANEL_ROWS * m], -inf for rows that a last panel lacks."""
+        self._native.linear_panels(x.native, n, weights, panels, out)
+        self._held.append((x, weights, panels, out))
+
     def lora(
         self,
         x: Activations,

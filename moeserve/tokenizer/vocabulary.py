@@ -15,6 +15,7 @@ import numpy as np
 
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.sources.splits import SPLITS
 
 from .known_tokens import BYTE, CONTROL, TEXT_ENDS, UNKNOWN, UNUSED, USER_DEFINED, known_kinds, turn_ends
 
@@ -29,6 +30,7 @@ BYTE_PIECES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 _TOKENS = "tokenizer.ggml.tokens"
 _ADD_BOS = "tokenizer.ggml.add_bos_token"
+_PRE = "tokenizer.ggml.pre"
 _BATCH = 8192  # tokens decoded at a time
 
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -75,7 +77,9 @@ class Vocabulary:
             )
         special = _ids_of(kinds == CONTROL)
         bos_id = _token_id(gguf, "tokenizer.ggml.bos_token_id", size)
-        add_bos = _model(gguf) == SPACED_MODEL or metadata.require_bool(_ADD_BOS, default=spaced)
+        split = None if spaced else SPLITS.get(metadata.require_str(_PRE, default=""))
+        by_default = spaced or (split is not None and split.adds_bos and bos_id is not None)
+        add_bos = _model(gguf) == SPACED_MODEL or metadata.require_bool(_ADD_BOS, default=by_default)
         if add_bos and bos_id is None:
             raise metadata.error(_ADD_BOS, "is true, but no tokenizer.ggml.bos_token_id is given")
         return cls(

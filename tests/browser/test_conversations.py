@@ -188,7 +188,7 @@ def test_text_files_go_with_a_question(page: Page, server: HttpServer) -> None:
             FilePayload(name="c.txt", mimeType="text/plain", buffer=b"no"),
         ]
     )
-    expect(page.locator("#notice")).to_contain_text("b.png is neither text nor a PDF")
+    expect(page.locator("#notice")).to_contain_text("b.png is a picture, and this model reads text only")
     page.get_by_label("Remove c.txt").click()
     expect(page.locator("#files li")).to_have_count(1)
     ask(page, "What is this?")

@@ -134,16 +134,22 @@ def write_hostile_folder(folder: Path, rng: random.Random) -> Path:
     return folder
 
 
-def _safetensors(quantization: str | None, rng: random.Random) -> tuple[dict[str, Any], bytes]:
+def _safetensors(
+    quantization: str | None = None, rng: random.Random | None = None
+) -> tuple[dict[str, Any], bytes]:
+    """The header and the bytes of a well-formed file; with `rng`, one part may lie about its shape or type."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     body = bytearray()
-    lie = rng.randrange(64)  # the index of the part whose shape or type is false; often beyond the last
+    # The index of the part whose shape or type is false; often beyond the last.
+    lie = -1 if rng is None else rng.randrange(64)
     for name, shape in _tensors().items():
         parts = {name: np.full(shape, 0.05, np.float16)}
         if quantization is not None and "_proj." in name:
             parts = _quantized(quantization, name.removesuffix(".weight"), shape)
         for part, stated in parts.items():
-            numbers = _lying(rng, stated) if lie == 0 and quantization is not None else stated
+            numbers = (
+                _lying(rng, stated) if rng is not None and lie == 0 and quantization is not None else stated
+            )
             lie -= 1
             header[part] = {
                 "dtype": _DTYPES[numbers.dtype.name],

@@ -61,6 +61,24 @@ def test_same_activations_same_result(kind: Type, isa: str, cols: int) -> None:
             assert torch.equal(out, whole[:n, :rows]), (rows, n)
 
 
+@each_isa
+@each_type
+def test_panels_alone(kind: Type, isa: str) -> None:
+    """The same bits as in the whole product, in the order asked for, -inf behind the last row."""
+    stream = stream_of(isa)
+    matrix = random_weights(kind, 100, 256).pack(stream)
+    x = load(activations("gaussian", 9, 256))
+    (whole,) = run_linear(stream, x, [matrix])
+    whole = torch.nn.functional.pad(whole, (0, 28), value=-torch.inf)
+    for n, panels in ((9, [3, 0]), (1, [1, 2, 3]), (2, [2])):
+        out = torch.full((n, 32 * len(panels)), torch.nan)
+        stream.linear_panels(x, n, matrix, torch.tensor(panels, dtype=torch.int32), out)
+        stream.wait()
+        assert torch.equal(out, torch.cat([whole[:n, 32 * p : 32 * p + 32] for p in panels], dim=1))
+    with pytest.raises(IndexError, match="panel 4"):
+        stream.linear_panels(x, 1, matrix, torch.tensor([4], dtype=torch.int32), out)
+
+
 # Measured, over all integer types: 2.8 to 3.0e-5, 1.0e-4, 1.3 to 1.5e-4. Floats: 2.6e-13.
 GEMM_GATES = {"gaussian": 3.3e-5, "heavy-tailed": 1.2e-4, "outlier channels": 1.65e-4}
 

@@ -49,6 +49,21 @@ def test_stored_rows_are_those_that_were_predicted(model: Path) -> None:
     assert torch.equal(stored.logits(39), expected[-1])
 
 
+def test_panels_alone_are_scored(model: Path) -> None:
+    """The likeliest of their tokens, with its probability among them, for each of several rows."""
+    drafting = Drafting(model, np.random.default_rng(3).integers(5, 600, 4).tolist())
+    whole, row = drafting.logits(1), drafting.rows(1, 2)
+    table = np.ascontiguousarray(drafting.kv_slots[None, 1:])
+    panels = np.array([1, 4, len(whole) // 32 - 1], np.int32)
+    scored = torch.cat([torch.arange(32 * panel, 32 * panel + 32) for panel in panels.tolist()])
+    found = drafting.block.predict(row, np.zeros(1, np.int32), table, panels)
+    assert found.token_ids.tolist() == [int(scored[whole[scored].argmax()])]
+    assert found.probabilities[0] == pytest.approx(float(whole[scored].softmax(0).max()), rel=1e-4)
+    only = np.array([found.token_ids[0] // 32], np.int32)
+    again = drafting.block.predict(row, np.zeros(1, np.int32), table, only)
+    assert again.token_ids.tolist() == found.token_ids.tolist()
+
+
 def test_a_file_without_it_is_refused() -> None:
     source = open_model(OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf")
     shape = read_checked_shape(source)

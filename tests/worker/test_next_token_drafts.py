@@ -12,6 +12,7 @@ import pytest
 
 from moeserve.worker.drafts.drafter import Drafter, Wanted
 from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
+from moeserve.worker.drafts.shortlist import Shortlist
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s, StepLayout
@@ -130,6 +131,24 @@ def test_bound_again_and_cached(runner: Runner, plain: Runner) -> None:
     assert report.preemptions + report.engine_losses > 0
     assert report.accepted_draft_tokens > ANSWER
     assert len(shown.noted) > ANSWER
+
+
+def test_drafts_from_a_shortlist(runner: Runner, plain: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only tokens that are frequent or near those of the request's text are drafted, and the answer stays the same."""
+    monkeypatch.setattr("moeserve.worker.drafts.shortlist.LEAST_COVERAGE", 0.0)
+    requests = asked(1, runner.ready().vocab_size, temperature=0.7)
+    expected, _ = serve(plain, requests, 0)
+    shown = show(runner, whole_texts(requests, expected))
+    inner, whole = shown.inner, shown.inner._shortlist
+    inner._shortlist = Shortlist(inner._sequences.tokens, runner.ready().vocab_size, frequent=64)
+    found, _ = serve(runner, requests, MOST)
+    inner._shortlist = whole
+    assert found == expected
+    assert len(shown.noted) > ANSWER / 2
+    for text, draft in shown.noted:
+        near = {0, 1} | {token // 32 for token in text}
+        assert {token // 32 for token in draft} <= near
+    assert any(token >= 64 for _, draft in shown.noted for token in draft)
 
 
 def test_its_own_drafts(runner: Runner, plain: Runner) -> None:

@@ -5,8 +5,9 @@ or a request begins; between turns the loop writes what answers have.
 
 A request that has no key and does not reach the engine is a stranger's: a refusal, a probe, a page. While answers are
 under way, all strangers together get a share of the thread's time. They have it in equal parts (`_FairQueue`), a third
-for each need: so heads are parsed, which may bring a key, and the server's health is told, whatever crowd asks for
-anything else. Whoever asks without end waits, and the kernel stops him when its buffers are full.
+for each need, for which it does not wait until the others' excess is paid: so heads are parsed, which may bring a key,
+and the server's health is told, whatever crowd asks for anything else. Whoever asks without end waits, and the kernel
+stops him when its buffers are full.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import time
 from abc import abstractmethod
 from collections import deque
@@ -29,6 +31,7 @@ from moeserve.httpserver.transport.request_state import state_of
 SHARE: Final = 0.1  # of the thread's time, for strangers while answers are under way
 BURST_S: Final = 0.05  # of the thread's time, saved up while there are none
 MAX_DEBT_S: Final = 0.02  # that costly requests leave: a fifth of a second until the next stranger's turn
+LEAST_WAIT_S: Final = 0.0002  # until it is paid: rounded, less might pay nothing
 SLICE_S: Final = 0.002  # of the thread's time until the loop has its turn; strangers have half of it
 MOST_BEGUN: Final = 8  # requests until then; one stranger's
 SLACK: Final = 64  # places of a queue whose connections have closed
@@ -110,6 +113,7 @@ class _FairQueue:
 
     def __init__(self, need: Need) -> None:
         self.used = 0.0  # of the thread's time, by all turns
+        self.debt = 0.0  # of it beyond this queue's third of strangers' share
         self._need = need
         self._clock = 0.0
         self._heap: list[tuple[float, int, Waiting]] = []
@@ -130,6 +134,7 @@ class _FairQueue:
 
     def charge(self, seconds: float) -> None:
         self.used += seconds
+        self.debt = min(self.debt + seconds, MAX_DEBT_S)
         self._clock += seconds / (4 * max(1, len(self._heap)))
 
     def drop_left(self, asking: Mapping[Waiting, int]) -> None:
@@ -168,21 +173,23 @@ class Turns:
 
     def ask(self, connection: Waiting) -> None:
         """`connection` gets a turn. It may have asked for it already."""
-        if connection not in self._asking:
-            self._queue(connection)
-            if self._next_run is None or not connection.account.is_strangers:
-                self._schedule()
+        if connection in self._asking:
+            return
+        if self._queue(connection) or self._next_run is None:
+            self._schedule()
 
-    def _queue(self, connection: Waiting) -> None:
-        """A place that it has already counts no more."""
+    def _queue(self, connection: Waiting) -> bool:
+        """A place that it has already counts no more. Returns whether it may come before all that wait."""
         place = self._asking[connection] = next(self._places)
         if not connection.account.is_strangers:
             self._admitted.append((place, connection))
-            return
+            return True
         queue = self._strangers[connection.need]
-        if not queue:
+        is_first = not queue
+        if is_first:
             queue.used = max(queue.used, self._used)
         queue.add(place, connection)
+        return is_first
 
     def forget(self, connection: Waiting) -> None:
         """It is closed, and gets no turn any more."""
@@ -193,6 +200,7 @@ class Turns:
     def charge(self, connection: Waiting, seconds: float) -> None:
         strangers = connection.account.charge(seconds)
         if strangers:
+            self._pay()  # for the time that has passed, this turn's among it: what is charged now is left to wait for
             self._debt = min(self._debt + strangers, MAX_DEBT_S)
             self._strangers[connection.account.need].charge(strangers)
             if connection in self._asking and connection.need is connection.account.need:
@@ -218,22 +226,28 @@ class Turns:
     def _schedule(self) -> None:
         if self._next_run is not None:
             self._next_run.cancel()
+        self._pay()
         loop = asyncio.get_running_loop()
-        if self._admitted or not self._is_over_share:
+        if self._admitted or self._strangers_turns():
             self._next_run = loop.call_soon(self._run)
         else:
-            self._next_run = loop.call_later(self._debt / self._share, self._run)
+            own = min((queue.debt for queue in self._strangers.values() if queue), default=math.inf)
+            wait = min(self._debt, own * len(self._strangers)) / self._share
+            self._next_run = loop.call_later(max(wait, LEAST_WAIT_S), self._run)
 
-    @property
-    def _is_over_share(self) -> bool:
-        return self._debt > 0 and self._is_busy()
+    def _strangers_turns(self) -> list[_FairQueue]:
+        """The queues of which one has the next turn."""
+        is_over_share = self._debt > 0 and self._is_busy()
+        return [
+            queue for queue in self._strangers.values() if queue and (queue.debt <= 0 or not is_over_share)
+        ]
 
     def _run(self) -> None:
         self._next_run = None
         self._pay()
         begun = 0
         until = time.thread_time() + SLICE_S
-        while not begun and not self._is_over_share and time.thread_time() < until - SLICE_S / 2:
+        while not begun and time.thread_time() < until - SLICE_S / 2:
             if (connection := self._next_stranger()) is None:
                 break
             begun += self._take_turn(connection)
@@ -246,7 +260,10 @@ class Turns:
 
     def _pay(self) -> None:
         now = time.monotonic()
-        self._debt = max(self._debt - self._share * (now - self._paid_at), -BURST_S)
+        paid = self._share * (now - self._paid_at)
+        self._debt = max(self._debt - paid, -BURST_S)
+        for queue in self._strangers.values():
+            queue.debt = max(queue.debt - paid / len(self._strangers), 0.0)
         self._paid_at = now
 
     def _take_turn(self, connection: Waiting) -> bool:
@@ -257,7 +274,7 @@ class Turns:
         return has_begun
 
     def _next_stranger(self) -> Waiting | None:
-        while queues := [queue for queue in self._strangers.values() if queue]:
+        while queues := self._strangers_turns():
             queue = min(queues, key=lambda queue: queue.used)
             self._used = max(self._used, queue.used)
             place, connection = queue.pop()

@@ -50,7 +50,12 @@ _SWAGGER_POLICY: Final = {
 } | {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:"}
 # The chat starts one worker, for PDF files. Text may not become a script's address there either: a policy of this name,
 # of which there can be one, gives that worker's.
-_CHAT_POLICY: Final = _POLICY | {"worker-src": "'self'", "trusted-types": "pdf-worker"}
+# Pictures that go with a question are data: URLs.
+_CHAT_POLICY: Final = _POLICY | {
+    "worker-src": "'self'",
+    "trusted-types": "pdf-worker",
+    "img-src": "'self' data:",
+}
 # It reads files of strangers, and needs nothing but its scripts: whatever a file makes it do, nothing leaves it.
 _PDF_POLICY: Final = dict.fromkeys(_POLICY, "'none'") | {
     "script-src": "'self'",

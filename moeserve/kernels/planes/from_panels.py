@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moeserve.kernels._C import PANEL_ROWS
 from moeserve.kernels.planes.books import BookBytes, pack_codes, pack_words
 from moeserve.kernels.planes.layout import K_BLOCK, Planes, supers_of
 from moeserve.kernels.planes.repack import pack_scales, unpack_scales
 from moeserve.quantization import BlockLayout, QuantType
 from moeserve.quantization.codebook import Codebook
 
-PANEL_ROWS = 32
 GROUP = 32  # columns
 VECTOR = 64  # bytes
 GROUPS = K_BLOCK // GROUP  # of a k block

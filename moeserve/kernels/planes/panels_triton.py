@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from moeserve.kernels._C import PANEL_ROWS
 from moeserve.kernels.launch import kernel, next_power_of_2
 from moeserve.kernels.planes.book_panels_triton import unpack_book_panels, unpack_scattered_books
-from moeserve.kernels.planes.from_panels import GROUP, PANEL_ROWS, PanelLayout, panels_to_planes
+from moeserve.kernels.planes.from_panels import GROUP, PanelLayout, panels_to_planes
 from moeserve.kernels.planes.layout import Planes, k_blocks_of
 from moeserve.quantization import QuantType, StoredScales
 

@@ -107,8 +107,8 @@ class CpuLoader:
         norm = self._vector(n.OUTPUT_NORM)
         if self._shape.logit_scale != 1.0:
             norm = norm * self._shape.logit_scale
-        output = LinearGroup([self._matrix(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)])
-        return CpuHead(norm, output, self._matrices[-1].bytes)
+        matrix = self._matrix(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)
+        return CpuHead(norm, matrix, LinearGroup([matrix]))
 
     def _next_token(self) -> CpuNextToken:
         index = self._shape.num_layers

@@ -157,8 +157,12 @@ class CpuLayer:
 @dataclass(frozen=True, slots=True)
 class CpuHead:
     norm: Tensor  # float32 [hidden]
-    output: LinearGroup  # [vocab, hidden]
-    bytes: int
+    matrix: Matrix  # [vocab, hidden]
+    output: LinearGroup  # the same
+
+    @property
+    def bytes(self) -> int:
+        return self.matrix.bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ class Split:
     # Expressions that come before, each on what those before it left: what they match are words.
     before: tuple[str, ...] = ()
     ignores_merges: bool = False  # a word that is a token stays one, where a file does not say otherwise
+    adds_bos: bool = False  # a text begins with the token for that, where a file does not say otherwise
 
     @property
     def expressions(self) -> tuple[str, ...]:
@@ -28,36 +29,73 @@ class Split:
 
 
 QWEN2 = Split(
-    ("qwen2", "deepseek-r1-qwen"),
+    ("qwen2", "deepseek-r1-qwen", "f2llmv2"),
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _ENDS,
     nfc=True,
 )
-HUNYUAN = replace(QWEN2, names=("hunyuan",), nfc=False)
+HUNYUAN = replace(QWEN2, names=("hunyuan", "megrez", "kormo", "solar-open"), nfc=False)
 # Combining marks are part of a word.
 QWEN35 = Split(
     ("qwen35",),
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _ENDS,
     nfc=True,
 )
-# Digits by three.
-GLM4 = Split(
-    ("glm4", "chatglm-bpe"),
-    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _ENDS,
+# Laguna's: lines first, so that blanks before a line end are no part of it.
+LAGUNA = replace(HUNYUAN, names=("laguna",), before=(r"[^\n]+|[\n]+",))
+# Each line end by itself.
+SEED_CODER = Split(
+    ("seed-coder",),
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _ENDS,
     nfc=False,
 )
+# K-EXAONE's: words with single spaces between them are one word, with their combining marks.
+EXAONE_MOE = Split(
+    ("exaone-moe",),
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+    nfc=False,
+)
+# Digits by three. Some tokens, as " \u738b", are reached by no merges.
+GLM4 = Split(
+    ("glm4", "glm5", "chatglm-bpe"),
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _ENDS,
+    nfc=False,
+    ignores_merges=True,
+)
 # Llama 3 cuts likewise.
-LLAMA3 = replace(GLM4, names=("llama-bpe", "llama-v3", "llama3"), ignores_merges=True)
-# GPT-2's words, with each digit by itself.
-SMOLLM = Split(
-    ("smollm",),
+LLAMA3 = replace(
+    GLM4,
+    names=("llama-bpe", "llama-v3", "llama3", "falcon3", "pixtral", "midm-2.0"),
+    adds_bos=True,
+)
+SMAUG = replace(GLM4, names=("smaug-bpe",), ignores_merges=False)
+MINICPM5 = Split(
+    ("minicpm5",),
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*" + _ENDS,
+    nfc=False,
+    before=(r"\p{N}{1,3}",),
+    ignores_merges=True,
+)
+GPT2 = Split(
+    ("gpt-2", "gigachat", "mellum", "trillion", "granite-docling", "a.x-4.0", "exaone4"),
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     nfc=False,
-    before=(r"\p{N}",),
+)
+# GPT-NeoX's, which OLMoE has too.
+OLMO = replace(GPT2, names=("olmo", "mpt"), nfc=True)
+# GPT-2's words, with each digit by itself; Granite's are so.
+SMOLLM = replace(GPT2, names=("smollm", "refact", "starcoder", "minerva-7b", "mellum2"), before=(r"\p{N}",))
+# Runs of anything but blanks and marks of many scripts, with one space before them.
+VIKING = Split(
+    ("viking",),
+    r"\p{N}",
+    nfc=False,
+    before=(" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+",),
 )
 # OpenAI's o200k: a word ends where its case rises, a contraction belongs to the word before it, slashes to punctuation.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 O200K = Split(
-    ("gpt-4o", "minimax-m2", "llama4"),
+    ("gpt-4o", "minimax-m2", "llama4", "kanana2", "talkie"),
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _ENDS,
@@ -70,16 +108,47 @@ TEKKEN = Split(
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _ENDS,
     nfc=False,
     ignores_merges=True,
+    adds_bos=True,
+)
+# Youtu's: runs of Korean, of marks and of Chinese and Japanese letters come first.
+YOUTU = replace(
+    O200K,
+    names=("youtu",),
+    expression=O200K.expression.replace(r"\p{N}{1,3}", r"\p{N}"),
+    before=(
+        "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f"
+        "\ufe30-\ufe4f]+|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    ),
+    ignores_merges=True,
 )
 
 # Digits by three and runs of Chinese and Japanese letters come first; then a mark may begin a word of Latin letters.
 # Line ends are characters of the expression, not escapes.
 DEEPSEEK_V3 = Split(
-    ("deepseek-v3",),
+    ("deepseek-v3", "joyai-llm"),
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
     "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     nfc=False,
     before=(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+)
+
+# Trinity's: digits by three from the right, and letters of more scripts that write no blanks between words; of Thai
+# those from the leading vowels on.
+AFMOE = replace(
+    DEEPSEEK_V3,
+    names=("afmoe",),
+    expression=DEEPSEEK_V3.expression.replace("\r\n", r"\r\n"),
+    before=(
+        r"(?<!\p{N})\p{N}{1,2}(?=(?:\p{N}{3})*(?!\p{N}))|\p{N}{3}",
+        "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+        "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+    ),
+)
+DEEPSEEK_CODER = Split(
+    ("deepseek-coder",),
+    r"\p{N}",
+    nfc=False,
+    before=("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"),
 )
 
 # DeepSeek-V2 and its coders: line ends, letters of the scripts that have cases, and punctuation of Latin and Chinese
@@ -126,8 +195,9 @@ KIMI_K2 = Split(
 SPLITS: dict[str, Split] = {
     name: split
     for split in (
-        *(HUNYUAN, QWEN2, QWEN35, LLAMA3, SMOLLM, GLM4, O200K, TEKKEN, DEEPSEEK_V3, DEEPSEEK_LLM),
-        KIMI_K2,
+        *(HUNYUAN, QWEN2, QWEN35, LAGUNA, SEED_CODER, EXAONE_MOE),
+        *(SMAUG, LLAMA3, GLM4, MINICPM5, OLMO, GPT2, SMOLLM, VIKING, O200K, TEKKEN, YOUTU),
+        *(AFMOE, DEEPSEEK_V3, DEEPSEEK_LLM, DEEPSEEK_CODER, KIMI_K2),
     )
     for name in split.names
 }

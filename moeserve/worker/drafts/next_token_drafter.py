@@ -24,6 +24,7 @@ import torch
 
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock, NextTokenRows
 from moeserve.worker.drafts.drafter import NO_DRAFT, Wanted
+from moeserve.worker.drafts.shortlist import Shortlist
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 Floats = npt.NDArray[np.float32]
@@ -47,11 +48,17 @@ class NextTokenDrafter:
     """See `Drafter`."""
 
     def __init__(
-        self, sequences: Sequences, block: CpuNextTokenBlock, least_probability: float = LEAST_PROBABILITY
+        self,
+        sequences: Sequences,
+        block: CpuNextTokenBlock,
+        least_probability: float = LEAST_PROBABILITY,
+        shortlist: Shortlist | None = None,
     ) -> None:
+        """shortlist: of the tokens that may be drafted; None: made for the vocabulary."""
         self._sequences = sequences
         self._block = block
         self._least = least_probability
+        self._shortlist = shortlist or Shortlist(sequences.tokens, block.vocab_size)
         slots = len(sequences.num_prompt)
         # Of each request slot: the model's last state, and the number of the row that takes it.
         self._states: Floats = np.zeros((slots, block.hidden_size), np.float32)
@@ -63,6 +70,7 @@ class NextTokenDrafter:
 
     def bind(self, slot: int, namespace: str) -> None:
         self.catch_up()
+        self._shortlist.bind(slot)
         self._states[slot] = 0.0
         self._next[slot] = self._stored[slot] = 0
 
@@ -80,12 +88,15 @@ class NextTokenDrafter:
             torch.from_numpy(self._states[slots]),
         )
         self._stored[slots] = length
+        panels = self._shortlist.panels(slots, length)
         depth = 0
         while len(active):
             positions = length - 2 + depth
             rows = NextTokenRows(tokens, states, positions, self._sequences.kv_slots[slots, positions + 1])
-            found = self._block.predict(rows, slots, self._sequences.kv_slots_ahead)
-            likely = found.probabilities >= self._least
+            found = self._block.predict(rows, slots, self._sequences.kv_slots_ahead, panels)
+            # Of what is not scored, the coverage says how much it is.
+            share = 1.0 if panels is None else self._shortlist.coverage[slots]
+            likely = found.probabilities * share >= self._least
             for at, token in zip(active[likely].tolist(), found.token_ids[likely].tolist(), strict=True):
                 drafts[at].append(token)
             depth += 1

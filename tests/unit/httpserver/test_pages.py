@@ -50,7 +50,8 @@ def test_a_file_needs_no_key_and_may_load_nothing_from_elsewhere(client: httpx.C
         policy |= {"style-src": "'self'", "img-src": "'self'", "require-trusted-types-for": "'script'"}
     if path == "/":  # which may start one worker, whose address a policy of this name gives
         assert (policy["worker-src"], policy["trusted-types"]) == ("'self'", "pdf-worker")
-        policy |= {"worker-src": "'none'", "trusted-types": "'none'"}
+        assert policy["img-src"] == "'self' data:"  # pictures that go with a question
+        policy |= {"worker-src": "'none'", "trusted-types": "'none'", "img-src": "'self'"}
     if path == "/web/pdf_worker.js":  # which reads files of strangers, and may load its scripts and no more
         allowed = {name for name, value in policy.items() if value != "'none'"}
         assert allowed == {"script-src", "worker-src", "require-trusted-types-for"}

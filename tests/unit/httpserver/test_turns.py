@@ -129,6 +129,39 @@ def test_who_has_used_up_less_comes_first_and_a_probe_before(monkeypatch: pytest
     assert order.index("fresh") <= 2
 
 
+@pytest.mark.parametrize("need", [Need.PARSE, Need.PROBE])
+def test_a_head_and_a_probe_do_not_wait_until_the_excess_of_others_is_paid(need: Need) -> None:
+    async def play() -> float:
+        served: list[Client] = []
+        mine = Turns()
+        flood(mine, served, 80, cost=0.02)  # a fifth of a second of the share
+        while len(served) < 10:
+            await asyncio.sleep(0.01)
+        probe = Client(served, 0.0005, need=need)
+        begun = CLOCK.now
+        mine.ask(probe)
+        while probe not in served:
+            await asyncio.sleep(0.001)
+        return CLOCK.now - begun
+
+    assert CLOCK.run(play()) < 0.05
+
+
+def test_probes_have_no_more_than_their_part_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "BURST_S", 0.0)
+
+    def begin(served: list[Client]) -> None:
+        mine = Turns()
+        flood(mine, served, 20)
+        for _ in range(20):
+            client = Client(served, 0.001, need=Need.PROBE)
+            client.turns = mine
+            mine.ask(client)
+
+    _, seconds = served_within(2.0, begin)
+    assert 0.6 * SHARE < seconds / 2.0 < 1.5 * SHARE
+
+
 def test_a_connection_that_was_closed_gets_no_turn() -> None:
     def begin(served: list[Client]) -> None:
         mine = Turns()

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from itertools import pairwise
 
 import pytest
 import regex
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeserve.models.sources.splits import (
+    AFMOE,
     BY_EXPRESSIONS,
+    DEEPSEEK_CODER,
     DEEPSEEK_LLM,
     DEEPSEEK_V3,
+    EXAONE_MOE,
     GLM4,
+    GPT2,
     KIMI_K2,
+    LAGUNA,
+    MINICPM5,
     O200K,
     QWEN2,
     QWEN35,
+    SEED_CODER,
     SMOLLM,
     SPLITS,
+    VIKING,
+    YOUTU,
     Split,
 )
 from moeserve.tokenizer.text_tokenizer import pre_tokenizer
@@ -50,8 +60,11 @@ TEXT = st.text(alphabet=st.sampled_from(" \n\r\tab'stS1٣ée\u0301中😀\u200d.
 ).map("".join)
 
 
+compiled = functools.cache(pre_tokenizer)
+
+
 def words(split: Split, text: str) -> list[str]:
-    pieces = [piece for piece, _ in pre_tokenizer(split).pre_tokenize_str(text)]
+    pieces = [piece for piece, _ in compiled(split).pre_tokenize_str(text)]
     return [bytes(BYTE_OF[character] for character in piece).decode() for piece in pieces]
 
 
@@ -66,6 +79,7 @@ def cut(expression: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("split", ALL, ids=lambda split: split.names[0])
+@settings(deadline=None, max_examples=50)
 @given(text=TEXT)
 def test_another_engine_finds_the_same_words(split: Split, text: str) -> None:
     found = words(split, text)
@@ -99,6 +113,23 @@ def test_another_engine_finds_the_same_words(split: Split, text: str) -> None:
         ),
         (KIMI_K2, "I'll add 12345//\n", ["I'll", " add", " ", "123", "45", "//\n"]),
         (KIMI_K2, "camelCase 世界です", ["camel", "Case", " ", "世界", "です"]),
+        (GPT2, "I'll DON'T 123", ["I", "'ll", " DON", "'", "T", " 123"]),
+        (LAGUNA, "a  \n\n b", ["a", "  ", "\n\n", " b"]),
+        (SEED_CODER, "a //\n\n 12", ["a", " //", "\n\n", " ", "1", "2"]),
+        (
+            EXAONE_MOE,
+            "see the end, 12 of a//\n\n",
+            ["see the end", ",", " ", "1", "2", " of a", "//\n", "\n"],
+        ),
+        (MINICPM5, "I'll add 12345", ["I", "'ll", " add", " ", "123", "45"]),
+        (VIKING, "see a. 12b", ["see", " a", ".", " ", "1", "2", "b"]),
+        (YOUTU, "camelCase 世界です한국12", ["camel", "Case", " ", "世界です", "한국", "1", "2"]),
+        (
+            AFMOE,
+            "add 1234567 12 123 世界",
+            ["add", " ", "1", "234", "567", " ", "12", " ", "123", " ", "世界"],
+        ),
+        (DEEPSEEK_CODER, "f(x) // 世界12", ["f", "(", "x", ")", " //", " ", "世界", "1", "2"]),
         (DEEPSEEK_V3, "print(x) // 世界です\r\n", ["print", "(x", ")", " //", " ", "世界です", "\r\n"]),
     ],
 )

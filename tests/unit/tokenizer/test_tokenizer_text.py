@@ -148,8 +148,8 @@ def test_a_byte_that_no_token_spells_does_not_vanish(tmp_path: Path) -> None:
     [
         ({"tokenizer__ggml__model": "bert"}, "'tokenizer.ggml.model' is 'bert', which is not supported"),
         (
-            {"tokenizer__ggml__pre": "viking"},
-            "'tokenizer.ggml.pre' is 'viking', which is not supported",
+            {"tokenizer__ggml__pre": "bloom"},
+            "'tokenizer.ggml.pre' is 'bloom', which is not supported",
         ),
         ({"tokenizer__ggml__pre": None}, "'tokenizer.ggml.pre' is missing"),
         ({"tokenizer__ggml__tokens": [*TOKENS[:-1], "ab"]}, "holds 'ab' twice"),

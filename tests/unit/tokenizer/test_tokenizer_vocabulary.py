@@ -66,6 +66,22 @@ def test_kinds_of_tokens(tmp_path: Path) -> None:
     assert (vocabulary.bos_id, vocabulary.add_bos) == (None, False)
 
 
+@pytest.mark.parametrize(
+    ("pre", "said", "expected"),
+    [
+        ("qwen2", {}, False),
+        ("llama-bpe", {}, True),
+        ("llama-bpe", {"tokenizer__ggml__add_bos_token": False}, False),
+    ],
+)
+def test_llama_3_begins_a_text_where_its_file_does_not_say(
+    tmp_path: Path, pre: str, said: dict[str, bool], expected: bool
+) -> None:
+    named = {"tokenizer__ggml__pre": pre, "tokenizer__ggml__bos_token_id": 258}
+    assert _vocabulary(tmp_path, **named, **said).add_bos is expected
+    assert not _vocabulary(tmp_path, tokenizer__ggml__pre=pre).add_bos
+
+
 def test_eos_comes_from_the_metadata_and_from_qwens_control_tokens(tmp_path: Path) -> None:
     end, text_end, think = (TOKENS.index(t) for t in ("<|im_end|>", "<|endoftext|>", "<think>"))
     assert _vocabulary(tmp_path).eos_ids == (end, text_end)

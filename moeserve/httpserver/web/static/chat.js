@@ -2,11 +2,13 @@
 
 import { streamChat } from "./api.js";
 import { receive } from "./answer.js";
+import { messageOf } from "./chat_message.js";
 import { setUpComposer } from "./composer.js";
-import { add, choose, fenced, newConversation, parentOf, path, versionsOf } from "./conversation.js";
+import { add, choose, newConversation, parentOf, path, versionsOf } from "./conversation.js";
 import { byId, el, number } from "./dom.js";
 import { notice } from "./notice.js";
 import { askForKey, awaitModel, setUpKeyDialog, setUpTheme } from "./page.js";
+import { keepPictures } from "./picture_store.js";
 import { requestFields, setUpSettings } from "./settings.js";
 import { setUpSidebar } from "./sidebar.js";
 import { keep, lastOpen, setOpen } from "./store.js";
@@ -18,6 +20,7 @@ let conversation = newConversation();
 let views = []; // of each message that is shown
 let running = null; // {controller, end}: of the answer that is coming
 let sidebar;
+let composer;
 
 const log = byId("log");
 
@@ -91,10 +94,14 @@ async function answer(message, fields = {}) {
   show();
   scrollToEnd();
   const controller = new AbortController();
-  const end = run(of, message, streamChat({ ...bodyOf(history), ...fields }, controller.signal), controller.signal);
+  const end = run(of, message, chunksOf(history, fields, controller.signal), controller.signal);
   running = { controller, end };
   setRunning(true);
   await end;
+}
+
+async function* chunksOf(history, fields, signal) {
+  yield* streamChat({ ...(await bodyOf(history)), ...fields }, signal);
 }
 
 async function run(of, message, chunks, signal) {
@@ -122,24 +129,20 @@ async function run(of, message, chunks, signal) {
 }
 
 async function keepOrSay(of) {
-  if (!(await keep(of))) notice("There is no room in this browser to keep this conversation.");
+  const isKept = (await keepPictures()) && (await keep(of));
+  if (!isKept) notice("There is no room in this browser to keep this conversation.");
 }
 
-function bodyOf(history) {
+async function bodyOf(history) {
   const { fields, system } = requestFields();
   const turns = history.filter((message) => message.content || message.role === "user");
   return {
     ...fields,
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...turns.map(forRequest)],
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...(await Promise.all(turns.map(messageOf)))],
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
     return_progress: true,
   };
-}
-
-function forRequest({ role, content, reasoning, attachments = [] }) {
-  const text = [...attachments.map(fenced), content].filter(Boolean).join("\n\n");
-  return reasoning ? { role, content: text, reasoning_content: reasoning } : { role, content: text };
 }
 
 function setRunning(isOn) {
@@ -200,7 +203,7 @@ async function start() {
   setUpTheme();
   setUpSettings();
   setUpKeyDialog(awaitAndWelcome);
-  setUpComposer({
+  composer = setUpComposer({
     send: (text, attachments) => ask(path(conversation).at(-1) ?? null, text, attachments),
     isBusy: () => running !== null,
   });
@@ -216,6 +219,7 @@ async function start() {
 async function awaitAndWelcome() {
   const model = await awaitModel();
   if (model === null) return;
+  composer.takesPictures(model.architecture.input_modalities.includes("image"));
   const context = `${number.format(model.max_model_len)} tokens of context`;
   byId("welcome-model").replaceChildren(el("strong", {}, model.id), `, ${context}`);
 }

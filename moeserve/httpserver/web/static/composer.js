@@ -6,7 +6,7 @@ import { notice } from "./notice.js";
 
 const TOUCH = matchMedia("(pointer: coarse)"); // no Shift to hold: Enter breaks the line, the button sends
 
-/** `send(text, attachments)` is called with a message unless `isBusy()`. */
+/** `send(text, attachments)` is called with a message unless `isBusy()`. Returns {takesPictures}: see `setUpFiles`. */
 export function setUpComposer({ send, isBusy }) {
   const form = byId("composer");
   const words = byId("words");
@@ -26,4 +26,5 @@ export function setUpComposer({ send, isBusy }) {
     form.requestSubmit();
   };
   words.placeholder = TOUCH.matches ? "Ask something" : "Ask something. Enter sends, Shift+Enter breaks the line";
+  return { takesPictures: files.takesPictures };
 }

@@ -58,16 +58,21 @@ export function matches(conversation, search) {
   return search.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
 
-/** What is shown of it, as a Markdown file. */
-export function asMarkdown(conversation) {
+/** What is shown of it, as a Markdown file. pictures: URLs by id. */
+export function asMarkdown(conversation, pictures) {
   const parts = path(conversation).map((message) => {
-    const files = (message.attachments ?? []).map(fenced);
+    const files = (message.attachments ?? []).map((file) => (file.picture ? pictureLink(file, pictures) : fenced(file)));
     return [message.role === "user" ? "## You" : "## The model", ...files, message.content].join("\n\n");
   });
   return `# ${titleOf(conversation)}\n\n${parts.join("\n\n")}\n`;
 }
 
-/** A file as part of a message: its name, and its text in a fence that is longer than any within. */
+function pictureLink({ name, picture }, pictures) {
+  const words = name.replace(/[\\[\]]/g, "\\$&");
+  return pictures.has(picture) ? `![${words}](${pictures.get(picture)})` : words;
+}
+
+/** A file of text as part of a message: its name, and its text in a fence that is longer than any within. */
 export function fenced({ name, text }) {
   const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map((run) => run.length));
   const fence = "`".repeat(longest + 1);
@@ -87,7 +92,7 @@ export function merged(ours, theirs) {
   return { ...ours, messages, chosen: { ...theirs?.chosen, ...ours.chosen } };
 }
 
-function newId() {
+export function newId() {
   const bytes = crypto.getRandomValues(new Uint8Array(12)); // randomUUID is kept from pages over plain HTTP
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -1,13 +1,17 @@
-// Files that go with a message: text and PDF, read here and sent as part of the question.
+// Files that go with a message: text and PDF, read here and sent as part of the question, and pictures.
 
 import { byId, el, number } from "./dom.js";
+import { isPicture, readPicture } from "./picture_files.js";
+import { addPicture } from "./picture_store.js";
 import { isPdf, MAX_PDF_BYTES, readPdf } from "./pdf_files.js";
 
 const MAX_BYTES = 1_000_000; // of a file of text
 
-/** The files that are waiting to be sent. `problem(text)` is told why one cannot be. */
+/** The files that are waiting to be sent. `problem(text)` is told why one cannot be. `takesPictures(is)` says whether the
+ *  model sees pictures; none are taken before. */
 export function setUpFiles(problem) {
   let waiting = [];
+  let seesPictures = false;
   const list = byId("files");
   const chooser = byId("chooser");
   byId("attach").onclick = () => chooser.click();
@@ -22,20 +26,27 @@ export function setUpFiles(problem) {
     attach(event.dataTransfer.files);
   };
   document.addEventListener("paste", (event) => {
-    if (!event.clipboardData.files.length) return;
+    const { files, types } = event.clipboardData;
+    const isText = types.includes("text/plain") && types.includes("text/html"); // of Office: cells, and a picture of them
+    if (!files.length || isText) return;
     event.preventDefault();
-    attach(event.clipboardData.files);
+    attach(files);
   });
-  return { take };
+  return { take, takesPictures };
+
+  function takesPictures(is) {
+    seesPictures = is;
+    byId("attach").ariaLabel = is ? "Attach pictures, text or PDF files" : "Attach text or PDF files";
+  }
 
   async function attach(files) {
     for (const file of [...files]) {
       const { signal, progress, done, drop } = announce(file.name);
-      const { text, remark, cause } = await read(file, signal, progress);
+      const { text, picture, remark, cause } = await read(file, seesPictures, signal, progress);
       if (signal.aborted) continue;
       if (cause || remark) problem(cause || remark);
       if (cause) drop();
-      else done(text);
+      else done({ text, ...picture });
     }
   }
 
@@ -43,7 +54,7 @@ export function setUpFiles(problem) {
   function announce(name) {
     const controller = new AbortController();
     const shown = el("span", {}, `${name}, reading …`);
-    const file = { name, text: null };
+    const file = { name, isRead: false };
     const drop = () => {
       controller.abort();
       item.remove();
@@ -56,9 +67,10 @@ export function setUpFiles(problem) {
     };
     const button = el("button", { type: "button", className: "quiet", ariaLabel: `Remove ${name}`, onclick: remove }, "✕");
     const item = el("li", {}, shown, button);
-    const done = (text) => {
-      file.text = text;
+    const done = (content) => {
+      Object.assign(file, content, { isRead: true });
       shown.textContent = nameAndSize(file);
+      if (file.url) item.prepend(el("img", { src: file.url, alt: "" }));
     };
     waiting.push(file);
     list.append(item);
@@ -66,14 +78,17 @@ export function setUpFiles(problem) {
     return { signal: controller.signal, progress: (text) => (shown.textContent = `${name}, ${text} …`), done, drop };
   }
 
-  /** Returns the files, {name, text}, which wait no longer; null while one of them is being read. */
+  /** Returns the files, which wait no longer, {name, text} or {name, picture, width, height}; null while one of them is
+   *  being read. */
   function take() {
-    const unread = waiting.find(({ text }) => text === null);
+    const unread = waiting.find(({ isRead }) => !isRead);
     if (unread) {
       problem(`${unread.name} is still being read.`);
       return null;
     }
-    const taken = waiting;
+    const taken = waiting.map(({ name, text, url, width, height }) =>
+      url ? { name, picture: addPicture(url), width, height } : { name, text },
+    );
     waiting = [];
     list.replaceChildren();
     list.hidden = true;
@@ -81,13 +96,17 @@ export function setUpFiles(problem) {
   }
 }
 
-export function nameAndSize({ name, text }) {
-  return `${name}, ${number.format(text.length)} characters`;
+export function nameAndSize({ name, text, width, height }) {
+  return text === undefined ? `${name}, ${width} × ${height}` : `${name}, ${number.format(text.length)} characters`;
 }
 
-/** {text, remark}, or {cause}: why the file cannot be sent. */
-async function read(file, signal, progress) {
+/** {text, remark} or {picture}, or {cause}: why the file cannot be sent. */
+async function read(file, seesPictures, signal, progress) {
   try {
+    if (isPicture(file)) {
+      if (seesPictures) return await readPicture(file);
+      return { cause: `${file.name} is a picture, and this model reads text only. Copy the words of the picture.` };
+    }
     const isOfPages = isPdf(file.name, await file.slice(0, 5).text());
     const most = isOfPages ? MAX_PDF_BYTES : MAX_BYTES;
     if (file.size > most) return { cause: `${file.name} is larger than ${number.format(most)} bytes.` };
@@ -106,5 +125,5 @@ function readText(file, bytes) {
   } catch (error) {
     if (!(error instanceof TypeError)) throw error;
   }
-  return { cause: `${file.name} is neither text nor a PDF. Models here read text only: copy the words of a picture.` };
+  return { cause: `${file.name} is neither text nor a PDF nor a picture.` };
 }

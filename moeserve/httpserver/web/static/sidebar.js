@@ -3,6 +3,7 @@
 import { asMarkdown, matches, titleOf } from "./conversation.js";
 import { byId, el } from "./dom.js";
 import { notice } from "./notice.js";
+import { forgetPictures, picturesOf, putPictures } from "./picture_store.js";
 import { conversationOf, conversations, forget, keep } from "./store.js";
 
 const HIDDEN = "moeserve.list-hidden";
@@ -100,20 +101,26 @@ export function setUpSidebar({ current, opened, deleted }) {
   async function remove({ id }, title) {
     await deleted(id); // first: an answer that is coming is kept when it ends
     const last = await conversationOf(id);
+    const pictures = await picturesOf(last);
     await forget(id);
+    await forgetPictures(pictures.keys());
     await refresh();
     notice(`Deleted “${title}”.`, "Undo", async () => {
+      await putPictures(pictures);
       await keep(last);
       await refresh();
     });
   }
 
   async function exportOne({ id }, title) {
-    download(`${title}.md`, "text/markdown", asMarkdown(await conversationOf(id)));
+    const conversation = await conversationOf(id);
+    download(`${title}.md`, "text/markdown", asMarkdown(conversation, await picturesOf(conversation)));
   }
 
   async function exportAll() {
-    download("conversations.json", "application/json", JSON.stringify(await conversations(), null, 1));
+    const all = await conversations();
+    const whole = all.map(async (one) => ({ ...one, pictures: Object.fromEntries(await picturesOf(one)) }));
+    download("conversations.json", "application/json", JSON.stringify(await Promise.all(whole), null, 1));
   }
 }
 

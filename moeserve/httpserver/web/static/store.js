@@ -1,32 +1,11 @@
 // The conversations, kept in this browser (IndexedDB) until they are deleted.
 
 import { merged } from "./conversation.js";
+import { hadRoom, openStore } from "./database.js";
 
-const NAME = "moeserve";
-const STORE = "conversations";
 const OPEN = "moeserve.open"; // the id of the one that this tab shows
 
-let opening = null;
-
-function database() {
-  opening ??= new Promise((resolve, reject) => {
-    const request = indexedDB.open(NAME, 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
-  return opening;
-}
-
-/** Runs `use(store)`, which returns a request, and waits until what it did is on the disk. */
-async function transact(mode, use) {
-  const transaction = (await database()).transaction(STORE, mode);
-  const request = use(transaction.objectStore(STORE));
-  return new Promise((resolve, reject) => {
-    transaction.oncomplete = () => resolve(request?.result);
-    transaction.onabort = transaction.onerror = () => reject(transaction.error);
-  });
-}
+const transact = openStore("moeserve", "conversations");
 
 /** All of them, the latest first. */
 export async function conversations() {
@@ -36,16 +15,12 @@ export async function conversations() {
 
 /** Keeps a conversation, with what another tab has added to it. Returns whether there was room. */
 export async function keep(conversation) {
-  try {
-    await transact("readwrite", (store) => {
+  return hadRoom(() =>
+    transact("readwrite", (store) => {
       const before = store.get(conversation.id);
       before.onsuccess = () => store.put(merged(conversation, before.result));
-    });
-    return true;
-  } catch (error) {
-    if (error?.name !== "QuotaExceededError") throw error;
-    return false;
-  }
+    }),
+  );
 }
 
 export async function forget(id) {

@@ -2,6 +2,7 @@
 
 import { copyButton, el, number, oneDigit, seconds } from "./dom.js";
 import { nameAndSize } from "./files.js";
+import { thumbnail } from "./thumbnails.js";
 import { showMarkdown } from "./markdown.js";
 
 /** The user's words and files, as they are. `edited(text)` is called with the words that make another version. */
@@ -46,6 +47,7 @@ export function userTurn(message, { versions, edited }) {
 }
 
 function attachment(file) {
+  if (file.picture) return thumbnail(file);
   const text = el("pre", { tabIndex: 0 }, file.text);
   return el("details", { className: "file" }, el("summary", {}, nameAndSize(file)), text);
 }

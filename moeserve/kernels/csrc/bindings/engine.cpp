@@ -47,6 +47,7 @@ void build_plan(AttentionPlan& plan, nb::handle rows, nb::handle counts, nb::han
 
 void bind_engine(nb::module_& m) {
   using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
+  m.attr("PANEL_ROWS") = kPanelRows;
   m.def("quantized_row_bytes", &quantized_row_bytes, "cols"_a);
   m.def(
       "dequantize_row",
@@ -125,6 +126,7 @@ void bind_engine(nb::module_& m) {
       .def("softcap", &Stream::softcap)
       .def("gelu_gate", &Stream::gelu_gate, "gate"_a.none(), "up"_a, "column"_a, "n"_a, "out"_a)
       .def("linear", &Stream::linear)
+      .def("linear_panels", &Stream::linear_panels)
       .def("rope_store", &Stream::rope_store, "q"_a, "k"_a.none(), "v"_a.none(), "q_norm"_a.none(),
            "k_norm"_a.none(), "eps"_a, "cos"_a, "sin"_a, "positions"_a.none(), "slots"_a, "kv"_a, "n"_a,
            "heads"_a, "kv_heads"_a, "dim"_a, "value_dim"_a, "scale"_a.none(), "v_norm"_a.none(), "v_from_k"_a,

@@ -212,6 +212,15 @@ void Stream::linear(const Activations& x, int n, const LinearGroup& weights, con
   pool_.submit(op);
 }
 
+void Stream::linear_panels(const Activations& x, int n, const Matrix& weights, Tensor panels, Tensor out) {
+  check_activations(x, "x", n, weights.cols, weights.integer());
+  const auto count = static_cast<int>(tensor_arg(panels, "panels", Element::kInt32).size());
+  const auto* ids = sized_arg<int32_t>(panels, "panels", count);
+  check_ids("panel", ids, count, weights.panels);
+  pool_.submit(PanelsOp{kernels_, x, n, &weights, ids, count,
+                        rows_arg<float>(out, "out", n, int64_t{kPanelRows} * count)});
+}
+
 void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
                         Tensor sin, Tensor positions, Tensor slots, nb::object layer, int n, int heads,
                         int kv_heads, int dim, int value_dim, nb::object scale, Tensor v_norm, bool v_from_k,

@@ -58,6 +58,7 @@ class Stream {
   void softcap(Tensor x, int n, float cap);
   void gelu_gate(Tensor gate, Tensor up, int column, int n, const Activations& out);
   void linear(const Activations& x, int n, const LinearGroup& weights, const nanobind::list& out, bool add);
+  void linear_panels(const Activations& x, int n, const Matrix& weights, Tensor panels, Tensor out);
   // kv: a KvLayer of cpu_stream.py.
   void rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
                   Tensor sin, Tensor positions, Tensor slots, nanobind::object kv, int n, int heads,

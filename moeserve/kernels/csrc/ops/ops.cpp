@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <limits>
 #include <new>
 
 namespace moeserve {
@@ -147,6 +148,27 @@ BytesAhead LinearOp::reads_first(const Team& team) const {
   if (!halved) return {w[j]->panel(0, piece).data, pieces * bytes};
   constexpr int kColumn = kPanelRows * sizeof(float);
   return {w[j]->panel(0, piece / 2).data + piece % 2 * (kColumn / 2), bytes, kColumn};
+}
+
+void PanelsOp::operator()(Team& team) const {
+  team.last_phase();
+  team.for_claimed_units(count, [&](int64_t unit, Claim& claim) {
+    alignas(64) float tile[kMostTokens * kPanelRows];
+    const void* rows[kMostTokens];
+    const int64_t panel = panels[unit];
+    const int valid = w->valid_rows(panel);
+    for (int t0 = 0; t0 < n; t0 += kMostTokens) {
+      const int tokens = std::min(kMostTokens, n - t0);
+      for (int t = 0; t < tokens; ++t) rows[t] = x.row(w->integer(), t0 + t);
+      k->gemm[w->type](w->panel(0, panel), nullptr, w->cols, rows, tokens, tile);
+      if (!claim()) return;
+      for (int t = 0; t < tokens; ++t) {
+        float* o = out + ((t0 + t) * int64_t{count} + unit) * kPanelRows;
+        std::copy_n(tile + t * kPanelRows, valid, o);
+        std::fill(o + valid, o + kPanelRows, -std::numeric_limits<float>::infinity());
+      }
+    }
+  });
 }
 
 void KvPool::store(const Kernels& k, const float* x, int count, int64_t at) const {

@@ -163,6 +163,19 @@ struct LinearOp {
   void compute(int j, int64_t panel, int half, Claim& claim) const;
 };
 
+// The outputs of some panels of a matrix alone: out[t, 32 i + r] = x[t] . row r of panel panels[i]; -infinity behind the last
+// row. Panels lie where they lie: any thread computes any of them, whichever NUMA node it is on.
+struct PanelsOp {
+  const Kernels* k;
+  Activations x;
+  int n;
+  const Matrix* w;
+  const int32_t* panels;  // [count]
+  int count;
+  float* out;  // [n, 32 * count]
+  void operator()(Team& team) const;
+};
+
 // Keys or values of one layer, [slots, kv_heads, width of a head]: float16, or int8 codes (q8_0) with a float16 scale for each 32.
 struct KvPool {
   void* data;

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from moeserve.kernels._C import PANEL_ROWS
 from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
@@ -71,6 +72,10 @@ class CpuNextTokenBlock:
         return self._shape.hidden_size
 
     @property
+    def vocab_size(self) -> int:
+        return self._shape.vocab_size
+
+    @property
     def most_rows(self) -> int:
         """The most rows of a call."""
         return len(self._space.x)
@@ -104,9 +109,12 @@ class CpuNextTokenBlock:
         )
         stream.wait()
 
-    def predict(self, rows: NextTokenRows, req_slots: Int32s, slot_table: Int32s) -> Predicted:
+    def predict(
+        self, rows: NextTokenRows, req_slots: Int32s, slot_table: Int32s, panels: Int32s | None = None
+    ) -> Predicted:
         """Computes one row of each of these requests, whose rows before it are stored. slot_table: int32 [request
-        slots, positions], C order: the KV slots of row q at q - 1."""
+        slots, positions], C order: the KV slots of row q at q - 1. panels: int32, of the head's rows, whose tokens
+        alone are scored; None: all."""
         n = len(rows.token_ids)
         form, each = self._form, np.arange(n, dtype=np.int32)
         counts = np.ones(n, np.int32)
@@ -126,7 +134,7 @@ class CpuNextTokenBlock:
         batch = CpuBatch(n, torch.from_numpy(rows.positions), torch.from_numpy(rows.kv_slots))
         self._forward_layer(self._shape.num_layers, batch)
         self._stream.norm(self._space.x, self._w.head_norm, self._shape.rms_eps, n, self._own.states)
-        best, shares = zip(*self._likeliest(n), strict=True)
+        best, shares = zip(*self._likeliest(n, panels), strict=True)
         self.bytes_read += self._w.dense_bytes
         return Predicted(np.concatenate(best), np.concatenate(shares), self._own.states.f32[:n])
 
@@ -141,19 +149,33 @@ class CpuNextTokenBlock:
         stream.linear(own.token, n, w.from_token, [space.x])
         stream.linear(own.state, n, w.from_state, [space.x], add=True)
 
-    def _likeliest(self, n: int) -> Iterator[tuple[Int32s, npt.NDArray[np.float32]]]:
-        """The likeliest token of each of the first n rows, some at a time, and its probability."""
-        stream, space, head = self._stream, self._space, self._head
+    def _likeliest(self, n: int, panels: Int32s | None) -> Iterator[tuple[Int32s, npt.NDArray[np.float32]]]:
+        """The likeliest token of each of the first n rows, some at a time, and its probability among those scored."""
+        stream, space = self._stream, self._space
         most = len(space.logits)
         for first in range(0, n, most):
             m = min(most, n - first)
             rows = torch.arange(first, first + m, dtype=torch.int32)
             stream.norm(space.x, self._w.head_norm, self._shape.rms_eps, m, space.final, rows)
-            stream.linear(space.final, m, head.output, [space.logits])
+            logits = self._score(m, panels)
             if self._shape.logit_softcap:
-                stream.softcap(space.logits, m, self._shape.logit_softcap)
+                stream.softcap(logits, m, self._shape.logit_softcap)
             stream.wait()
-            self.bytes_read += head.bytes
-            logits = space.logits[:m]
             highest, best = logits.max(dim=1)
-            yield best.int().numpy(), (highest - logits.logsumexp(dim=1)).exp().numpy()
+            ids: Int32s = best.int().numpy()
+            if panels is not None:
+                ids = panels[ids // PANEL_ROWS] * PANEL_ROWS + ids % PANEL_ROWS
+            yield ids, (highest - logits.logsumexp(dim=1)).exp().numpy()
+
+    def _score(self, m: int, panels: Int32s | None) -> Tensor:
+        """Queues the head for m rows of `final`: float32 [m, tokens that are scored]."""
+        stream, space, head = self._stream, self._space, self._head
+        if panels is None:
+            stream.linear(space.final, m, head.output, [space.logits])
+            self.bytes_read += head.bytes
+            return space.logits[:m]
+        count = PANEL_ROWS * len(panels)
+        logits = space.logits.view(-1)[: m * count].view(m, count)
+        stream.linear_panels(space.final, m, head.matrix, torch.from_numpy(panels), logits)
+        self.bytes_read += head.bytes * count // head.matrix.rows
+        return logits

@@ -14,7 +14,7 @@ import numpy as np
 
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf.metadata import MetadataValue, StringArray
-from moeserve.models.sources.splits import BY_EXPRESSIONS, Split
+from moeserve.models.sources.splits import BY_EXPRESSIONS, GPT2, Split
 
 from .json_files import read_json, read_text
 from .spaced_bpe import check_spaced, is_spaced, spaced_kinds
@@ -112,9 +112,9 @@ def _check_kind(path: Path, tokenizer: Mapping[str, Any]) -> None:
 def _split(path: Path, tokenizer: Mapping[str, Any]) -> Split:
     """Raises ModelError for a pre_tokenizer that is not one of those in `sources/splits.py`."""
     pre = tokenizer.get("pre_tokenizer")
-    steps = pre.get("pretokenizers") if isinstance(pre, dict) and pre.get("type") == "Sequence" else None
+    steps = pre.get("pretokenizers") if isinstance(pre, dict) and pre.get("type") == "Sequence" else [pre]
     split = None
-    if isinstance(steps, list) and len(steps) > 1 and all(isinstance(step, dict) for step in steps):
+    if isinstance(steps, list) and steps and all(isinstance(step, dict) for step in steps):
         split = _split_of(steps[:-1], steps[-1])
     if split is None:
         raise ModelError(path, "its pre_tokenizer is not supported")
@@ -123,6 +123,9 @@ def _split(path: Path, tokenizer: Mapping[str, Any]) -> Split:
 
 def _split_of(cuts: list[dict[str, Any]], to_bytes: dict[str, Any]) -> Split | None:
     cuts = [_digits_as_split(cut) for cut in cuts]
+    if to_bytes.get("use_regex", True):
+        cuts.append(_SPLIT_STEPS[0] | {"pattern": {"Regex": GPT2.expression}})
+        to_bytes = to_bytes | {"use_regex": False}
     # What a step that removes what it does not match leaves would be another text for the next.
     forms = _SPLIT_STEPS if len(cuts) == 1 else _SPLIT_STEPS[:1]
     if not all(any(cut.items() >= wanted.items() for wanted in forms) for cut in cuts):

@@ -1,0 +1,95 @@
+"""Which tokens the next-token block scores for a draft: a part of the vocabulary, as the head is most of its time.
+
+A draft may be wrong, so a token that is not scored costs speed alone. The rows of the head lie in panels of 32. Scored
+are the first eighth of the vocabulary, because byte-pair encodings number tokens by frequency, and the panels that hold
+tokens of the request's own text: names, its language, its digits. Nothing of one request is known to another's drafts.
+
+The share of a request's tokens that were scored before they came is its coverage. Where it is low, as in a language
+that was rare when the vocabulary was made, the whole head is read. Measured: docs/results/cpu-engine.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.kernels._C import PANEL_ROWS
+from moeserve.worker.sequences import Int32s
+
+LEAST_VOCABULARY: Final = 1 << 15  # below which the whole head is read
+FREQUENT: Final = 8  # the vocabulary's first one in so many is always scored
+LEAST_COVERAGE: Final = 0.8
+KEEP: Final = 0.98  # of the coverage, beside a new token's
+_NEVER: Final = -1
+
+
+class Shortlist:
+    def __init__(self, tokens: Int32s, vocab_size: int, frequent: int | None = None) -> None:
+        """tokens: int32 [request slots, positions]. frequent: ids below it are always scored, a multiple of PANEL_ROWS;
+        None: as the vocabulary's size makes it. As many at most are scored beside them."""
+        if frequent is None:
+            share = -(-vocab_size // (FREQUENT * PANEL_ROWS)) * PANEL_ROWS
+            frequent = vocab_size if vocab_size < LEAST_VOCABULARY else share
+        self._tokens = tokens
+        self._first = frequent // PANEL_ROWS  # panel beside the frequent ones
+        panels = -(-vocab_size // PANEL_ROWS)
+        self._has_rest = self._first < panels
+        slots = len(tokens)
+        # Of each slot: where each of the other panels was last seen.
+        self._seen: Int32s = np.full((slots, max(panels - self._first, 0)), _NEVER, np.int32)
+        self._known = [0] * slots  # tokens that are taken in
+        self.coverage: npt.NDArray[np.float32] = np.ones(slots, np.float32)
+
+    def bind(self, slot: int) -> None:
+        """Another request takes the slot."""
+        if self._has_rest:
+            self._seen[slot] = _NEVER
+            self._known[slot], self.coverage[slot] = 0, 1.0
+
+    def panels(self, slots: Int32s, length: Int32s) -> Int32s | None:
+        """The panels to score for these requests, of whose texts the first `length` tokens are known: int32, ascending.
+        None: all."""
+        if not self._has_rest:
+            return None
+        for slot, end in zip(slots.tolist(), length.tolist(), strict=True):
+            self._learn(slot, end)
+        if (self.coverage[slots] < LEAST_COVERAGE).any():
+            return None
+        rest = np.unique(np.concatenate([self._latest(slot) for slot in slots.tolist()]))
+        if 2 * (self._first + len(rest)) > self._first + self._seen.shape[1]:
+            return None
+        return np.concatenate([np.arange(self._first, dtype=np.int32), self._first + rest.astype(np.int32)])
+
+    def _latest(self, slot: int) -> npt.NDArray[np.int64]:
+        """The other panels of a request, the latest ones if there are too many."""
+        seen = self._seen[slot]
+        found = np.flatnonzero(seen != _NEVER)
+        if len(found) <= self._first:
+            return found
+        return found[np.argpartition(seen[found], -self._first)[-self._first :]]
+
+    def _learn(self, slot: int, end: int) -> None:
+        first, self._known[slot] = self._known[slot], max(end, self._known[slot])
+        if first >= end:
+            return
+        panels = self._tokens[slot, first:end] // PANEL_ROWS - self._first
+        is_scored = panels < 0  # pictures' numbers, too, which are below 0
+        places = np.flatnonzero(~is_scored)
+        rest = panels[places]
+        was_seen = self._seen[slot, rest] != _NEVER
+        _, firsts = np.unique(rest, return_index=True)
+        is_first = np.zeros(len(rest), np.bool_)
+        is_first[firsts] = True
+        is_scored[places] = was_seen | ~is_first
+        np.maximum.at(self._seen[slot], rest, first + places.astype(np.int32))
+        self.coverage[slot] = _averaged(float(self.coverage[slot]), is_scored)
+
+
+def _averaged(before: float, outcomes: Sequence[bool] | npt.NDArray[np.bool_]) -> float:
+    """A moving average that takes these outcomes in, the last one last."""
+    ages = np.arange(len(outcomes) - 1, -1, -1)
+    taken: float = ((1.0 - KEEP) * KEEP**ages * outcomes).sum()
+    return before * KEEP ** len(outcomes) + taken

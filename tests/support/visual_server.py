@@ -1,0 +1,69 @@
+"""An httpserver whose model sees pictures, and a scripted visual server beside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from moeserve.messages.channels import PullChannel
+from moeserve.messages.codec import TO_VISUALSERVER
+from moeserve.messages.pictures import EncodePicture, PictureEncoded
+from moeserve.messages.schema import ProcessReady
+from moeserve.processes.embedding_files import EmbeddingFiles
+from moeserve.processes.runtime_paths import RuntimePaths
+from tests.support.http_harness import HttpServer, ready_message, within
+from tests.support.picture_fixture import MODEL, TOWER
+
+Answer = Callable[[EncodePicture], msgspec.Struct | None]
+
+
+class VisualServer:
+    """In the visual server's place: 3 x 2 tokens for every picture."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self.paths = RuntimePaths(Path(server.directory.name))
+        self.pictures: list[EncodePicture] = []
+        self.files = EmbeddingFiles(self.paths.spans)
+        self.answer: Answer = self.encoded
+        self._server = server
+        self._inbox = PullChannel(server._context, self.paths.visualserver, TO_VISUALSERVER)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def encoded(self, picture: EncodePicture) -> PictureEncoded:
+        handle = self.files.write(bytes(6 * 4 * 128))
+        return PictureEncoded(picture.id, 3, 2, bytes(32), handle, 0.5, len(self.pictures) > 1)
+
+    def _run(self) -> None:
+        while self._server._running:
+            message = self._inbox.recv(timeout=0.05)
+            if isinstance(message, EncodePicture):
+                self.pictures.append(message)
+                answer = self.answer(message)
+                if answer is not None:
+                    self._server.send(answer)
+
+    @property
+    def left(self) -> list[str]:
+        """Files of embeddings."""
+        return [path.name for path in self.paths.spans.glob("*")]
+
+
+@contextmanager
+def seeing_server() -> Iterator[tuple[HttpServer, VisualServer]]:
+    server = HttpServer(model=str(MODEL), mmproj=str(TOWER))
+    try:
+        visual = VisualServer(server)
+        assert isinstance(server.start_message(), ProcessReady)
+        ready = ready_message(server.tokenizer.vocabulary.size)
+        server.send(
+            msgspec.structs.replace(ready, ready=msgspec.structs.replace(ready.ready, embedding_size=128))
+        )
+        assert within(30, lambda: server.get("/health").status_code == 200)
+        yield server, visual
+    finally:
+        server.close()
