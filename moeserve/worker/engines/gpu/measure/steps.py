@@ -23,8 +23,8 @@ def measure_steps(
     on_timed: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[MeasuredStep]:
     """Decode steps of 1, 2, 4 .. rows at short contexts, those of drafts among them, and chunks of 16, 32 .. tokens at
-    the beginning of a prompt and deep in one; a second or two. agree: makes seconds the same on all of several GPUs, so that they run the same
-    steps. on_timed: how many sizes there are so far, and at most."""
+    the beginning of a prompt and deep in one; a second or two. agree: makes seconds the same on all of several GPUs, so
+    that they run the same steps. on_timed: how many sizes there are so far, and at most."""
     measured = []
     largest = min(engine.max_step_rows, max_model_len)
     decode_rows = min(max(max_num_seqs, engine.facts.max_drafts_size), engine.max_step_rows)
