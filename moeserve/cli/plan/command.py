@@ -33,6 +33,7 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.gpu_drafts import check_gpu_drafts
 from moeserve.placement.group import refuse_placement_flags
 from moeserve.placement.options import (
     heat_counts,
@@ -87,12 +88,15 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     if config.parallel != "auto":
         raise ConfigError("--parallel: has no effect with one GPU; leave it out, or say --gpus 2")
     gguf = open_metadata(Path(config.model))
-    drafts = drafts_of(config)
-    model = drafting_shape(read_checked_shape(gguf), gguf, None if drafts is None else drafts.method)
+    gpu, drafts = _gpu_memory(config, args), drafts_of(config)
+    model = read_checked_shape(gguf)
+    if gpu is not None:
+        check_gpu_drafts(config, model)
+    elif drafts is not None:
+        model = drafting_shape(model, gguf, drafts.method)
     layout = layout_of(config, model)
     sizes = ModelSizes.of(gguf.tensors, layout)
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
-    gpu = _gpu_memory(config, args)
     gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
     options = placement_options(config, model)
     usable = None if gpu is None else usable_gpu_bytes(config, gpu)

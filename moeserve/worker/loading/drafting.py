@@ -7,7 +7,6 @@ from functools import partial
 from moeserve.config import ServerConfig, drafts_of
 from moeserve.errors import ConfigError
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
-from moeserve.models.interface import ModelShape
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.made_drafter import make_drafter
@@ -39,21 +38,3 @@ def refuse_records_of_drafts(config: ServerConfig) -> None:
     ):
         if config.speculative_config is not None and value is not None:
             raise ConfigError(f"{flag} and --speculative-config exclude one another: leave one of them out")
-
-
-def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
-    """Raises ConfigError for drafts that a GPU does not compute."""
-    drafts = drafts_of(config)
-    if drafts is None:
-        return
-    refuse_records_of_drafts(config)
-    if shape.delta_net is not None:
-        raise ConfigError(
-            "--speculative-config: drafts of models with recurrent state are computed on the CPU alone so far; leave "
-            "it out, or say --device cpu"
-        )
-    if drafts.lookup is None:
-        raise ConfigError(
-            "--speculative-config: the model's own block drafts on the CPU alone so far; with a GPU say "
-            '{"method": "ngram", "num_speculative_tokens": 4}'
-        )

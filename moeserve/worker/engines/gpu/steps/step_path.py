@@ -178,7 +178,7 @@ def _fits_prompts_graph(step: StepShape, path: StepPath, facts: StepFacts) -> bo
         return False
     if not path.has_tiles:
         return True
-    chunks = step.counts[path.num_decode :]
+    chunks = step.counts[sequences_alone(step.counts, path.num_decode) :]
     return int((-(-chunks // facts.tile_tokens)).sum()) <= room
 
 
@@ -201,6 +201,11 @@ def rows_alone(
     if not is_chunk.any():
         return num_rows
     return int(counts[: np.argmax(is_chunk)].sum())
+
+
+def sequences_alone(counts: npt.NDArray[np.int32], num_decode: int) -> int:
+    """How many of the first sequences have the first `num_decode` rows: fewer where some rows are drafts."""
+    return int(np.searchsorted(np.cumsum(counts), num_decode, side="right"))
 
 
 # ---------------------------------------------------------------- before the first step
