@@ -124,8 +124,9 @@ class Side:
             if not world.in_flight:
                 break
             world.result()
-        # Neither the first steps, some of which have prompts, nor those where some requests have ended.
-        steps = [step for step in self._results[8:] if len(step[1].sampled) == streams]
+        # Neither the steps that have prompts, nor those where a quarter of the requests have ended.
+        steps = self._results[-(-streams * PROMPT // 512) + 1 :]
+        steps = [step for step in steps if len(step[1].sampled) >= 0.75 * streams]
         entries = [one.accepted for _, result in steps for one in result.sampled]
         tokens = sum(1 + (len(one.token_ids) if one else 0) for one in entries)
         drafts = sum(one.drafted if one else 0 for one in entries)
