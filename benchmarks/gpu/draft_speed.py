@@ -1,7 +1,6 @@
 """Speed of a GPU engine with drafts of which a share is right, beside none, by wall clock.
 
-    python -m benchmarks.family_file header.gguf --shape qwen3-30b-a3b [--layers N]
-    python -m benchmarks.gpu.draft_speed header.gguf [--right 0.88 0.7 0.5 0] [--streams 1 8 64] [--num-gpu-experts 64]
+`benchmarks.draft_speed --device cuda` runs it, on a header without weights (`benchmarks.family_file`).
 
 Weights are random, so that no draft is right by itself. So each drafted position is sampled as ever, and then the
 token is replaced: with the probability --right by the draft, else by another than the draft. Two workers on one GPU,
@@ -17,7 +16,6 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -141,19 +139,8 @@ class Side:
         return result.compute_ms
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--right", type=float, nargs="+", default=[0.88, 0.7, 0.5, 0.0])
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--drafts", type=int, default=3, help="most of a row")
-    parser.add_argument("--tokens", type=int, default=160, help="of each answer")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--num-gpu-experts", type=int)
-    parser.add_argument("--always", action="store_true")
-    args = parser.parse_args()
+def run(args: argparse.Namespace) -> None:
+    """args: those of benchmarks.draft_speed."""
     if args.always:
         DraftLength.choose = lambda self, records, context, most, budget: (  # type: ignore[method-assign]
             [most] * len(records),
@@ -187,7 +174,3 @@ def main() -> None:
                 f"{last.tokens_per_step:7.2f} {last.drafts_per_step:7.2f}",
                 flush=True,
             )
-
-
-if __name__ == "__main__":
-    main()

@@ -81,6 +81,12 @@ class Planner:
         """Learns what the step took on the worker, and what its drafts brought."""
         # A step that compiled kernels says nothing about the cost of the next one.
         ms = 0.0 if result.kernels_compiled else result.compute_ms - result.draft_ms
+        if self._limits.max_drafts and not scheduled.prompt_tokens and ms > 0.0:
+            self._drafts.observe_step(
+                self._cost.predict(scheduled.shape),
+                ms + result.idle_ms,
+                has_drafts=scheduled.draft_tokens > 0,
+            )
         if scheduled.draft_tokens:
             self._observe_drafts(scheduled, result.sampled)
             self._drafts.observe_time(scheduled.draft_tokens, result.draft_ms)

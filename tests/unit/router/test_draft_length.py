@@ -112,6 +112,32 @@ def test_none_is_tried_where_even_right_drafts_would_not_pay() -> None:
     assert not any(sum(chosen(lengths, records)) for _ in range(3 * TRIED_EVERY))
 
 
+def test_a_step_that_waits_for_the_host() -> None:
+    """As a GPU's with drafts do: they must bring more than the wait, however many there are."""
+    lengths = told(waits_for_weights)
+    for _ in range(40):
+        lengths.observe_step(50.0, 50.0, has_drafts=False)
+        lengths.observe_step(50.0, 90.0, has_drafts=True)
+    assert chosen(lengths, [record_of(0.9)]) == [8]
+    assert chosen(lengths, [record_of(0.3)]) == [0]
+    for _ in range(40):  # not the drafts are slow, but all steps
+        lengths.observe_step(50.0, 90.0, has_drafts=False)
+    assert chosen(lengths, [record_of(0.3)]) != [0]
+
+
+def test_trials_are_rarer_where_a_step_waits_for_them() -> None:
+    """With four requests a trial that doubles a step costs as much as four rows."""
+
+    def first_trial(wait: float) -> int:
+        lengths, records = told(lambda rows: 40.0 + 10.0 * rows), [record_of(0.0) for _ in range(4)]
+        for _ in range(40):
+            lengths.observe_step(50.0, 50.0 + wait, has_drafts=True)
+        return next(step for step in range(1000) if sum(chosen(lengths, records)))
+
+    assert first_trial(0.0) == TRIED_EVERY // 4 - 1
+    assert first_trial(70.0) == TRIED_EVERY - 1  # and 10 for its row
+
+
 def world_of(cost: Callable[[int], float]) -> World:
     """cost: milliseconds of a step, by its rows and drafts. Of the worker's drafts, a row has up to four, and some
     two thirds are right."""

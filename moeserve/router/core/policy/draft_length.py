@@ -2,8 +2,9 @@
 
 A draft is worth a token's time without drafts, times the probability that it is right and that those before it are. It
 costs the time of one more row, little while a step waits for weights, much once it computes for many requests; and the
-time that drafting takes. Each is measured: rows by `StepCost`, drafting by the worker, how often drafts are right by
-each request's own last ones.
+time that drafting takes. On a GPU a step with drafts waits for the host, too: others are launched ahead. Each is
+measured: rows by `StepCost`, drafting by the worker, the wait by the steps so far, how often drafts are right by each
+request's own last ones.
 
 Drafts are ordered by worth over all requests. Of all numbers of the worthiest ones, the best is taken; none, where none
 pays. Of the requests without drafts one is tried now and then, if right drafts would pay, because texts change: less
@@ -25,6 +26,7 @@ LEARNING = 4  # rows with drafts, before which all may have some
 TRIED_EVERY = 64  # rows without drafts, one of which is tried; after right drafts
 TRIED_LEAST = 1024  # and at most
 NUMBERS = 32  # of drafts in a step that are compared
+MOST_WAIT = 4.0  # of a step, in the time that it was expected to take: more has other causes
 
 
 class DraftLength:
@@ -33,6 +35,8 @@ class DraftLength:
         self._right = FIRST_GUESS  # moving averages over all requests
         self._wrong = 1.0 - FIRST_GUESS
         self._draft_ms = 0.0  # that the worker takes to draft, for each draft that rows may have
+        # By how many milliseconds steps take longer than expected, without drafts and with.
+        self._over = [0.0, 0.0]
         self._num_observed = 0
         self._idle = 0  # rows without drafts, since one was tried
         self._tried_every = TRIED_EVERY  # of these
@@ -57,7 +61,11 @@ class DraftLength:
             record.idle = 0 if length else record.idle + 1
             record.is_trial = False
         longest = max(range(len(records)), key=lambda at: records[at].idle)
-        if self._is_time_to_try(lengths, budget) and self._could_pay(len(records), context, most, without):
+        # A trial costs the rows beside it as much as its own, where the step waits for it.
+        rows = len(records)
+        trial_ms = self._cost_ms(rows, 1, 1, context, without)
+        patience = max(rows * trial_ms / without, 1.0)
+        if self._is_time_to_try(lengths, budget, patience) and self._could_pay(rows, context, most, without):
             lengths[longest], records[longest].idle, records[longest].is_trial = 1, 0, True
             expected += records[longest].made
         return lengths, expected
@@ -83,10 +91,18 @@ class DraftLength:
         kept = KEEP if self._draft_ms else 0.0
         self._draft_ms = kept * self._draft_ms + (1.0 - kept) * each
 
-    def _is_time_to_try(self, lengths: Sequence[int], budget: int) -> bool:
+    def observe_step(self, expected_ms: float, taken_ms: float, *, has_drafts: bool) -> None:
+        """A step of decode rows alone. taken_ms: from the end of the step before to its own, but for drafting."""
+        if expected_ms <= 0.0:
+            return
+        over = min(taken_ms, MOST_WAIT * expected_ms) - expected_ms
+        self._over[has_drafts] = KEEP * self._over[has_drafts] + (1.0 - KEEP) * over
+
+    def _is_time_to_try(self, lengths: Sequence[int], budget: int, patience: float) -> bool:
+        """patience: how much longer than the usual number of rows to wait."""
         idle = sum(length == 0 for length in lengths)
         self._idle += idle
-        if not idle or self._idle < self._tried_every or sum(lengths) >= budget:
+        if not idle or self._idle < patience * self._tried_every or sum(lengths) >= budget:
             return False
         self._idle = 0
         return True
@@ -141,8 +157,9 @@ class DraftLength:
         return best, best_ms
 
     def _cost_ms(self, rows: int, made: float, allowed: int, context: int, without: float) -> float:
-        """What drafts add to a step: of `made` rows more, and of drafting where `allowed` are asked for."""
-        return self._cost.decode_ms(rows + made, context) - without + self._draft_ms * allowed
+        """What drafts add to a step: of `made` rows more, of drafting where `allowed` are asked for, and the wait."""
+        wait = max(self._over[True] - self._over[False], 0.0)
+        return self._cost.decode_ms(rows + made, context) - without + self._draft_ms * allowed + wait
 
     def _could_pay(self, rows: int, context: int, most: int, without: float) -> bool:
         """Whether drafts would pay that are always right."""
