@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.steps import StepResult
+from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.worker.drafts.drafter import NO_DRAFT, Wanted
@@ -73,6 +73,13 @@ def agree(runner: Runner, right: Callable[[], float]) -> None:
     engine.sample_at_once = sample_at_once  # type: ignore[method-assign]
 
 
+class Planned(LaunchedAhead):
+    """Its plans have been there in time."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        return replace(super().step(plan), idle_ms=0.0)
+
+
 class Served(NamedTuple):
     tokens_per_second: float
     tokens_per_step: float  # and stream
@@ -87,7 +94,7 @@ class Side:
         self.runner = runner
         self._num_requests = 0
         self._results: list[tuple[float, StepResult]] = []
-        worker = LaunchedAhead(runner)
+        worker = Planned(runner)
         self._world = worker.world = World(
             Limits(
                 num_kv_slots=ready.num_kv_slots,
@@ -117,8 +124,11 @@ class Side:
             world.add(replace(request(id, prompt, length), sampling=sampling))
         self._ended = time.perf_counter()
         while True:
+            began = time.perf_counter()
             while world.plan() is not None:
                 pass
+            if not self.runner.is_under_way:  # another process plans, while the worker's computes
+                self._ended += time.perf_counter() - began
             if not world.in_flight:
                 break
             world.result()

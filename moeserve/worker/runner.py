@@ -171,8 +171,9 @@ class Runner:
             step.record.finish(step.sampled)
         ended = time.perf_counter()
         idle_s = max(0.0, step.started - self._step_ended)
-        # The host may have been launching the next step when this one ended.
-        compute_ms = device_ms or (ended - max(step.started, self._step_ended)) * 1e3
+        compute_ms = (ended - max(step.started, self._step_ended)) * 1e3
+        if device_ms and step.drafted is None:
+            compute_ms = device_ms  # the host may have been launching the next step when this one ended
         self._step_ended, self._under_way = ended, None
         if step.compiled:
             log.warning(

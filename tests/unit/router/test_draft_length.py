@@ -126,7 +126,7 @@ def test_a_step_that_waits_for_the_host() -> None:
 
 
 def test_trials_are_rarer_where_a_step_waits_for_them() -> None:
-    """With four requests a trial that doubles a step costs as much as four rows."""
+    """With four requests a trial that takes three quarters of a step costs as much as three rows."""
 
     def first_trial(wait: float) -> int:
         lengths, records = told(lambda rows: 40.0 + 10.0 * rows), [record_of(0.0) for _ in range(4)]
@@ -135,7 +135,7 @@ def test_trials_are_rarer_where_a_step_waits_for_them() -> None:
         return next(step for step in range(1000) if sum(chosen(lengths, records)))
 
     assert first_trial(0.0) == TRIED_EVERY // 4 - 1
-    assert first_trial(70.0) == TRIED_EVERY - 1  # and 10 for its row
+    assert first_trial(50.0) == 3 * TRIED_EVERY // 4 - 1  # 60 of 80 ms, with its row
 
 
 def world_of(cost: Callable[[int], float]) -> World:
