@@ -104,19 +104,57 @@ class RunSampler:
         logits = self._engine.logits_of(
             np.concatenate([group.first[members] + number for number, members in enumerate(deep)])
         )
-        slot, ahead = _by_round(group, deep)
-        at_once = (
-            self._engine.sample_at_once(logits, slot, ahead)
-            if self._constraints.are_free(group.slot)
-            else None
-        )
-        taken = np.zeros(len(group.row), np.int32)  # tokens of each row so far
+        if self._constraints.are_free(group.slot):
+            at_once = self._engine.sample_at_once(logits, *_by_round(group, deep))
+            if at_once is not None:
+                return self._keep(group, deep, at_once)
+        return self._sample_rounds(group, deep, logits, computed_s, found)
+
+    def _keep(self, group: _Group, deep: Sequence[Int32s], found: SampledAtOnce) -> list[Sampled]:
+        """Keeps those of the tokens at all positions that `_sample_rounds` would have found. In one pass: a GPU is idle
+        meanwhile."""
+        places: list[list[int]] = [[] for _ in group.row]  # of each row's tokens
+        for place, row in enumerate(np.concatenate(deep).tolist()):
+            places[row].append(place)
+        tokens, table = found.tokens.tolist(), self._sequences.tokens
+        runs = entries(found.tokens[: len(places)], found.logprobs[: len(places)], {}, ())
+        taken = np.zeros(len(places), np.int32)
+        for row, (slot, position) in enumerate(
+            zip(group.slot.tolist(), group.position.tolist(), strict=True)
+        ):
+            drafts, stops = (
+                table[slot, position : position + len(places[row]) - 1].tolist(),
+                self._rows.stop_ids[slot],
+            )
+            kept: list[int] = []
+            for number, place in enumerate(places[row]):
+                token = tokens[place]
+                if token >= 0:
+                    kept.append(place)
+                if number == len(drafts) or token != drafts[number] or token in stops:
+                    break
+            taken[row] = len(kept)
+            self._rows.length[slot] += len(kept)
+            room = table[
+                slot, position : position + len(kept)
+            ]  # the last token of a full context has no place
+            room[:] = found.tokens[kept[: len(room)]]
+            if drafts:
+                scores = [score for place in kept[1:] if (score := found.logprobs[place]) is not None]
+                accepted = Accepted(len(drafts), [tokens[place] for place in kept[1:]], scores or None)
+                runs[row] = replace(runs[row], accepted=accepted)
+        found.note(group.slot, taken)
+        return runs
+
+    def _sample_rounds(
+        self, group: _Group, deep: Sequence[Int32s], logits: Tensor, computed_s: float, found: SampledRuns
+    ) -> list[Sampled]:
         before = len(found.sampled)  # rows of the groups before
         runs: list[Sampled] = []
         more: list[list[int]] = [[] for _ in group.row]
         scores: list[list[TokenLogprob]] = [[] for _ in group.row]
         active, first = deep[0], 0
-        for number in rounds:
+        for number in range(len(deep)):
             slots = group.slot[active]
             if number == 0:
                 masks = self._constraints.masks_for(slots, computed_s)
@@ -125,14 +163,11 @@ class RunSampler:
                 active, slots = active[ready], slots[ready]
             if len(active) == 0:
                 break
-            places = np.searchsorted(deep[number], active)
-            if at_once is None:
-                tokens, logprobs = self._engine.sample_from(
-                    _rows_of(logits, first, places, len(deep[number])), slots, masks
-                )
-            else:
-                tokens = at_once.tokens[first + places]
-                logprobs = [at_once.logprobs[at] for at in (first + places).tolist()]
+            tokens, logprobs = self._engine.sample_from(
+                _rows_of(logits, first, np.searchsorted(deep[number], active), len(deep[number])),
+                slots,
+                masks,
+            )
             verdicts = self._constraints.verdicts(slots)
             for row, ms in verdicts.mask_ms.items():
                 found.mask_ms[before + int(active[row])] = ms
@@ -147,12 +182,9 @@ class RunSampler:
                     if logprob is not None:
                         scores[active[row]].append(logprob)
             self._constraints.accept(slots, tokens, verdicts)
-            taken[active[goes_on]] += 1
             goes_on = self._take(group, active, number, tokens, goes_on)
             first += len(deep[number])
             active = active[goes_on]
-        if at_once is not None:
-            at_once.note(group.slot, taken)
         depths = group.depth.tolist()
         return [
             one if depth == 1 else replace(one, accepted=Accepted(depth - 1, ids, found_scores or None))
