@@ -57,7 +57,7 @@ class Decoder:
         self._run(new)
 
     def seconds(self) -> float:
-        """Of STEPS steps."""
+        """The time that STEPS steps take."""
         began = time.perf_counter()
         for _ in range(STEPS):
             self._run([])

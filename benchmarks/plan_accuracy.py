@@ -170,7 +170,7 @@ class Accuracy:
         return kept
 
     def show_memory(self) -> None:
-        """Of this process, after its largest step."""
+        """Prints this process's memory after its largest step."""
         most = max(self._step_tokens, self._config.max_num_seqs)
         placement = self._placement
         parts = {
@@ -310,7 +310,8 @@ class ServedSpeed:
         }
 
     def _step_seconds(self, phase: str, bodies: list[dict[str, Any]]) -> tuple[float, float]:
-        """Of all steps of a kind while these requests, all at once, are answered; and their number."""
+        """Seconds that all steps of a kind take while these requests are answered at once, and the number of the
+        steps."""
         name = f"moeserve:{phase}_step_seconds"
         before = self._server.metrics()
         with ThreadPoolExecutor(len(bodies)) as pool:

@@ -1,6 +1,7 @@
 """Writes what is made from the code, the pages of docs/ first of all: `python scripts/generate_docs.py [--check]`.
 
     docs/reference/flags.md   from ServerConfig's fields
+    docs/reference/commands.md  from the commands' parsers
     docs/reference/api/       from the OpenAPI document, one page an API
     docs/reference/operators/ from the catalogue of torch.ops.moeserve, one page an operator
     docs/reference/sampling-parameters.md  from their declaration
@@ -22,6 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from api_reference import API_PAGES, SHARED, ApiReference  # noqa: E402  (beside this file)
+from command_reference import commands_page  # noqa: E402
 from metrics_reference import dashboard, metrics_page  # noqa: E402
 from operator_reference import operator_pages  # noqa: E402
 from sampling_reference import sampling_page  # noqa: E402
@@ -41,8 +43,8 @@ def flags_page() -> Iterator[str]:
         MADE,
         "",
         "These are the flags of `moeserve serve`; `python launch.py` and plain `moeserve` take the same. A flag",
-        "overrides its environment variable, which overrides the default. `moeserve --help` prints this list. `--help`",
-        "after `worker`, `reload`, `plan`, `bench`, `simulate` or `compare-dumps` prints the other commands' flags.",
+        "overrides its environment variable, which overrides the default. `moeserve --help` prints this list.",
+        "[commands.md](commands.md) has the flags of the other commands.",
         "",
     )
     for group in GROUPS:
@@ -83,6 +85,7 @@ def api_pages() -> Iterator[tuple[str, Iterable[str]]]:
 
 def pages() -> Iterator[tuple[str, Iterable[str]]]:
     yield "docs/reference/flags.md", flags_page()
+    yield "docs/reference/commands.md", commands_page(MADE)
     heading = ("# Sampling parameters", "", MADE, "")
     yield "docs/reference/sampling-parameters.md", (*heading, *sampling_page())
     yield "docs/reference/metrics.md", metrics_page(MADE)

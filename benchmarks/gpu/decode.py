@@ -27,7 +27,8 @@ class Model:
         self.values = [torch.randn(slots, s.kv_heads, s.dim, device="cuda").half() for _ in range(layers)]
 
     def bytes_of_step(self, n: int) -> float:
-        """Of weights and KV that a step of n rows must read, with as many distinct experts as a uniform routing has."""
+        """Bytes of weights and KV that a step of n rows must read, with as many distinct experts as uniform routing
+        has."""
         total = float(self.head.nbytes)
         distinct = SHAPE.experts * (1.0 - (1.0 - SHAPE.top_k / SHAPE.experts) ** n)
         for w in self.layers:

@@ -32,7 +32,7 @@ def batch_of(n: int) -> StepRows:
 
 
 def flops_of(n: int) -> tuple[float, float]:
-    """Of a layer's attention block and of its experts."""
+    """Floating-point operations of a layer's attention block, and of its experts."""
     s = SHAPE
     q, kv = s.heads * s.dim, s.kv_heads * s.dim
     dense = 2 * n * s.hidden * (2 * q + 2 * kv)

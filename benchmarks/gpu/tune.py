@@ -79,7 +79,7 @@ def dense(name: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
 
 
 def routings(n: int, block: int) -> tuple[list[RouteBlocks], list[Tensor], float]:
-    """Of uniform choices, sorted in blocks and as they are, and the share of the experts that they meet."""
+    """Uniform choices of experts, sorted in blocks and as they are, and the share of the experts that they meet."""
     s, made, every, distinct = SHAPE, [], [], 0
     for _ in range(4):
         ids = torch.rand(n, s.experts, device="cuda").topk(s.top_k, 1).indices.int().contiguous()

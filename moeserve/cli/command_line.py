@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Every option of ServerConfig as a flag, in its group of `--help`."""
     groups = {name: parser.add_argument_group(name) for name in GROUPS}
     for option in dataclasses.fields(ServerConfig):
-        _add(groups[option.metadata["group"]], option, _help(option))
+        _add(groups[option.metadata["group"]], option, help_of(option))
 
 
 def add_shared_options(
@@ -64,7 +64,7 @@ def add_shared_options(
     the help of options whose default is another there."""
     options = {option.name: option for option in dataclasses.fields(ServerConfig)}
     for name in names:
-        _add(parser, options[name], texts.get(name) or _help(options[name]))
+        _add(parser, options[name], texts.get(name) or help_of(options[name]))
 
 
 def _add(
@@ -154,7 +154,7 @@ def value_name(option: dataclasses.Field[Any]) -> str:
     return option.metadata["metavar"] or names[_kind(option)]
 
 
-def _help(option: dataclasses.Field[Any]) -> str:
+def help_of(option: dataclasses.Field[Any]) -> str:
     default = f"default: {option.default}, " if option.default not in (None, "", ()) else ""
     return f"{option.metadata['help']} [{default}{env_name(option.name)}]".replace("%", "%%")
 

@@ -136,20 +136,27 @@ def reload(arguments: list[str]) -> int:
     return run_reload(arguments)
 
 
+def doctor(arguments: list[str]) -> int:
+    from moeserve.cli.doctor.command import main as run_doctor
+
+    return run_doctor(arguments)
+
+
 def complete(arguments: list[str]) -> int:
     from moeserve.cli.bench.commands import COMMANDS as MEASUREMENTS
     from moeserve.cli.completion import main as run_completion
 
     commands = {name: command.help for name, command in COMMANDS.items()}
-    modules = _PARSERS | {f"bench {name}": f"moeserve.cli.bench.{name}" for name in MEASUREMENTS}
+    modules = PARSERS | {f"bench {name}": f"moeserve.cli.bench.{name}" for name in MEASUREMENTS}
     parsers = {"serve": serve_parser} | {
         words: importlib.import_module(module).command_parser for words, module in modules.items()
     }
     return run_completion(arguments, commands, parsers)
 
 
-# The modules of the other commands.
-_PARSERS = {
+# The modules of the other commands, with a `command_parser()` each.
+PARSERS = {
+    "doctor": "moeserve.cli.doctor.command",
     "worker": "moeserve.cli.remote_worker",
     "reload": "moeserve.launcher.reload",
     "plan": "moeserve.cli.plan.command",
@@ -159,6 +166,7 @@ _PARSERS = {
 }
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
+    "doctor": Command(doctor, "check this machine: what is wrong with it, and the remedy"),
     "worker": Command(worker, "compute for a server on another machine"),
     "reload": Command(reload, "start the installed version beside the running server, and hand over to it"),
     "plan": Command(plan, "what goes where, what fits and how fast it will be, without loading"),

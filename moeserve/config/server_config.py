@@ -64,6 +64,14 @@ class ServerConfig(EngineConfig):
         high=1e6,
         metavar="GIB",
     )
+    allowed_media_domains: tuple[str, ...] = option(
+        (),
+        "Model",
+        "fetch pictures from these hosts when a request has their address; more may follow, or repeat the flag "
+        "(default: none)",
+        metavar="HOST",
+        several=True,
+    )
     lora_modules: tuple[str, ...] = option(
         (),
         "Model",

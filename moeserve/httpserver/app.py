@@ -55,19 +55,19 @@ class Application(FastAPI):
         self.apis = ApiTable(apis)
         self._wants_key = wants_key
         self._model = model
-        self.paths: set[str] = set()  # of all routes, with their parameters as `{name}`
+        self.paths: set[str] = set()  # paths of all routes, with their parameters as `{name}`
         for api in self.apis.apis:
             for router in api.routers:
                 self.include_router(router)
                 routes = [route for route in router.routes if isinstance(route, Route)]
                 self.paths |= {route.path for route in routes}
-                # The framework's own search takes longer than all else that a probe costs.
+                # Probes come first: the framework's search takes longer than all else that a probe costs.
                 probes = [route for route in routes if route.path in api.probe_paths]
                 self.router.routes[:0] = [Route(probe.path, probe.endpoint) for probe in probes]
 
     def complete_routes(self) -> None:
-        """Does now what the framework puts off until a request asks for it: it analyses a router's functions for the
-        first request that comes by, which takes the event loop a third of a second, in the middle of answers."""
+        """Does now what the framework puts off until the first request: it analyses each router's functions, which
+        would take the event loop a third of a second in the middle of answers."""
         nowhere = {"type": "http", "method": "GET", "path": "\0", "headers": []}
         for route in self.routes:
             route.matches(dict(nowhere))
@@ -93,7 +93,7 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     _answer_errors(app)
     # The last middleware added runs first.
     app.add_middleware(HeadAsGet)
-    # A picture's bytes have no measure in tokens.
+    # With pictures the bound on bodies does not follow the context: a picture's bytes have no measure in tokens.
     sees = service.config.mmproj is not None
     app.add_middleware(
         BodyLimit, apis=app.apis, context=lambda: None if sees else service.engine.state.max_model_len
@@ -192,7 +192,7 @@ def _explanation(request: Request) -> str:
 async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(
         status_code=CLIENT_CLOSED_REQUEST
-    )  # it left while it sent its body and does not read this
+    )  # the client left while it sent its body and does not read this
 
 
 async def _no_memory(request: Request, error: Exception) -> Response:
@@ -202,7 +202,7 @@ async def _no_memory(request: Request, error: Exception) -> Response:
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:
-    """Answers what needs a process that cannot be had at the moment."""
+    """Answers a request that needs a process that is not there at the moment."""
     return _respond(request, ApiError(503, f"{error}; try again later", code="unavailable"))
 
 

@@ -95,7 +95,10 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
     if config.mmproj is not None:
         to_visualserver = AsyncPushChannel(context, process.paths.visualserver)
         files = EmbeddingFiles(process.paths.spans)
-        engine.pictures = PictureClient(to_visualserver, files, metrics.picture)
+        from moeserve.httpserver.generation.engine.picture_fetcher import PictureFetcher  # with aiohttp
+
+        fetcher = PictureFetcher(config.allowed_media_domains)
+        engine.pictures = PictureClient(to_visualserver, files, fetcher, metrics.picture)
     service = Service(
         config,
         metrics.model_name,

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -47,6 +46,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from moeserve.models.registry import family_of_config
 from moeserve.models.sources.huggingface.json_files import read_json
 
+from .cache import cache_space
 from .choice import choose
 from .errors import HubError
 from .names import HubName
@@ -210,12 +210,11 @@ def _cache_folder(name: HubName) -> Path:
 
 def _check_space(name: HubName, blobs: list[_Blob]) -> None:
     needed = sum(blob.bytes_left for blob in blobs)
-    cache = Path(constants.HF_HUB_CACHE)
-    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    if needed > free:
+    space = cache_space()
+    if needed > space.free_bytes:
         raise HubError(
-            f"{name}: {needed / 1e9:.2f} GB are to be downloaded, and {free / 1e9:.2f} GB are free in {cache}: make "
+            f"{name}: {needed / 1e9:.2f} GB are to be downloaded, and {space.free_bytes / 1e9:.2f} GB are free in "
+            f"{space.folder}: make "
             "room, or put the cache elsewhere (HF_HUB_CACHE)"
         )
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+MAX_PICTURE_BYTES: Final = 32 << 20  # of a file; a whole request's body has no more
 
 
 class EncodePicture(msgspec.Struct, frozen=True, tag=True):

@@ -66,6 +66,8 @@ def _load(path: Path, model: Path) -> tuple[Tower, TowerShape]:
             path,
             f"gives embeddings of {shape.output} numbers, the model has {text.hidden_size}; name its own mmproj file",
         )
+    # OpenMP's threads would spin between products, on cores that the worker's need: 10% of the tower's CPU time.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with imports_without_gc():
         import torch
 

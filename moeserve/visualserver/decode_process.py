@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from moeserve.messages.pictures import MAX_PICTURE_BYTES
 from moeserve.processes.sandbox import child
 from moeserve.processes.sandbox.frames import receive_frame, send_frame
 from moeserve.visualserver.decode_protocol import (
-    MAX_PICTURE_BYTES,
     MOST_MESSAGE,
     MOST_PIXELS,
     Decode,
@@ -28,6 +28,17 @@ from moeserve.visualserver.decode_protocol import (
 from moeserve.visualserver.picture_size import SizeRule
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # of several frames the first
+# Other files that clients send, by bytes at a place.
+_OTHERS: Final = (
+    ("HEIC", 4, (b"ftyphei", b"ftyphev", b"ftypmif1", b"ftypmsf1")),
+    ("AVIF", 4, (b"ftypavi",)),
+    ("TIFF", 0, (b"II*\0", b"MM\0*")),
+    ("BMP", 0, (b"BM",)),
+    ("PDF", 0, (b"%PDF-",)),
+    ("SVG", 0, (b"<svg", b"<?xml")),
+    ("a web page", 0, (b"<!DOCTYPE", b"<!doctype", b"<html")),
+    ("JPEG XL", 0, (b"\xff\x0a", b"\0\0\0\x0cJXL ")),
+)
 # Address space beyond what the process needs to be there at all: Pillow keeps 4 bytes a pixel, and conversions have two
 # copies of a picture.
 MEMORY_BYTES: Final = 768 << 20
@@ -58,12 +69,18 @@ def decode(request: Decode) -> Decoded | Refused:
                 )
             pixels = _resized(picture, request.rule)
     except UnidentifiedImageError:
-        return Refused(f"is in no known format; {', '.join(FORMATS)} are read")
+        return Refused(f"{_named(request.data)}; {', '.join(FORMATS)} are read")
     except MemoryError:
         return Refused("takes too much memory to decode; make it smaller, or send it as PNG or JPEG")
     except Exception as error:  # noqa: BLE001  parsers of damaged files raise anything
         return Refused(f"cannot be read: {str(error) or type(error).__name__}"[:MOST_MESSAGE])
     return Decoded(pixels.shape[0], pixels.shape[1], pixels.tobytes())
+
+
+def _named(data: bytes) -> str:
+    """What a file is that none of FORMATS reads."""
+    kinds = [kind for kind, at, begin in _OTHERS if data[at : at + 64].lstrip().startswith(begin)]
+    return f"is {kinds[0]}, which is not read" if kinds else "is in no known format"
 
 
 def _resized(picture: Image.Image, rule: SizeRule) -> np.ndarray:

@@ -8,7 +8,6 @@ import msgspec
 
 from moeserve.visualserver.picture_size import SizeRule
 
-MAX_PICTURE_BYTES: Final = 32 << 20  # a whole request's body has no more
 MOST_PIXELS: Final = 50_000_000  # of a picture as it comes: phones take 48 million
 MOST_MESSAGE: Final = 300  # characters
 

@@ -87,7 +87,7 @@ def is_empty(server: Server) -> bool:
 
 
 def health_url(server: Server) -> str:
-    """Of a server that was started with --health-port."""
+    """The health port's address of a server that was started with --health-port."""
     found = re.search(r"health and metrics: (\S+)", server.log)
     assert found is not None, server.log
     return found[1]

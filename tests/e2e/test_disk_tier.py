@@ -41,7 +41,7 @@ def written(server: Server, pages: int) -> None:
 
 @pytest.fixture(scope="module")
 def first_answers(folder: Path) -> list[dict[str, Any]]:
-    """Of a server that is killed then, while it answers."""
+    """The answers of a server that is killed after them, while it writes another."""
     server = Server(None, "--kv-disk", str(folder), "--kv-disk-gib", "0.5")
     try:
         answers = [ask(server, PROMPT), ask(server, PROMPT + "And", cache_salt="a")]

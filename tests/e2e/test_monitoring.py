@@ -36,7 +36,7 @@ EXPRESSIONS = [*dashboard_expressions(), *alert_expressions()]
 
 @pytest.fixture(scope="module")
 def samples(server: Server) -> dict[str, dict[str, set[str]]]:
-    """Of each metric: its labels, with the values that they have."""
+    """Each metric's labels, with the values that they have."""
     completion(server, prompt=TEXT)
     found: dict[str, dict[str, set[str]]] = {}
     for family in text_string_to_metric_families(httpx.get(server.base_url + "/metrics").text):

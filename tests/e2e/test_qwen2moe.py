@@ -61,7 +61,7 @@ def first_answer(qwen2: Server, prompts: list[list[int]]) -> dict[str, Any]:
 
 
 def requests_of(prompts: list[list[int]]) -> list[dict[str, Any]]:
-    """Of several lengths, greedy and sampled, none of which finds another's prefix in the cache."""
+    """Requests of several lengths, greedy and sampled, none of which finds another's prefix in the cache."""
     return [
         {
             "prompt": tokens[: 5 + 6 * i],
@@ -118,7 +118,7 @@ def agreed_length(case: Case) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(fixtures_dir() is None, reason="the wider fixtures are not here (MOESERVE_FIXTURES)")
 def test_greedy_text_is_llama_cpps() -> None:
-    """Of F16 weights: with quantised ones llama.cpp's own rounding decides."""
+    """With F16 weights: with quantised ones llama.cpp's own rounding decides."""
     folder = fixtures_dir()
     assert folder is not None
     golden = Golden.load(folder / "families/tiny-qwen2moe-f16.golden.json")
@@ -136,7 +136,7 @@ def test_greedy_text_is_llama_cpps() -> None:
 def test_tokens_are_counted_by_expert(
     qwen2: Server, first_answer: dict[str, Any], prompts: list[list[int]]
 ) -> None:
-    """Of the routed experts alone: the shared one has no count."""
+    """Only routed experts are counted; the shared one has no count."""
     time.sleep(0.6)  # an answer may be half a second old
     before = httpx.get(qwen2.base_url + "/v1/experts").json()
     assert (before["layers"], before["experts"], before["experts_per_token"]) == (LAYERS, EXPERTS, TOP_K)

@@ -34,7 +34,8 @@ def tokens() -> list[int]:
 
 
 def requests_of(tokens: list[int]) -> list[dict[str, Any]]:
-    """Of several lengths, greedy and sampled. All fit at first; what they become does not."""
+    """Requests of several lengths, greedy and sampled. All prompts fit at first; prompts and answers together do
+    not."""
     return [
         {
             "prompt": tokens[5 * i : 5 * i + 16 + 6 * i],
@@ -80,7 +81,7 @@ def test_the_next_turn_continues_from_a_snapshot(recurrent: Server, tokens: list
     "family", [FAMILIES[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES[1:])]
 )
 def test_greedy_text_is_llama_cpps(family: str) -> None:
-    """Of F16 weights: with quantised ones llama.cpp's own rounding decides."""
+    """With F16 weights: with quantised ones llama.cpp's own rounding decides."""
     folder = fixtures_dir()
     assert folder is not None
     golden = Golden.load(folder / f"families/tiny-{family}-f16.golden.json")

@@ -76,7 +76,7 @@ def num_right(server: Server, examples: list[Example], thinking: bool = False) -
 @pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
 def test_it_adds_two_digit_numbers(demo: Server, thinking: bool) -> None:
-    """Of pairs that were in no text it has learnt from."""
+    """The pairs were in no text that the model has learnt from."""
     pairs = Random(6).sample(sorted(arithmetic.HELD_OUT), 30)
     sums = [arithmetic.added("What is {a} + {b}?", a, b) for a, b in pairs]
     assert num_right(demo, sums, thinking) >= 28

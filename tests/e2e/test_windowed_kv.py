@@ -35,7 +35,8 @@ def tokens_of(model: Path) -> list[int]:
 
 
 def requests_of(tokens: list[int], salt: str) -> list[dict[str, Any]]:
-    """Of several lengths, greedy and sampled. All fit at first; what they become does not."""
+    """Requests of several lengths, greedy and sampled. All prompts fit at first; prompts and answers together do
+    not."""
     return [
         {
             "prompt": tokens[5 * i : 5 * i + 16 + 12 * i],

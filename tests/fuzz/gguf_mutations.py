@@ -238,7 +238,7 @@ _STRUCTURE: tuple[Callable[..., None], ...] = (
 
 
 def _weights(rng: random.Random) -> bytes:
-    """Of all tensors: small numbers, or whatever bytes come, infinities and NaN among them."""
+    """The bytes of all tensors: small numbers, or arbitrary bytes, infinities and NaN among them."""
     last = base_tensors()[-1]
     assert last.offset is not None
     size = last.offset + last.nbytes

@@ -22,7 +22,7 @@ PROMPT = [1 + (37 * i * i + 11 * i) % 600 for i in range(40)]  # the fixtures ha
 
 @pytest.fixture(scope="module", params=["tiny-qwen3moe-f16", "tiny-qwen3next-f16", "tiny-deepseek2-f16"])
 def runner(request: pytest.FixtureRequest) -> Runner:
-    """Of attention, of recurrent layers, of latent attention."""
+    """Models with attention, with recurrent layers and with latent attention."""
     folder = fixtures_dir()
     models = [] if folder is None else list(folder.rglob(f"{request.param}.gguf"))
     if not models:

@@ -79,8 +79,8 @@ def logprobs_of(items: list[TokensItem]) -> list[TokenLogprob]:
 
 
 def differences(one: Runner, prompt: list[int], items: list[TokensItem]) -> list[float]:
-    """Of each token's log-probability from that with one pool, where the whole answer is a prompt, which is computed
-    by other kernels, of larger steps."""
+    """The difference of each token's log-probability from that with one pool and the whole answer as a prompt, which
+    other kernels compute in larger steps."""
     found = logprobs_of(items)
     tokens = prompt + [entry.token_id for entry in found]
     scored = Driver(one).score(0, tokens, 64)[len(prompt) - 1 :]
@@ -130,7 +130,7 @@ def test_crowds_and_turns(runners: Runners) -> None:
 
 
 def test_beams(runners: Runners) -> None:
-    """Of each beam the sum of the log-probabilities is as near to that of its prompt as with one pool."""
+    """The sum of each beam's log-probabilities is as near to that of its prompt as with one pool."""
     prompt = [1 + (37 * i * i + 11 * i) % 600 for i in range(50)]
     far = []
     for runner in runners:

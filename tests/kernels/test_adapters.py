@@ -88,7 +88,7 @@ def test_an_answer_is_the_same_to_the_bit_alone_and_in_a_crowd(isa: str, tmp_pat
 
 
 def test_the_distance_from_peft_is_that_of_the_model_itself(tmp_path: Path) -> None:
-    """Of the quantised fixture, on the dequantised weights."""
+    """For the quantised fixture; PEFT computes with the dequantised weights."""
     base = hugging_face_model(open_gguf(TINY_MODEL), read_shape(open_gguf(TINY_MODEL)))
     models = [write_adapter(tmp_path / f"a{i}", base, i, size=0.015, **one) for i, one in enumerate(THREE)]
     engine = Engine(TINY_MODEL, [adapter_of(tmp_path / f"a{i}", TINY_MODEL) for i in range(3)])

@@ -83,8 +83,8 @@ def test_each_kind_of_product_and_the_base_in_a_step(
 
 
 def last_of(runner: Runner, prompts: list[list[int]], adapters: list[str]) -> list[TokenLogprob]:
-    """Of each prompt, asking for the adapter of this name ("": the model itself): what is predicted after it. All in
-    one step."""
+    """What is predicted after each prompt with the adapter of this name ("": the model itself). All prompts are one
+    step."""
     driver, keys = Driver(runner), runner.ready().adapters | {"": ""}
     new = [
         msgspec.structs.replace(driver.new(slot, prompt, GREEDY), adapter=keys[adapter])

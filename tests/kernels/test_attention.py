@@ -77,7 +77,7 @@ def test_splitting_and_threads_do_not_change_a_bit(isa: str) -> None:
 def test_few_pieces_are_shared_by_keys_and_columns(
     spans: list[tuple[int, int]], threads: int, split: bool, slices: int, window: int
 ) -> None:
-    """Of 32 heads with two KV heads, with the bits of a single thread; gated, with sinks."""
+    """32 heads with two KV heads, gated and with sinks, have the bits that a single thread computes."""
     step = Step(spans, 32, 2, 64)
     plan = AttentionPlan()
     options = {"window": window, "gate": step.q.flatten(1).contiguous(), "sinks": torch.linspace(-1, 3, 32)}
@@ -98,7 +98,7 @@ def test_few_pieces_are_shared_by_keys_and_columns(
     ],
 )
 def test_few_pieces_are_cut_by_heads(span: tuple[int, int], threads: int, split: bool, cuts: int) -> None:
-    """Of 32 heads with two KV heads over a q8_0 cache, with the bits of a single thread."""
+    """32 heads with two KV heads over a q8_0 cache have the bits that a single thread computes."""
     step = Step([span], 32, 2, 64)
     (keys, key_scales), (values, value_scales) = quantize_kv(step.kv.keys), quantize_kv(step.kv.values)
     step.kv = KvLayer(keys, values, key_scales, value_scales)

@@ -61,7 +61,7 @@ def test_chunks_threads_and_places_do_not_change_a_bit(model: Path, isa: str) ->
 
 @each_model
 def test_a_packed_matrix_has_the_files_bytes(model: Path) -> None:
-    """Of rows that fill whole panels."""
+    """For matrices whose rows fill whole panels."""
     source, stream = open_model(model), stream_of("plain")
     for name, tensor in source.tensors.items():
         if tensor.type.is_quantised and len(tensor.shape) > 1 and tensor.shape[-2] % 32 == 0:

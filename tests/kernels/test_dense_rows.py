@@ -28,7 +28,7 @@ HIDDEN, WIDTH, LIVE = 32, 32, 3
     "form", [("silu", None, 0.0), ("silu", 0.4, 0.0), ("gelu", None, 0.0), ("swiglu_oai", 0.5, 1.3)]
 )
 def test_dense_products_are_a_mixture_of_one_expert(form: tuple[Activation, float | None, float]) -> None:
-    """Of a layer that is narrower than the widest: its products lie in the beginning of their room."""
+    """The dense layer is narrower than the widest one: its products lie at the beginning of their buffer."""
     shape = qwen3moe(hidden_size=HIDDEN, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32, num_experts=1, top_k=1,
                      expert_width=32, vocab_size=40)  # fmt: skip
     layers = [

@@ -47,7 +47,7 @@ CASES += [
 
 
 def errors(runner: Runner, fixture: Fixture, chunk: int) -> torch.Tensor:
-    """Of the log-probabilities of `chunk` tokens that are one step: their distance from Hugging Face's in float32."""
+    """Distances of `chunk` tokens' log-probabilities, computed in one step, from Hugging Face's in float32."""
     tokens, truth = fixture.tokens[-1][:chunk], fixture.truth[-1].log_softmax(-1)
     found = Driver(runner).score(0, tokens, chunk)[: chunk - 1]
     expected = [truth[i, token].item() for i, token in enumerate(tokens[1:])]

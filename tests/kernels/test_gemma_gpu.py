@@ -61,8 +61,8 @@ class GpuModel:
         self.decoder = GpuDecoder(shape, weights, kv, table, 32, LENGTH, self.handoff, window_table=windows)
 
     def logits(self, start: int, end: int, *, tiled: bool) -> torch.Tensor:
-        """Of the positions from `start` below `end`, in one step. tiled: as a prompt's; otherwise they attend each by
-        itself, a single one as new tokens do."""
+        """Logits of the positions from `start` below `end`, in one step. tiled: as a prompt's; otherwise each position
+        attends by itself, a single one as new tokens do."""
         n = end - start
         size = next(size for size in self.decoder.sizes if size >= n)
         positions, padding = list(range(start, end)), [0] * (size - n)

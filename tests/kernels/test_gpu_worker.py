@@ -77,7 +77,7 @@ def test_all_on_the_gpu(all_on_gpu: Runner, expected: list[TokenLogprob]) -> Non
 
 
 def test_q8_0_kv(model: Path) -> None:
-    """Of a layer on the CPU and one on the GPU."""
+    """With one layer on the CPU and one on the GPU."""
     cpu = Driver(load_cpu_runner(config_of(model, kv_cache_dtype="q8_0"), lambda *_: None))
     config = config_of(model, kv_cache_dtype="q8_0", n_gpu_layers=1, num_gpu_experts=4)
     runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
@@ -188,8 +188,8 @@ def test_a_new_request_reads_a_row_of_its_own_step(all_on_gpu: Runner) -> None:
 def test_prompts_shared_between_stream_and_pool(
     model: Path, expected: list[TokenLogprob], tmp_path: Path, rule: str | None, parts: tuple[float, ...]
 ) -> None:
-    """Of three experts in RAM none, two or all come to the GPU, and the pool computes the others: none of them twice,
-    or not at all."""
+    """None, two or all of three experts in RAM come to the GPU, and the pool computes the others: each is computed
+    exactly once."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(f"- {{match: '^blk.1.experts', decode: cpu, prefill: {rule}}}\n")
     config = config_of(
@@ -232,7 +232,7 @@ def routes(runner: Runner) -> torch.Tensor:
 
 
 def pool_routes(runner: Runner) -> list[torch.Tensor]:
-    """Of each layer, of the experts in RAM: tokens that the pool has computed so far."""
+    """Tokens that the pool has computed so far, for each layer and each expert in RAM."""
     handoff = gpu_engine(runner)._model._ffn._handoff
     assert handoff is not None
     return [handoff.expert_token_counts(layer)[0].clone() for layer in range(2)]

@@ -156,7 +156,7 @@ def run_ahead(runner: Runner, plans: list[StepPlan]) -> list[StepResult]:
 
 @both_ways
 def test_counts_of_experts(two_ranks: Runner, one_rank: Runner) -> None:
-    """Of every layer: each token has been routed to two experts, on whichever rank they are."""
+    """In every layer each token has been routed to two experts, on whichever rank they are."""
     before = two_ranks.expert_use(), one_rank.expert_use()
     for runner in (two_ranks, one_rank):
         Driver(runner).score(0, PROMPT, 20)

@@ -160,7 +160,7 @@ def test_a_pissa_that_peft_has_made_plain(written: dict[str, Path], tmp_path: Pa
 
 
 def test_a_module_without_a_place_is_named(written: dict[str, Path], tmp_path: Path) -> None:
-    """Of Qwen2-MoE, "all-linear" includes the gate of the shared expert."""
+    """For Qwen2-MoE, "all-linear" includes the gate of the shared expert."""
     folder = written["qwen2_moe"]
     base = read_model(folder)
     write_adapter(tmp_path / "adapter", base, 3, **PLAIN, target_modules="all-linear")

@@ -87,7 +87,7 @@ def test_small_operations_are_done_in_passing() -> None:
 
 
 def test_few_panels_of_floats_are_halved() -> None:
-    """Of 4 panels for 5 threads."""
+    """4 panels for 5 threads."""
     router = Router(5)
     assert router.phases()[-1] == ("LinearOp", 8, True)
     assert torch.equal(router.run()[1], Router(1).run()[1])

@@ -72,7 +72,7 @@ class Layers:
 
 
 def assert_same_bits(stream: CpuStream, seconds: float = 0.0) -> None:
-    """Of 20 runs, and of as many more as take `seconds`."""
+    """Each of 20 runs, and of the further runs that `seconds` leaves time for, has the bits of one thread."""
     alone = Layers(CpuStream(1, BEST))
     expected = alone.run()
     layers = Layers(stream)

@@ -116,7 +116,7 @@ def test_llama_servers_order_has_temperature_last() -> None:
 
 
 def random_text(rng: np.random.Generator) -> list[int]:
-    """Of few tokens, with repetitions."""
+    """A text of few distinct tokens, with repetitions."""
     text: list[int] = []
     while len(text) < rng.integers(1, 120):
         if text and rng.random() < 0.4:

@@ -145,7 +145,7 @@ def test_chunks_and_threads_do_not_change_a_bit(toy: ModelFamily, path: Path, is
 
 
 def logprob_errors(driver: Driver, weights: Weights, tokens: list[int], chunk: int) -> torch.Tensor:
-    """Of the log-probabilities of the tokens themselves, and of the one that was chosen after them."""
+    """Errors of the log-probabilities of the tokens themselves, and of the token that was chosen after them."""
     truth = reference.logits(weights, tokens).log_softmax(-1)
     found = driver.score(0, tokens, chunk)
     assert [f.token_id for f in found] == [*tokens[1:], int(truth[-1].argmax())]

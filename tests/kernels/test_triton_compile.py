@@ -33,7 +33,7 @@ def test_compiles_for_a_consumers_gpu(name: str) -> None:
 
 @pytest.mark.slow
 def test_weights_in_pairs_compile_for_a_consumers_gpu() -> None:
-    """Of what is slow, kernels that did not."""
+    """The kernels that did not compile, among the slow ones."""
     assert "gated_sliced_k_gemm_kernel" in compile_calls("experts, 256", capability=89)
 
 
@@ -59,7 +59,7 @@ def test_q8_0_keys_and_values_become_float16_several_at_once() -> None:
 
 @pytest.mark.slow
 def test_experts_weights_are_taken_apart_in_pairs() -> None:
-    """Of 65 rows and more, in bfloat16. What they are then, test_triton_experts.py says on a GPU."""
+    """With 65 rows and more, in bfloat16. test_triton_experts.py checks their values on a GPU."""
     lines = [line.split() for line in compile_calls("experts, 128 and 256, of k-quants").splitlines()]
     pairs = {line[0]: int(line[4]) for line in lines if "gemm" in line[0]}
     assert sorted(pairs) == ["gated_gemm_kernel", "gated_sliced_k_gemm_kernel", "gemm_kernel"]

@@ -243,7 +243,7 @@ def test_weights_in_pairs(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     ("kinds", "tokens"), [(OTHERS, 2), (FLOATS[0], 2), (MIX, 64), (MIX, 256), (FLOATS[1], 256)]
 )
 def test_biases_and_gpt_oss_activation(kinds: tuple[Type, Type, Type], tokens: int) -> None:
-    """Of both ways, with quantised matrices and floats, by units of columns and not."""
+    """Both ways of computing, with quantised matrices and floats, by units of columns and not."""
     few = op.method_for(tokens).up is None
     dtype = torch.float32 if few else torch.float16
     got, expected = run(

@@ -31,7 +31,7 @@ def scratch_of(numbers: int, dtype: torch.dtype = torch.float16) -> UnpackScratc
 
 @pytest.mark.parametrize("kind", nightly_after(5, GPU_TYPES), ids=lambda t: t.name)
 def test_unpacked_weights_are_the_dequantised_ones_rounded(kind: Type) -> None:
-    """Of the second expert, as the odd rows of twice as many."""
+    """The second expert's weights, as the odd rows of a matrix with twice as many."""
     planes = planes_of(kind, 2, 19, 512)
     weight = weight_of(tensors(planes), int(kind), 512)
     if not can_unpack(weight):
@@ -45,7 +45,7 @@ def test_unpacked_weights_are_the_dequantised_ones_rounded(kind: Type) -> None:
 
 @pytest.mark.parametrize(("rows", "cols", "tokens"), [(70, 96, 140), (40, 256, 20)])
 def test_two_matrices_with_a_bias(rows: int, cols: int, tokens: int) -> None:
-    """Of a block of tokens, and of more; rows and columns that fill no tile."""
+    """One block of tokens, and more; rows and columns that fill no tile."""
     kinds = (Type.Q4_K, Type.Q6_K) if cols % 256 == 0 else (Type.Q5_0, Type.F16)
     first, second = planes_of(kinds[0], rows, cols), planes_of(kinds[1], 24, cols)
     x, live = activations("heavy-tailed", tokens, cols).half(), tokens - 3

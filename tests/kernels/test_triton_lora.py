@@ -129,7 +129,8 @@ def test_gate_and_up_of_experts(in_blocks: bool) -> None:
 
 @pytest.mark.parametrize("in_blocks", [False, True])
 def test_down_of_experts(in_blocks: bool) -> None:
-    """Of few rows the weighed sum of a row's routes, from int8; of many a part for each, among others' parts."""
+    """With few rows, the weighted sum of a row's routes, from int8; with many, a part for each route, among others'
+    parts."""
     products = Products((HIDDEN,), EXPERTS, [(8, 0, 16), (32, 4, 4)])
     g = torch.Generator().manual_seed(0)
     num = len(ROUTE_IDS) * TOP_K

@@ -111,7 +111,7 @@ def test_a_head_by_quads(rows: int) -> None:
 
 
 def test_which_heads() -> None:
-    """Of bfloat16, 17 rows and more, and one matrix of a type for it without a bias."""
+    """In bfloat16, from 17 rows on, with one matrix of a type for it and without a bias."""
     q6_k, q8_0 = (
         MergedLinear(empty_planes(QUANT_TYPES[kind], (1, 64, 512), "meta")) for kind in (Type.Q6_K, Type.Q8_0)
     )

@@ -25,8 +25,8 @@ COLS = 96
 
 
 def norms_of(seed: int) -> list[torch.Tensor]:
-    """Of attention's output, and of the inputs of the dense feed-forward, the router and the experts; of the outputs of
-    the two, and of their sum; the factor."""
+    """Norms of attention's output, of the inputs of the dense feed-forward, the router and the experts, of the outputs
+    of the two feed-forwards and of their sum; then the factor."""
     return [*normal(7, COLS, seed=seed), torch.tensor([0.7])]
 
 

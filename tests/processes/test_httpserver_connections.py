@@ -181,7 +181,8 @@ def free_port() -> int:
 
 
 def test_the_health_port_answers_while_the_api_is_full() -> None:
-    """Of connections, and of descriptors; and through a drain. It has no keys, and nothing but probes."""
+    """The API is full of connections, and of descriptors; the port answers through a drain, too. It takes no keys and
+    answers only probes."""
     health = f"http://127.0.0.1:{free_port()}"
     config: dict[str, Any] = {
         "max_num_queued_reqs": 1,

@@ -68,7 +68,7 @@ def test_the_next_plan_is_launched_while_one_is_computed(worker: RpycWorker, tmp
 
 
 def test_a_result_does_not_wait_for_the_rest_of_the_next_plan(tmp_path: Path) -> None:
-    """Of its sampling, say, which may wait for the mask that this result's token leads to."""
+    """The rest may be sampling that waits for the mask to which this result's token leads."""
     path = tmp_path / "worker"
     with child_process(path, "overlapping", "seen"):
         worker = started(path)

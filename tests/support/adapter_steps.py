@@ -17,8 +17,8 @@ DECODED = 3  # tokens behind each prompt
 def score_together(
     runner: Runner, prompts: Sequence[list[int]], adapters: Sequence[str], chunk: int
 ) -> list[list[TokenLogprob]]:
-    """Of each prompt, asking for the adapter of this name ("": the model itself): what was predicted after each
-    position, then DECODED tokens, each the next input of all. In steps of `chunk` tokens of every prompt left."""
+    """What was predicted after each position of each prompt with the adapter of this name ("": the model itself), then
+    DECODED tokens, each the next input of all. A step has `chunk` tokens of every prompt left."""
     driver, keys = Driver(runner), runner.ready().adapters | {"": ""}
     new = [
         msgspec.structs.replace(driver.new(slot, prompt, SCORED), adapter=keys[adapter])

@@ -291,6 +291,6 @@ class CheckingWorker:
 
 
 def _check_distinct(slots: list[int], count: int) -> None:
-    """Of `count` that there are."""
+    """Asserts that the slots are distinct and among the `count` existing ones."""
     assert len(set(slots)) == len(slots)
     assert not slots or (min(slots) >= 0 and max(slots) < count)

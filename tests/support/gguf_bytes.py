@@ -136,7 +136,7 @@ def model_metadata(**changes: Any) -> dict[str, Any]:
 def layer_dims(
     hidden: int, ff: int, experts: int, heads: int, kv_heads: int, head_dim: int
 ) -> dict[str, tuple[int, ...]]:
-    """Of each tensor of a layer, innermost first."""
+    """The shape of each tensor of a layer, innermost dimension first."""
     q_width, kv_width = heads * head_dim, kv_heads * head_dim
     return {
         "attn_norm": (hidden,),

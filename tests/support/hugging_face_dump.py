@@ -84,7 +84,8 @@ def write_dump(model: Any, texts: Iterable[list[int]], folder: Path, name: str) 
 
 
 def row_tensors(text: list[int]) -> dict[str, npt.NDArray[Any]]:
-    """Of a step that is a whole text, every row of which is sampled, though by nobody."""
+    """The row tensors of a step that is a whole text. Every row is marked as sampled, but no request takes the
+    token."""
     tokens, n = np.array(text, np.int32), len(text)
     hashes = context_hashes(tokens, 0)
     return {

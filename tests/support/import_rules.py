@@ -321,6 +321,7 @@ IMPORTED_FROM_ABOVE = {
     "moeserve.cli.main": {"moeserve.__main__"},
     "moeserve.launcher": {"moeserve.cli.main", "moeserve.cli.remote_worker", "moeserve.remote.host"},
     "moeserve.cli.bench": {"moeserve.cli.main", "moeserve.cli.plan"},
+    "moeserve.cli.doctor": {"moeserve.cli.main"},
     "moeserve.cli.plan": {"moeserve.cli.main"},
     "moeserve.cli.simulate": {"moeserve.cli.main", "moeserve.cli.bench"},
 }
@@ -335,6 +336,8 @@ TORCH_ALLOWED = (
     "moeserve.kv.states",
     "moeserve.visualserver.__main__",
     "moeserve.visualserver.towers",
+    "moeserve.cli.doctor.probes",
+    "moeserve.cli.doctor.triton_kernel",
     "moeserve.cli.plan",
     "moeserve.cli.bench.engine",
 )

@@ -59,7 +59,7 @@ BYTES = [chr(b if b in _PRINTABLE else 256 + _OTHERS.index(b)) for b in range(25
 
 
 def q4_k_m(name: str, layers: int) -> Type:
-    """Of a matrix: Q6_K for the head and, in half of the layers, for v and down."""
+    """A matrix's type in a Q4_K_M file: Q6_K for the head and, in half of the layers, for v and down."""
     if name == n.OUTPUT:
         return Type.Q6_K
     if name.endswith(f"{n.FFN_GATE_INP}.weight"):

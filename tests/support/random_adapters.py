@@ -31,8 +31,8 @@ _MODULES = {
 def write_random_adapter(
     folder: Path, shape: ModelShape, rank: int, seed: int, *, parts: Collection[str], size: float
 ) -> None:
-    """Of the products in `parts` (adapters/products.py) that the model has. size: the standard deviation of what the
-    two matrices have, so that B A x is of about size^2 * sqrt(rank) of x's length."""
+    """Writes random adapters of the products in `parts` (adapters/products.py) that the model has. size: the standard
+    deviation of both matrices' elements, so that B A x is of about size^2 * sqrt(rank) of x's length."""
     random = np.random.default_rng(seed)
     tensors: dict[str, Halves] = {}
     for layer in range(shape.num_layers):

@@ -118,7 +118,7 @@ class OverlappingRunner(ScriptedRunner, OverlappingWorker):
         return result
 
     def launch_rest(self) -> None:
-        """Of a plan that was launched ahead, waits for the file that says the result before has been seen."""
+        """With a plan that was launched ahead, waits for the file that says that the result before has been seen."""
         if self._has_rest and self._seen is not None:
             seen = self._seen.with_suffix(f".{self._launched - 1}")
             while not seen.exists():

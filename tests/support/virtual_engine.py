@@ -120,9 +120,9 @@ class VirtualEngine:
 
 
 class StreamingEngine(VirtualEngine):
-    """Of a GPU with half of 48 x 128 experts in RAM, as it was measured: the pool
-    reads what a step misses at 20 us an expert; a large step brings all of them over PCIe, in 190 ms whatever its
-    size, and computes 21,000 tokens a second."""
+    """A GPU with half of 48 x 128 experts in RAM, as it was measured: the pool reads what a step misses at 20 us an
+    expert; a large step brings all of them over PCIe, in 190 ms whatever its size, and computes 21,000 tokens a
+    second."""
 
     def _ms(self, decode_rows: int, prompt_tokens: int, attended: float) -> float:
         by_pool = 2.0 + 48 * 64 * 0.02 * experts_read(decode_rows + prompt_tokens) + 0.35 * prompt_tokens

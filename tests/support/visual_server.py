@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,7 @@ class VisualServer:
         self.files = EmbeddingFiles(self.paths.spans)
         self.answer: Answer = self.encoded
         self._server = server
+        self._is_open = True
         self._inbox = PullChannel(server._context, self.paths.visualserver, TO_VISUALSERVER)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -39,13 +41,17 @@ class VisualServer:
         return PictureEncoded(picture.id, 3, 2, bytes(32), handle, 0.5, len(self.pictures) > 1)
 
     def _run(self) -> None:
-        while self._server._running:
+        while self._is_open:
             message = self._inbox.recv(timeout=0.05)
             if isinstance(message, EncodePicture):
                 self.pictures.append(message)
                 answer = self.answer(message)
                 if answer is not None:
                     self._server.send(answer)
+
+    def close(self) -> None:
+        self._is_open = False
+        self._thread.join(30)
 
     @property
     def left(self) -> list[str]:
@@ -54,10 +60,12 @@ class VisualServer:
 
 
 @contextmanager
-def seeing_server() -> Iterator[tuple[HttpServer, VisualServer]]:
-    server = HttpServer(model=str(MODEL), mmproj=str(TOWER))
-    try:
+def seeing_server(**config: Any) -> Iterator[tuple[HttpServer, VisualServer]]:
+    server = HttpServer(model=str(MODEL), mmproj=str(TOWER), **config)
+    with ExitStack() as closing:
+        closing.callback(server.close)
         visual = VisualServer(server)
+        closing.callback(visual.close)
         assert isinstance(server.start_message(), ProcessReady)
         ready = ready_message(server.tokenizer.vocabulary.size)
         server.send(
@@ -65,5 +73,3 @@ def seeing_server() -> Iterator[tuple[HttpServer, VisualServer]]:
         )
         assert within(30, lambda: server.get("/health").status_code == 200)
         yield server, visual
-    finally:
-        server.close()

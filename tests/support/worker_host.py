@@ -39,7 +39,7 @@ def _request(folder: Path, file: str, name: str, *more: str) -> None:
 
 
 def link_flags(certificates: Path, port: int) -> list[str]:
-    """Of a server whose worker is at this port of 127.0.0.1."""
+    """Flags of a server whose worker is at this port of 127.0.0.1."""
     files = ("certfile", "server.pem"), ("keyfile", "server.key"), ("ca-certs", "ca.pem")
     tls = [part for flag, file in files for part in (f"--worker-ssl-{flag}", str(certificates / file))]
     return ["--worker", f"127.0.0.1:{port}", *tls]

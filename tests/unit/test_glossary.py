@@ -1,18 +1,24 @@
 """One concept has one word: the glossary's forbidden synonyms do not come back in docstrings, help and messages, and a
-docstring begins with what a thing is."""
+docstring begins with what a thing is, in tests, benchmarks and scripts, too."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GLOSSARY = REPOSITORY / "docs" / "development" / "glossary.md"
 PACKAGE = REPOSITORY / "moeserve"
+# Folders whose docstrings begin with what a thing is.
+FOLDERS = ("moeserve", "tests", "benchmarks", "scripts", "training")
+# Where a docstring begins with "Of".
+BEGINS_WITH_OF = re.compile(r'^[ \t]*[rR]?"""\s*Of\b.*', re.MULTILINE)
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]*) \|$", re.MULTILINE)
+# Between two pieces of one string.
+PIECES = re.compile(r"""["']\s*\n\s*[rRfFbB]*["']""")
 # Phrases that hide of what or of whom a sentence speaks.
 VAGUE = ("so many", "nobody")
 MOST_VAGUE = 10  # lines
@@ -29,23 +35,25 @@ def terms() -> dict[str, list[str]]:
 
 
 @cache
-def trees() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+def sources() -> dict[Path, str]:
+    return {
+        path: path.read_text() for folder in FOLDERS for path in sorted((REPOSITORY / folder).rglob("*.py"))
+    }
 
 
-def docstrings() -> Iterator[tuple[str, str]]:
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                text = ast.get_docstring(node)
-                if text is not None:
-                    yield f"{path.relative_to(REPOSITORY)}:{getattr(node, 'lineno', 1)}", text
+def may_have(words: Iterable[str]) -> Iterator[tuple[Path, str]]:
+    """The package's files in which one of the words stands, strings in several pieces joined. Parsing all is slow."""
+    for path, source in sources().items():
+        if path.is_relative_to(PACKAGE):
+            text = " ".join(PIECES.sub("", source).split()).lower()
+            if any(word in text for word in words):
+                yield path, source
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Docstrings, help and messages: the strings with a space in them."""
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+def texts(words: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Docstrings, help and messages in files that may have one of the words: the strings with a space in them."""
+    for path, source in may_have(words):
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
                 yield f"{path.relative_to(REPOSITORY)}:{node.lineno}", node.value
 
@@ -64,7 +72,7 @@ def test_no_forbidden_synonym_comes_back() -> None:
         r"\b(" + "|".join(map(re.escape, sorted(synonyms, key=len, reverse=True))) + r")s?\b", re.IGNORECASE
     )
     found = []
-    for place, text in texts():
+    for place, text in texts(synonyms):
         line = " ".join(text.split())
         lower = line.lower()
         if any(synonym in lower for synonym in synonyms):  # quicker than the search
@@ -76,7 +84,11 @@ def test_no_forbidden_synonym_comes_back() -> None:
 
 
 def test_a_docstring_begins_with_what_a_thing_is() -> None:
-    found = [f"{place}: {text[:60]}" for place, text in docstrings() if text.startswith("Of ")]
+    found = [
+        f"{path.relative_to(REPOSITORY)}: {match[0].strip()[:60]}"
+        for path, source in sources().items()
+        for match in BEGINS_WITH_OF.finditer(source)
+    ]
     assert not found, "\n".join(found)
 
 

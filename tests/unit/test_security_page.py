@@ -31,7 +31,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 def row(beginning: str) -> str:
-    """Of a table, without its first cell."""
+    """A table's row without its first cell."""
     (found,) = (line for line in PAGE.splitlines() if line.startswith(f"| {beginning}"))
     return found.partition(" | ")[2]
 

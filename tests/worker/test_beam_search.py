@@ -65,7 +65,7 @@ def _until_end(tokens: list[int], wanted: Wanted) -> list[int]:
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3", "qwen3_next"])
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    """Of attention, of latent attention, and of recurrent layers beside attention."""
+    """Models with attention, with latent attention, and with recurrent layers beside attention."""
     folder = tmp_path_factory.mktemp("beams") / request.param
     if request.param == "qwen3_moe":
         write_model(folder, torch.float32)

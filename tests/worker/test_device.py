@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 import torch
 
+from moeserve.cli.doctor import probes
 from moeserve.errors import ConfigError
 from moeserve.worker.loading.device import choose_device, parse_gpus
 
@@ -66,3 +67,18 @@ def test_gpus_are_a_number_of_them_or_their_numbers(text: str, numbers: list[int
 def test_other_gpus_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--gpus"):
         parse_gpus(text)
+
+
+def test_doctor_names_the_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "_driver_version", lambda: "570.86")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    driver, gpu = probes.gpu()
+    assert driver.text == "NVIDIA 570.86"
+    assert gpu.level == "warning"
+    assert "this PyTorch was built without CUDA: install one with it" in gpu.text
+
+
+def test_doctor_loads_the_extension() -> None:
+    extension, cpu = probes.extension()
+    assert extension.level == "ok"
+    assert cpu.subject == "CPU"

@@ -15,7 +15,8 @@ LAYER = LAYOUT.layer_bytes(0)
 
 
 def budgets(in_ram: int, on_gpu: int) -> list[KvMemoryBudget]:
-    """Of 48 layers 8 in RAM, with room for so many tokens; in RAM half of it is the pool's."""
+    """Budgets for 48 layers, 8 of them in RAM. in_ram, on_gpu: tokens that there is room for; half of the RAM is the
+    pool's."""
     return [
         KvMemoryBudget("GPU memory", 40 * LAYER * on_gpu, range(8, 48)),
         KvMemoryBudget("memory", 8 * LAYER * in_ram, range(8), share=0.5),

@@ -96,7 +96,7 @@ def test_a_later_worker_tries_only_what_may_have_changed(
 def test_later_workers_do_not_compute_the_angles_again(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a context of 262,144 tokens they take more than half a second."""
+    """With a context of 262,144 tokens the tables take more than half a second."""
     computed: list[object] = []
 
     def tables(*what: Any) -> RopeTables:

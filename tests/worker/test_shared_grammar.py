@@ -29,7 +29,7 @@ SMALL = 400 * CHOICES  # bytes of all that is not the grammar, at most
 
 
 def choices(engine: EngineClient) -> list[GenerateRequest]:
-    """Of two prompts."""
+    """Choices of two prompts."""
     return [
         GenerateRequest(
             engine.next_id(),

@@ -73,7 +73,7 @@ class MessageTool(Block):
         return Tool(self.name, described, {"type": "object"} | self.input_schema, self.strict)
 
 
-# Of tools that run at Anthropic.
+# Fields of tools that run at Anthropic.
 _SERVER_TOOLS: Final = (
     *("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_"),
 )
@@ -193,7 +193,7 @@ class CountTokensRequest(RequestModel):
 
     @property
     def is_begun(self) -> bool:
-        """Whether the last message begins the answer, which goes on from there."""
+        """Whether the last message is the beginning of the answer, which the model continues."""
         return isinstance(self.messages[-1], AssistantMessage)
 
     def for_template(self) -> list[dict[str, Any]]:

@@ -70,11 +70,11 @@ _TOOLS: Final[Mapping[str, _ClientTool]] = {
     ),
 }
 _DATED: Final = re.compile(r"([a-z_]+)_(\d{8})")
-_UNDOES: Final = "20250124"  # the last editor with undo_edit, and whose insert calls its text new_str
+_UNDOES: Final = "20250124"  # the last editor with undo_edit; its insert calls its text new_str
 
 
 def as_functions(tools: Any) -> Any:
-    """Returns a request's tools with those of this table as custom ones. Raises PydanticCustomError for a computer,
+    """Returns a request's tools with the tools of this table as custom ones. Raises PydanticCustomError for a computer,
     whose results are pictures."""
     return [_as_function(tool) for tool in tools] if isinstance(tools, list) else tools
 

@@ -108,7 +108,7 @@ def _tagged(tag: str, about: dict[str, str | None], text: str) -> str:
 
 
 class ToolReferenceBlock(RequestModel):
-    """A tool that a search among tools found: it is in the prompt anyway."""
+    """A tool that the client's search among tools found. It changes nothing: every tool is in the prompt anyway."""
 
     type: Literal["tool_reference"]
     tool_name: Label
@@ -145,7 +145,7 @@ class ImageBlock(Block):
 
     @model_validator(mode="after")
     def _is_a_picture(self) -> ImageBlock:
-        _ = self.source.picture  # which refuses what is none
+        _ = self.source.picture  # refuses bytes that are not a picture
         return self
 
     @property

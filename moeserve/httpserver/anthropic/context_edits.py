@@ -63,7 +63,8 @@ class ClearToolUses(RequestModel):
     ] = False
 
     def without(self, messages: Conversation) -> tuple[list[AnyMessage], int]:
-        """Returns the messages with all cleared that may be, and how many tool uses that are."""
+        """Returns the messages with every result cleared that may be cleared, and the number of tool uses that were
+        cleared."""
         names = {block.id: block.name for block in _tool_uses(messages)}
         results = [
             block.tool_use_id
@@ -108,7 +109,7 @@ class ClearToolUses(RequestModel):
 
     @property
     def least(self) -> int:
-        """Tokens; an edit that would clear fewer is left undone."""
+        """The fewest tokens that an edit must clear; an edit that would clear fewer is not made."""
         return 0 if self.clear_at_least is None else self.clear_at_least.value
 
     def report(self, cleared: int, tokens: int) -> AppliedEdit:
@@ -125,8 +126,8 @@ class AllTurns(RequestModel):
 
 
 class ClearThinking(RequestModel):
-    """Leaves out the thinking of all turns but the last ones. A turn begins with a message of the user's that is more
-    than results."""
+    """Leaves out the thinking of all turns but the last ones. A turn begins with a user's message that has more than
+    tool results."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Literal["all"] | Annotated[ThinkingTurns | AllTurns, Field(discriminator="type")] = ThinkingTurns(
@@ -134,7 +135,7 @@ class ClearThinking(RequestModel):
     )
 
     def without(self, messages: Conversation) -> tuple[list[AnyMessage], int]:
-        """Returns the messages without what is to go, and how many turns' thinking that is."""
+        """Returns the messages without the cleared thinking, and the number of turns that lost theirs."""
         if not isinstance(self.keep, ThinkingTurns):
             return list(messages), 0
         turns = _turns(messages)
@@ -165,8 +166,8 @@ class ContextManagement(RequestModel):
 async def edited(
     messages: Conversation, edits: Sequence[Edit], count: Callable[[Conversation], Awaitable[int]]
 ) -> tuple[list[AnyMessage], list[AppliedEdit]]:
-    """Returns the conversation after all edits that are due and do not lengthen it, and what each did. `count` returns
-    the tokens of the prompt that messages make; it is asked only where an edit would change something."""
+    """Returns the conversation after all edits that are due and do not lengthen it, and what each edit did. `count`
+    returns the number of tokens of the messages' prompt; it is called only where an edit would change something."""
     now, applied = list(messages), list[AppliedEdit]()
     tokens: int | None = None
     for edit in edits:

@@ -34,7 +34,7 @@ class ThinkingBlock(RequestModel):
 
 
 class RedactedThinkingBlock(RequestModel):
-    """Thinking that Anthropic's servers have encrypted, of a conversation that began there."""
+    """Thinking that Anthropic's servers have encrypted, in a conversation that began there."""
 
     type: Literal["redacted_thinking"]
     data: Annotated[Any, NO_EFFECT]
@@ -83,7 +83,7 @@ class UserMessage(RequestModel):
     ]
 
     def for_template(self) -> list[dict[str, Any]]:
-        """Returns a message for each result and for each run of texts, in their order."""
+        """Returns one message for each tool result and one for each run of texts, in their order."""
         messages: list[dict[str, Any]] = []
         texts: list[str] = []
         for block in self.content:

@@ -1,4 +1,4 @@
-"""Work that is too long for the event loop goes to a thread, in pieces between which streams go on."""
+"""Work that is too long for the event loop runs on a thread, in pieces, so that streams continue between them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from typing import Final, ParamSpec, TypeVar
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import TextItem
 
-VALUES_AT_ONCE: Final = 2000  # of an answer, written in 2 ms; a thread takes a tenth of that
+VALUES_AT_ONCE: Final = (
+    2000  # values of an answer, written in 2 ms; handing them to a thread takes a tenth of that
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 async def beside_streams(values: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Returns what `work` does, which writes about `values` values of an answer: tokens, log-probabilities."""
+    """Returns the result of `work`, which writes about `values` values of an answer (tokens, log-probabilities): on a
+    thread when there are more than VALUES_AT_ONCE of them."""
     if values <= VALUES_AT_ONCE:
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)
 
 
 def values_of(answers: Sequence[Sequence[TextItem]]) -> int:
-    """What writing the answers comes to: their tokens, and the log-probabilities of those and of the prompt."""
+    """The number of values that writing the answers takes: their tokens, and the log-probabilities of answers and
+    prompts."""
     return sum(
         len(item.token_ids) + _entries(item.logprobs) + _entries(item.prompt_logprobs)
         for items in answers

@@ -5,7 +5,8 @@ from __future__ import annotations
 from moeserve.httpserver.generation.chat import chat_prompt
 from moeserve.httpserver.generation.chat.answer_form import AnswerForm, form_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
-from moeserve.httpserver.generation.chat.picture_tokens import NO_CHAT
+from moeserve.httpserver.generation.chat.picture_tokens import NO_CHAT, ChatTokens
+from moeserve.httpserver.generation.engine.request_deadline import request_deadline
 from moeserve.httpserver.generation.prepared import PreparedRequest
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, PlainPrompts
 from moeserve.httpserver.generation.request.tool_use import ToolUse
@@ -38,7 +39,7 @@ async def _resolve(service: Service, served: Served, asked: Asked) -> Resolved:
     choice = token_choice(asked, text)
     breakers = await breakers_of(asked, sampler, text.tokenizer)
     if isinstance(asked.prompt, ChatPrompt):
-        chat = await chat_prompt.encode(text, limit, asked, asked.prompt, service.picture_client(asked))
+        chat = await _encode_chat(service, text, limit, asked, asked.prompt)
         prompts = [chat.ids]
         form, tools = form_of(asked, asked.prompt, choice.grammar, text, prompts[0]), asked.prompt.tools
     else:
@@ -77,8 +78,16 @@ async def count_prompt_tokens(service: Service, asked: Asked) -> int:
     """Returns the length of a conversation's prompt in tokens. Raises ApiError."""
     served = service.ready(asked.model)
     assert isinstance(asked.prompt, ChatPrompt)
+    return len((await _encode_chat(service, served.text, served.limit, asked, asked.prompt)).ids)
+
+
+async def _encode_chat(
+    service: Service, text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt
+) -> ChatTokens:
+    """Raises ApiError: 504, too, where pictures are not encoded in time."""
     client = service.picture_client(asked)
-    return len((await chat_prompt.encode(served.text, served.limit, asked, asked.prompt, client)).ids)
+    async with request_deadline(asked.caller.arrival, service.engine.request_timeout):
+        return await chat_prompt.encode(text, limit, asked, prompt, client)
 
 
 async def _encode(text: ModelText, limit: int, asked: Asked, prompts: PlainPrompts) -> list[list[int]]:

@@ -21,7 +21,7 @@ def choose_device(wanted: str) -> str:
     "auto" then takes the CPU, and logs why where there is a GPU at all."""
     if wanted == "cpu":
         return "cpu"
-    obstacle = _obstacle()
+    obstacle = gpu_obstacle()
     if obstacle is None:
         return "cuda"
     if wanted == "cuda":
@@ -88,31 +88,31 @@ def parse_gpus(text: str) -> list[int]:
     return numbers
 
 
-class _Obstacle(NamedTuple):
+class Obstacle(NamedTuple):
     text: str  # why the first GPU cannot be used, with the remedy
     is_of_gpu: bool  # which is there
 
 
-def _obstacle() -> _Obstacle | None:
+def gpu_obstacle() -> Obstacle | None:
     """None: the first GPU can be used."""
     import torch  # here, for "cpu" needs none: the plan for a machine without it
 
     if torch.version.cuda is None:
         text = "this PyTorch was built without CUDA: install one with it, see https://pytorch.org/get-started/locally"
-        return _Obstacle(text, is_of_gpu=False)
+        return Obstacle(text, is_of_gpu=False)
     if not torch.cuda.is_available():
         text = (
             f"no usable GPU: PyTorch is built for CUDA {torch.version.cuda}, and there is no NVIDIA GPU here or its "
             "driver is older than that (nvidia-smi shows both)"
         )
-        return _Obstacle(text, is_of_gpu=False)
+        return Obstacle(text, is_of_gpu=False)
     capability = torch.cuda.get_device_capability(0)
     if capability < MIN_CAPABILITY:
         text = (
             f"{torch.cuda.get_device_name(0)} has compute capability {capability[0]}.{capability[1]}, "
             f"{MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or more is needed (Ampere, 2020, and later)"
         )
-        return _Obstacle(text, is_of_gpu=True)
+        return Obstacle(text, is_of_gpu=True)
     if importlib.util.find_spec("triton") is None:
-        return _Obstacle("the package triton is missing: pip install triton", is_of_gpu=True)
+        return Obstacle("the package triton is missing: pip install triton", is_of_gpu=True)
     return None

@@ -18,7 +18,7 @@ from tests.support.gpu_operators.tensors import Q4, both, empty, i32
 
 
 def decode(n: int, heads: int, pool: torch.Tensor, new: NewTokens, **options: Any) -> None:
-    """Of queries that are rotated already, and of those that are new tokens' own. pool [slots, kv_heads, dim]."""
+    """Attention of queries that are rotated already, and of new tokens' own queries. pool [slots, kv_heads, dim]."""
     _, kv_heads, dim = pool.shape
     room, table, at = (
         DecodeWorkspace(n, heads, kv_heads, dim, "meta"),

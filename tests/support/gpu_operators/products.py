@@ -127,7 +127,7 @@ def experts(
 
 
 def adapters(n: int, dtype: torch.dtype) -> None:
-    """Of q, k and v, and of experts, whose quantised products take what theirs add."""
+    """Adapters of q, k and v, and of experts, whose quantised products take what the adapters add."""
     hidden, ff, num, top_k, count = 512, 256, 128, 8, empty(1, dtype=i32)
     entries, slots = empty(16, 3 * num, 4, dtype=torch.int64), empty(n, dtype=i32)
 

@@ -24,8 +24,8 @@ GROWN: Final = 1.05
 
 
 class Summary(msgspec.Struct):
-    """Of one run. Memory is resident bytes by process, after the first and after the last of `requests` without
-    faults; empty where there were none."""
+    """The summary of one run. Memory is resident bytes by process, after the first and after the last of `requests`
+    without faults; empty where there were none."""
 
     seed: int
     faults: dict[str, int] = {}

@@ -15,7 +15,7 @@ MOST = 24
 
 
 def mask(experts: int, *ids: int) -> Mask:
-    """Of one layer."""
+    """A mask of one layer's experts."""
     out = np.zeros((1, experts), np.bool_)
     out[0, list(ids)] = True
     return out

@@ -84,7 +84,7 @@ def test_damaged_files_are_errors(tmp_path: Path, noise: bytes, at: int) -> None
 
 
 def reuse(trace: RoutingTrace, capacity: int) -> float:
-    """Of a layer's choices, how many an LRU of so many experts has."""
+    """The share of a layer's choices that an LRU cache of `capacity` experts has."""
     stack, hits = list(range(trace.experts)), 0
     for of_token in trace.ids[:, 0].astype(int):
         for e in of_token[::-1]:  # the last choice is on top of the stack, so it is first

@@ -266,7 +266,7 @@ def test_whatever_is_preferred_an_answer_ends(
 
 
 def test_an_object_without_names_is_open(engine: GrammarEngine, tokenizer: TextTokenizer) -> None:
-    """Of tools that are not strict, too: whatever their schemas say."""
+    """Tools that are not strict are included, whatever their schemas say."""
     call = '<tool_call>\n{"name": "f", "arguments": {"any": [1]}}\n</tool_call>'
     assert matches(engine, tokenizer, ANY_OBJECT, '{"any": [1]}')
     assert matches(engine, tokenizer, TextWithToolCalls([GrammarTool("f", ANY_OBJECT.schema)], True), call)

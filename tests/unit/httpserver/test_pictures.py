@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -120,6 +121,35 @@ def test_the_prompt(server: HttpServer, visual: VisualServer, path: str) -> None
     assert within(30, lambda: not visual.left)  # the request has ended
 
 
+WRITTEN = {
+    "capitals": f"DATA:IMAGE/PNG;BASE64,{BASE64}",
+    "another type": f"data:image/jpeg;base64,{BASE64}",
+    "a type that is none": f"data:image/*;base64,{BASE64}",
+    "no type": f" data:;base64,{BASE64}",
+    "a parameter": f"data:image/png;charset=utf-8; base64,{BASE64}",
+    "lines": "data:image/png;base64," + "\r\n".join(BASE64[at : at + 76] for at in range(0, len(BASE64), 76)),
+    "the URL's alphabet": "data:image/png;base64," + base64.urlsafe_b64encode(FILE).decode().rstrip("="),
+    "percent-encoded": "data:image/png;base64," + quote(BASE64, safe=""),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_how_clients_write_a_picture(server: HttpServer, visual: VisualServer, name: str) -> None:
+    assert "+" in BASE64
+    assert "/" in BASE64
+    assert server.post("/v1/chat/completions", chat(image(WRITTEN[name]))).status_code == 200
+    assert [one.data for one in visual.pictures] == [FILE]
+
+
+@pytest.mark.slow
+def test_encoding_counts_as_answering() -> None:
+    with seeing_server(request_timeout=2.0) as (server, visual):
+        visual.answer = lambda picture: None
+        answer = server.post("/v1/chat/completions", chat(image()))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "request_timeout")
+        assert server.requests == []
+
+
 def test_two_pictures_and_what_is_behind(server: HttpServer, visual: VisualServer) -> None:
     """Positions behind a picture go on at its longer side's end."""
     answer = server.post("/v1/chat/completions", chat(image(), text("and"), image(detail="low")))
@@ -145,6 +175,7 @@ def test_placeholders_that_a_client_spells_are_no_picture(server: HttpServer, vi
     ("part", "words"),
     [
         (image("https://example.com/a.png"), "pictures are not fetched from addresses"),
+        (image("ftp://example.com/" + "a" * 9000), "URL is too long"),
         (image("data:image/png,abc"), "data:image/...;base64,..."),
         (image("data:image/png;base64,a*b"), "no base64"),
         (image("data:image/png;base64,"), "is empty"),

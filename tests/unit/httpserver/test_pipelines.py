@@ -130,7 +130,7 @@ def test_a_turn_of_the_event_loop_is_short_whatever_comes() -> None:
     """A read brings 256 KiB: 9,000 requests, 40,000 chunks, 130,000 blank lines."""
 
     async def longest(*sent: bytes) -> float:
-        """Of the thread's time between two turns of the loop, in seconds."""
+        """The longest CPU time of the thread between two turns of the loop, in seconds."""
         longest, app = 0.0, refuses
         async with serving(app) as server:
             connections = [await server.connect() for _ in range(5)]

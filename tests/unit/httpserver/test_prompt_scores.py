@@ -38,7 +38,7 @@ SCORES = [logprobs_of(token_id, 3) for token_id in PROMPT[1:]]
 
 
 class Text:
-    """Of a vocabulary in which a token's text is its number. It notes who asks."""
+    """The text of a vocabulary in which a token's text is its number. It notes who asks."""
 
     def __init__(self) -> None:
         self.threads: set[threading.Thread] = set()

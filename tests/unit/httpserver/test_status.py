@@ -36,7 +36,7 @@ def test_load_under_the_names_that_gateways_read(own_server: HttpServer) -> None
 
 
 def test_where_the_seconds_of_a_workers_start_went(server: HttpServer) -> None:
-    """Of the last one's."""
+    """Only the last start counts."""
     prefix = f'moeserve:worker_start_seconds{{model_name="{NAME}",phase='
 
     def told() -> dict[str, float]:

@@ -41,7 +41,7 @@ def test_metrics_names_are_prometheus_and_differ() -> None:
 
 
 def test_counters_and_histograms_add_up_and_gauges_do_not() -> None:
-    """Of every field, nested ones included: a total that is left out falls when a router is replaced."""
+    """Every field is covered, nested ones included: a total that is left out falls when a router is replaced."""
 
     def filled(number: int) -> LoadReport:
         report = LoadReport()

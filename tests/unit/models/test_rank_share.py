@@ -111,7 +111,7 @@ def test_attention_stays_whole_where_the_blocks_of_its_output_do_not_divide() ->
 
 
 def test_ranks_share_kv_heads_where_there_are_fewer(tmp_path: Path) -> None:
-    """Of 8 heads and 2 KV heads, 4 ranks have 2 heads each and one KV head, which two of them share."""
+    """With 8 heads and 2 KV heads, 4 ranks have 2 heads each and one KV head, which two of them share."""
     header = tmp_path / "model.gguf"
     write_header(
         header,
@@ -173,7 +173,7 @@ def test_stages_together_are_the_model(path: Path) -> None:
 
 
 def test_a_stage_lacks_what_only_other_layers_take(tmp_path: Path) -> None:
-    """Of Gemma 4 the layers with a window take no rope factors."""
+    """In Gemma 4 the layers with a window take no rope factors."""
     source = open_model(write_gemma(tmp_path / "gemma.gguf", GGMLQuantizationType.F32))
     stages = [stage_of(read_shape(source), source.tensors, rank, 2) for rank in range(2)]
     owns = [RankSource(source, stage) for stage in stages]

@@ -49,7 +49,7 @@ def test_on_the_cpu(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> Non
 
 @pytest.mark.usefixtures("no_measuring")
 def test_two_kv_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Of a layer with a window and one without, each of 256 bytes a token."""
+    """One layer with a window and one without, each of 256 bytes a token."""
     gemma = write_gemma(tmp_path / "gemma.gguf", Type.F32)
     flags = ("--model", str(gemma), "--ram", "4", "--max-num-seqs", "2", "--device", "cpu")
     pools = ("--max-total-tokens", "4000", "--kv-window-ratio", "0.3")
@@ -126,7 +126,7 @@ def test_the_last_layer_on_a_gpu(capsys: pytest.CaptureFixture[str], tiny_model:
 
 @pytest.mark.usefixtures("no_measuring")
 def test_recurrent_states_lie_where_their_layers_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the first three layers; 4 snapshots for each sequence fit. Measured: the first layer has no q."""
+    """The first three layers have states; 4 snapshots for each sequence fit. Measured: the first layer has no q."""
     model = OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf"
     state = 4 * (4 * 128 * 128 + 3 * 1024)  # bytes in a layer
     flags = ["--model", str(model), "--max-num-seqs", "2", "--max-total-tokens", "500", "--ram", "4"]

@@ -120,7 +120,7 @@ def test_is_what_dense_arithmetic_finds(
 
 
 def test_a_wide_search_finds_the_most_likely_answer() -> None:
-    """Of all answers of three tokens, which greedy search misses here."""
+    """The most likely of all answers of three tokens, which greedy search misses here."""
     model = model_of(0)
     params, sampling = BeamParams(1, 0, 1, 16, length_penalty=0.0), SamplingParams(3)
     (best, score), *_ = search(model, params, sampling)
@@ -148,7 +148,7 @@ def test_groups_avoid_the_tokens_of_those_before() -> None:
 
 
 def test_a_token_says_how_likely_it_was() -> None:
-    """Of each answer: the log-probabilities add up to its score, ranks are places in the row."""
+    """In each answer the log-probabilities add up to its score, and ranks are places in the row."""
     model = model_of(1)
     it = BeamSearch(BeamParams(1, 0, 2, 2, length_penalty=2.0), SamplingParams(1, logprobs=1))
     logprobs = model(())

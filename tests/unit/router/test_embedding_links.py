@@ -73,7 +73,7 @@ def test_what_is_not_there_or_not_whole_fails_and_leaves_nothing(
 
 
 def test_a_reader_takes_exactly_its_bytes(files: EmbeddingFiles, tmp_path: Path) -> None:
-    """Of a file of the size that it expects, and none of what lies behind a name."""
+    """It takes a file of the size that it expects, and none of what lies behind a name."""
     handle = files.write(bytes(32))
     (tmp_path / "spans" / "dd").symlink_to(tmp_path / "spans" / handle)
     for name, offset, num_bytes, error in (

@@ -147,7 +147,7 @@ def test_positions_of_their_own_are_part_of_the_content() -> None:
 
 
 def test_a_prompt_may_depart_within_a_span() -> None:
-    """Of one content, whose first positions are cached: a shorter prompt's last token is always computed."""
+    """The span has one content, whose first positions are cached: a shorter prompt's last token is always computed."""
     world = world_of(max_num_batched_tokens=16)
     world.add(ask(1, TEXT[:30], span(10, 20)))
     world.run()

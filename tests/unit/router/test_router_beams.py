@@ -29,7 +29,7 @@ def add_search(world: World, id: int, prompt: list[int], wanted: Wanted, key_nam
 
 
 def expected(prompt: list[int], wanted: Wanted) -> list[tuple[list[int], float]]:
-    """Of a search by itself: each answer's tokens without its end, and its score."""
+    """The answers of a search by itself: each one's tokens without its end, and its score."""
     (message, *_) = requests(0, prompt, wanted)
     assert message.beams is not None
     it = BeamSearch(message.beams, message.sampling)

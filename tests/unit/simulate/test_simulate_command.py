@@ -52,7 +52,7 @@ def test_command_refuses_what_makes_no_sense(
 
 
 def test_the_measured_workers_defaults_are_the_simulations(tmp_path: Path) -> None:
-    """Of a GPU: larger steps, and prompts first. As the flags that say so, and not as on a CPU."""
+    """A GPU's defaults: larger steps, and prompts first; equal to what flags of these values give, and not a CPU's."""
 
     def durations(*flags: str, **fields: object) -> list[float]:
         model, saved = tmp_path / "model.json", tmp_path / "saved.json"

@@ -17,7 +17,8 @@ PROMPTS = ([16, 64, 256, 512, 1024, 8192], [6.8, 9.0, 16.1, 25.8, 42.6, 210.0]) 
 
 
 def milliseconds(load: StepLoad) -> float:
-    """Of rows beside prompts, 90% of what both take alone. Prompts that end share what it costs to sample."""
+    """A step's time. Rows beside prompts take 90% of what both take alone. Prompts that end share what it costs to
+    sample."""
     rows, prompts = load.tokens if load.is_decode else load.decode_rows, load.without_rows.tokens
     alone = float(np.interp(rows, *DECODE)) if rows else 0.0
     if not load.is_decode:

@@ -138,7 +138,7 @@ def test_what_tells_them_apart(split: Split, text: str, expected: list[str]) -> 
 
 
 def test_the_letters_of_deepseek_v2_have_cases() -> None:
-    """Of a class of 160 ranges, which was written down by its publisher: whether an end is off."""
+    """The publisher wrote down a class of 160 ranges by hand; an end that is off would show here."""
     letters = regex.compile(DEEPSEEK_LLM.before[1].removeprefix(r"\s?").removesuffix("+"))
     found = [chr(code) for code in range(0x20000) if letters.fullmatch(chr(code))]
     assert len(found) > 2200

@@ -91,8 +91,10 @@ def test_turned_and_resized_as_pillow_does(decoder: PictureDecoder) -> None:
 HUGE = zlib.compress(bytes(1 << 20))
 HOSTILE = {
     "nothing": (b"", "no known format"),
-    "a text": (b"<svg/>" * 100, "no known format"),
-    "another format": (file_of(Image.fromarray(colours()), "BMP"), "no known format"),
+    "a text": (b"a picture " * 100, "no known format"),
+    "a drawing": (b" <svg/>" * 100, "is SVG, which is not read; PNG, JPEG"),
+    "a phone's": (b"\0\0\0\x24ftypheic" + bytes(100), "is HEIC, which is not read"),
+    "another format": (file_of(Image.fromarray(colours()), "BMP"), "is BMP, which is not read"),
     "3,600 million pixels": (png(60000, 60000, HUGE), "60000 x 60000 pixels; 50000000 at most"),
     "more pixels than said": (png(64, 64, zlib.compress(bytes(50 << 20))), None),
     "fewer pixels than said": (png(4096, 4096, HUGE), "cannot be read"),

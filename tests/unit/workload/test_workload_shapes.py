@@ -22,7 +22,7 @@ def workload(shape: WorkloadShape, requests: int = 200, seed: int = 0, rate: flo
 
 
 def prompts(workload: Workload, session: int) -> list[list[int]]:
-    """Of every turn, when each answer is the token 7 as often as asked for."""
+    """The prompt of every turn, when each answer is the token 7 as often as asked for."""
     history = TokenHistory(workload, session)
     found: list[list[int]] = []
     for number, turn in enumerate(workload.sessions[session].turns):

@@ -106,13 +106,14 @@ def _combined(tools: ToolUse, given: GrammarConstraint | None) -> GrammarConstra
 
 
 def _without_calls(tools: ToolUse, formats: ChatFormats) -> dict[int, float]:
-    """Excludes the opening tag if no call is allowed."""
+    """Returns a logit bias that excludes the opening tag if no call is allowed."""
     is_silent = bool(tools.tools) and tools.choice == "none"
     return {formats.tool_open: _NEVER} if is_silent and formats.tool_open is not None else {}
 
 
 def _call_end(tools: ToolUse, constraint: GrammarConstraint | None, formats: ChatFormats) -> tuple[int, ...]:
-    """If one call is allowed, its closing tag ends the answer, where it is a token; else a grammar has seen to it."""
+    """Returns the closing tag's token if one call is allowed, so that the tag ends the answer; () if the tag is no
+    single token or a grammar ends the answer."""
     is_single = tools.may_call and not tools.parallel
     return (formats.call_end,) if is_single and constraint is None and formats.call_end is not None else ()
 
@@ -124,12 +125,12 @@ def _call_token(constraint: GrammarConstraint | None, formats: ChatFormats) -> i
 
 
 def _check_ending(asked: Asked, param: str, thinking: Thinking, format_stops: tuple[int, ...]) -> None:
-    """Thinking that is cut short ends with given tokens: they must not be forbidden then. `param` is the client's name
-    of its bound. Raises ApiError 400."""
+    """Checks the tokens that end thinking which is cut short: the request must not forbid them. `param` is the client's
+    name of its bound. Raises ApiError 400."""
     if thinking.budget is None:
         return
     forbidden = {*asked.stop_token_ids, *format_stops}
-    first = thinking.budget + (not thinking.is_open)  # the position in the output
+    first = thinking.budget + (not thinking.is_open)  # the ending's position in the output
     for position, token_id in enumerate(thinking.ending, first):
         if position < asked.min_tokens and token_id in forbidden:
             message = (

@@ -1,4 +1,4 @@
-"""AnswerReading: how the answers to a conversation are read, each choice's by a reader of its own."""
+"""AnswerReading: how the answers to a conversation are read. Each choice has a reader of its own."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class AnswerReading:
     formats: ChatFormats
     stop_token_ids: tuple[int, ...]  # the client's own
     constraint: GrammarConstraint | None = None
-    call_token: int | None = None  # with which a call of the constraint ends the reasoning
-    thinking: ThinkingState = "closed"  # at the prompt's end
-    begun: str = ""  # in channels: the message that the prompt has begun, as far as it goes
+    call_token: int | None = None  # begins a call of the constraint, and so ends the reasoning
+    thinking: ThinkingState = "closed"  # the state at the prompt's end
+    begun: str = ""  # in channels: the text of the message that the prompt has begun
 
     def reader(self) -> AnswerReader:
         return AnswerReader(

@@ -36,7 +36,7 @@ class AnswerReader:
         self._show_reasoning = show_reasoning
         self._end_tags = end_tags or {}
         self._stop_token_ids = stop_token_ids
-        self._undecided = 0  # tokens that are of the thinking unless a call has ended it
+        self._undecided = 0  # tokens that count as thinking unless a call has ended it
         self.reasoning_tokens = 0
         self.num_calls = 0  # complete ones
 

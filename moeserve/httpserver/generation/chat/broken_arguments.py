@@ -1,4 +1,4 @@
-"""A call's arguments that are no JSON object, as an object: clients send calls back that were cut off."""
+"""A call's arguments that are not a JSON object, read as one: clients send calls back that were cut off."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, Final
 from moeserve.chatformat.json_reader import JsonReader, Status
 from moeserve.httpserver.transport.request_model import MAX_VALUES
 
-_KEY: Final = "arguments"  # of what has no keys itself
+_KEY: Final = "arguments"  # the argument that has a text without keys
 
 
 def as_object(text: str) -> dict[str, Any]:
-    """Returns what the text says as far as it goes; the text itself, as one argument, where that is unknown."""
+    """Returns the arguments that the text has up to where it was cut off; if none can be read, the text itself as one
+    argument."""
     if text.count("[") + text.count("{") > MAX_VALUES:
         return {_KEY: text}
     try:
@@ -25,7 +26,7 @@ def as_object(text: str) -> dict[str, Any]:
 
 
 def _completed(text: str) -> str | None:
-    """Returns an object that was cut off, or is written loosely, as JSON; None where it is none."""
+    """Returns an object that was cut off, or is written loosely, as JSON; None if the text is not an object."""
     reader = JsonReader()
     shown = []
     for at, char in enumerate(text, 1):

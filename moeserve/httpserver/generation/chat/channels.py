@@ -31,8 +31,8 @@ class Channels:
 def channel_grammar(
     prompt: ChatPrompt, combined: GrammarConstraint | None, channels: Channels
 ) -> GrammarConstraint | None:
-    """Returns the grammar of the answer's messages: what `combined` asks for, a bound on thinking, and no call where
-    none may be made. None where all may come."""
+    """Returns the grammar of the answer's messages: what `combined` asks for, a bound on thinking, and no calls where
+    none are allowed. None where any message is allowed."""
     tools, thinking = prompt.tools, prompt.thinking
     bound = _bound(thinking)
     if combined is None:
@@ -61,5 +61,5 @@ def channel_grammar(
 
 
 def _bound(thinking: ThinkingOptions) -> int | None:
-    """Returns the most reasoning tokens. An effort is the template's to say, but for "none"."""
+    """Returns the most reasoning tokens. The template turns an effort into words; only "none" sets a bound here."""
     return thinking.budget if thinking.effort in (None, "none") else None

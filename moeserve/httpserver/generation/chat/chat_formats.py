@@ -25,21 +25,21 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
 
-HARMONY: Final = "harmony"  # as the flags have it
+HARMONY: Final = "harmony"  # named as in the flags
 
 
 @dataclass(frozen=True)
 class ChatFormats:
     tools: ToolFormat | None = None
     thinking: ThinkingTokens | None = None
-    call_form: CallForm | None = None  # of calls that a grammar enforces, with JSON
+    call_form: CallForm | None = None  # form of calls in JSON, for calls that a grammar enforces
     own_form: CallForm | None = None  # likewise, with arguments in the model's own tags
-    # By text: those that the format reads as text.
+    # Tokens by their text, for those that the format reads as text.
     control_tokens: Mapping[str, int] = field(default_factory=dict)
     tool_open: int | None = None  # begins calls; None if that takes several tokens
     call_end: int | None = None  # ends one call; None if that takes several tokens
     channels: Channels | None = None  # gpt-oss's format, in place of all the others
-    shapes: Shapes = field(default_factory=Shapes)  # of the template
+    shapes: Shapes = field(default_factory=Shapes)  # the template's shapes
 
     @property
     def calls_tools(self) -> bool:
@@ -51,7 +51,7 @@ class ChatFormats:
 
     @property
     def end_tags(self) -> dict[int, str]:
-        """The format's tokens that may end an answer: with their texts, which the answer's text lacks then."""
+        """Tokens of the format that may end an answer, with their texts, which the answer's text then lacks."""
         if self.channels is not None:
             return {self.channels.tokens[word]: word for word in (harmony.END, harmony.CALL, harmony.RETURN)}
         return {} if self.tools is None or self.call_end is None else {self.call_end: self.tools.call_end}
@@ -88,7 +88,7 @@ class ChatFormats:
         return is_plain_json and not template_input.shows_tools(template)
 
     def probed(self, renderer: ChatRenderer) -> ChatFormats:
-        """Returns the formats with the template's shapes, of which the log is told once."""
+        """Returns the formats with the template's shapes, and logs once what the template cannot show."""
 
         def render(messages: Conversation, tools: list[dict[str, Any]] | None, shape: TemplateShape) -> str:
             formats = replace(self, shapes=Shapes(shape, shape))

@@ -92,7 +92,10 @@ def _no_reserved_names(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-_ROLES: Final = {"developer": "system", "function": "tool"}  # for templates, which may not know them
+_ROLES: Final = {
+    "developer": "system",
+    "function": "tool",
+}  # roles that templates may not know, by what they become
 
 
 class Message(RequestModel):
@@ -123,7 +126,7 @@ class Message(RequestModel):
     @model_validator(mode="after")
     def _content_is_text(self) -> Message:
         if self.content is None:
-            if self.role not in ("assistant", "tool", "function"):  # a tool that returns nothing
+            if self.role not in ("assistant", "tool", "function"):  # a tool may return nothing
                 raise PydanticCustomError(
                     "content", "content is required for the role {role}", {"role": self.role}
                 )

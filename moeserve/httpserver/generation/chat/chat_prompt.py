@@ -19,8 +19,8 @@ _SWITCHES: Final = ("enable_thinking", "thinking")  # templates' variables; the 
 async def encode(
     text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt, client: PictureClient | None
 ) -> ChatTokens:
-    """Returns the conversation as token ids, at most about `limit` of them but for pictures. Raises ApiError 400, and
-    503 where no picture can be encoded now. client: None where the model sees no pictures."""
+    """Returns the conversation as token ids: at most about `limit` of them, not counting pictures. Raises ApiError 400,
+    and 503 if no picture can be encoded now. client: None if the model does not see pictures."""
     pieces = await render(text, limit, asked, prompt)
     if not prompt.pictures:
         return ChatTokens(await text.encode_chat(pieces))
@@ -30,10 +30,7 @@ async def encode(
         raise invalid(param, f"has {len(prompt.pictures)} pictures; at most {MOST_PICTURES} are taken")
     if asked.truncate_prompt_tokens is not None:
         raise invalid("truncate_prompt_tokens", "cannot be combined with pictures")
-    pictures = {
-        one.mark: await client.encode(one.data, one.max_tokens, asked.caller.tenant, param)
-        for one in prompt.pictures
-    }
+    pictures = {one.mark: await client.encode(one, asked.caller.tenant, param) for one in prompt.pictures}
     return await text.encode_pictures(pieces, pictures, param)
 
 

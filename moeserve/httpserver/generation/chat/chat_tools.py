@@ -42,8 +42,8 @@ def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_hosted(tools: Any, info: ValidationInfo, *, hosted: tuple[str, ...]) -> Any:
-    """Leaves out the tools that the API's own company would run, whose types begin so (and may go on with a date): the
-    model answers without them."""
+    """Leaves out the tools that the API's own company would run. `hosted` has the beginnings of their types, which a
+    date may follow. The model answers without them."""
     if not isinstance(tools, list):
         return tools
     kept = []
@@ -85,8 +85,8 @@ def _is_custom(value: Any) -> bool:
 
 
 def _wrapped(value: Any) -> Any:
-    """Returns a tool, or a choice of one, that has its fields beside its `type` (as in the responses API) in the chat
-    API's form."""
+    """Returns a tool or a tool choice in the chat API's form. The responses API writes the function's fields beside
+    `type`."""
     kind = "custom" if _is_custom(value) else "function"
     if not isinstance(value, dict) or kind in value or "name" not in value:
         return value
@@ -95,8 +95,8 @@ def _wrapped(value: Any) -> Any:
 
 
 def _of_its_kind(function: type[RequestModel], custom: type[RequestModel]) -> PlainValidator:
-    """Reads as `custom` what has that type, and all else as `function`. (Pydantic's own discriminator would put the
-    type into the names of wrong fields.)"""
+    """Reads an object whose type is the custom one as `custom`, and every other as `function`. (Pydantic's own
+    discriminator would put the type into the names of wrong fields.)"""
 
     def read(value: Any, info: ValidationInfo) -> RequestModel:
         return (custom if _is_custom(value) else function).model_validate(value, context=info.context)
@@ -196,7 +196,8 @@ def _mode_alone(choice: Any) -> Any:
     )
 
 
-# Told apart by their type: a model that is tried in vain takes the other's fields for unknown ones, and tells them.
+# The union is told apart by type. Pydantic's own union tries each model in turn, and a wrong model would report the
+# other model's fields as unknown.
 ToolChoice = Annotated[
     ToolMode
     | Annotated[
@@ -226,9 +227,9 @@ def tool_use(
     allowed: Sequence[str] | None = None,
     params: tuple[LiteralString, LiteralString] = ("tools", "tool_choice"),
 ) -> ToolUse:
-    """The tool `name` must be called, if it is given; of `allowed` tools only may be called. `params` are the client's
-    names of the tools and of the choice. Raises PydanticCustomError for tools of the same name, and for a choice that
-    names no tool."""
+    """Returns the tools with the choice among them. `name`: the tool that must be called. `allowed`: the only tools
+    that may be called. `params`: the client's names of the tools and of the choice. Raises PydanticCustomError for two
+    tools of one name, and for a choice that names no tool."""
     of_tools, of_choice = params
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
@@ -248,7 +249,7 @@ def _arguments_as_text(value: Any) -> Any:
     return json.dumps(check_depth(value), ensure_ascii=False) if isinstance(value, dict) else value
 
 
-# Some clients, and every template, have them as the object itself.
+# Some clients, and every template, write the arguments as the object itself.
 CallArgumentsText = Annotated[
     str,
     BeforeValidator(_arguments_as_text, json_schema_input_type=str | FreeDict),

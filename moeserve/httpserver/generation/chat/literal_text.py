@@ -1,8 +1,7 @@
-"""Text of users and tools in which control tokens stay text, though a chat template's own are tokens.
+"""Keeps control tokens that users and tools spell out as plain text, while the chat template's own stay tokens.
 
-The template mixes both into one text. So a spelled-out token is broken by a mark that cannot be guessed, and what the
-template returns is cut at the marks: no piece has the whole token.
-"""
+The template mixes both into one text. So a mark that cannot be guessed is put into each spelled-out token, and the
+rendered text is cut at the marks: no piece has the whole token."""
 
 from __future__ import annotations
 
@@ -50,4 +49,4 @@ class LiteralText:
         ends_in_part = any(
             text.endswith(token[:length]) for token in self._tokens for length in range(1, len(token))
         )
-        return text + self._mark if ends_in_part else text  # another text may bring the rest
+        return text + self._mark if ends_in_part else text  # the next text may have the rest of a token

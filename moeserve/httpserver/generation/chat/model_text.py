@@ -32,7 +32,7 @@ class ModelText:
     renderer: ChatRenderer
     formats: ChatFormats
     longest_token: int  # bytes
-    parses_user_text: bool  # control tokens that users and tools spell out become tokens
+    parses_user_text: bool  # True: control tokens that users and tools spell out become tokens
     facts: ModelFacts  # for lists of models
     pictures: PictureTokens | None = None  # None: the model sees none
 
@@ -87,7 +87,9 @@ class ModelText:
                 param=param,
                 code="context_length_exceeded",
                 refusal=Refusal.TOO_LONG,
-                overflow=Overflow(-(-len(text) // self.longest_token), limit),  # the least tokens it can have
+                overflow=Overflow(
+                    -(-len(text) // self.longest_token), limit
+                ),  # the fewest tokens of the text
             )
 
     def _begun(self, ids: list[int]) -> list[int]:

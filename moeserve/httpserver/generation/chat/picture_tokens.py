@@ -30,7 +30,7 @@ NO_CHAT: Final = ChatTokens([])  # of plain prompts
 
 @dataclass(frozen=True, slots=True)
 class PictureTokens:
-    """The tokens around a picture, and the one that stands for each of its own."""
+    """The tokens around a picture, and the placeholder that stands for each of the picture's own tokens."""
 
     before: int
     each: int
@@ -47,7 +47,7 @@ class PictureTokens:
 
     @staticmethod
     def shown(pieces: Sequence[str]) -> str:
-        """The same as text, with one of `each`."""
+        """The pieces as text, with one placeholder for each picture."""
         placeholder = "".join(_PLACEHOLDERS)
         return "".join(
             placeholder if at % 2 else part
@@ -84,14 +84,14 @@ def _encoded(tokenizer: TextTokenizer, parts: list[str], *, goes_on: bool) -> li
 class _Prompt:
     ids: list[int] = field(default_factory=list)
     spans: list[EmbeddingSpan] = field(default_factory=list)
-    position: int = 0  # to which the next row rotates
+    position: int = 0  # rotary position of the next row
 
     def add_text(self, ids: list[int]) -> None:
         self.ids += ids
         self.position += len(ids)
 
     def add_picture(self, picture: EncodedPicture, each: int) -> None:
-        """Its rows are at one time, and its tokens at (row, column) from there on."""
+        """Adds a picture's rows. All have the same time position; each has its (row, column) position from there on."""
         rows, columns, first = picture.rows, picture.columns, self.position
         count = rows * columns
         positions = array("i", [first]) * count

@@ -16,11 +16,14 @@ from moeserve.grammar.spec import ANY_OBJECT, GrammarTool, TaggedArgument
 
 _OBJECT: Final = frozenset({"type", "properties", "required", "additionalProperties"})
 _KEY: Final = re.compile(r"[\w.:-]{1,64}")
-_MAX_CHARS: Final = 2000  # of a bound on a text's length, which an automaton counts to
+_MAX_CHARS: Final = (
+    2000  # the largest bound on a text's length that is enforced: an automaton counts up to it
+)
 
 
 def with_tagged_arguments(tools: Sequence[GrammarTool]) -> list[GrammarTool] | None:
-    """Returns the tools with their `arguments`; None where those of one cannot be held to its schema in tags."""
+    """Returns the tools with their `arguments`; None if the arguments of a tool cannot be held to its schema in
+    tags."""
     found = []
     for tool in tools:
         if tool.schema == ANY_OBJECT.schema:
@@ -34,8 +37,8 @@ def with_tagged_arguments(tools: Sequence[GrammarTool]) -> list[GrammarTool] | N
 
 
 def tagged_arguments(schema: Mapping[str, Any]) -> list[TaggedArgument] | None:
-    """Returns the arguments in the schema's order; None for what only JSON can be held to. Arguments that the schema
-    does not name are left out."""
+    """Returns the arguments in the schema's order, without arguments that the schema does not name; None for a schema
+    that only JSON can be held to."""
     properties, required = schema.get("properties"), schema.get("required", [])
     if _words(schema) - _OBJECT or not isinstance(required, list):
         return None
@@ -53,7 +56,7 @@ def tagged_arguments(schema: Mapping[str, Any]) -> list[TaggedArgument] | None:
 
 
 def _words(schema: Mapping[str, Any]) -> set[str]:
-    """Returns the keywords that are no annotations."""
+    """Returns the schema's keywords without annotations."""
     words = {word for word in schema if word in ENFORCED or word in REFUSED}
     format = schema.get("format")
     return words - {"format"} if isinstance(format, str) and format not in FORMATS else words
@@ -108,7 +111,7 @@ def _resolved(one: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _options(one: Any, root: Mapping[str, Any]) -> list[Any] | None:
-    """Returns the values that a schema lists; None where it has others."""
+    """Returns the values that a schema lists; None if it allows other values."""
     one = _resolved(one, root)
     if not isinstance(one, dict):
         return None
@@ -126,7 +129,7 @@ def _options(one: Any, root: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _reads_back(word: str, option: Any, types: frozenset[str]) -> bool:
-    """Whether the text is read as the option. Tags in it, and line ends at its ends, would be read as the format's."""
+    """Whether the text in tags is read back as the option. A text with tags or with line ends at its ends is not."""
     if "<" in word or word != word.strip():
         return False
     reader = ValueReader(types, trims_line_end=False)

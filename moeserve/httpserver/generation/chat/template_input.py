@@ -13,14 +13,14 @@ from typing import Any, Final
 from moeserve.chatformat.guided import GuidedCalls
 from moeserve.httpserver.generation.chat.template_shape import Conversation, one_call_each
 
-# Where a DeepSeek template itself makes JSON of a call's arguments; without, it joins them to other text.
 _SHOWS_TOOLS: Final = re.compile(r"\btools\b")
+# Found in DeepSeek templates that make JSON of a call's arguments; the others join the arguments to text.
 _TO_JSON: Final = re.compile(r"arguments\W{0,3}\s*\|\s*tojson")
 
 
 def for_harmony(messages: Sequence[dict[str, Any]]) -> Conversation:
-    """gpt-oss's template takes reasoning as `thinking`, one call a message, whose result follows it, and beside a call
-    either reasoning or a text, which it shows as reasoning."""
+    """gpt-oss's template takes reasoning as `thinking`, and one call a message, directly before its result. Beside a
+    call it takes either reasoning or a text, which it shows as reasoning."""
     return [_with_thinking(message) for message in one_call_each(messages)]
 
 
@@ -35,10 +35,10 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_ids(messages: Sequence[dict[str, Any]], call_id: Callable[[str, int], str]) -> Conversation:
-    """Calls with the ids that the model's format has, from the tool's name and the call's number in the conversation;
-    results refer to them. A result without an id is the next call's."""
+    """Gives calls the ids of the model's format, made of the tool's name and the call's number in the conversation;
+    results refer to them. A result without an id belongs to the next call."""
     adapted = []
-    ids: dict[Any, str] = {}  # of the last calls, by the client's
+    ids: dict[Any, str] = {}  # ids of the last calls, by the client's ids
     waiting: list[str] = []
     count = 0
     for message in messages:

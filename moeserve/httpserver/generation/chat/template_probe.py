@@ -27,14 +27,15 @@ Render = Callable[[Conversation, Tools, TemplateShape], str]
 
 @dataclass(frozen=True, slots=True)
 class _Repair:
-    """What is done to a conversation that a template does not show whole. `places` are such conversations, a message a
-    letter: S, U, A and T of a system, a user, an assistant and a tool; C and P are an assistant's with one call and
-    with two, and in small letters they have a text beside; B is one with a call whose arguments are no object."""
+    """A change to conversations that a template does not show whole.
 
-    what: str  # the template does not show, for the log
+    `places` are such conversations, written as one letter a message: S system, U user, A assistant, T tool; C and P an
+    assistant with one call and with two (c and p: with a text beside); B a call whose arguments are no object."""
+
+    what: str  # what the template does not show, for the log
     places: str
     how: str
-    options: tuple[Mapping[str, Any], ...]  # fields of TemplateShape, of which the first that helps is taken
+    options: tuple[Mapping[str, Any], ...]  # fields of TemplateShape; the first set that helps is taken
 
 
 # In this order: a repair relies on those before it.

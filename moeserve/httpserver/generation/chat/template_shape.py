@@ -23,12 +23,11 @@ _SEPARATOR: Final = "\n\n"  # between the texts of two messages that become one
 class TemplateShape:
     """What becomes of a conversation's messages before the template gets them. By default they stay as they are."""
 
-    systems: Literal["shown", "dropped"] = "shown"  # "dropped": users say what they say
-    joins_systems: bool = False  # those at the beginning are one message
-    moves_late_systems: bool = False  # a user says, in the same place, what a later system message says
-    asks_for_user: bool = (
-        False  # without a user's message, the last system message is one, or an empty one is first
-    )
+    systems: Literal["shown", "dropped"] = "shown"  # "dropped": system texts become users'
+    joins_systems: bool = False  # system messages at the beginning become one
+    moves_late_systems: bool = False  # a later system message becomes a user's, in the same place
+    # Without a user's message, the last system message becomes a user's, or an empty user's message is put first.
+    asks_for_user: bool = False
     begins_with_user: bool = False  # an empty user's message comes before an assistant's first one
     joins_users: bool = False
     joins_assistants: bool = False
@@ -37,7 +36,7 @@ class TemplateShape:
     texts_before_calls: Literal["", "answered", "all"] = ""
     writes_calls: bool = False  # calls are text, and their results a user's
     moves_lone_results: bool = False  # a user says what a tool says that has not been called
-    needs_objects: bool = False  # a call's arguments that are no object become one
+    needs_objects: bool = False  # a call's arguments that are no object become an object
 
     def fitted(self, messages: Sequence[Message]) -> Conversation:
         """Returns the conversation as the template shows it whole. No message is changed in place."""
@@ -98,15 +97,15 @@ def one_call_each(messages: Sequence[Message]) -> Conversation:
 
 
 def _calls_of(message: Message) -> Iterator[dict[str, Any]]:
-    """Yields a message for each call; the first has the reasoning and the text."""
+    """Yields one message for each call; the first has the reasoning and the text, too."""
     for number, call in enumerate(message.get("tool_calls", [])):
         rest = message if number == 0 else {"role": message["role"], "content": ""}
         yield {**rest, "tool_calls": [call]}
 
 
 def _answered(result: Message, turn: Sequence[Conversation]) -> Conversation:
-    """Returns the call that the result is of: by its id; or else of those without a result the next one of its tool, or
-    the next."""
+    """Returns the call that the result belongs to: by its id; else the next call of its tool without a result, or the
+    next call."""
     call_id, tool = result.get("tool_call_id"), result.get("name")
     calls = [one[0]["tool_calls"][0] for one in turn]
     if call_id is not None:
@@ -147,7 +146,8 @@ def _num_first_systems(messages: Sequence[Message]) -> int:
 
 
 def _late_systems_moved(messages: Conversation) -> Conversation:
-    """Between a call and its results nothing may come: there the text waits for the last result."""
+    """Moves later system messages to users. No message may come between a call and its results: there the text waits
+    for the last result."""
     count = _num_first_systems(messages)
     moved = messages[:count]
     waiting: Conversation = []
@@ -188,7 +188,8 @@ def _assistants_joined(messages: Conversation) -> Conversation:
 
 
 def _rows_joined(messages: Conversation, is_of_row: Callable[[Message], bool]) -> Conversation:
-    """Joins each such message with those behind it, as far as it has no calls: their results follow it."""
+    """Joins each message that `is_of_row` accepts with the messages of its row behind it, up to one with calls: their
+    results follow it."""
     joined: Conversation = []
     for message in messages:
         if joined and is_of_row(message) and is_of_row(joined[-1]) and not joined[-1].get("tool_calls"):
@@ -219,7 +220,7 @@ def _with_objects(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _calls_written(messages: Conversation) -> Conversation:
-    """For templates that show no calls: of a conversation that has begun with another model."""
+    """Writes calls as text, for templates that show no calls: the conversation may have begun with another model."""
     written = []
     for message in messages:
         if message["role"] == "tool":
@@ -239,7 +240,7 @@ def _call_text(function: Mapping[str, Any]) -> str:
 
 
 def _lone_results_moved(messages: Conversation) -> Conversation:
-    """Makes a user say what a tool says without a call before it: of a history that was cut."""
+    """Makes a user say what a tool says without a call before it: the history was cut."""
     moved = []
     has_calls = False
     for message in messages:

@@ -10,7 +10,8 @@ from moeserve.chatformat.reasoning import QWEN3, ReasoningTags
 from moeserve.httpserver.generation.request.thinking import BUDGETS, ThinkingOptions
 from moeserve.messages.sampling import Thinking
 
-# At the end of a prompt. Closed: it has ended the thinking, or forbids it. Possible: the model may begin to think.
+# The state at a prompt's end. closed: the prompt has ended the thinking, or forbids it. possible: the model may begin
+# to think.
 ThinkingState = Literal["closed", "open", "possible"]
 
 
@@ -40,8 +41,8 @@ class ThinkingTokens:
 
 
 def template_effort(options: ThinkingOptions) -> str | None:
-    """Returns the word for gpt-oss's template, which knows three: that of the effort, or the one whose budget is the
-    client's or more. None leaves it to the template."""
+    """Returns the word for gpt-oss's template, which knows three efforts: the client's effort, or the smallest effort
+    whose budget covers the client's. None leaves it to the template."""
     budget = 0 if options.is_enabled is False else options.budget
     if options.effort is not None:
         budget = BUDGETS.get(options.effort)

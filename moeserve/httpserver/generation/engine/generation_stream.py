@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
 
 from moeserve.httpserver.generation.engine.delivery import Delivered, Delivery
+from moeserve.httpserver.generation.engine.request_deadline import request_deadline
 from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.observability import generation_span
 from moeserve.httpserver.observability.generation_span import Operation
 from moeserve.httpserver.observability.metrics import Metrics
-from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.sampling import RequestContext
 from moeserve.messages.schema import GenerateRequest
 from moeserve.processes.tracing import Span, Tracer
@@ -83,13 +81,8 @@ class GenerationStream:
         limit = self._engine.request_timeout
         if limit is None:
             return await self._delivery.take()
-        try:
-            left = self._requests[0].arrival + limit - time.monotonic()
-            async with asyncio.timeout(max(left, 0.0)):
-                return await self._delivery.take()
-        except TimeoutError as error:
-            message = f"the answer was not whole after {limit:g} s, the server's limit"
-            raise ApiError(504, message, code="request_timeout") from error
+        async with request_deadline(self._requests[0].arrival, limit):
+            return await self._delivery.take()
 
     async def __aiter__(self) -> AsyncIterator[Delivered]:
         """Raises ApiError when one generation fails; the request then fails as a whole."""

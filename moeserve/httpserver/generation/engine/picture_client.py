@@ -7,14 +7,18 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from moeserve.httpserver.generation.request.pictures import Picture
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.messages.async_channels import AsyncPushChannel
 from moeserve.messages.channels import ChannelFull
 from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.sandbox.line import FairLine
+
+if TYPE_CHECKING:
+    from moeserve.httpserver.generation.engine.picture_fetcher import PictureFetcher
 
 MOST_LOSSES: Final = 2  # of visual servers, after which a picture counts as what they are lost of
 
@@ -50,19 +54,22 @@ class PictureClient:
         self,
         to_visualserver: AsyncPushChannel,
         files: EmbeddingFiles,
+        fetcher: PictureFetcher,
         observe: Callable[[PictureEncoded], None],
     ) -> None:
-        """observe: is told of every picture that was encoded."""
+        """fetcher: of pictures that are addresses. observe: is told of every picture that was encoded."""
         self._channel = to_visualserver
         self._files = files
+        self._fetcher = fetcher
         self._observe = observe
         self._ids = itertools.count(1)
         self._line = FairLine()
         self._asked: _Asked | None = None
 
-    async def encode(self, data: bytes, max_tokens: int | None, tenant: str, param: str) -> EncodedPicture:
+    async def encode(self, picture: Picture, tenant: str, param: str) -> EncodedPicture:
         """Raises ApiError."""
-        asked = _Asked(EncodePicture(next(self._ids), data, max_tokens))
+        data = picture.data if picture.url is None else await self._fetcher.fetch(picture.url, param)
+        asked = _Asked(EncodePicture(next(self._ids), data, picture.max_tokens))
         turn = asyncio.create_task(self._take_turn(asked, tenant))
         try:
             answer = await asyncio.shield(turn)

@@ -15,28 +15,32 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
+from urllib.parse import unquote
 
 from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 MOST_PICTURES: Final = 64  # of a request
+MOST_URL: Final = 8192  # characters of an address
 LOW_DETAIL_TOKENS: Final = 256  # of 512 x 512 pixels, as OpenAI has it
 
 _MARK: Final = secrets.token_hex(16)  # begins every mark of this process
 _MARKS: Final = re.compile(f"({_MARK}[0-9a-f]{{16}})")
 _DATA_URL: Final = re.compile(
-    r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[^;,]*)*;base64,", re.ASCII | re.IGNORECASE
+    r"\s*data:([\w.+*/-]+)?(?:;\s*[\w.+-]+=[^;,]*)*;\s*base64,", re.ASCII | re.IGNORECASE
 )
 _SPACE: Final = re.compile(r"\s+")
+_URL_SAFE: Final = str.maketrans("-_", "+/")  # RFC 4648, section 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """A file, as the client has sent it."""
+    """A file as the client has sent it, or where it is to be fetched."""
 
-    data: bytes
+    data: bytes  # empty with `url`
     max_tokens: int | None = None  # None: the server's limit
     mark: str = field(default_factory=lambda: _MARK + secrets.token_hex(8))
+    url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +82,13 @@ def split_at_marks(text: str) -> list[str]:
 
 
 def picture_of_base64(text: str, max_tokens: int | None = None) -> Picture:
-    """A data: URL, too, which some clients send where base64 alone is expected. Raises PydanticCustomError."""
+    """A data: URL, too, which some clients send where base64 alone is expected, in both alphabets, with or without
+    padding, percent-encoded or broken into lines. Raises PydanticCustomError."""
     if (found := _DATA_URL.match(text[:256])) is not None:
         text = text[found.end() :]
-    text = _SPACE.sub("", text)
+    if "%" in text:
+        text = unquote(text, "ascii", "replace")
+    text = _SPACE.sub("", text).translate(_URL_SAFE).rstrip("=")
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
@@ -97,12 +104,11 @@ def picture_of_url(url: Any, max_tokens: int | None = None) -> Picture:
         raise PydanticCustomError("picture", "the picture's URL must be a string")
     if _DATA_URL.match(url[:256]):
         return picture_of_base64(url, max_tokens)
-    if url[:5].lower() == "data:":
+    if url[:256].lstrip()[:5].lower() == "data:":
         raise PydanticCustomError("picture", "the picture's URL is not data:image/...;base64,...")
-    raise PydanticCustomError(
-        "picture",
-        "pictures are not fetched from addresses: send the picture itself, as data:image/png;base64,...",
-    )
+    if len(url) > MOST_URL:
+        raise PydanticCustomError("picture", "the picture's URL is too long")
+    return Picture(b"", max_tokens, url=url)
 
 
 def max_tokens_of(detail: Any) -> int | None:

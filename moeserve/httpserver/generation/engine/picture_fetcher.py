@@ -1,0 +1,144 @@
+"""Fetches pictures from addresses that clients send: of the hosts that the operator names, and no others.
+
+A request makes the server send a request of its own, to wherever a client says. So the host must be named
+(`--allowed-media-domains`), and must have public addresses alone: a name that leads into the server's own network is
+refused, and the connection goes to an address that was checked. Each redirect is checked like the first address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from moeserve.httpserver.transport.errors import invalid
+from moeserve.messages.pictures import MAX_PICTURE_BYTES
+
+MOST_SECONDS: Final = 20.0  # for a picture, redirects included
+MOST_REDIRECTS: Final = 3
+MOST_AT_ONCE: Final = 16
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
+_NAT64: Final = 0x64FF9B << 96  # 64:ff9b::/96, behind which an IPv4 address stands
+_HEADERS: Final = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "moeserve"}
+
+log = logging.getLogger(__name__)
+
+Address = IPv4Address | IPv6Address
+
+
+class _NotPublic(OSError):
+    """A host's address that nothing is fetched from."""
+
+
+class _Refused(Exception):
+    """For the client: the end of "the picture ..."."""
+
+
+def is_public(address: Address) -> bool:
+    """Whether it is no address of a private network, of this machine, or of many machines."""
+    if isinstance(address, IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
+        if int(address) >> 32 << 32 == _NAT64:
+            inner = IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner:
+            return is_public(inner)
+    is_site_local = isinstance(address, IPv6Address) and address.is_site_local
+    return address.is_global and not address.is_multicast and not is_site_local
+
+
+class PictureFetcher:
+    """For one event loop."""
+
+    def __init__(self, domains: tuple[str, ...], allows: Callable[[Address], bool] = is_public) -> None:
+        """domains: hosts' names, which stand for no names below them. allows: whether a host may have an address."""
+        self._domains = frozenset(name.lower().rstrip(".") for name in domains)
+        self._allows = allows
+        self._room = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def fetch(self, url: str, param: str) -> bytes:
+        """The file. Raises ApiError."""
+        if not self._domains:
+            message = "pictures are not fetched from addresses: send the picture itself, as data:image/png;base64,..."
+            raise invalid(param, message)
+        try:
+            async with self._room, asyncio.timeout(MOST_SECONDS):
+                return await self._fetch(url)
+        except _Refused as error:
+            raise invalid(param, f"the picture {error}") from error
+        except TimeoutError as error:
+            raise invalid(param, f"the picture was not there after {MOST_SECONDS:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            log.info("a picture was not fetched: %s", error)
+            raise invalid(param, "the picture could not be fetched: its host does not answer") from error
+
+    async def _fetch(self, url: str) -> bytes:
+        """Raises _Refused, and what aiohttp raises."""
+        connector = aiohttp.TCPConnector(resolver=_Resolver(self._allows), use_dns_cache=False)
+        async with aiohttp.ClientSession(
+            connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(), headers=_HEADERS
+        ) as session:
+            where = self._checked(url)
+            for _ in range(MOST_REDIRECTS + 1):
+                async with session.get(where, allow_redirects=False) as answer:
+                    if answer.status in _REDIRECTS and "location" in answer.headers:
+                        where = self._checked(str(where.join(URL(answer.headers["location"]))))
+                        continue
+                    if answer.status != 200:
+                        raise _Refused(f"could not be fetched: its host answers {answer.status}")
+                    return await _bounded(answer)
+        raise _Refused(f"could not be fetched: there are more than {MOST_REDIRECTS} redirects")
+
+    def _checked(self, text: str) -> URL:
+        """Raises _Refused, ValueError."""
+        url = URL(text)
+        host = (url.raw_host or "").lower().rstrip(".")
+        if url.scheme not in ("http", "https") or url.user is not None or url.password is not None:
+            raise _Refused("has an address that is not fetched: http:// and https:// are, without a user")
+        if host not in self._domains:
+            raise _Refused(f"has an address of {host[:100]!r}, which --allowed-media-domains does not name")
+        try:
+            address = ip_address(host)
+        except ValueError:
+            return url  # a name: see `_Resolver`
+        if not self._allows(address):
+            raise _Refused("has an address that is not public")
+        return url
+
+
+async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
+    """Raises _Refused for more than a picture may have."""
+    body = bytearray()
+    async for piece in answer.content.iter_any():
+        body += piece
+        if len(body) > MAX_PICTURE_BYTES:
+            raise _Refused(f"has more than {MAX_PICTURE_BYTES} bytes")
+    if not body:
+        raise _Refused("is empty")
+    return bytes(body)
+
+
+class _Resolver(AbstractResolver):
+    """The system's, of whose addresses all must be allowed."""
+
+    def __init__(self, allows: Callable[[Address], bool]) -> None:
+        self._allows = allows
+        self._system = aiohttp.ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        found = await self._system.resolve(host, port, family)
+        for one in found:
+            if not self._allows(ip_address(one["host"].partition("%")[0])):
+                raise _NotPublic(f"{host} has the address {one['host']}, which is not public")
+        return found
+
+    async def close(self) -> None:
+        await self._system.close()
