@@ -19,6 +19,7 @@ from moeserve.router.core.policy.step_cost import StepCost
 from moeserve.router.core.request import DraftRecord
 
 KEEP = 0.9  # of a moving average, beside a new value
+KEEP_OVER = 0.98  # the same of what changes little
 PRIOR = 2.0  # outcomes that all requests' average counts for, beside a request's own
 FIRST_GUESS = 0.7  # of drafts that are right, before any was verified
 MARGIN = 1.1  # that drafts must be worth more than their cost, as both are estimates
@@ -37,6 +38,7 @@ class DraftLength:
         self._draft_ms = 0.0  # that the worker takes to draft, for each draft that rows may have
         # By how many milliseconds steps take longer than expected, without drafts and with.
         self._over = [0.0, 0.0]
+        self._num_over = [0, 0]
         self._num_observed = 0
         self._idle = 0  # rows without drafts, since one was tried
         self._tried_every = TRIED_EVERY  # of these
@@ -96,7 +98,9 @@ class DraftLength:
         if expected_ms <= 0.0:
             return
         over = min(taken_ms, MOST_WAIT * expected_ms) - expected_ms
-        self._over[has_drafts] = KEEP * self._over[has_drafts] + (1.0 - KEEP) * over
+        self._num_over[has_drafts] += 1
+        new = max(1.0 / self._num_over[has_drafts], 1.0 - KEEP_OVER)
+        self._over[has_drafts] += new * (over - self._over[has_drafts])
 
     def _is_time_to_try(self, lengths: Sequence[int], budget: int, patience: float) -> bool:
         """patience: how much longer than the usual number of rows to wait."""
