@@ -17,7 +17,7 @@ from moeserve.httpserver.transport.turns import Turns
 from moeserve.processes.listeners import BACKLOG
 
 MAX_CONNECTIONS: Final = 128
-LAST_BYTES_S: Final = 1  # for answers that are being written at the end
+LAST_BYTES_S: Final = 1  # seconds for answers that are being written at the end
 
 
 class ProbeServer(uvicorn.Server):
@@ -42,5 +42,5 @@ class ProbeServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the API's server's."""
+        """Leaves signals to the API's server."""
         yield

@@ -53,7 +53,8 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S: Final = 120  # without a request: longer than clients' pools keep connections
 LAST_BYTES_S: Final = 3  # for clients to read what is written when all requests have ended
-FIRST_BYTES_S: Final = 1.0  # for the first request of a connection that was accepted just before a hand-over
+# For the first request of a connection that was accepted just before a hand-over.
+FIRST_BYTES_S: Final = 1.0
 READY_INTERVAL_S: Final = 0.02  # between two looks
 SPARE_CONNECTIONS: Final = 256  # for /health, /metrics and refusals, beside the requests
 
@@ -107,11 +108,11 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         states,
         frozenset(aliases),
     )
-    modules = parse_modules(config.lora_modules)  # /v1/models lists them while the engine is still loading
+    modules = parse_modules(config.lora_modules)  # /v1/models lists them even while the engine is loading
     engine.adapters.told(ServedAdapter(name, path, "") for name, path in modules.items())
     server = Server(service, table)
     try:
-        await to_router.send(EngineReadyRequest())  # it may have told an httpserver before this one
+        await to_router.send(EngineReadyRequest())  # it may have reported to an httpserver before this one
         await server.run(listeners, process)
     finally:
         for state in states.values():

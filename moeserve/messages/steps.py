@@ -161,6 +161,8 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True):
     drafted: int  # tokens, at least one
     token_ids: list[int]  # sampled behind the row's first token: one for each draft that was right
     logprobs: list[TokenLogprob] | None = None  # of these, where requested
+    # No draft was wrong: the others were not looked at, behind a stop token or because a mask was late.
+    cut_short: bool = False
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True):

@@ -57,7 +57,7 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         window=ready.window,
         snapshot_spacing=_spacing(ready),
         event_block_size=None if config.kv_events_endpoint is None else config.kv_events_block_size,
-        # The files of embeddings are not on a worker's machine that is another.
+        # A worker on another machine does not have the files of embeddings.
         embedding_bytes=0 if config.worker is not None else FLOAT32_BYTES * ready.embedding_size,
         rotates_in_sections=ready.rotates_in_sections,
     )

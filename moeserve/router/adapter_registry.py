@@ -1,9 +1,8 @@
-"""AdapterRegistry: which LoRA adapters there are. The router's alone; httpserver and the worker follow.
+"""AdapterRegistry: which LoRA adapters exist. Only the router changes the list; httpserver and the worker follow it.
 
-It survives its process: what is served, and what requests under way still need, is in a file of the runtime directory.
-The router that follows reads it, and so does the next server of an upgrade. A worker that is started anew is told all
-of it before it gets the first plan.
-"""
+The list survives the process: a file in the runtime directory has the served adapters and those that open requests
+need. The next router reads it, and so does the next server of an upgrade. A worker that is started anew is told all of
+it before it gets the first plan."""
 
 from __future__ import annotations
 
@@ -29,15 +28,15 @@ from moeserve.messages.steps import WorkerReady
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.02  # between two questions to the worker while it reads
-LINGER_S = 10.0  # that a new router keeps unreferenced adapters: requests of the one before come again
+LOOK_S = 0.02  # between two questions to a worker that is reading an adapter
+LINGER_S = 10.0  # for which a new router keeps unreferenced adapters: requests of the last router come again
 
 
 class _Entry(msgspec.Struct):
     name: str
     path: str
     key: str
-    is_served: bool = True  # False: for the requests that have it, no longer for new ones
+    is_served: bool = True  # False: only requests that have it already may use it
     order: int = -1
     num_bytes: int = 0
     is_there: bool = False  # the worker has it
@@ -64,8 +63,8 @@ class AdapterRegistry:
         most: int = 0,
         now: float = 0.0,
     ) -> None:
-        """ready: of the worker, which has some adapters by itself; paths: where they lie, by name. file: None where
-        adapters neither come nor go. most: adapters at once."""
+        """ready: the worker's message, which has the adapters that the worker loads by itself. paths: their files, by
+        name. file: None if adapters neither come nor go. most: adapters at once."""
         self._file = file
         self._most = most
         self._orders = 0
@@ -77,8 +76,8 @@ class AdapterRegistry:
         self._failed: list[tuple[str, str]] = []  # key and cause of adapters that could not be restored
         self._out: list[AdaptersServed | AdapterAnswer] = []
         self._linger_until = 0.0
-        self._is_awaited = False  # a report
-        self._is_news = False  # for the worker
+        self._is_awaited = False  # a report of the worker
+        self._is_news = False  # there is something to tell the worker
         self._next_look = 0.0
         saved = _read(file)
         if saved is not None:
@@ -91,7 +90,7 @@ class AdapterRegistry:
     # ---------------------------------------------------------------- what httpserver asks for
 
     def load(self, message: LoadAdapter) -> None:
-        """Answered when the worker has it."""
+        """Orders an adapter. The answer follows when the worker has it."""
         refusal = self._refusal(message)
         if refusal is not None:
             self._answer(message, 400, refusal)
@@ -131,7 +130,7 @@ class AdapterRegistry:
     # ---------------------------------------------------------------- what the worker has
 
     def due(self, now: float, in_use: Callable[[], Collection[str]]) -> AdaptersWanted | None:
-        """What the worker is to be told now, if anything. in_use: the keys that open requests have."""
+        """Returns what the worker must be told now; None if nothing. in_use: the keys of open requests' adapters."""
         if self._file is None or self._is_awaited:
             return None
         self._drop_unused(now, in_use)
@@ -181,7 +180,7 @@ class AdapterRegistry:
         self._answer(message, 200, f"Success: LoRA adapter '{message.name}' added successfully.")
 
     def _restored(self, entry: _Entry, state: AdapterState) -> None:
-        """Takes the state of an adapter that was there before this worker."""
+        """Takes the state of an adapter that existed before this worker."""
         if state.error is None and not state.key:
             return
         if state.key == entry.key:
@@ -197,7 +196,7 @@ class AdapterRegistry:
         self._changed()
 
     def worker_lost(self, cause: str) -> None:
-        """What was being loaded is given up: it may be what has ended the worker."""
+        """Gives up the adapters that were being loaded: one of them may have ended the worker."""
         for message in self._loads.values():
             self._answer(message, 503, f"the engine was lost while it loaded the adapter: {cause}")
         self._loads.clear()
@@ -212,12 +211,12 @@ class AdapterRegistry:
 
     @property
     def is_restoring(self) -> bool:
-        """The worker lacks an adapter of which it may get rows: it must not get a plan."""
+        """The worker lacks an adapter that its rows may name, so it must not get a plan."""
         return not all(entry.is_there for entry in self._entries)
 
     @property
     def is_waiting(self) -> bool:
-        """For the worker to have read something."""
+        """The worker is reading an adapter."""
         return bool(self._loads) or self.is_restoring
 
     @property
@@ -246,7 +245,7 @@ class AdapterRegistry:
         return out
 
     def take_failed(self) -> list[tuple[str, str]]:
-        """Keys of adapters that are gone although requests may have them, each with the cause."""
+        """Returns keys and causes of adapters that are gone although requests may name them."""
         failed, self._failed = self._failed, []
         return failed
 
@@ -263,7 +262,7 @@ class AdapterRegistry:
         self._out.append(AdaptersServed(self.served))
 
     def _save(self) -> None:
-        """Before anybody is told."""
+        """Writes the file. Called before any process is told of the change."""
         if self._file is None:
             return
         saved = [_Saved(entry.name, entry.path, entry.key, entry.is_served) for entry in self._entries]

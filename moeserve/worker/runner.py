@@ -57,6 +57,7 @@ class LaunchedStep:
     mask_wait_s: float = 0.0
     drafted: list[int] | None = None  # drafts of each row; None: there are none
     draft_ms: float = 0.0  # StepResult.draft_ms
+    launched: float = 0.0  # when its layers were
     is_launched: bool = False  # all of it; else all but the sampling
     unread: slice | None = None  # of the sampled rows, the group whose tokens are not read yet
 
@@ -171,9 +172,12 @@ class Runner:
             step.record.finish(step.sampled)
         ended = time.perf_counter()
         idle_s = max(0.0, step.started - self._step_ended)
-        compute_ms = (ended - max(step.started, self._step_ended)) * 1e3
-        if device_ms and step.drafted is None:
-            compute_ms = device_ms  # the host may have been launching the next step when this one ended
+        # The host may have been launching the next step when this one ended.
+        compute_ms = device_ms or (ended - max(step.started, self._step_ended)) * 1e3
+        if device_ms and step.drafted is not None:
+            # Nothing is launched behind a step with drafts, so that the device waits for the host.
+            compute_ms = (ended - step.started) * 1e3
+            step.draft_ms = (step.launched - step.started) * 1e3 + max(compute_ms - device_ms, 0.0)
         self._step_ended, self._under_way = ended, None
         if step.compiled:
             log.warning(
@@ -221,6 +225,7 @@ class Runner:
             *(plan, layout, record, started, -compiled_before, prompt_logprobs),
             drafted=drafted,
             draft_ms=draft_ms,
+            launched=time.perf_counter(),
         )
 
     def _move_state(self, plan: StepPlan) -> None:

@@ -72,7 +72,11 @@ class Sequences:
         self.kv_slots[seq.req_slot, : len(prefix)] = prefix
         if self.has_window_slots:
             windows = np.frombuffer(seq.prefix_window_slots, np.int32)
-            self.window_slots[seq.req_slot, len(prefix) - len(windows) : len(prefix)] = windows
+            first = len(prefix) - len(windows)
+            # Attention reads masked keys before the window: not from slots that the request before was granted for
+            # drafts, in which nothing may ever have been stored.
+            self.window_slots[seq.req_slot, :first] = 0
+            self.window_slots[seq.req_slot, first : len(prefix)] = windows
         self.state_slots[seq.req_slot] = seq.state_slot
         self.adapters[seq.req_slot] = self._adapter_numbers[seq.adapter]
         self.num_prompt[seq.req_slot] = seq.num_prompt

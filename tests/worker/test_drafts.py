@@ -8,19 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
+from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import TokensItem
+from moeserve.messages.steps import NewSeq
 from moeserve.placement.engine_memory import draft_record_bytes
+from moeserve.router.core.policy.draft_length import DraftLength
+from moeserve.router.core.request import DraftRecord
 from moeserve.worker.constraints import guided_answer, slot_guides
+from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.forced_drafter import ForcedDrafter
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.engine import SampledAtOnce
+from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
-from moeserve.worker.sequences import Int32s
+from moeserve.worker.sequences import Int32s, Sequences
 from tests.support.foreseen_drafts import ANSWER, Foreseen, asked, whole_texts
 from tests.support.gemma_file import WINDOW, write_gemma
 from tests.support.nightly import nightly_after
@@ -188,6 +196,30 @@ def test_records_of_drafts_are_counted(model: CpuModel, runner: Runner) -> None:
     assert all(len(one) == min(16 * MOST, model.step_tokens // 2) for one in held)
 
 
+def test_late_masks_make_no_draft_wrong(
+    runner: Runner, plain: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends for want of a mask, or at a stop token, tells nothing about the drafts behind it."""
+    (asking,) = asked(1, runner.ready().vocab_size)
+    expected, _ = serve(plain, [asking], 0)
+    foresee(runner, whole_texts([asking], expected), 1.0)
+    monkeypatch.setattr(
+        Constraints, "follow", lambda _, slots: (np.arange(len(slots)) < 0, None)
+    )  # none is ready
+    outcomes: list[tuple[int, int]] = []
+    observe = DraftLength.observe
+
+    def note(self: DraftLength, record: DraftRecord, allowed: int, drafted: int, accepted: int) -> None:
+        outcomes.append((drafted, accepted))
+        observe(self, record, allowed, drafted, accepted)
+
+    monkeypatch.setattr(DraftLength, "observe", note)
+    found, report = serve(runner, [asking], MOST)
+    assert found == expected
+    assert report.draft_tokens > report.accepted_draft_tokens == 0
+    assert set(outcomes) == {(0, 0)}
+
+
 def test_stop_token(runner: Runner, plain: Runner) -> None:
     """A run ends with the first token that may end the request, and what follows it is never told."""
     requests = asked(4, runner.ready().vocab_size)
@@ -276,3 +308,20 @@ def test_forced_by_a_grammar(model: CpuModel, plain: Runner, monkeypatch: pytest
     assert found == expected
     assert report.draft_tokens == report.accepted_draft_tokens >= 24
     assert report.steps < before.steps
+
+
+def test_slots_that_were_granted_to_another_are_not_read() -> None:
+    """Drafts have slots ahead, in which nothing is ever stored where they are wrong. Attention with a window reads
+    masked keys before it: of a request behind a cached prefix, not where the request before had its slots."""
+    sequences = Sequences(1, 12, has_window_slots=True)
+    tables = SlotTables.empty(1, 12, torch.device("cpu"), has_windows=True)
+    assert tables.windows is not None
+    sequences.window_slots[0] = tables.windows[0] = 77
+    tokens, prefix, windows = (np.arange(count, dtype=np.int32).tobytes() for count in (9, 8, 3))
+    greedy = SamplingParams(max_tokens=1, temperature=0.0)
+    seq = NewSeq(0, tokens, 9, prefix, greedy, prefix_window_slots=windows)
+    sequences.bind(seq)
+    tables.bind(seq)
+    assert sequences.window_slots[0, :8].tolist() == [0, 0, 0, 0, 0, 0, 1, 2]
+    assert tables.windows is not None
+    assert tables.windows[0, :8].tolist() == [0, 0, 0, 0, 0, 0, 1, 2]

@@ -12,7 +12,8 @@ from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import TextItem
 
-TOKENS_AT_ONCE: Final = 256  # with 20 others each 1 ms of encoding, during which nothing else runs
+# With 20 alternatives each they take 1 ms to encode, during which nothing else runs.
+TOKENS_AT_ONCE: Final = 256
 LOWEST = -9999.0  # in place of minus infinity, which JSON cannot hold (vLLM's)
 
 
@@ -40,8 +41,8 @@ PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
 def prompt_logprobs(text: ModelText, items: Sequence[TextItem], top: int) -> PromptLogprobs:
-    """Returns those of the prompt, from the items of one of its choices, as JSON that is encoded with a response and is
-    good for nothing else. For a thread: they may be a million entries, and are encoded a few at a time."""
+    """Returns the prompt's log-probabilities, from the items of one of its choices. They are encoded JSON, to be
+    written into a response only. For a thread: they may be a million entries, and are encoded a few at a time."""
 
     def ranked(token: TokenLogprob) -> dict[str, RankedLogprob]:
         pairs = [*zip(token.top_ids[:top], token.top_logprobs, strict=False)]
@@ -94,8 +95,8 @@ def chat_logprobs(
 def encoded_chat_logprobs(
     text: ModelText, tokens: Sequence[TokenLogprob], top: int, as_ids: bool
 ) -> list[ChatLogprob]:
-    """Returns them as JSON that is encoded with a response and is good for nothing else. For a thread: they may be a
-    million entries, and are encoded a few at a time."""
+    """Returns `chat_logprobs` as encoded JSON, to be written into a response only. For a thread: they may be a million
+    entries, and are encoded a few at a time."""
     pieces = [
         orjson.dumps(chat_logprobs(text, tokens[first : first + TOKENS_AT_ONCE], top, as_ids))[1:-1]
         for first in range(0, len(tokens), TOKENS_AT_ONCE)

@@ -65,7 +65,7 @@ async def _resolve(service: Service, served: Served, asked: Asked) -> Resolved:
 
 
 def _last_tokens(prompt: list[int], limit: int, asked: Asked, bound: int | None) -> list[int]:
-    """Returns the end of a prompt: as much as `truncate_prompt_tokens` says, which must fit with the answer."""
+    """Returns the last tokens of a prompt: as many as `truncate_prompt_tokens` says, which must fit with the answer."""
     most = asked.truncate_prompt_tokens
     if most is None:
         return prompt

@@ -77,7 +77,7 @@ class Service:
         return self.engine.adapters.by_name
 
     def has_model(self, name: str) -> bool:
-        """Whether a request may name it: the model, or one of its adapters."""
+        """Whether a request may name it: it is the model or one of its adapters."""
         return name == self.model_name or name in self.aliases or name in self.adapters
 
     def adapter_of(self, model: str | None) -> str:

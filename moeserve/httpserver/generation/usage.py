@@ -42,7 +42,7 @@ class Timings(TypedDict):
     ram_tokens: int  # of the cached ones, those from the tier in RAM
     disk_tokens: int  # and those read from disk
     draft_tokens: int  # drafted (--speculative-config)
-    accepted_draft_tokens: int  # of these, those that were right
+    accepted_draft_tokens: int  # accepted draft tokens
     prefill_tokens_per_second: float | None
     decode_tokens_per_second: float | None
 
@@ -82,7 +82,7 @@ class UsageTally:
 
     @property
     def _cached_tokens(self) -> int:
-        """Those of each prompt's first choice, because a prompt counts once."""
+        """Cached tokens of each prompt's first choice: a prompt counts once."""
         return sum(usage.cached_tokens for index, usage in self._finished.items() if index % self._n == 0)
 
     def usage(self) -> UsageInfo:
@@ -104,8 +104,8 @@ class UsageTally:
         computed = sum(usage.prompt_tokens - usage.cached_tokens for usage in usages)
         # The first token of each comes out of its prefill.
         decoded = sum(max(usage.completion_tokens - 1, 0) for usage in usages)
-        # Choices arrive together and may have waited for one another, so a rate is over the time from the first one's
-        # start to the last one's end.
+        # Choices run together and may wait for one another, so a rate is taken over the time from the first start to
+        # the last end.
         prefill_spans = [(u.queue_ms, u.queue_ms + u.prefill_ms) for u in usages]
         decode_spans = [(end, end + u.decode_ms) for (_, end), u in zip(prefill_spans, usages, strict=True)]
         return {
@@ -125,7 +125,7 @@ class UsageTally:
 
 
 def _length(spans: list[tuple[float, float]]) -> float:
-    """Returns the time from the first start to the last end of those that took any time; 0 if none did."""
+    """Returns the time from the first start to the last end of the spans that took time; 0 if none did."""
     lasting = [(start, end) for start, end in spans if end > start]
     return max(end for _, end in lasting) - min(start for start, _ in lasting) if lasting else 0.0
 

@@ -83,7 +83,7 @@ def probabilities(text: ModelText, tokens: Sequence[TokenLogprob], top: int) -> 
 
 
 class CompletionPiece(TypedDict):
-    """What chunks and whole answers have."""
+    """The fields that chunks and whole answers share."""
 
     index: int
     content: str

@@ -133,7 +133,8 @@ class CompletionHandler:
         }
 
     def _timings_so_far(self, tally: UsageTally, first: float) -> LlamaTimings:
-        """As this process sees them: the prompt's time includes the queue. The end has the engine's own."""
+        """Returns the timings as this process sees them: the prompt's time includes the queue. The last chunk has the
+        engine's own."""
         usage, decoded = tally.usage(), time.monotonic() - first
         return _llama_timings(
             cached=0,

@@ -22,5 +22,5 @@ API = Api(
     probe_paths=_PROBES,
 )
 
-# What is answered at --health-port.
+# Paths that are answered at --health-port.
 PROBES = Api(name="probes", routers=(probes.router,), quiet_paths=_OPEN, probe_paths=_PROBES)

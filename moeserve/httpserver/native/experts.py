@@ -15,15 +15,15 @@ router = APIRouter(tags=["Experts"])
 
 @router.get("/v1/experts", responses={200: {"model": Experts}})
 async def experts(request: Request) -> Response:
-    """Tokens routed to each expert of each layer since the start, which experts are in GPU memory now, and what the
-    cache of experts has done."""
+    """Tokens routed to each expert of each layer since the start, the experts that are in GPU memory now, and the
+    totals of the expert cache."""
     return await answer(request, _experts(service_of(request)))
 
 
 @router.get("/v1/experts/heat", responses={200: {"model": ExpertsHeat}})
 async def heat(request: Request) -> Response:
     """The same counts as the file that --expert-heat reads."""
-    from moeserve.placement.heat import (  # with all of placement, which nothing else here needs
+    from moeserve.placement.heat import (  # it imports all of placement, which nothing else here needs
         ExpertHeat,
         write_heat,
     )

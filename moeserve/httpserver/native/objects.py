@@ -13,15 +13,15 @@ class Architecture(TypedDict):
 
 
 class ModelCard(TypedDict):
-    """OpenAI's and vLLM's fields, OpenRouter's and LM Studio's `context_length`, Anthropic's, then OpenRouter's
-    modalities: all have models at this path."""
+    """A model in a list of models. Several APIs have models at this path, so it has OpenAI's and vLLM's fields,
+    `context_length` of OpenRouter and LM Studio, Anthropic's fields, and OpenRouter's modalities."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
-    parent: str | None  # the model of a LoRA adapter
+    parent: str | None  # the base model of a LoRA adapter
     max_model_len: int | None
     context_length: int | None  # the same
     type: Literal["model"]
@@ -44,7 +44,7 @@ class Version(TypedDict):
 
 
 class TokenizerInfo(TypedDict):
-    """What lm-eval's remote tokenizer reads of vLLM's answer."""
+    """The part of vLLM's answer that lm-eval's remote tokenizer reads."""
 
     tokenizer_class: str
     bos_token: str | None
@@ -92,9 +92,9 @@ class ExpertCacheTotals(TypedDict):
     """Totals of all steps since the start; a step counts each expert of a layer once."""
 
     hits: int  # experts that a step used and found in GPU memory
-    misses: int  # those that the CPU computed
+    misses: int  # experts that a step used and the CPU computed
     promotions: int  # experts brought to GPU memory
-    bytes: int  # of their weights
+    bytes: int  # bytes of the promoted experts' weights
 
 
 class Experts(TypedDict):
@@ -104,8 +104,8 @@ class Experts(TypedDict):
     experts: int  # of a layer
     experts_per_token: int
     counts: list[list[int]]  # [layers][experts]: tokens routed to each since the start
-    gpu_experts: list[list[int]]  # of each layer: the ids of those in GPU memory now, ascending
-    # [layers][experts]: which of the GPUs has it in its memory, counted from 0 in --gpus' order; -1: in RAM
+    gpu_experts: list[list[int]]  # ids of each layer's experts in GPU memory now, ascending
+    # [layers][experts]: the GPU that has the expert, counted from 0 in --gpus' order; -1: in RAM.
     expert_gpus: list[list[int]]
     expert_cache: ExpertCacheTotals | None  # null where experts stay where they are
 

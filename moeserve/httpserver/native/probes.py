@@ -14,7 +14,7 @@ router = APIRouter(tags=["Status"])
 
 @router.get("/health", responses={200: {"model": Health}, 503: {"model": Health}})
 async def health(request: Request) -> Response:
-    """200 when requests can run; else 503 with how far loading is, or why the engine is restarted."""
+    """200 when requests can run; else 503 with the loading stage, or with the reason why the engine is restarted."""
     body = service_of(request).engine.state.health()
     if body["status"] == "ok":
         return JsonResponse(body)
@@ -29,8 +29,8 @@ async def ready(request: Request) -> Response:
 
 @router.get("/health/live", responses={200: {"model": Health}, 503: {"model": Health}})
 async def live(request: Request) -> Response:
-    """200 while this process answers, whatever the engine does: what is lost of it is replaced from within. 503 where
-    the launcher, which would do that, has stood still for too long."""
+    """200 while this process answers, whatever the engine does: the launcher replaces lost processes. 503 where the
+    launcher itself has stood still for too long."""
     engine = service_of(request).engine
     is_abandoned = engine.state.is_lost and engine.state.silences.launcher.is_silent
     return JsonResponse(engine.state.health(), status_code=503 if is_abandoned else 200)

@@ -30,7 +30,7 @@ async def loads(request: Request) -> Response:
 
 @router.get("/v1/models", responses={200: {"model": ModelList}})
 async def list_models(request: Request) -> Response:
-    """The one model there is, under each of its names, and its LoRA adapters."""
+    """The served model under each of its names, and its LoRA adapters."""
     service = service_of(request)
     names = [service.model_name, *sorted(service.aliases), *service.adapters]
     models: ModelList = {

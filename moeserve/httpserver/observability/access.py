@@ -54,7 +54,7 @@ class Access:
             await self.app(scope, receive, send_noting)
         except Exception as error:
             status, record.error = 500, f"{type(error).__name__}: {error}"
-            raise  # to the framework, whose answer bypasses this middleware
+            raise  # the framework answers, bypassing this middleware
         finally:
             self._ended(scope, record, status, span)
 

@@ -1,4 +1,5 @@
-"""The metrics of what the router and the worker report: those that LoadReport declares, and those made of them."""
+"""The metrics of the router's and the worker's reports: the fields that LoadReport declares, and metrics computed from
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ LABELS: Final = ("model_name",)
 
 
 class LoadCollector(Collector):
-    """Exports what it was told last. The totals start at 0 with the server."""
+    """Exports the report that it was told last. The totals start at 0 with the server."""
 
     def __init__(self, model_name: str) -> None:
         self._labels = [model_name]

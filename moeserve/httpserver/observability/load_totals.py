@@ -1,4 +1,4 @@
-"""The counts of a server's routers, one after another, as those of one."""
+"""One server's totals over all its routers, each of which counts from 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LoadTotals:
         return self._newest
 
     def start_again(self) -> None:
-        """The reports to come are another router's."""
+        """The next reports are another router's."""
         self._before = self._newest
 
     def lost(self, num_continued: int) -> None:

@@ -54,7 +54,7 @@ class Metrics:
         self, model_name: str, block_size: int = 1, cache_dtype: str = "auto", max_adapters: int = 0
     ) -> None:
         """`block_size` in tokens, in which vLLM's metrics count the KV cache; cache_dtype: --kv-cache-dtype.
-        max_adapters: with --lora-dir, as many as there may be."""
+        max_adapters: the most adapters at once with --lora-dir, else 0."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.model_name = model_name
         self.reported = LoadCollector(model_name)
@@ -159,7 +159,7 @@ class Metrics:
             self._itl.observe((now - last) / count)
 
     def answered(self, method: str, handler: str, status: int) -> None:
-        """Counts an HTTP request that has ended. `handler` is a route, never a path that a client chose."""
+        """Counts an HTTP request that has ended. `handler` is a route, never a path from a client."""
         self._answers.labels(self.model_name, method, handler, str(status)).inc()
 
     def refused(self, reason: Refusal) -> None:
@@ -172,8 +172,7 @@ class Metrics:
     def finished(
         self, reason: FinishReason, usage: Usage | None = None, latency: float | None = None
     ) -> None:
-        """Counts a generation that has ended. `usage` and `latency` (seconds) are given for those that ran to their
-        end."""
+        """Counts a generation that has ended. `usage` and `latency` (seconds) are given if it ran to its end."""
         self._ended[reason].inc()
         if usage is None or latency is None:
             return

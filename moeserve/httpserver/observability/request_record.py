@@ -1,4 +1,4 @@
-"""RequestRecord: what one HTTP request came to, for its log line and its trace."""
+"""RequestRecord: the results of one HTTP request, for its log line and its trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEY: Final = "moeserve_record"  # in the scope's state
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Created by `Access`. `EngineClient` writes what its generations come to, `app.py` the error."""
+    """Created by `Access`. `EngineClient` writes its generations' results, `app.py` the error."""
 
     arrival: float  # time.monotonic()
     error: str = ""

@@ -1,4 +1,5 @@
-"""One text for all who ask for the metrics at a time: it takes 10 ms of the event loop's thread, which streams need."""
+"""One text of metrics for all clients that ask at a time: rendering takes 10 ms of the event loop's thread, which
+streams need."""
 
 from __future__ import annotations
 
@@ -10,16 +11,17 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 SHARE: Final = 0.1  # of the thread's time, at most
-MAX_REST_S: Final = 1.0  # behind a text, however long it took
+MAX_REST_S: Final = 1.0  # seconds of rest behind a text, at most
 
 
 class SharedScrape(Generic[T]):
-    """Whoever asks gets what was rendered after they asked. Behind each text the thread has a rest, and all who ask
-    meanwhile share the next."""
+    """Each caller gets a text that was rendered after it asked. Behind each text the thread has a rest, and all callers
+    that ask meanwhile share the next text."""
 
     def __init__(self, render: Callable[[], T]) -> None:
         self._render = render
-        self._one_by_one = asyncio.Lock()  # answers of a crowd are not written in one turn of the event loop
+        # Answers of many callers are not written in one turn of the event loop.
+        self._one_by_one = asyncio.Lock()
         self._last: tuple[float, T] | None = None  # when it was begun, by time.monotonic
         self._rest_until = 0.0
 
@@ -28,7 +30,7 @@ class SharedScrape(Generic[T]):
         asked = time.monotonic()
         async with self._one_by_one:
             if self._last is None or self._last[0] < asked:
-                # In a task of its own: the thread's time has its bound here, and is not charged to who asks first.
+                # In a task of its own, so that the thread's time is bounded here and not charged to the first caller.
                 self._last = await asyncio.create_task(self._rendered())
             return self._last[1]
 

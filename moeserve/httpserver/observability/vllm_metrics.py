@@ -1,4 +1,4 @@
-"""Our metrics under vLLM's names, for gateways, autoscalers and dashboards that are made for a vLLM server."""
+"""Our metrics under vLLM's names, for gateways, autoscalers and dashboards made for vLLM servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from moeserve.httpserver.observability.load_metrics import LABELS, LoadCollector
 
-# Of ours, those that vLLM has under the same name, and its older names for them.
+# Our metrics that vLLM has under the same name, and vLLM's older names for them.
 SHARED: Final[dict[str, tuple[str, ...]]] = {
     "num_requests_running": (),
     "num_requests_waiting": (),
@@ -54,7 +54,7 @@ def under_vllm_names(exposition: str) -> str:
 
 
 class VllmCollector(Collector):
-    """What vLLM tells of itself in metrics that we have no like of."""
+    """vLLM's metrics that have no counterpart among ours."""
 
     def __init__(
         self, load: LoadCollector, model_name: str, block_size: int, cache_dtype: str, max_adapters: int
@@ -83,8 +83,8 @@ class VllmCollector(Collector):
         return info
 
     def _adapters(self) -> Metric:
-        """What the Gateway API's inference extension reads to prefer a replica that has the adapter. The value is a
-        time, as vLLM's is; there is a sample where there can be adapters."""
+        """The metric that the Gateway API's inference extension reads to prefer a replica that has the adapter. The
+        value is a time, as vLLM's is; there is a sample where there can be adapters."""
         names = {adapter.key: adapter.name for adapter in self._load.adapters}
         load, most = self._load.load, self._max_adapters
         gauge = GaugeMetricFamily(

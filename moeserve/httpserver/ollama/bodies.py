@@ -50,7 +50,7 @@ _LATEST: Final = ":latest"  # the tag that Ollama's clients add to a name withou
 
 
 class Options(OllamaSampling):
-    """The sampling parameters. What concerns the loading of a model has no effect."""
+    """The sampling parameters. Options that concern the loading of a model have no effect."""
 
     idle: ClassVar = frozenset(
         {
@@ -202,7 +202,7 @@ class ChatBody(_Body):
 
     @property
     def only_loads(self) -> bool:
-        """Without messages Ollama loads the model and answers nothing."""
+        """True for a request without messages: Ollama then loads the model and answers nothing."""
         return not self.messages
 
     def asked(self, caller: Caller) -> Asked:

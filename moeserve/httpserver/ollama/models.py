@@ -1,4 +1,4 @@
-"""/api/tags, /api/ps, /api/show and /api/version: the one model there is, as Ollama lists models."""
+"""/api/tags, /api/ps, /api/show and /api/version: the served model, as Ollama lists models."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from moeserve.sampling.parameters import PARAMETERS
 
 router = APIRouter(tags=["Ollama"])
 
-# Clients compare it with the version of Ollama that has what they need: tools, thinking, schemas as formats, logprobs.
+# Clients compare it with the version of Ollama that has the features they need: tools, thinking, schemas as formats,
+# logprobs.
 OLLAMA_VERSION: Final = "0.12.11"
-# What is loaded stays: so far off, as where Ollama is told to keep a model.
+# When a model is unloaded: never, so a date as far off as Ollama's own for a model that is kept.
 NEVER: Final = "2318-01-01T00:00:00Z"
 
 
 @router.get("/api/tags", responses={200: {"model": Models}})
 async def tags(request: Request) -> Response:
-    """The model, under each of its names."""
+    """The served model under each of its names."""
     return JsonResponse(_models(service_of(request)))
 
 
 @router.get("/api/ps", responses={200: {"model": RunningModels}})
 async def running(request: Request) -> Response:
-    """The same, which is loaded, with its context."""
+    """The served model, which is loaded, with its context."""
     service = service_of(request)
     limit = service.engine.state.max_model_len or 0
     found: RunningModels = {

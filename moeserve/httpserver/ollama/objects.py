@@ -91,7 +91,7 @@ class Models(TypedDict):
 
 class RunningModel(Model):
     expires_at: str
-    size_vram: int  # 0: how much of it a GPU holds is not told here
+    size_vram: int  # 0: the part that a GPU holds is not reported here
     context_length: int
 
 

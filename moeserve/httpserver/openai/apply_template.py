@@ -1,7 +1,5 @@
-"""/apply-template, llama-server's: the prompt that a chat request would be answered with.
-
-Source: llama-server's README, of 2026. Its body is the chat's.
-"""
+"""/apply-template, llama-server's: the rendered prompt of a chat request. Source: llama-server's README, of 2026. Its
+body is the chat's."""
 
 from __future__ import annotations
 

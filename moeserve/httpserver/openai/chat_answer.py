@@ -32,7 +32,8 @@ class ChatAnswer:
     def __init__(self, custom: Set[str], is_legacy: bool) -> None:
         self._custom: Final = custom
         self._is_legacy: Final = is_legacy
-        self._inputs: dict[int, str] = {}  # JSON so far, by call: of custom tools' calls that are under way
+        # JSON so far, by call: for calls of custom tools that are not complete.
+        self._inputs: dict[int, str] = {}
 
     def message(self, found: Answer) -> ChatMessage:
         message: ChatMessage = {"role": "assistant", "content": found.text, "refusal": None}
@@ -48,7 +49,7 @@ class ChatAnswer:
         return message
 
     def delta(self, event: Event) -> ChatDelta | None:
-        """Returns None where an event shows nothing."""
+        """Returns the event as a delta; None for an event that shows nothing."""
         match event:
             case Text(text):
                 return {"content": text}

@@ -1,8 +1,7 @@
 """Log-probabilities in the form of /v1/completions.
 
-Those of a whole answer, or of an echoed prompt, may be a million entries: they are written as JSON in pieces, on a
-thread beside the streams. All choices of a prompt have its entries: `EchoedLogprobs` writes them once.
-"""
+A whole answer or an echoed prompt may have a million entries: they are written as JSON in pieces, on a thread beside
+the streams. All choices of a prompt share its entries: `EchoedLogprobs` writes them once."""
 
 from __future__ import annotations
 
@@ -106,13 +105,12 @@ class EchoedLogprobs:
     def followed_by(
         self, writer: CompletionLogprobsWriter, tokens: Sequence[TokenLogprob]
     ) -> CompletionLogprobs:
-        """All of a choice's, to be encoded with the response and for nothing else."""
+        """Returns all entries of a choice, to be encoded into a response only."""
         return _object([self._lists, *_pieces(writer, tokens)])
 
 
 def encoded_logprobs(writer: CompletionLogprobsWriter, tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
-    """The log-probabilities of one choice without its prompt, as JSON to be encoded with the response and for nothing
-    else."""
+    """Returns the log-probabilities of one choice without its prompt, as JSON to be encoded into a response only."""
     return _object([*_pieces(writer, tokens)])
 
 

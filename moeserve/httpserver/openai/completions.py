@@ -65,7 +65,7 @@ class Echo:
     begins_unseen: bool = False  # the first token is the model's own mark and not part of the text
     writer: CompletionLogprobsWriter | None = None
     scored: EchoedLogprobs | None = None
-    # In a stream the choices get a piece of the prompt's log-probabilities one after the other.
+    # In a stream the choices get a piece of the prompt's log-probabilities one after another.
     first_piece: CompletionLogprobs | None = None
     last_piece: tuple[list[TokenLogprob], CompletionLogprobs] | None = None
 
@@ -104,14 +104,14 @@ class ChoiceWriter:
         return text, joined(parts)
 
     def _first_of_prompt(self, writer: CompletionLogprobsWriter) -> CompletionLogprobs:
-        """The same object for all choices of the prompt."""
+        """Returns the first entries of the prompt, the same object for all its choices."""
         prompt = self._prompt
         if prompt.first_piece is None:
             prompt.first_piece = writer.first_prompt_token(prompt.ids[0])
         return prompt.first_piece
 
     def _of_prompt(self, writer: CompletionLogprobsWriter, tokens: list[TokenLogprob]) -> CompletionLogprobs:
-        """The same objects for all choices of the prompt."""
+        """Returns entries of the prompt, the same objects for all its choices."""
         last = self._prompt.last_piece
         if last is None or last[0] is not tokens:
             last = self._prompt.last_piece = tokens, writer.write(tokens)

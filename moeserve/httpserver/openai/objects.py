@@ -18,8 +18,8 @@ ChatFinishReason = FinishReason | Literal["tool_calls", "function_call"]
 
 
 class CompletionLogprobs(TypedDict):
-    """Parallel lists over tokens. `text_offset` has the place in the returned text, in characters, at which each token
-    begins, or the character that it is a part of."""
+    """Parallel lists over tokens. `text_offset` is the character of the returned text at which each token begins, or
+    the character that the token is a part of."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -13,7 +13,8 @@ from moeserve.httpserver.transport.request_model import Elsewhere
 _UNUSED: Final = Elsewhere()  # unless it is empty
 _OFF: Final = Elsewhere((False,))
 
-# They would not change the answer here: hints for a cache or a scheduler, labels, and the details of what is off.
+# Fields that would not change the answer here: hints for a cache or a scheduler, labels, and details of features that
+# are off.
 IDLE: Final = frozenset(
     {
         *("adaptive_decay", "backend_sampling", "cache_prompt", "dynatemp_exponent", "id_slot"),

@@ -89,7 +89,7 @@ class ResponseStreamOptions(RequestModel):
 Include = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
-    # Of images, and of hosted tools, which are dropped: no answer has these parts.
+    # Parts of images and of hosted tools, which are dropped: no answer has them.
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",

@@ -1,10 +1,9 @@
 """Tools of /v1/responses that the client runs and the API knows by their type alone: two shells and an editor.
 
-A model here knows functions only, so each is a function with the parameters that its calls have. One table says what a
-call's item is; whatever the model wrote, the item has the form that the client expects.
+A model here knows functions only, so each tool is a function with the parameters that its calls have. One table says
+which item a call becomes; whatever the model wrote, the item has the form that the client expects.
 
-Source: OpenAI's API reference (Responses) and its Python client's types.
-"""
+Source: OpenAI's API reference (Responses) and its Python client's types."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ class ClientTool(NamedTuple):
     description: str
     parameters: dict[str, Any]
     id_prefix: str  # of a call
-    field: str  # of a call's item, which has what the model asks for
-    value: Callable[[dict[str, Any]], dict[str, Any]]  # that field, from the model's arguments
+    field: str  # the field of a call's item that has the model's request
+    value: Callable[[dict[str, Any]], dict[str, Any]]  # makes that field from the model's arguments
 
     def read(self, arguments: str) -> dict[str, Any]:
-        """Returns the value of `field`; what the model wrote may be no JSON, or of any other form."""
+        """Returns the value of `field`. The model's text may be no JSON, or JSON of any other form."""
         try:
             given = json.loads(arguments)
         except (ValueError, RecursionError):

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 
 async def conversation_of(store: ResponseStore, owner: str, body: InputTokensRequest) -> list[Item]:
-    """Returns the items of all responses that a request builds on, oldest first, and its own with those in place that
-    it refers to. `owner` is the client's (`Caller.key_owner`). Raises ApiError 404."""
+    """Returns the items of all responses that a request builds on, oldest first, then its own, in which references are
+    replaced by the items that they name. `owner` is the client's (`Caller.key_owner`). Raises ApiError 404."""
     earlier: list[dict[str, Any]] = []
     if body.previous_response_id is not None:
         for stored in await store.chain(owner, body.previous_response_id):
@@ -62,7 +62,8 @@ class ResponsesHandler:
     def __post_init__(self) -> None:
         self.created = int(time.time())
         self._items: list[Item] = []  # of the whole conversation; the last ones are the request's own
-        self._held: list[ChatLogprob] = []  # of tokens whose text comes with a later token's
+        # Log-probabilities of tokens whose text comes with a later token's.
+        self._held: list[ChatLogprob] = []
 
     async def whole(self) -> ResponseObject:
         prepared = await self._prepare()
@@ -136,8 +137,8 @@ class ResponsesHandler:
         return await prepare(self.service, self.body.asked(self.caller, self._items))
 
     def _logprobs_of(self, prepared: PreparedRequest, item: TextItem) -> list[ChatLogprob]:
-        """Returns those of the item's text. Tokens without text so far, parts of a character or of a possible stop
-        string, wait for the item that has it."""
+        """Returns the log-probabilities of the item's text. Tokens without text so far, parts of a character or of a
+        possible stop string, wait for the item that has it."""
         if not self.body.wants_logprobs:
             return []
         own = chat_logprobs(prepared.text, item.logprobs or [], self.body.top_logprobs, as_ids=False)

@@ -52,7 +52,7 @@ class InputImage(RequestModel):
 
     @model_validator(mode="after")
     def _is_a_picture(self) -> InputImage:
-        _ = self.picture  # which refuses what is none
+        _ = self.picture  # refuses bytes that are not a picture
         return self
 
     @cached_property
@@ -92,7 +92,7 @@ class MessageItem(_Item):
     phase: Annotated[Literal["commentary", "final_answer"] | None, NO_EFFECT] = None
 
 
-# What clients send back of the items of calls and their outputs, and which changes nothing.
+# Fields of calls and outputs that clients send back and that change nothing.
 _OF_A_CALL: Final = frozenset({"environment", "caller", "created_by"})
 
 
@@ -141,7 +141,7 @@ Output = str | Annotated[list[_OutputPart], Field(max_length=MAX_PARTS)]
 
 
 class CallOutputItem(_Item):
-    """What a call came to."""
+    """The output of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Label

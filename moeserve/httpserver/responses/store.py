@@ -26,10 +26,11 @@ from moeserve.httpserver.transport.errors import ApiError, invalid
 T = TypeVar("T")
 
 FILE_NAME: Final = "responses.sqlite3"
-RETENTION_S: Final = 30 * 86400.0  # since its last use; OpenAI's
+RETENTION_S: Final = 30 * 86400.0  # since the last use; OpenAI's
 MAX_MEMORY_BYTES: Final = 64 << 20
 MAX_FILE_BYTES: Final = 1 << 30
-MAX_CHAIN_BYTES: Final = 32 << 20  # of all that one response builds on: the most that one request may send
+# Bytes of all responses that one response builds on: the most that one request may send.
+MAX_CHAIN_BYTES: Final = 32 << 20
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -44,7 +45,7 @@ CREATE INDEX IF NOT EXISTS item_places_by_response ON item_places (response);
 CREATE TRIGGER IF NOT EXISTS item_places_end AFTER DELETE ON responses
     BEGIN DELETE FROM item_places WHERE response = old.id; END;
 """
-# A file of a server that had one place for an item, whichever key's response was the last with it.
+# Upgrades the file of an older server, which had one row for an item, of whichever key's response used it last.
 _UPGRADE: Final = """
 BEGIN;
 INSERT OR IGNORE INTO item_places SELECT id, response FROM items;
@@ -158,7 +159,7 @@ class ResponseStore:
             self._bytes -= oldest[2]
 
     def _get(self, owner: str, response_id: str, param: str = "response_id") -> Stored:
-        """`param` is the request's field that named the response."""
+        """Returns a response. `param` is the request's field that named it, for the error."""
         row = self._db.execute(
             "SELECT previous, input, response FROM responses WHERE id = ? AND owner = ? AND used >= ?",
             (response_id, owner, time.time() - self._retention_s),
@@ -208,7 +209,8 @@ class ResponseStore:
         return [found[item_id] for item_id in item_ids]
 
     def _place(self, owner: str, item_id: str) -> str | None:
-        """The owner's response with this item that was used last: clients send items again, and choose ids."""
+        """Returns the response of this owner that used the item last: clients send items again, and choose ids. None if
+        there is none."""
         row = self._db.execute(
             "SELECT id FROM item_places JOIN responses ON id = item_places.response WHERE item = ? AND owner = ? "
             "ORDER BY used DESC LIMIT 1",

@@ -126,7 +126,7 @@ class AllowedTools(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A tool as the model sees it, and what the client calls it."""
+    """A tool under the name that the model sees, and its name in the client's request."""
 
     tool: Tool
     kind: Kind
@@ -159,7 +159,7 @@ class Toolbox:
         return [offered.tool for offered in self.offered]
 
     def called(self, shown: str) -> Offered | None:
-        """What the model called; None for a name that it made up."""
+        """Returns the tool that the model called; None for a name that it made up."""
         return self._by_shown.get(shown)
 
     def shown(self, name: str, namespace: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Paths of the APIs that are served here which are not: why, and what to use, for the error that answers them."""
+"""Paths of other servers' APIs that this server lacks: the reason, and what to use instead, for the error's message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NO_BATCHES: Final = (
 _NOT_KEPT: Final = "the server keeps only responses; use /v1/responses with previous_response_id"
 _ONE_MODEL: Final = "the model is given at the server's start, with --model"
 
-# By the beginning of the path, whole segments of it.
+# By the path's first segments.
 _REASONS: Final[Mapping[str, str]] = {
     "/v1/embeddings": _NO_EMBEDDINGS,
     "/embeddings": _NO_EMBEDDINGS,

@@ -1,7 +1,6 @@
-"""uvicorn's HTTP/1.1 connection with bounds on a request's head, on the framing and the time of its body.
+"""uvicorn's HTTP/1.1 connection with bounds on a request's head, and on the framing and the time of its body.
 
-uvicorn itself keeps headers and trailers of any size, and waits for ever for a head or a body that does not end.
-"""
+uvicorn itself keeps headers and trailers of any size, and waits for ever for a head or a body that does not end."""
 
 from __future__ import annotations
 
@@ -22,16 +21,17 @@ from moeserve.httpserver.transport.sliced_connection import SlicedHttpProtocol
 from moeserve.httpserver.transport.sse import JsonResponse
 from moeserve.messages.refusal import Refusal
 
-# Of the request line and headers; the same again for trailers and chunk extensions.
+# Bytes of the request line and headers; the same again for trailers and chunk extensions.
 MAX_HEAD_BYTES: Final = 64 << 10
 MAX_TARGET_BYTES: Final = 8 << 10
-MAX_FIELDS: Final = 128  # header lines, and again trailers: whatever looks for one goes through all
+MAX_FIELDS: Final = 128  # header lines, and again trailers: every search for a header walks through all
 MAX_FRAMING_BYTES: Final = 1 << 20  # of a body in chunks, beside the body's own
 HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 120.0  # the largest takes 2.3 Mbit/s
 BODY_INTERVAL_S: Final = 10.0  # in each of which a least number of bytes of a body must come
 BODY_INTERVAL_BYTES: Final = 32 << 10
-SPARE_DESCRIPTORS: Final = 128  # for --health-port, children and files, whatever connects to the API
+# Descriptors for --health-port, children and files, however many clients connect to the API.
+SPARE_DESCRIPTORS: Final = 128
 
 
 class BoundedHttpProtocol(SlicedHttpProtocol):
@@ -50,15 +50,15 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._idle = idle
-        self._count_refusal = count_refusal  # of what ends here, and reaches no middleware
+        self._count_refusal = count_refusal  # counts requests that end here and reach no middleware
         self._had_request = False
-        self._spare_bytes = 0  # of the head that is arriving, or since the last piece of the body
-        self._framing_bytes = 0  # of the body that is arriving
-        self._fields = 0  # of the head that is arriving, or the trailers
-        self._head_timer: asyncio.TimerHandle | None = None  # set while one is awaited or arriving
-        self._body_timer: asyncio.TimerHandle | None = None  # set while one is arriving
-        self._body_due = 0.0  # when it must have arrived, in the loop's time
-        self._body_bytes = 0  # that came in this interval
+        self._spare_bytes = 0  # bytes of the head that is arriving, or since the last piece of the body
+        self._framing_bytes = 0  # bytes of the arriving body's framing
+        self._fields = 0  # header lines of the head that is arriving, or trailers
+        self._head_timer: asyncio.TimerHandle | None = None  # set while a head is awaited or arriving
+        self._body_timer: asyncio.TimerHandle | None = None  # set while a body is arriving
+        self._body_due = 0.0  # when the arriving body must be complete, in the loop's time
+        self._body_bytes = 0  # bytes of the body in this interval
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -83,7 +83,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         return None if self.client is None else self.client[0]
 
     def close_idle(self) -> None:
-        """Too many connections wait for a request. From here on it counts no more."""
+        """Closes the connection, because too many wait for a request. It no longer counts."""
         self.connections.discard(self)
         if self._had_request:
             self.transport.close()
@@ -100,7 +100,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         self._head_arrived()
         self._body_arrived()
         super().linger()
-        self._await_request()  # for room it may be closed as if it did
+        self._await_request()  # so that it may be closed, as one that waits, to make room
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._awaits_no_request()
@@ -150,7 +150,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         self._fields += 1
         if self._fields > MAX_FIELDS:
             self._refuse_head()
-        elif self._body_timer is None:  # else it is a trailer, which no handler has asked for
+        elif self._body_timer is None:  # else these are trailers, which no handler has asked for
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -191,7 +191,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         return None
 
     def _is_full(self) -> bool:
-        """By uvicorn's own rule."""
+        """Whether all connections are taken, by uvicorn's own rule."""
         limit = self.limit_concurrency
         return self._has_too_many_connections() or (limit is not None and len(self.tasks) >= limit)
 
@@ -229,10 +229,10 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self._held:  # it has come, and waits for its turn
+        if self._held:  # the head has come, and waits for its turn
             self._await_head()
             return
-        if self._spare_bytes:  # a part of one has come
+        if self._spare_bytes:  # a part of the head has come
             self._count_refusal(Refusal.TIMEOUT)
         self.transport.close()
 
@@ -252,7 +252,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         self._body_timer = self.loop.call_later(min(BODY_INTERVAL_S, left), self._look_at_body)
 
     def _look_at_body(self) -> None:
-        """At each interval's end."""
+        """Called at each interval's end: closes the connection if too few bytes of the body came."""
         if self.loop.time() >= self._body_due:
             self._body_is_late(f"did not arrive within {BODY_TIMEOUT_S:g} s")
         elif self._body_bytes < BODY_INTERVAL_BYTES and not (self.flow.read_paused or self._held):
@@ -280,7 +280,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         self._refuse(ApiError(status, f"the request's body {why}"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Closes the connection where the answer to the request has begun."""
+        """Answers with the error; closes the connection if the answer to the request has begun."""
         if self._is_arriving and self._body_timer is not None and self.cycle.response_started:
             self.transport.close()
             return

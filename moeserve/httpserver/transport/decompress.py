@@ -29,7 +29,7 @@ class Decompress:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         encoding = headers.get("content-encoding", "identity").strip().lower()
-        if encoding in ("identity", "") or scope["method"] in ("GET", "HEAD"):  # whose bodies are not read
+        if encoding in ("identity", "") or scope["method"] in ("GET", "HEAD"):  # their bodies are not read
             await self.app(scope, receive, send)
             return
         if encoding not in _WINDOW_BITS:
@@ -46,8 +46,8 @@ class _Decoder:
     def __init__(self, receive: Receive, window_bits: int) -> None:
         self._receive = receive
         self._stream = zlib.decompressobj(window_bits)
-        self._rest = b""  # that has come and is not yet decoded
-        self._more = True  # will come
+        self._rest = b""  # bytes that have come and are not yet decompressed
+        self._more = True  # more bytes will come
 
     async def receive(self) -> Message:
         """As ASGI's; raises ApiError 400."""
@@ -64,7 +64,7 @@ class _Decoder:
             raise ApiError(
                 400, f"the body is not encoded as its header says: {error}", code="content_encoding"
             ) from error
-        if self._stream.unused_data:  # zlib would keep all that follows
+        if self._stream.unused_data:  # zlib would keep all bytes behind the stream's end
             raise ApiError(400, "bytes follow the end of the encoded body", code="content_encoding")
         self._rest = self._stream.unconsumed_tail
         if not (self._rest or self._more or self._stream.eof or len(body) == PIECE_BYTES):

@@ -1,9 +1,7 @@
-"""ApiError, which every refusal of this process is, and the default shape of an error's body: OpenAI's,
-`{"error": {"message", "type", "param", "code"}}`.
+"""ApiError, the exception of every refusal, and the default shape of an error's body: OpenAI's, `{"error": {"message",
+"type", "param", "code"}}`. An API whose clients expect another shape gives its own (`Api.error_body`).
 
-An API whose clients expect another shape gives its own (`Api.error_body`). A message names the field, the value that
-was given and what is allowed.
-"""
+A message names the field, the value that was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing_extensions import TypedDict
 
 from moeserve.messages.refusal import Refusal
 
-# Where the status says it all. A failure of ours (500) is no refusal.
+# Refusals that follow from the status. A failure of ours (500) is no refusal.
 _REFUSALS: Final = {
     400: Refusal.INVALID,
     401: Refusal.AUTH,
@@ -48,7 +46,8 @@ class ErrorBody(TypedDict):
 
 
 class Overflow(NamedTuple):
-    """A prompt that is longer than the context, in tokens: for APIs whose clients read both out of the message."""
+    """A prompt that is longer than the context, in tokens: for APIs whose clients read both numbers out of the
+    message."""
 
     prompt: int
     limit: int
@@ -69,7 +68,7 @@ class ApiError(Exception):
         refusal: Refusal | None = None,
         overflow: Overflow | None = None,
     ) -> None:
-        """refusal: None: what the status says. overflow: where the prompt is too long."""
+        """refusal: None to take it from the status. overflow: given if the prompt is too long."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -77,7 +76,7 @@ class ApiError(Exception):
         self.refusal = refusal or _REFUSALS.get(status)  # None: the request failed
         self.code = code
         self.overflow = overflow
-        self.details = details  # for programs, where the API's errors have such
+        self.details = details  # for programs, if the API's errors have details
         self.retry_after = retry_after  # seconds, with a 503; None: RETRY_AFTER_S
 
     def body(self) -> ErrorBody:

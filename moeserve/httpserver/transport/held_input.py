@@ -1,17 +1,14 @@
-"""A connection's bytes that have come and are not parsed yet, given out in slices.
+"""The bytes of a connection that are not parsed yet, given out in slices.
 
 A read may bring 256 KiB, which hold thousands of requests or chunks. No slice goes beyond the end of a message, so that
-a connection's next request is parsed when the one before is answered, and none takes long to parse. Where a slice ends
-means nothing to the parser, which alone decides what the bytes say.
-"""
+a connection's next request is parsed when the one before is answered, and no slice takes long to parse. The parser
+alone decides what the bytes mean; a slice's end means nothing to it."""
 
 from __future__ import annotations
 
 from typing import Final
 
-END: Final = (
-    b"\r\n\r\n"  # of a head, and of a chunked body: of every message but for bodies of an announced length
-)
+END: Final = b"\r\n\r\n"  # the end of a head, and of a chunked body
 HEAD_SLICE: Final = 16 << 10  # bytes
 CHUNKS_SLICE: Final = 4 << 10  # 700 of the smallest chunks, which take a millisecond
 BODY_SLICE: Final = 64 << 10
@@ -23,10 +20,10 @@ class HeldInput:
 
     def __init__(self) -> None:
         self._data = b""
-        self._given = 0  # of `_data`
+        self._given = 0  # bytes of `_data` that were given out
         self._tail = b""  # the last bytes of the slices before, where the end of a message may have begun
         self._body: int | None = (
-            0  # bytes that are to come of an announced length; None: the body is in chunks
+            0  # bytes that are to come of a body of announced length; None: the body is in chunks
         )
 
     def __len__(self) -> int:
@@ -34,7 +31,7 @@ class HeldInput:
 
     @property
     def has_rest_of_body(self) -> bool:
-        """Whether the rest of a body of an announced length is here, and fits into a slice."""
+        """Whether the rest of a body of announced length is here, and fits into a slice."""
         return self._body is not None and 0 < self._body <= min(len(self), BODY_SLICE)
 
     def add(self, data: bytes) -> None:

@@ -20,7 +20,7 @@ from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError, shown
 from moeserve.httpserver.transport.refuse import refuse
 
-# RFC 6761, RFC 6762, and ICANN's of 2024: names that are never in the public DNS.
+# Names that are never in the public DNS, by RFC 6761, RFC 6762, and ICANN's decision of 2024.
 _PRIVATE_DOMAINS: Final = (".localhost", ".local", ".internal")
 
 

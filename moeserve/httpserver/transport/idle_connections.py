@@ -1,5 +1,5 @@
-"""The connections that wait for a request: a bound for each client address, so that no client keeps others out, and
-which of those that are kept alive make room for others."""
+"""The connections that wait for a request: a bound for each client address, so that no client keeps others out, and the
+choice of kept-alive connections that make room for others."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Idle(Protocol):
 
 
 class IdleConnections:
-    """The connections without a request of each address, the longest-waiting first. One more than `most` closes the
-    first: a client that opens many and sends nothing then displaces its own."""
+    """The connections without a request of each address, the longest-waiting first. An address with more than `most`
+    loses its first: a client that opens many and sends nothing then displaces its own."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._waiting: dict[str, dict[Idle, None]] = {}
-        self._kept_alive: dict[Idle, None] = {}  # of all addresses
+        self._kept_alive: dict[Idle, None] = {}  # connections of all addresses
 
     def add(self, address: str | None, connection: Idle, *, is_kept_alive: bool = False) -> None:
         """`address`: None for a UNIX domain socket's, which have no bound. `is_kept_alive`: it has had an answer."""
@@ -38,7 +38,7 @@ class IdleConnections:
             longest.close_idle()
 
     def close_kept_alive(self) -> bool:
-        """Closes the one that has waited longest since its last answer. False where there is none."""
+        """Closes the kept-alive connection that has waited longest. Returns False if there is none."""
         longest = next(iter(self._kept_alive), None)
         if longest is None:
             return False
@@ -47,11 +47,11 @@ class IdleConnections:
         return True
 
     def begin_request(self, connection: Idle) -> None:
-        """The first bytes of a request are there: it makes room for no other connection."""
+        """The first bytes of a request have come: the connection makes no room for another."""
         self._kept_alive.pop(connection, None)
 
     def remove(self, address: str | None, connection: Idle) -> None:
-        """It has a request, or is closed. One that is not there is no error."""
+        """Forgets a connection that has a request, or is closed. An unknown connection is no error."""
         self._kept_alive.pop(connection, None)
         if address is None:
             return
@@ -64,7 +64,7 @@ class IdleConnections:
 
 @lru_cache(1024)
 def network_of(address: str) -> str:
-    """An IPv4 address, or the /64 network of an IPv6 address, all of which one client may have."""
+    """Returns an IPv4 address, or the /64 network of an IPv6 address, all of which one client may have."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv4Address):
         return str(found)

@@ -15,7 +15,7 @@ class ApiKeys:
     """Keeps keys as digests, so the time of a look-up does not reveal how much of a key is right."""
 
     def __init__(self, named: dict[str, str], numbered: Iterable[str] = ()) -> None:
-        """`named`: keys to their names; `numbered`: those that are named by their position alone."""
+        """`named`: keys to their names; `numbered`: keys that are named by their position."""
         self._names = {_digest(key.encode()): name for key, name in named.items()}
         self._numbered = frozenset(_digest(key.encode()) for key in numbered)
 
@@ -31,7 +31,7 @@ class ApiKeys:
         return cls(named, config.api_key)
 
     def reload(self, config: ServerConfig) -> None:
-        """Reads the file of keys again. Raises ConfigError, and keeps the keys that there were."""
+        """Reads the file of keys again. Raises ConfigError, and then keeps the keys."""
         other = self.from_config(config)
         self._names, self._numbered = other._names, other._numbered
 
@@ -39,7 +39,7 @@ class ApiKeys:
         return bool(self._names)
 
     def key_in(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """Returns the first key of ours in a request's headers, whose names are in lower case."""
+        """Returns the first known key in a request's headers, whose names are in lower case; None if there is none."""
         return next((key for key in _given(headers) if self.name_of(key) is not None), None)
 
     def name_of(self, key: bytes) -> str | None:
@@ -54,7 +54,7 @@ class ApiKeys:
 
 
 def fault_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Returns what is wrong with headers that have no key of ours."""
+    """Returns why headers have no known key, as a sentence."""
     headers = list(headers)
     if any(_given(headers)):
         return "the one that was sent is not known here"
@@ -73,7 +73,7 @@ def _given(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
             scheme, _, key = value.partition(b" ")
             if scheme.lower() == b"bearer":
                 yield key.strip()
-        elif name == b"x-api-key":  # Anthropic's clients
+        elif name == b"x-api-key":  # sent by Anthropic's clients
             yield value
 
 

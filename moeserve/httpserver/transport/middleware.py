@@ -27,7 +27,7 @@ from moeserve.processes import logs
 BODY_BYTES_PER_TOKEN: Final = 64
 MIN_BODY_LIMIT: Final = 4 << 20
 MAX_BODY_BYTES: Final = 32 << 20  # also while the context is not known
-# Of all requests together; a hostile body takes twenty times its bytes when parsed.
+# Bytes of all requests together; a hostile body takes twenty times its bytes when parsed.
 MAX_BODIES_BYTES: Final = 256 << 20
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 

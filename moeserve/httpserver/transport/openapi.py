@@ -1,5 +1,5 @@
-"""What /openapi.json says beyond what the framework knows: bodies that the routes read themselves, streams, errors, and
-the API key."""
+"""/openapi.json beyond what the framework knows: bodies that the routes read themselves, streams, errors, and the API
+key."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def documented(
 
 
 def complete(document: dict[str, Any], apis: ApiTable, *, wants_key: bool, model: str) -> None:
-    """Adds to the framework's document what it lacks, and removes its own 422. `wants_key`: requests without a key are
-    refused. `model` is the served one's name."""
+    """Completes the framework's document, and removes its own 422. `wants_key`: requests without a key are refused.
+    `model` is the served model's name."""
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     _add_schemas(schemas, apis)

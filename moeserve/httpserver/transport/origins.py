@@ -55,7 +55,7 @@ class ForeignPages:
         match headers.get("sec-fetch-site"):
             case "same-origin":
                 return False
-            case None | "none":  # an old browser or no browser; typed by the user
-                # Not compared by scheme: behind a proxy that ends TLS, ours is another.
+            case None | "none":  # an old browser or no browser; an address that the user typed
+                # The scheme is not compared: behind a proxy that ends TLS, ours is another.
                 return origin is not None and origin.partition("://")[2] != headers.get("host")
         return True

@@ -39,7 +39,8 @@ IDLE_ANYWHERE: Final = frozenset(
 )
 
 
-EMPTY: Final[tuple[Any, ...]] = ([], {}, "")  # forms and languages without objects send them for "nothing"
+# Forms, and languages without objects, send them for "nothing".
+EMPTY: Final[tuple[Any, ...]] = ([], {}, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Elsewhere:
 
 
 def asks_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Whether the value is one of `neutral`: 1.0 counts as 1, true does not."""
+    """Whether the value asks for nothing: it equals one of `neutral`, where 1.0 equals 1 but true does not."""
     return any(value == one and (type(value) is bool) == (type(one) is bool) for one in neutral)
 
 
@@ -168,7 +169,7 @@ class Advisory:
 
 @cache
 def advisory(model: type[BaseModel]) -> Mapping[str, SchemaValidator]:
-    """What reads each of the model's fields that have no effect, by their names in a body."""
+    """Returns the validator of each of the model's fields that have no effect, by their names in a body."""
     marked = {
         info.alias or name: info
         for name, info in model.model_fields.items()

@@ -1,4 +1,5 @@
-"""RequestState: what the connection and the middlewares know of one HTTP request. It lies in the request's scope."""
+"""RequestState: the facts about one HTTP request that the connection and the middlewares share. It lies in the
+request's scope."""
 
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ _KEY: Final = "moeserve_request"  # in the scope's state
 @dataclass(slots=True)
 class RequestState:
     request_id: str = ""
-    # The name of its API key; "" without keys. The router gets the name, never the key.
+    # Name of the request's API key; "" without keys. The router gets the name, never the key.
     tenant: str = ""
-    key_owner: str = ""  # of what it stores: `ApiKeys.owner_of`
+    key_owner: str = ""  # owner of the data that it stores: `ApiKeys.owner_of`
     # Headers of the answer that tell how the request was taken; values are visible ASCII and blanks.
     notes: dict[str, str] = field(default_factory=dict)
-    refusal: Refusal | None = None  # why it is refused: the first reason
-    admit: Callable[[], None] = lambda: None  # the request has reached the engine: `Turns.admit`
+    refusal: Refusal | None = None  # the first reason why it is refused
+    # Called when the request has reached the engine: `Turns.admit`.
+    admit: Callable[[], None] = lambda: None
 
 
 def state_of(scope: Scope) -> RequestState:

@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from moeserve.httpserver.transport.held_input import HeldInput
 from moeserve.httpserver.transport.turns import BYTE_S, READ_S, Account, Need, Turns
 
-HELD_BYTES: Final = 64 << 10  # of requests behind the one that is answered
-LINGER_S: Final = 5.0  # in which the rest of an unread body is dropped
+HELD_BYTES: Final = 64 << 10  # bytes of requests behind the one that is answered
+LINGER_S: Final = 5.0  # for which the rest of an unread body is dropped
 LINGER_BYTES: Final = 32 << 20  # the largest body
 
 PROBES: Final = b"/health"  # the beginning of their paths
@@ -42,12 +42,12 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         self._turns = turns or Turns()
         self.account = Account(is_trusted=self._turns.is_open)
         self._held = HeldInput()
-        self._is_arriving = False  # a request's first bytes have been parsed, and not yet its last
-        self._waits_to_begin = False  # its head has been parsed, and the application not been started
+        self._is_arriving = False  # a request's first bytes have been parsed, but not its last
+        self._waits_to_begin = False  # its head has been parsed, but the application has not been started
         self._keeps_alive = False  # as its head says
-        self._is_known = False  # the head that is being parsed has been before
-        self._is_refused = False  # nothing that follows is parsed
-        self._is_last = False  # the server ends: the request that waits is this connection's last
+        self._is_known = False  # the head that is being parsed was parsed before
+        self._is_refused = False  # nothing behind the refusal is parsed
+        self._is_last = False  # the server ends: the waiting request is this connection's last
         self._lingering: asyncio.TimerHandle | None = None
         self._dropped_bytes = 0
 
@@ -79,12 +79,12 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Called where the application has taken what had come of the body."""
+        """Called when the application has taken the part of the body that had come."""
         self._go_on()
 
     @property
     def _may_parse(self) -> bool:
-        """Whether the next bytes are those of a request that is arriving, or may be those of the next one."""
+        """Whether the next bytes belong to the request that is arriving, or may begin the next one."""
         is_answered = self.cycle is None or self.cycle.response_complete
         return (self._is_arriving or is_answered) and not self._waits_to_begin and not self.flow.read_paused
 
@@ -133,7 +133,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             self._parse(self._held.next_slice())
 
     def blank_lines_came(self, size: int) -> None:
-        """Called with how many bytes were in front of a request."""
+        """Called with the number of bytes in front of a request."""
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -146,7 +146,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
                 self.refuse_unreadable()
 
     def refuse_unreadable(self) -> None:
-        """Called where what has come is no HTTP."""
+        """Called when the bytes that came are no HTTP."""
         self.send_400_response("Invalid HTTP request received.")
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
@@ -173,8 +173,8 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def head_came(self) -> None:
-        """Called when the head is there and found good. The application is started now, or in a turn of its own where
-        the request is a stranger's."""
+        """Called when the head is there and valid. The application is started now or, for a stranger's request, in a
+        turn of its own."""
         if not _has_path(self.url):
             self.refuse_unreadable()
             return
@@ -259,7 +259,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def linger(self) -> None:
-        """Closes our direction, and drops what still comes until the client has closed its own."""
+        """Closes our direction, and drops what the client sends until it has closed its own."""
         if self._lingering is not None or self.transport.is_closing():
             return
         self._is_refused = True
@@ -290,7 +290,7 @@ def _has_path(url: bytes) -> bool:
 
 
 class _Output:
-    """What a cycle has of the transport."""
+    """The part of the transport that a cycle uses."""
 
     def __init__(self, connection: SlicedHttpProtocol) -> None:
         self._connection = connection

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 SEND_TIMEOUT_S: Final = 120.0  # a client that reads nothing for this long counts as disconnected
 DONE: Final = b"data: [DONE]\n\n"
-COMMENTS_AFTER_S: Final = 0.5  # by then a request that is refused has been
+COMMENTS_AFTER_S: Final = 0.5  # a request that is refused has been refused by then
 BLANKS_AFTER_S: Final = 30.0  # half of what nginx waits
 BEAT_S: Final = 10.0
 
@@ -176,7 +176,7 @@ class _Parts:
             await asyncio.wait({beating})
 
     async def _beat_on(self) -> None:
-        with contextlib.suppress(ClientGone):  # the next part finds that out too
+        with contextlib.suppress(ClientGone):  # the next part meets the disconnect, too
             while True:
                 due = self._sent_at + (BEAT_S if self.have_begun else self._patience)
                 if (wait := due - time.monotonic()) > 0:

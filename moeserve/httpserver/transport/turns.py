@@ -30,12 +30,14 @@ from moeserve.httpserver.transport.request_state import state_of
 
 SHARE: Final = 0.1  # of the thread's time, for strangers while answers are under way
 BURST_S: Final = 0.05  # of the thread's time, saved up while there are none
-MAX_DEBT_S: Final = 0.02  # that costly requests leave: a fifth of a second until the next stranger's turn
-LEAST_WAIT_S: Final = 0.0002  # until it is paid: rounded, less might pay nothing
+# The most debt that costly requests leave: a fifth of a second until the next stranger's turn.
+MAX_DEBT_S: Final = 0.02
+# The shortest wait for the debt to be paid: rounded, a shorter one might pay nothing.
+LEAST_WAIT_S: Final = 0.0002
 SLICE_S: Final = 0.002  # of the thread's time until the loop has its turn; strangers have half of it
-MOST_BEGUN: Final = 8  # requests until then; one stranger's
-SLACK: Final = 64  # places of a queue whose connections have closed
-READ_S: Final = 20e-6  # a read that the loop has done, and a byte of it
+MOST_BEGUN: Final = 8  # requests begun before the loop's turn; one of a stranger's
+SLACK: Final = 64  # entries of a queue whose connections have closed
+READ_S: Final = 20e-6  # seconds of a read that the loop has done, and of a byte of it
 BYTE_S: Final = 0.2e-9
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -54,12 +56,12 @@ class Account:
 
     def __init__(self, *, is_trusted: bool = False) -> None:
         self._is_trusted = (
-            is_trusted  # its last request was no stranger's, or it has had none where all may ask
+            is_trusted  # its last request was no stranger's, or it has had none and requests need no key
         )
-        self._request_is_admitted = False  # the one that is being answered is no stranger's
+        self._request_is_admitted = False  # the request that is being answered is no stranger's
         self._of_request = 0.0
-        self.due = dict.fromkeys(Need, 0.0)  # its next turn, by the clock of the queue for each need
-        self.need = Need.PARSE  # that its last turn was for
+        self.due = dict.fromkeys(Need, 0.0)  # when its next turn is due, by the clock of each need's queue
+        self.need = Need.PARSE  # the need that its last turn was for
 
     @property
     def is_strangers(self) -> bool:
@@ -73,7 +75,7 @@ class Account:
         self._is_trusted = self._request_is_admitted
 
     def charge(self, seconds: float) -> float:
-        """Returns how much of it is a stranger's."""
+        """Charges the connection. Returns the part of the time that is a stranger's."""
         if self._request_is_admitted:
             return 0.0
         self._of_request += seconds
@@ -81,7 +83,7 @@ class Account:
         return seconds
 
     def admit(self) -> float:
-        """The request that is being answered is no stranger's. Returns what it has been charged so far."""
+        """Notes that the request being answered is no stranger's. Returns what it has been charged so far."""
         if self._request_is_admitted:
             return 0.0
         self._request_is_admitted = True
@@ -100,20 +102,20 @@ class Waiting(Protocol):
 
     @abstractmethod
     def take_turn(self) -> bool:
-        """Returns whether a request has begun. Asks again if there is more to do."""
+        """Takes its turn, and asks again if there is more to do. Returns whether a request has begun."""
 
 
 class _FairQueue:
-    """Strangers with the same need, by when their turns are due. Its clock shows when the turn was due that came last.
-    A connection's next one is due later by what it has used up, and that of one that has not asked for long is due at
-    once.
+    """Strangers with the same need, ordered by when their turns are due.
 
-    The clock also goes on by itself, at a quarter of the rate at which each of those that ask is served: else a crowd
-    of ever new connections, which have used up nothing, would keep out one that has used up a little."""
+    The clock is the due time of the last turn. A connection's next turn is due later by the time that it has used up; a
+    connection that has not asked for long is due at once. The clock also advances by itself, at a quarter of the rate
+    at which each asking connection is served: else a crowd of ever new connections, which have used up nothing, would
+    keep out one that has used up a little."""
 
     def __init__(self, need: Need) -> None:
         self.used = 0.0  # of the thread's time, by all turns
-        self.debt = 0.0  # of it beyond this queue's third of strangers' share
+        self.debt = 0.0  # the part of it beyond this queue's third of strangers' share
         self._need = need
         self._clock = 0.0
         self._heap: list[tuple[float, int, Waiting]] = []
@@ -138,14 +140,14 @@ class _FairQueue:
         self._clock += seconds / (4 * max(1, len(self._heap)))
 
     def drop_left(self, asking: Mapping[Waiting, int]) -> None:
-        """Drops places that count no more, where most do."""
+        """Drops entries that no longer count, when they are the majority."""
         if len(self._heap) > 2 * len(asking) + SLACK:
             self._heap = [entry for entry in self._heap if asking.get(entry[2]) == entry[1]]
             heapq.heapify(self._heap)
 
 
 class Turns:
-    """Those of one listening port."""
+    """The turns of one listening port."""
 
     def __init__(
         self,
@@ -156,17 +158,18 @@ class Turns:
         share: float = SHARE,
     ) -> None:
         """`is_busy`: answers are under way, beside which strangers get no more than `share`. `is_known`: headers have a
-        key, so that their request begins at once. `is_open`: there are no keys, and a POST begins at once if it is a
-        connection's first, or the one before reached the engine."""
+        key, so their request begins at once. `is_open`: requests need no key, and a POST begins at once if it is a
+        connection's first, or if the one before reached the engine."""
         self.is_known = is_known
         self.is_open = is_open
         self._share = share
         self._is_busy = is_busy
         self._places = itertools.count()
-        self._asking: dict[Waiting, int] = {}  # to their places; other places of theirs count no more
+        # To their current entries; a connection's older entries no longer count.
+        self._asking: dict[Waiting, int] = {}
         self._admitted: deque[tuple[int, Waiting]] = deque()
         self._strangers = {need: _FairQueue(need) for need in Need}
-        self._used = 0.0  # by the queue whose turn came last
+        self._used = 0.0  # seconds that the queue of the last turn has used
         self._debt = -BURST_S  # strangers' time beyond their share
         self._paid_at = time.monotonic()
         self._next_run: asyncio.Handle | None = None
@@ -179,7 +182,8 @@ class Turns:
             self._schedule()
 
     def _queue(self, connection: Waiting) -> bool:
-        """A place that it has already counts no more. Returns whether it may come before all that wait."""
+        """Queues the connection; an entry that it has already no longer counts. Returns whether it may come before all
+        that wait."""
         place = self._asking[connection] = next(self._places)
         if not connection.account.is_strangers:
             self._admitted.append((place, connection))
@@ -192,7 +196,7 @@ class Turns:
         return is_first
 
     def forget(self, connection: Waiting) -> None:
-        """It is closed, and gets no turn any more."""
+        """Forgets a connection that is closed."""
         self._asking.pop(connection, None)
         for queue in self._strangers.values():
             queue.drop_left(self._asking)
@@ -200,14 +204,15 @@ class Turns:
     def charge(self, connection: Waiting, seconds: float) -> None:
         strangers = connection.account.charge(seconds)
         if strangers:
-            self._pay()  # for the time that has passed, this turn's among it: what is charged now is left to wait for
+            # For the time that has passed, this turn's included; what is charged now must be waited for.
+            self._pay()
             self._debt = min(self._debt + strangers, MAX_DEBT_S)
             self._strangers[connection.account.need].charge(strangers)
             if connection in self._asking and connection.need is connection.account.need:
                 self._queue(connection)
 
     def admit(self, connection: Waiting) -> None:
-        """The request that `connection` has is no stranger's."""
+        """Notes that the request of `connection` is no stranger's."""
         self._debt -= connection.account.admit()
         if connection in self._asking:
             self._queue(connection)
@@ -236,7 +241,7 @@ class Turns:
             self._next_run = loop.call_later(max(wait, LEAST_WAIT_S), self._run)
 
     def _strangers_turns(self) -> list[_FairQueue]:
-        """The queues of which one has the next turn."""
+        """The queues that may have the next turn."""
         is_over_share = self._debt > 0 and self._is_busy()
         return [
             queue for queue in self._strangers.values() if queue and (queue.debt <= 0 or not is_over_share)
@@ -290,7 +295,7 @@ class Turns:
         return None
 
     def _takes(self, place: int, connection: Waiting) -> bool:
-        """Whether it is the connection's place. It is then asking no more."""
+        """Whether the entry is the connection's current one. Then the connection no longer asks."""
         if self._asking.get(connection) != place:
             return False
         del self._asking[connection]
@@ -298,7 +303,7 @@ class Turns:
 
 
 class _Metered:
-    """An awaitable that charges each step of another one's."""
+    """An awaitable that charges each step of another awaitable."""
 
     def __init__(self, turns: Turns, connection: Waiting, steps: Generator[Any, Any, None]) -> None:
         self._turns, self._connection, self._steps = turns, connection, steps

@@ -30,13 +30,13 @@ MAX_NAMED: Final = 16  # in one line or header
 MAX_NAME_CHARS: Final = 64
 _PLAIN: Final = re.compile(r"[\w.\[\]-]+", re.ASCII)
 
-Owner = type[BaseModel] | str  # whose field it is: a model, or its place in the body
+Owner = type[BaseModel] | str  # the model that has the field, or its place in the body
 
 
 class _Dropped(typing.NamedTuple):
     owner: Owner
     name: str
-    is_known: bool  # its value could not be read, and has no effect
+    is_known: bool  # True: a field without effect whose value could not be read
 
 
 # The fields that a body has lost so far: the context in which pydantic validates it.
@@ -57,7 +57,7 @@ def drop_unknown(
     return True
 
 
-HOSTED_TOOL: Final = "tools[].type="  # what the name of a dropped tool begins with
+HOSTED_TOOL: Final = "tools[].type="  # the beginning of a dropped tool's name
 
 
 class UnknownFields:
@@ -71,7 +71,7 @@ class UnknownFields:
 
     @contextmanager
     def dropped_from(self, model: type[BaseModel], scope: Scope) -> Iterator[Dropped | None]:
-        """While a body is parsed as `model`, in the context that it yields."""
+        """Collects the fields that are dropped while a body is parsed as `model`, in the context that it yields."""
         if self._policy == "error":
             yield None
             return
@@ -84,7 +84,7 @@ class UnknownFields:
         route = getattr(scope.get("route"), "path", "other")
         self._count(route, len(fields))
         names = [field.name for field in fields]
-        # An answer without a tool that was asked for is another answer: it is said whatever the policy.
+        # An answer without a requested tool is a different answer: it is reported whatever the policy.
         told = names if self._policy == "warn" else [name for name in names if name.startswith(HOSTED_TOOL)]
         if told:
             state_of(scope).notes[IGNORED_FIELDS] = ", ".join(told[:MAX_NAMED])
@@ -101,7 +101,7 @@ class UnknownFields:
 
 class _Field(typing.NamedTuple):
     name: str  # with its place in the body; printable
-    told: str  # what the log calls it
+    told: str  # the name in the log
 
     @classmethod
     def of(cls, model: type[BaseModel], dropped: _Dropped) -> _Field:

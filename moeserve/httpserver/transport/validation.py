@@ -1,4 +1,4 @@
-"""From what pydantic found wrong with a body to the 400 that the client gets."""
+"""Turns pydantic's errors in a body into the 400 that the client gets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moeserve.httpserver.transport.errors import ApiError, shown
 from moeserve.httpserver.transport.request_model import RequestModel
 from moeserve.messages.refusal import Refusal
 
-MAX_EXPLAINED: Final = 6  # fields beside the first; of more, the names
+MAX_EXPLAINED: Final = 6  # fields explained beside the first; of the others, only the names are given
 MAX_PARAM_CHARS: Final = 200
 _UNSUPPORTED: Final = {"unsupported_parameter": Refusal.UNSUPPORTED}  # by an error's code; else it is invalid
 
@@ -24,7 +24,7 @@ def from_validation(model: type[RequestModel], errors: list[ErrorDetails]) -> Ap
     """Returns a 400 that explains the first error in full, and then what is wrong with every other field."""
     explained: dict[
         str, tuple[str, str]
-    ] = {}  # param to code and message; a union has several errors for one
+    ] = {}  # by param: (code, message); a union has several errors for one field
     for error in errors:
         explained.setdefault(_param_of(model, error), _explain(model, error))
     (param, (code, message)), *others = (
@@ -40,14 +40,14 @@ def from_validation(model: type[RequestModel], errors: list[ErrorDetails]) -> Ap
 
 
 def _is_within(param: str, params: Collection[str]) -> bool:
-    """Whether one of `params` is the field that holds `param`, which is then a member of a union that did not fit."""
+    """Whether `param` is a member of a field in `params`: a union that did not fit."""
     outer, dot, _ = param.rpartition(".")
     return bool(dot) and (outer in params or _is_within(outer, params))
 
 
 def _param_of(model: type[RequestModel], error: ErrorDetails) -> str:
     names = [str(part) for part in error["loc"] if part != "[key]"]
-    # From a "[" on, types and not fields.
+    # The parts from a "[" on are types, not fields.
     fields = itertools.takewhile(lambda name: "[" not in name, names[1:])
     param = ".".join([*names[:1], *fields])
     if not param and error["type"] in model.model_fields:

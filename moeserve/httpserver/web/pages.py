@@ -48,9 +48,8 @@ _SWAGGER_POLICY: Final = {
     for name, value in _POLICY.items()
     if name not in ("require-trusted-types-for", "trusted-types")
 } | {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:"}
-# The chat starts one worker, for PDF files. Text may not become a script's address there either: a policy of this name,
-# of which there can be one, gives that worker's.
-# Pictures that go with a question are data: URLs.
+# The chat starts one worker, for PDF files. Text may not become a script's address there either, except by the policy
+# of this name, of which there can be one: it gives that worker's. Pictures that go with a question are data: URLs.
 _CHAT_POLICY: Final = _POLICY | {
     "worker-src": "'self'",
     "trusted-types": "pdf-worker",

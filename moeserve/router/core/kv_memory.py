@@ -89,7 +89,7 @@ class KvMemory(SequenceMemory):
                 totals,
                 self._spans,
             )
-        self._writes = PageOrders()  # of the step that is being planned
+        self._writes = PageOrders()  # orders of the step that is being planned
         self._publisher = Publisher(
             self._tree, self._pool, self._windows, exchanges=self._is_recurrent or has_windows
         )
@@ -194,8 +194,8 @@ class KvMemory(SequenceMemory):
         self._stop_beams(request)
         num_planned = request.num_planned
         begin, end = request.num_shared, min(num_planned, len(request.tokens))
-        # Its last row may have consumed a token whose value never became known: such a state is of no use. Nor is one
-        # that a row in flight moves on by drafts, which none does behind a stop token.
+        # A state is not kept if its last row may have consumed a token whose value never became known, or if a row in
+        # flight may advance it by drafts. (Behind a stop token there are no drafts.)
         is_still = request.pending_drafts == 0 or request.has_stopped
         last: Node | None = None
         if request.node is None:
@@ -239,7 +239,7 @@ class KvMemory(SequenceMemory):
         return len(forks)
 
     def _leave_state(self, request: HeldSequence, node: Node | None, kind: SnapshotKind) -> None:
-        """Makes the state of a request that leaves the snapshot at `node`; frees it for None."""
+        """Makes the state of a request that leaves the snapshot at `node`; frees it if `node` is None."""
         self._taker.left(request)
         if node is None:
             self._states.free(request)
@@ -258,7 +258,7 @@ class KvMemory(SequenceMemory):
         return self._states.take_copies()
 
     def _reclaim(self) -> None:
-        """Takes back what the snapshots held whose KV the tree has given up."""
+        """Takes back what snapshots held whose KV the tree has given up."""
         if self._windows is None:
             self._states.reclaim()
         else:
@@ -375,7 +375,7 @@ class KvMemory(SequenceMemory):
 
 
 def _packed(slots: array[int], windows: array[int] | None) -> Iterable[tuple[bytes, bytes]]:
-    """Each row's slot, and its slot in the windowed layers' pool."""
+    """Each row's slot and, in models with a windowed pool, its window slot; as bytes."""
     in_window: Iterable[bytes] = repeat(b"") if windows is None else map(_pack_slot, windows)
     return zip((packed for (packed,) in iter_unpack("4s", slots.tobytes())), in_window, strict=False)
 

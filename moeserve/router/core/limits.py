@@ -12,14 +12,15 @@ from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, Snapsho
 from moeserve.router.core.request import INT32_BYTES
 
 DEFAULT_PREFILL_SHARE = 0.4
-# Where prompts bring experts in RAM to a GPU: an answer keeps half of its speed, and a prompt takes twice its time.
+# Prefill share for prompts that stream experts in RAM to a GPU: an answer keeps half of its speed, and a prompt takes
+# twice its time.
 STREAMED_PREFILL_SHARE = 0.5
 PROMPTS_FIRST = 1.0  # the share with which every step takes as many prompt tokens as it has room for
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the configuration and the worker allow: numbers of tokens, slots or requests."""
+    """The limits that the configuration and the worker set: numbers of tokens, slots or requests."""
 
     num_kv_slots: int
     max_num_seqs: int
@@ -28,9 +29,9 @@ class Limits:
     max_num_queued_reqs: int
     max_num_queued_tokens: int = 1 << 20
     max_itl_ms: float | None = None  # limit on inter-token latency; None: none (`pace.py`).
-    # Of the time, for prompts while other requests decode (`pace.py`).
+    # The share of the time that prompts get while other requests decode (`pace.py`).
     prefill_share: float = DEFAULT_PREFILL_SHARE
-    streams_prompts: bool = False  # chunks of prompts bring experts from RAM to a GPU (`pace.py`).
+    streams_prompts: bool = False  # chunks of prompts stream experts from RAM to a GPU (`pace.py`)
     reuse_prefixes: bool = True
     isolate_tenants: bool = False  # API keys do not share cached prefixes
     num_experts: int = 0  # of a layer; 0: a dense model

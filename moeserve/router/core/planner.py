@@ -81,12 +81,6 @@ class Planner:
         """Learns what the step took on the worker, and what its drafts brought."""
         # A step that compiled kernels says nothing about the cost of the next one.
         ms = 0.0 if result.kernels_compiled else result.compute_ms - result.draft_ms
-        if self._limits.max_drafts and not scheduled.prompt_tokens and ms > 0.0:
-            self._drafts.observe_step(
-                self._cost.predict(scheduled.shape),
-                ms + result.idle_ms,
-                has_drafts=scheduled.draft_tokens > 0,
-            )
         if scheduled.draft_tokens:
             self._observe_drafts(scheduled, result.sampled)
             self._drafts.observe_time(scheduled.draft_tokens, result.draft_ms)
@@ -98,9 +92,7 @@ class Planner:
         rows = zip(scheduled.owners, scheduled.rows, sampled[: scheduled.num_draft_rows], strict=False)
         for request, row, entry in rows:
             if row.count > 1:
-                accepted = entry.accepted
-                outcome = (0, 0) if accepted is None else (accepted.drafted, len(accepted.token_ids))
-                self._drafts.observe(request.draft_record, row.count - 1, *outcome)
+                self._drafts.observe(request.draft_record, row.count - 1, *_outcome(entry))
 
     def _plan_rows(self, step: int, now: float) -> ScheduledStep:
         scheduled = ScheduledStep(step)
@@ -234,3 +226,12 @@ class Planner:
         span = scheduled.prompt_span
         fits = self._cost.largest_chunk(planned, len(request.slots), fits, budget_ms, span=span)
         return fits if fits or scheduled.prompt_tokens else min(most, LEAST_CHUNK)
+
+
+def _outcome(entry: Sampled) -> tuple[int, int]:
+    """How many of a row's drafts were looked at, or lie behind a wrong one; and how many were right."""
+    accepted = entry.accepted
+    if accepted is None:
+        return 0, 0
+    right = len(accepted.token_ids)
+    return (right if accepted.cut_short else accepted.drafted), right

@@ -122,26 +122,24 @@ class RunSampler:
         for row, (slot, position) in enumerate(
             zip(group.slot.tolist(), group.position.tolist(), strict=True)
         ):
-            drafts, stops = (
-                table[slot, position : position + len(places[row]) - 1].tolist(),
-                self._rows.stop_ids[slot],
-            )
-            kept: list[int] = []
+            drafts = table[slot, position : position + len(places[row]) - 1].tolist()
+            stops, kept, is_wrong = self._rows.stop_ids[slot], [], False
             for number, place in enumerate(places[row]):
                 token = tokens[place]
                 if token >= 0:
                     kept.append(place)
+                is_wrong = token >= 0 and number < len(drafts) and token != drafts[number]
                 if number == len(drafts) or token != drafts[number] or token in stops:
                     break
             taken[row] = len(kept)
             self._rows.length[slot] += len(kept)
-            room = table[
-                slot, position : position + len(kept)
-            ]  # the last token of a full context has no place
+            room = table[slot, position : position + len(kept)]  # a full context has no place for its last
             room[:] = found.tokens[kept[: len(room)]]
             if drafts:
+                ids = [tokens[place] for place in kept[1:]]
                 scores = [score for place in kept[1:] if (score := found.logprobs[place]) is not None]
-                accepted = Accepted(len(drafts), [tokens[place] for place in kept[1:]], scores or None)
+                is_cut = len(ids) < len(drafts) and not is_wrong
+                accepted = Accepted(len(drafts), ids, scores or None, is_cut)
                 runs[row] = replace(runs[row], accepted=accepted)
         found.note(group.slot, taken)
         return runs
@@ -153,6 +151,7 @@ class RunSampler:
         runs: list[Sampled] = []
         more: list[list[int]] = [[] for _ in group.row]
         scores: list[list[TokenLogprob]] = [[] for _ in group.row]
+        wrong: set[int] = set()  # rows of the group, a draft of which was
         active, first = deep[0], 0
         for number in range(len(deep)):
             slots = group.slot[active]
@@ -182,25 +181,32 @@ class RunSampler:
                     if logprob is not None:
                         scores[active[row]].append(logprob)
             self._constraints.accept(slots, tokens, verdicts)
-            goes_on = self._take(group, active, number, tokens, goes_on)
+            goes_on = self._take(group, active, number, tokens, goes_on, wrong)
             first += len(deep[number])
             active = active[goes_on]
-        depths = group.depth.tolist()
-        return [
-            one if depth == 1 else replace(one, accepted=Accepted(depth - 1, ids, found_scores or None))
-            for one, depth, ids, found_scores in zip(runs, depths, more, scores, strict=True)
-        ]
+        for row in np.flatnonzero(group.depth > 1).tolist():
+            drafted, ids = int(group.depth[row]) - 1, more[row]
+            is_cut = len(ids) < drafted and row not in wrong
+            runs[row] = replace(runs[row], accepted=Accepted(drafted, ids, scores[row] or None, is_cut))
+        return runs
 
     def _take(
-        self, group: _Group, active: Int32s, number: int, tokens: Int32s, is_token: np.ndarray
+        self,
+        group: _Group,
+        active: Int32s,
+        number: int,
+        tokens: Int32s,
+        is_token: np.ndarray,
+        wrong: set[int],
     ) -> np.ndarray:
         """Notes what a round has sampled for these rows. Returns which of them agree with their drafts so far, and have
-        one more."""
+        one more. Those that do not are added to `wrong`."""
         slots, positions = group.slot[active], group.position[active] + number
         has_more = is_token & (group.depth[active] > number + 1)
         agrees = has_more.copy()
         places = slots[has_more], positions[has_more]
         agrees[has_more] = self._sequences.tokens[places] == tokens[has_more]
+        wrong.update(active[has_more & ~agrees].tolist())
         self._sequences.append(slots[is_token], positions[is_token], tokens[is_token])
         self._rows.grew(slots[is_token])
         for row in np.flatnonzero(agrees).tolist():

@@ -1,4 +1,4 @@
-"""How the requests of one HTTP request are sent: few messages, of which none is too large."""
+"""How the requests of one HTTP request are sent: in few messages, each bounded in size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_BATCH_BYTES: Final = 32 << 20  # of the tokens in a message, unless one requ
 
 
 def batches_of(requests: Sequence[GenerateRequest]) -> list[list[GenerateRequest]]:
-    """What is sent in one message. All have the same grammar, if any."""
+    """Returns the requests of each message. All requests have the same grammar, if any."""
     batches: list[list[GenerateRequest]] = []
     room = 0
     for request in requests:

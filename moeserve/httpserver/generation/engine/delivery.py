@@ -14,7 +14,7 @@ Delivered = tuple[int, TextItem]  # the index of a request, and what came for it
 
 
 class Delivery:
-    """The queue between the engine and one client's socket. `record` is told what the generations come to."""
+    """The queue between the engine and one client's socket. `record` is told the results of the generations."""
 
     def __init__(self, requests: Sequence[GenerateRequest], record: RequestRecord) -> None:
         self.record = record

@@ -64,9 +64,10 @@ class EngineClient:
     inbox: AsyncPullChannel[ToHttp]
     metrics: Metrics
     tracer: Tracer | None = None
-    continue_requests: bool = True  # where a process is lost; False: what has begun ends with an error
+    # False: generations that have begun end with an error when a process is lost.
+    continue_requests: bool = True
     request_timeout: float | None = None
-    first_id: int = 1  # of the requests: an httpserver before this one had those below
+    first_id: int = 1  # of the requests: earlier ids belong to the httpserver before this one
     heartbeat: Callable[[], None] = lambda: None  # called when the launcher asks for one
     state: EngineState = field(default_factory=EngineState)
     room: QueueRoom = field(default_factory=QueueRoom)  # in the router's queue
@@ -107,7 +108,7 @@ class EngineClient:
             raise ApiError(503, "the engine takes no requests at the moment", code="overloaded") from error
 
     async def _send(self, requests: Sequence[GenerateRequest]) -> None:
-        """Those of one HTTP request, which have one grammar, if any. Raises ChannelFull."""
+        """Sends the requests of one HTTP request, which share one grammar, if any. Raises ChannelFull."""
         for batch in batches_of(requests):
             still_open = [request for request in batch if request.id in self._open]
             if len(still_open) > 1:
@@ -116,7 +117,7 @@ class EngineClient:
                 await self.to_router.send(still_open[0])
 
     def abort(self, delivery: Delivery) -> None:
-        """Aborts what still runs for it, without waiting: the caller may be a cancelled task."""
+        """Aborts what still runs for the delivery, without waiting: the caller may be a cancelled task."""
         for request_id in self._open.ids_of(delivery):
             self._cut_short(request_id, "abort")
             self.metrics.finished("abort")
@@ -274,8 +275,8 @@ class EngineClient:
             await self._resume(delivery, router_knows=lost.process != "router")
 
     def _not_to_resume(self, lost: ProcessLost) -> list[int]:
-        """Which open generations end: all that have begun, where nothing is to be continued; and those that may be what
-        crashes the process, because they were open at two crashes and got no token in between."""
+        """Returns the open generations that end: all that have begun, where nothing is to be continued; and those that
+        may crash the process, because they were open at two crashes and got no token in between."""
         ending = []
         for generation in self._open:
             is_suspect = lost.by_itself and generation.crashed_at == len(generation.output)
@@ -286,7 +287,7 @@ class EngineClient:
         return ending
 
     async def _resume(self, delivery: Delivery, *, router_knows: bool) -> None:
-        """Sends what an HTTP request still awaits again, under other ids. Raises ChannelFull."""
+        """Sends again, under other ids, the rest of an HTTP request's answers. Raises ChannelFull."""
         for batch in batches_of(self._open.requests_of(delivery)):
             again: list[GenerateRequest] = []
             for old in batch:

@@ -1,4 +1,4 @@
-"""EngineState: whether the engine can be asked, and what it has said of itself."""
+"""EngineState: whether the engine takes requests, and what it has reported of itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class EngineState:
 
     @property
     def is_lost(self) -> bool:
-        """There is nothing to serve with, unless the launcher replaces what is lost."""
+        """True if the engine cannot serve, unless the launcher replaces the lost process."""
         return self.status not in ("ok", "draining")
 
     def health(self) -> Health:

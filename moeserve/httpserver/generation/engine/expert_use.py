@@ -34,7 +34,7 @@ class ExpertUseFeed:
         self._waiting = None
 
     def failed(self, error: ApiError) -> None:
-        """Fails those who wait: the engine is lost."""
+        """Fails the calls that wait: the engine is lost."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(error)
         self._waiting = None

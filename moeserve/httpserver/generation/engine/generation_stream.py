@@ -19,7 +19,7 @@ from moeserve.processes.tracing import Span, Tracer
 
 
 class Engine(Protocol):
-    """What a stream asks of `EngineClient`, which knows no streams: it puts what comes into the delivery."""
+    """What a stream asks of `EngineClient`. The client knows no streams: it puts items into the delivery."""
 
     tracer: Tracer | None
     metrics: Metrics

@@ -32,7 +32,7 @@ class RunningGeneration:
     cached_tokens: int | None = None
     first_token_at: float | None = None  # when tokens came, time.monotonic()
     last_token_at: float | None = None
-    crashed_at: int = -1  # len(output) when a process that may have crashed of it did
+    crashed_at: int = -1  # len(output) when a process was lost that this generation may have crashed
 
     @property
     def has_begun(self) -> bool:
@@ -57,11 +57,11 @@ class OpenGenerations:
     """The running generations by their requests' ids. Only `EngineClient` writes it."""
 
     def __init__(self, room: QueueRoom) -> None:
-        """`room` is told what joins and what leaves."""
+        """`room` is told of generations that join and leave."""
         self._room = room
         self._running: dict[int, RunningGeneration] = {}
-        self._ids: dict[Delivery, set[int]] = {}  # those that will get a final message; none is empty
-        # Of the open generations' grammars, in each of which the worker keeps a place.
+        self._ids: dict[Delivery, set[int]] = {}  # requests that will get a final message; no set is empty
+        # Bytes of the open generations' grammars, each of which takes a place in the worker's cache.
         self._constraint_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -80,7 +80,7 @@ class OpenGenerations:
 
     @property
     def deliveries(self) -> list[Delivery]:
-        """Those that still wait for something."""
+        """The deliveries that still wait for an item."""
         return list(self._ids)
 
     def ids_of(self, delivery: Delivery) -> list[int]:
@@ -114,8 +114,8 @@ class OpenGenerations:
         return generation
 
     def resumed(self, request_id: int, new_id: int) -> GenerateRequest | None:
-        """Returns the request for the rest of a generation; None if it is not open any more. Its id is new, so that
-        nothing of the old one's can be taken for it."""
+        """Returns the request for the rest of a generation; None if it is no longer open. Its id is new, so that late
+        messages for the old id cannot be taken for it."""
         generation = self._remove(request_id)
         if generation is None:
             return None

@@ -12,14 +12,14 @@ Numbered = tuple[int, TextItem]  # the index of a choice, and what came for it
 
 @dataclass(slots=True)
 class _Prompt:
-    others: list[int] = field(default_factory=list)  # its choices but the first, which is scored
+    others: list[int] = field(default_factory=list)  # indices of its other choices; the first is scored
     left: int = 0  # positions whose log-probabilities are to come
-    held: list[Numbered] = field(default_factory=list)  # what has come for the others before those
+    held: list[Numbered] = field(default_factory=list)  # items of the other choices that wait for them
 
 
 class PromptScores:
-    """The engine scores a prompt for its first choice (`RequestBuilder`). The others get what that one gets, the same
-    objects, and before anything else."""
+    """The engine scores a prompt for its first choice (`RequestBuilder`). The other choices get the same objects,
+    before anything else."""
 
     def __init__(self, requests: Sequence[GenerateRequest]) -> None:
         """All choices, prompt by prompt."""
@@ -34,7 +34,7 @@ class PromptScores:
                 self._of_others[index] = prompt
 
     def given_out(self, index: int, item: TextItem) -> list[Numbered]:
-        """What to pass on now that an item has come."""
+        """Returns the items to pass on now that an item has come."""
         prompt = self._of_others.get(index)
         if prompt is not None:
             if prompt.left:

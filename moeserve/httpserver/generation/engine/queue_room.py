@@ -1,9 +1,8 @@
-"""Whether the router's queue has room for a request, as far as this process can tell: a refusal before the work.
+"""Whether the router's queue has room for a request, as far as this process can tell.
 
-The router decides (`router/core/policy/back_pressure.py`). But a request with 128 choices that it refuses has been
-tokenised, built, sent and answered 128 times; one key that asks on and on would so take the event loop from the others.
-What is open here and not running there is waiting there, so most of its refusals can be told in advance.
-"""
+The router decides (`router/core/policy/back_pressure.py`), but after the work: a request with 128 choices has been
+tokenised, built, sent and answered 128 times when it is refused. A key that keeps asking would take the event loop from
+the others. What is open here and not running there waits there, so most refusals can be made before the work."""
 
 from __future__ import annotations
 
@@ -43,8 +42,8 @@ class QueueRoom:
         self._retry_after = retry_after
 
     def check(self, key_name: str, wanted: int, running: int) -> None:
-        """Raises ApiError 503 where the queue has no room for `wanted` more generations of a key. `running`: at most so
-        many of all keys do not wait."""
+        """Raises ApiError 503 if the queue has no room for `wanted` more generations of a key. `running`: the most
+        generations, of all keys together, that run and so do not wait."""
         waiting = self._open.total() - running
         of_key = self._open[key_name] - running
         if waiting + wanted > self._most:

@@ -17,8 +17,8 @@ TIMEOUT_S: Final = 600.0  # a large adapter on a slow disk; what is under way th
 
 
 class ServedAdapters:
-    """What the router has said. `EngineClient` calls `told`, `received` and `failed`, the routes call the rest; all on
-    one event loop."""
+    """The adapters that the router has reported. `EngineClient` calls `told`, `received` and `failed`, the routes call
+    the rest; all on one event loop."""
 
     def __init__(self, to_router: AsyncPushChannel, next_ticket: Callable[[], int]) -> None:
         self._to_router = to_router
@@ -35,16 +35,16 @@ class ServedAdapters:
             waiting.set_result(answer)
 
     def failed(self, cause: str) -> None:
-        """The router is lost, and with it what it was asked."""
+        """Fails the orders that wait: the router is lost, and its orders with it."""
         for ticket in list(self._waiting):
             self.received(AdapterAnswer(ticket, 503, f"the engine was restarted meanwhile: {cause}"))
 
     async def load(self, name: str, path: Path, *, replaces: bool) -> str:
-        """Returns the success in words, when requests may name the adapter. Raises ApiError."""
+        """Loads an adapter. Returns a sentence that says so, once requests may name it. Raises ApiError."""
         return await self._ask(LoadAdapter(self._next_ticket(), name, os.fspath(path), replaces))
 
     async def unload(self, name: str) -> str:
-        """As `load`, when no request may name it any more."""
+        """Unloads an adapter. Returns a sentence that says so, once no request may name it. Raises ApiError."""
         return await self._ask(UnloadAdapter(self._next_ticket(), name))
 
     async def _ask(self, order: LoadAdapter | UnloadAdapter) -> str:
@@ -64,15 +64,15 @@ class ServedAdapters:
 
 
 def path_within(directory: str, path: str) -> Path:
-    """The file or folder `path`, which may be relative to `directory`, an absolute path without links. Raises ApiError:
-    400 for one outside, whether it is there or not; 404 for one that is missing."""
+    """Returns the file or folder `path`, relative to `directory` or absolute, as an absolute path without links. Raises
+    ApiError: 400 for a path outside `directory`, whether it exists or not; 404 for a missing one."""
     try:
         found = Path(os.path.realpath(Path(directory, path)))
     except (OSError, ValueError) as error:  # a null byte, a loop of links
         raise invalid("lora_path", "is no path") from error
     if not found.is_relative_to(directory):
         raise invalid("lora_path", "is not within the folder of --lora-dir")
-    if not os.path.exists(found):  # nor one that the system refuses, as too long a name
+    if not os.path.exists(found):  # also a path that the system refuses, such as a name that is too long
         raise ApiError(
             404, f"lora_path: there is no {path[:500]!r} in the folder of --lora-dir", param="lora_path"
         )

@@ -1,7 +1,7 @@
-"""How long the router and the detokenizer have said nothing, in time in which this process would have heard it: one
-that was itself stopped, or did not get to its inbox, blames no other. What they said in that time waits in its inbox.
+"""How long the router and the detokenizer have been silent.
 
-The launcher is watched beside them, by its heartbeat requests."""
+Only time in which this process would have heard them counts: while it was itself stopped or did not read its inbox,
+their messages waited there. The launcher is watched, too, by its heartbeat requests."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Speaker = Literal["router", "detokenizer"]
 
 class Silences:
     def __init__(self, launcher: LauncherWatch | None = None) -> None:
-        """`launcher` None: there is none, as in tests."""
+        """`launcher` None: no launcher is watched, as in tests."""
         self.launcher = LauncherWatch(None, math.inf) if launcher is None else launcher
         self._ticks: dict[
             Speaker, int
-        ] = {}  # since it last said something; one that has not yet is not there
+        ] = {}  # seconds since its last message; a process without an entry has sent none yet
 
     @property
     def longest(self) -> Speaker | None:
-        """Who has said nothing for SILENCE_S, if anybody."""
+        """The process that has been silent for SILENCE_S, or None."""
         silent = [name for name, ticks in self._ticks.items() if ticks * TICK_S >= SILENCE_S]
         return max(silent, key=lambda name: self._ticks[name], default=None)
 
@@ -36,16 +36,16 @@ class Silences:
         self._ticks[name] = 0
 
     def expect(self, name: Speaker) -> None:
-        """It is there, and should soon say something."""
+        """The process has started, and should soon send something."""
         self._ticks.setdefault(name, 0)
 
     def lost(self, name: Speaker) -> None:
-        """Another one is started, which has not said anything."""
+        """The process is lost. Its successor has not sent anything yet."""
         self._ticks.pop(name, None)
 
     async def watch(self, is_lost: Callable[[], bool]) -> None:
-        """Counts until it is cancelled. However long it was not its turn, that is one tick. `is_lost`: there is nothing
-        to serve with, unless the launcher replaces it."""
+        """Counts until it is cancelled. A delay of this task counts as one tick, however long it was. `is_lost`: the
+        engine cannot serve, unless the launcher replaces the lost process."""
         while True:
             await asyncio.sleep(TICK_S)
             for name in self._ticks:

@@ -28,13 +28,13 @@ class GrammarConstraint:
 class ChatPrompt:
     """A conversation for the chat template."""
 
-    messages: Sequence[dict[str, Any]]  # in whose texts pictures are marks
+    messages: Sequence[dict[str, Any]]  # their texts have marks in the places of pictures
     pictures: Sequence[Picture] = ()  # of all messages
     tools: ToolUse = field(default_factory=ToolUse)
     thinking: ThinkingOptions = field(default_factory=ThinkingOptions)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
-    continue_final_message: bool = False  # the answer goes on from the last message, which is the assistant's
+    continue_final_message: bool = False  # the answer continues the last message, which is the assistant's
     show_reasoning: bool = True
     separate_reasoning: bool = True  # False: it is part of the text
 
@@ -53,28 +53,29 @@ class Asked:
     caller: Caller
     prompt: ChatPrompt | PlainPrompts
     prompt_param: str = "prompt"
-    truncate_prompt_tokens: int | None = None  # how many to keep, the last ones; -1: as many as fit
+    truncate_prompt_tokens: int | None = None  # the number of last tokens to keep; -1: as many as fit
     model: str | None = None  # None: the served one
 
     n: int = 1  # choices for each prompt
-    beams: BeamParams | None = None  # they are the answers of a beam search
+    beams: BeamParams | None = None  # the choices are the answers of this beam search
     max_tokens: int | None = None  # None: `default_max_tokens`
-    default_max_tokens: int | None = (
-        None  # an upper bound only; None: the server's, or the rest of the context
-    )
+    # An upper bound only; None: the server's default, or the rest of the context.
+    default_max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"
-    ends_with_context: bool = False  # max_tokens beyond the context means its end; else it is refused
+    # True: an answer whose max_tokens exceed the context ends with it. False: the request is refused.
+    ends_with_context: bool = False
     min_tokens: int = 0
     grammar: GrammarConstraint | None = None
 
     sampler: SamplerSettings = DEFAULTS
-    # Names of sampler parameters that the request itself has set; others get the server's defaults. None: all stay.
+    # Sampler parameters that the request itself has set; the others get the server's defaults. None: all are kept as
+    # they are.
     chosen: Set[str] | None = None
     samplers: tuple[str, ...] = ()  # their order; empty: DEFAULT_ORDER
     dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     bad_words: tuple[str, ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()  # the only ones of the answer; empty: all
+    allowed_token_ids: tuple[int, ...] = ()  # the only tokens of the answer; empty: all are allowed
     seed: int | None = None  # None: one is drawn
     logprobs: int | None = None
     prompt_logprobs: int | None = None

@@ -1,4 +1,4 @@
-"""Caller: who sent one HTTP request, and where what becomes of it is noted."""
+"""Caller: who sent one HTTP request, and where its results are noted."""
 
 from __future__ import annotations
 

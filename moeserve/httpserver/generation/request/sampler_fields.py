@@ -1,4 +1,4 @@
-"""Fields of the samplers that are no numbers: their order, and DRY's breakers."""
+"""Fields of the samplers that are not numbers: their order, and DRY's breakers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from moeserve.httpserver.transport.request_model import RequestModel
 from moeserve.sampling.order import read_order
 
 MAX_SAMPLERS: Final = 32  # that a request names
-SAMPLER_LISTS: Final = frozenset({"samplers", "dry_sequence_breakers"})  # an empty one asks for nothing
+SAMPLER_LISTS: Final = frozenset(
+    {"samplers", "dry_sequence_breakers"}
+)  # fields whose empty list asks for nothing
 DRY_BREAKERS: Final = ("\n", ":", '"', "*")  # llama.cpp's
 
 

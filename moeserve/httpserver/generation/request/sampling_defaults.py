@@ -1,7 +1,5 @@
-"""Sampling defaults of a server: those that the model's maker recommends, and the operator's.
-
-Sources: Hugging Face's `generation_config.json`; GGUF's `general.sampling.*`, which llama.cpp's converter writes.
-"""
+"""Sampling defaults of a server: the model maker's recommendations, and the operator's settings. Sources: Hugging
+Face's `generation_config.json`; GGUF's `general.sampling.*`, which llama.cpp's converter writes."""
 
 from __future__ import annotations
 

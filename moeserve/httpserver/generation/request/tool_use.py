@@ -49,8 +49,8 @@ class ToolUse:
         return [tool for tool in self.tools if self.allowed is None or tool.name in self.allowed]
 
     def grammar_spec(self) -> grammar.GrammarSpec | None:
-        """Returns the grammar that guarantees valid calls: all of them if a call must come, else those of strict tools
-        and that no other than the allowed tools is called. None if no call needs a guarantee."""
+        """Returns the grammar that guarantees valid calls; None if no call needs a guarantee. If a call must come, it
+        covers all tools, else strict tools; calls of tools that are not allowed are excluded."""
         tools = [tool.for_grammar() for tool in self.callable]
         match self.choice:
             case "required":

@@ -1,1 +1,1 @@
-"""What a request comes to for the served model, and the messages to the engine that it is then frozen into."""
+"""A request resolved for the served model, and frozen into messages to the engine."""

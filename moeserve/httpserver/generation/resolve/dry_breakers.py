@@ -12,7 +12,7 @@ from moeserve.httpserver.transport.errors import invalid
 from moeserve.sampling.parameters import SamplerSettings
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
-MAX_TAIL: Final = 20  # tokens behind the one with which a breaker begins
+MAX_TAIL: Final = 20  # tokens behind the first one of a breaker
 MAX_SEQUENCES: Final = 1 << 16  # of several tokens
 
 
@@ -40,7 +40,8 @@ def closed_breakers(tokenizer: TextTokenizer, breakers: tuple[str, ...]) -> byte
 
 
 def _sequences(tokenizer: TextTokenizer, breaker: str) -> set[tuple[int, ...]]:
-    """Each token that has the breaker within it, and each that ends in a part of it, with the tokens of the rest."""
+    """Returns each token that contains the breaker, and each token that ends in its beginning with the tokens of the
+    rest."""
     whole = breaker.encode()
     begins = [(breaker[:i].encode(), tuple(tokenizer.encode(breaker[i:]))) for i in range(1, len(breaker))]
     begins = [(begin, rest) for begin, rest in begins if len(rest) <= MAX_TAIL]

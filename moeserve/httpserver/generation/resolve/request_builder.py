@@ -109,8 +109,8 @@ def _max_tokens(prompt_tokens: int, resolved: Resolved, limit: int) -> int:
 
 
 def check_sizes(resolved: Resolved) -> None:
-    """Raises ApiError 400 where a small body asks for very much: each choice of each prompt is kept by itself, with
-    its own stop strings, biases and place in the grammar."""
+    """Raises ApiError 400 if a small body asks for too much: each choice of each prompt is kept by itself, with its own
+    stop strings, biases and place in the grammar."""
     asked, prompts = resolved.asked, resolved.prompts
     total = len(prompts) * asked.n
     if (each := constraint_bytes(resolved)) * total > MAX_CONSTRAINT_BYTES:
@@ -131,7 +131,7 @@ def check_sizes(resolved: Resolved) -> None:
 
 
 def check_beams(resolved: Resolved, beams: BeamParams, num_stop_ids: int, vocab_size: int) -> None:
-    """Raises ApiError 400 where a beam search would need what the engine does not give."""
+    """Raises ApiError 400 if a beam search needs more than the engine has."""
     form = resolved.form
     if form.grammar is not None:
         message = "cannot be combined with use_beam_search, which takes no grammar: leave one of them out"
@@ -154,7 +154,7 @@ def check_beams(resolved: Resolved, beams: BeamParams, num_stop_ids: int, vocab_
 
 
 def constraint_bytes(resolved: Resolved) -> int:
-    """What a choice takes beside its prompt, about: its grammar, its stop strings, its biases."""
+    """Returns the approximate bytes of a choice beside its prompt: its grammar, its stop strings, its biases."""
     strings = (resolved.grammar, *resolved.asked.stop)
     numbers = len(resolved.logit_bias) + len(resolved.asked.stop_token_ids)
     return sum(map(len, strings)) + BYTES_PER_NUMBER * numbers

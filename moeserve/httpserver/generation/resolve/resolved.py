@@ -1,4 +1,4 @@
-"""Resolved: what a request comes to for the served model."""
+"""Resolved: a request with everything that depends on the served model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moeserve.sampling.parameters import DEFAULTS, SamplerSettings
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Everything that the requests to the engine are made of, but their ids and seeds."""
+    """All contents of the messages to the engine, except their ids and seeds."""
 
     asked: Asked
     prompts: tuple[list[int], ...] = ()  # token ids
@@ -24,15 +24,16 @@ class Resolved:
     bad_sequences: tuple[tuple[int, ...], ...] = ()
     dry_breakers: bytes = b""
     form: AnswerForm = PLAIN_TEXT
-    grammar: str = ""  # compiled, of the form's
+    grammar: str = ""  # the compiled form of the answer form's grammar
     adapter: str = ""  # GenerateRequest.adapter
-    chat: ChatTokens = NO_CHAT  # of a conversation, the only prompt
+    chat: ChatTokens = NO_CHAT  # the tokens of a conversation, which is the only prompt
 
     def sampling(
         self, *, max_tokens: int, seed: int, stop_token_ids: tuple[int, ...], scores_prompt: bool
     ) -> SamplingParams:
         """Returns the parameters of one choice; the arguments depend on its prompt and on the model. scores_prompt:
-        one choice of a prompt does, for all (`prompt_scores.py`)."""
+        True for one choice of each prompt, which computes the prompt's log-probabilities for all
+        (`prompt_scores.py`)."""
         asked = self.asked
         return SamplingParams(
             max_tokens=max_tokens,

@@ -1,4 +1,4 @@
-"""Whether there is room for a request's generations, before any other work on it."""
+"""Whether the queue has room for a request's generations, checked before any other work on it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from moeserve.httpserver.transport.errors import invalid
 
 
 def check_room(asked: Asked, most: int, room: QueueRoom, running: int) -> None:
-    """Raises ApiError 400 where the request asks for more than the `most` generations that there can be, and 503 where
-    the queue has no room for them now. `running` generations at most do not wait there."""
+    """Raises ApiError 400 if the request asks for more than `most` generations, and 503 if the queue has no room for
+    them now. `running`: the most generations that run and so do not wait."""
     if (total := asked.num_prompts * asked.n) > most:
         message = f"{asked.num_prompts} prompts with {asked.n} choices each are {total}; at most {most} fit"
         raise invalid("n", message)

@@ -1,4 +1,4 @@
-"""The sampling parameters of a request, with the server's own where it has chosen none."""
+"""The sampling parameters of a request, with the server's defaults where it sets none."""
 
 from __future__ import annotations
 

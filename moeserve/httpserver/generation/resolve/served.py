@@ -11,5 +11,5 @@ from moeserve.httpserver.generation.chat.model_text import ModelText
 class Served:
     text: ModelText
     limit: int  # tokens of the longest prompt plus answer
-    vocab_size: int  # of the tokens that both the engine and the tokenizer have
+    vocab_size: int  # tokens that both the engine and the tokenizer have
     max_num_seqs: int  # generations that run at once

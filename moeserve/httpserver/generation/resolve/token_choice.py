@@ -19,9 +19,9 @@ EXCLUDED: Final = -1e4  # a logit bias that no logit outweighs
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    logit_bias: Mapping[int, float]  # the client's own, and that of words of one token
-    bad_sequences: tuple[tuple[int, ...], ...]  # those of several
-    grammar: GrammarConstraint | None  # the client's own, or that of `allowed_token_ids`
+    logit_bias: Mapping[int, float]  # the client's own biases, and biases of words that are one token
+    bad_sequences: tuple[tuple[int, ...], ...]  # words of several tokens
+    grammar: GrammarConstraint | None  # the client's own grammar, or one of `allowed_token_ids`
 
 
 def token_choice(asked: Asked, text: ModelText) -> TokenChoice:

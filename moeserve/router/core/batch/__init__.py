@@ -1,1 +1,1 @@
-"""The requests that wait and those that run: queue, admission, binding, beam searches of several requests."""
+"""Waiting and running requests: queue, admission, binding, beam searches of several requests."""

@@ -61,14 +61,15 @@ class AdmissionPolicy:
         return lasting + peak_tokens(lengths) <= self._memory.num_slots
 
     def _lengths(self, request: Request, held: int, known: int) -> list[tuple[int, int]]:
-        """(held, remaining) for each row of it; the first holds everything. Beams that share slots take fewer."""
+        """Returns (held, remaining) for each row of the request; the first row holds everything. Beams that share slots
+        take fewer."""
         if request.beams is not None:
             known = request.num_prompt + max(request.num_output - 1, 0)
         remaining = self._remaining(request, known)
         return [(held, remaining), *[(0, remaining)] * (request.width - 1)]
 
     def _remaining(self, request: Request, known: int) -> int:
-        """KV slots that it is predicted to take beyond `known`, in each row."""
+        """Returns the KV slots that each row of the request is predicted to take beyond `known`."""
         if request.num_output >= request.predicted_output:
             self._predict(request)
         end = request.num_prompt + request.predicted_output - 1

@@ -20,14 +20,14 @@ class BeamSearches:
         self._memory = memory
         self._totals = totals
         self._gathering: dict[int, dict[int, GenerateRequest]] = {}  # by key, by choice
-        self._searches: dict[int, int] = {}  # by id of a search's other choices: the id of its Request
+        self._searches: dict[int, int] = {}  # by the id of another choice: the id of its search's Request
 
     def request_id(self, choice_id: int) -> int:
         """The id of the Request that a client's request is part of, if it is open."""
         return self._searches.get(choice_id, choice_id)
 
     def gather(self, message: GenerateRequest) -> list[GenerateRequest]:
-        """The requests of the search if this is the last one of them; else none."""
+        """Returns all requests of the search if this one is the last of them; else an empty list."""
         assert message.beams is not None
         choices = self._gathering.setdefault(message.beams.key, {})
         choices[message.beams.choice] = message
@@ -46,7 +46,7 @@ class BeamSearches:
             del self._searches[choice_id]
 
     def forget(self, choice_id: int) -> None:
-        """A client has gone. Nothing happens unless its search still awaits other requests, which will not come."""
+        """A client has disconnected. If its search still awaits requests, it is forgotten; else nothing happens."""
         for key, choices in self._gathering.items():
             left = {choice: message for choice, message in choices.items() if message.id != choice_id}
             if len(left) < len(choices):
@@ -56,14 +56,14 @@ class BeamSearches:
                 return
 
     def take_gathering(self) -> list[int]:
-        """The ids of all requests whose searches have not begun, which now never will."""
+        """Returns the ids of all requests whose searches have not begun, and forgets them."""
         ids = [message.id for choices in self._gathering.values() for message in choices.values()]
         self._gathering.clear()
         return ids
 
     def advance(self, request: Request, sampled: Sequence[Sampled], now: float) -> list[TokensItem]:
-        """Takes the results of a search's rows, all of which have a token. Returns the final message of each of its
-        requests if it is over; the caller releases it then."""
+        """Takes the results of a search's rows, each of which has a token. Returns the final message of each of its
+        requests if the search is over; the caller then releases it."""
         tops = [entry.logprob for entry in sampled if entry.logprob is not None]
         totals = self._totals
         totals.beam_forks += self._memory.advance_beams(request, tops)

@@ -1,13 +1,12 @@
-"""The running batch: the requests that are bound to a request slot, and how one is bound, preempted and released.
-`preemption.py` chooses who is preempted.
+"""The running batch: the requests that are bound to a request slot, and how a request is bound, preempted and released.
+`preemption.py` chooses which request is preempted.
 
 **Beam searches.** A search is one request with a request slot for each beam. It is bound, preempted and released as
-one. When it is preempted or its worker is lost, it begins again behind its prompt: no client has got anything of it
+one. After a preemption or the loss of its worker it begins again behind its prompt: no client has got any of its tokens
 yet, and it finds the same beams.
 
 **Postponement.** A grammar may take a second to compile, and a step does not wait for it. The request then leaves the
-batch, its prompt's KV stays cached, and it is tried again after a few steps, each time after twice as many.
-"""
+batch, its prompt's KV stays cached, and it is tried again after a few steps, each time after twice as many."""
 
 from __future__ import annotations
 
@@ -45,8 +44,10 @@ class RunningBatch:
         self.last_planned = self.last_finished = 0  # steps; written by Scheduler
         self._totals = totals
         self._free_req_slots = list(range(limits.max_running - 1, -1, -1))
-        self._refused: Request | None = None  # what `may_bind` refused for memory; None after any release
-        self._left_spans: deque[tuple[int, str]] = deque()  # the last plan that may name a handle
+        # The request that `may_bind` refused for memory; None after any release.
+        self._refused: Request | None = None
+        # The number of the last plan that may name a handle, and the handle.
+        self._left_spans: deque[tuple[int, str]] = deque()
 
     # ---------------------------------------------------------------- joining
 
@@ -73,7 +74,7 @@ class RunningBatch:
         return True
 
     def end_loads(self, sequences: Iterable[HeldSequence]) -> None:
-        """Returns requests to the queue whose loads have ended."""
+        """Returns requests to the queue when their loads have ended."""
         for sequence in sequences:
             request = self.loading.pop(sequence.id)
             self.admission.left(request)
@@ -83,7 +84,7 @@ class RunningBatch:
 
     @property
     def num_free_req_slots(self) -> int:
-        """Those that neither a running request has nor one that is being loaded will need."""
+        """Request slots that neither running nor loading requests will need."""
         return len(self._free_req_slots) - sum(request.width for request in self.loading.values())
 
     def may_bind(self, request: Request) -> bool:
@@ -98,9 +99,10 @@ class RunningBatch:
         return True
 
     def must_wait(self, request: Request) -> bool:
-        """Whoever else is preempted, it cannot be bound yet. Either it was itself preempted so recently that one of its
-        rows may still be in flight, and the token which that row samples must be part of the NewSeq that binds the
-        request again; or it is on trial, and another that is on trial has not got its token yet."""
+        """Whether the request cannot be bound yet, whichever other requests are preempted. Either it was itself
+        preempted so recently that one of its rows may still be in flight, and the token that this row samples must be
+        part of the NewSeq that binds the request again; or it is on trial while another request on trial awaits its
+        token."""
         if request.resume_after > self.last_finished:
             return True
         return request.is_on_trial and any(other.is_on_trial for other in self.running.values())
@@ -125,7 +127,7 @@ class RunningBatch:
         self.prefilling.append(request)
 
     def planned(self, request: Request) -> None:
-        """Advances the state of a request of which rows were planned."""
+        """Advances the state of a request that got rows in the plan."""
         if request.prompt_left > 0:
             return
         if request.state is State.PREFILL:
@@ -141,12 +143,12 @@ class RunningBatch:
 
     @property
     def num_rows(self) -> int:
-        """Decode rows that the next step has at most, those of beams included."""
+        """The most decode rows that the next step can have, beams included."""
         return len(self.decoding) + sum(request.width for request in self.searching.values())
 
     @property
     def num_slots_due(self) -> int:
-        """KV slots that the next step's decode rows cannot do without, those of beams included."""
+        """KV slots that the next step's decode rows need, beams included."""
         rows = len(self.decoding)
         if self._limits.max_drafts:
             rows = sum(request.lacks_slot for request in self.decoding.values())
@@ -172,7 +174,7 @@ class RunningBatch:
         self.leave_spans(request.spans)
 
     def leave_spans(self, spans: Iterable[EmbeddingSpan]) -> None:
-        """No plan after those in flight names them."""
+        """Spans that no plan after those in flight names."""
         self._left_spans += [(self.last_planned, span.handle) for span in spans]
 
     def take_handles(self) -> list[str]:
@@ -198,12 +200,13 @@ class RunningBatch:
         self._refused = None
 
     def postpone(self, request: Request) -> None:
-        """Takes a request whose mask is late out of the batch. One that has left it already stays as it is."""
+        """Takes a request whose mask is late out of the batch. A request that has left the batch already stays as it
+        is."""
         if request.id not in self.running:
             return
         self._leave(request)
         request.state = State.POSTPONED
-        if request.num_output > request.output_postponed:  # another mask than the last time
+        if request.num_output > request.output_postponed:  # it waits for another mask than the last time
             request.output_postponed, request.num_postponed = request.num_output, 0
         request.num_postponed += 1
         request.retry_at = self.last_planned + min(2**request.num_postponed, MOST_STEPS_POSTPONED)
@@ -237,7 +240,7 @@ class RunningBatch:
         self._refused = None
 
     def _begin_again(self, request: Request) -> None:
-        """A search that is unbound before its end."""
+        """Resets a search that is unbound before its end."""
         if request.beams is not None:
             self._totals.beam_restarts += request.num_output > 0
             request.num_output = 0

@@ -63,8 +63,8 @@ class WaitingQueue:
     """The waiting requests of all tenants."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, TenantQueue] = {}  # of the tenants with waiting requests
-        self.num_tokens = 0  # to compute before the next token of each, in all
+        self._queues: dict[str, TenantQueue] = {}  # tenants that have waiting requests
+        self.num_tokens = 0  # to compute before the next tokens of all requests
         self._len = 0
 
     def __len__(self) -> int:

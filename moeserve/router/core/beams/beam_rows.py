@@ -40,7 +40,7 @@ class PathNode:
 
 
 class BeamRow:
-    """A beam's row in the next step or in the one under way."""
+    """A beam's row in the next step or in the current one."""
 
     __slots__ = ("path", "req_slot", "source", "token_id")
 
@@ -52,7 +52,7 @@ class BeamRow:
 
 
 class BeamRows:
-    """The search of a request while the request has it run. RunningBatch binds and KvMemory frees it."""
+    """A running beam search. RunningBatch binds it and KvMemory frees it."""
 
     def __init__(self, params: BeamParams, sampling: SamplingParams, num_prompt: int) -> None:
         self.width = params.width
@@ -61,13 +61,14 @@ class BeamRows:
             int, ...
         ] = ()  # the clients' requests, best answer first; written by BeamSearches
         self.req_slots: list[int] = []  # the request's own first; written by RunningBatch
-        # Of all req_slots but the first; -1: none. Written by KvMemory.
+        # State slots of all req_slots but the first; -1: none. Written by KvMemory.
         self.more_state_slots = [-1] * (params.width - 1)
         self.num_slots = 0  # KV slots of all paths
-        self.is_due = False  # the rows are to be planned; False: the prompt is, or a result is awaited
+        # True: the beams' rows are to be planned. False: the prompt is, or a result is awaited.
+        self.is_due = False
         self.rows: list[BeamRow] = []
         self._num_prompt = num_prompt
-        self._in_window: deque[list[PathNode]] = deque()  # those planned together, of the last positions
+        self._in_window: deque[list[PathNode]] = deque()  # nodes planned together, of the last positions
         self._freed_windows = array("i")
 
     @property
@@ -103,8 +104,8 @@ class BeamRows:
         return self._leave(before), forks
 
     def plan(self, slots: array[int], window_slots: array[int] | None = None) -> list[Fork]:
-        """Gives each row its KV slot, and its slot in the windowed layers' pool, where they have one. Returns what the
-        worker is to do before."""
+        """Gives each row its KV slot, and its slot in the windowed layers' pool if there is one. Returns the forks that
+        the worker makes before the rows."""
         self.is_due = False
         self.num_slots += len(slots)
         of_window = [-1] * len(slots) if window_slots is None else window_slots
@@ -125,8 +126,8 @@ class BeamRows:
         return self._leave(rows)
 
     def drop_windows(self, count: int) -> list[int]:
-        """The window slots of all planned positions but the last `count`, which no later row reads; for the caller to
-        free."""
+        """Returns the window slots of all planned positions but the last `count`, which no later row reads. The caller
+        frees them."""
         dropped = []
         while len(self._in_window) > count:
             nodes = [node for node in self._in_window.popleft() if node.window_slot >= 0]
@@ -136,7 +137,7 @@ class BeamRows:
         return dropped
 
     def take_freed_windows(self) -> array[int]:
-        """The window slots of what `advance` and `stop` have freed, for the caller to free."""
+        """Returns the window slots that `advance` and `stop` have freed. The caller frees them."""
         freed, self._freed_windows = self._freed_windows, array("i")
         return freed
 
@@ -161,7 +162,7 @@ class BeamRows:
         return (path.slot for path in self._paths())
 
     def held_windows(self) -> list[int]:
-        """Their window slots."""
+        """The window slots of all paths, each once."""
         return [path.window_slot for path in self._paths() if path.window_slot >= 0]
 
     def _paths(self) -> Iterator[PathNode]:

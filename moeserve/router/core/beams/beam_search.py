@@ -81,8 +81,8 @@ def candidates(
     excluded: Set[int],
     penalties: Mapping[int, float],
 ) -> list[Candidate]:
-    """The continuations of beams, best first, of equal ones that of the first beam. tops: of each row; rows: of each
-    beam; penalties: by token, taken from its score."""
+    """Returns the continuations of beams, best first; of equal ones, that of the first beam. tops: by row; rows: each
+    beam's row; penalties: by token, subtracted from a beam's score."""
     found = []
     for beam, row in zip(beams, rows, strict=True):
         top = tops[row]
@@ -129,13 +129,13 @@ class BeamSearch:
         self.restart()
 
     def restart(self) -> None:
-        """As if no step had been taken."""
+        """Resets the search to its state before the first step."""
         self.length = 0  # tokens of each beam
         self._groups = [BeamGroup(self.params.width // self.params.groups) for _ in range(self.params.groups)]
 
     def advance(self, tops: Sequence[TokenLogprob]) -> list[Continuation]:
-        """Takes the top tokens of each row: the prompt's last, or of each continuation that the step before gave, in
-        order. Returns the beams of the next step; none: the search is over."""
+        """Takes the top tokens of each row: of the prompt's last row, or of each continuation of the step before, in
+        order. Returns the beams of the next step; an empty list if the search is over."""
         self.length += 1
         taken = Counter[int]()
         continued: list[Continuation] = []

@@ -23,7 +23,7 @@ HASH_BYTES = 8  # uint64, as wide as vLLM's
 
 @dataclass(slots=True)
 class _Run:
-    """What the log knows of a node."""
+    """A node as the log knows it."""
 
     start: int  # tokens of the path before the node
     hashes: list[int] = field(default_factory=list)  # of its blocks, in order
@@ -101,8 +101,8 @@ class BlockLog:
 
     @staticmethod
     def _tokens(node: Node, begin: int, end: int) -> bytes:
-        """Tokens of the path, by their distance from the beginning of `node`. `begin` may be negative: in nodes
-        above."""
+        """Returns tokens of the path, by their distance from the beginning of `node`. A negative `begin` is in the
+        nodes above."""
         parts: list[bytes | bytearray] = [node.tokens[max(begin, 0) * TOKEN_BYTES : end * TOKEN_BYTES]]
         above = node.parent
         while begin < 0:
@@ -113,7 +113,7 @@ class BlockLog:
         return b"".join(reversed(parts))
 
     def _store(self, namespace: Namespace, parent: int | None, tokens: bytes, hashes: list[int]) -> None:
-        """Appends to `hashes` those of the blocks of `tokens`, and logs them."""
+        """Appends the hashes of the blocks of `tokens` to `hashes`, and logs the blocks."""
         stride = self._size * TOKEN_BYTES
         of_namespace = _extra_keys(namespace) if parent is None else ()
         last = parent
@@ -140,16 +140,17 @@ class BlockLog:
 
 
 def block_hash(namespace: Namespace, parent: int | None, tokens: bytes) -> int:
-    """The identity of a block among all servers: of its int32 tokens (`EmbeddingNumbers.content`), of those before them
-    through `parent`, and of the namespace, so that equal prompts that may not share their KV have different blocks."""
+    """Returns the identity of a block among all servers. It covers its int32 tokens (`EmbeddingNumbers.content`), the
+    tokens before them through `parent`, and the namespace, so that equal prompts that may not share their KV have
+    different blocks."""
     seed = repr(namespace).encode() if parent is None else parent.to_bytes(HASH_BYTES, "little")
     digest = blake2b(tokens, digest_size=HASH_BYTES, key=blake2b(seed, digest_size=32).digest())
     return int.from_bytes(digest.digest(), "little")
 
 
 def _extra_keys(namespace: Namespace) -> tuple[str, ...]:
-    """What vLLM calls the extra keys of a prompt's first block: the adapter, the name of the API key and the salt,
-    those that there are. None of them for the shared cache of the model itself."""
+    """Returns the keys that vLLM calls extra, of a prompt's first block: the adapter, the API key's name and the salt,
+    each if it is set. The shared cache of the model itself has none."""
     tenant, salt, *adapter = namespace
     return (
         *(f"lora:{key}" for key in adapter),

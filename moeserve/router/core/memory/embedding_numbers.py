@@ -1,10 +1,9 @@
-"""What spans of embeddings are called where tokens are expected.
+"""Numbers that stand for spans of embeddings where tokens are expected.
 
 All positions of a span have one negative number in place of a token. It stands for the span's content: the same content
-has the same number while anything knows it, and no number is ever given to another content. So the prefix tree tells
-spans apart exactly, by comparing integers: a path enters a span at its first position and nowhere else. What outlives
-this process or leaves it (pages in tiers, KV events) is keyed by the content itself.
-"""
+has the same number while anything refers to it, and no number is ever given to another content. So the prefix tree
+tells spans apart exactly, by comparing integers: a path enters a span at its first position and nowhere else. Pages in
+tiers and KV events, which outlive this process or leave it, are keyed by the content itself."""
 
 from __future__ import annotations
 
@@ -14,16 +13,16 @@ from dataclasses import dataclass
 
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 
-FIRST_NUMBER = -2  # -1 says "none" in places that have tokens
-LAST_NUMBER = -(1 << 31)  # of int32: a hundred new spans a second last for eight months
-MOST_IDLE = 1 << 14  # spans that no request has, before those are forgotten that nothing else knows
+FIRST_NUMBER = -2  # -1 means "none" in places that have tokens
+LAST_NUMBER = -(1 << 31)  # the least int32: a hundred new spans a second last for eight months
+MOST_IDLE = 1 << 14  # spans without a request, before those that no cache refers to are forgotten
 
 
 @dataclass(slots=True)
 class _Entry:
     key: bytes  # EmbeddingSpan.key
     number: int
-    placeholder: int  # the id that the first prompt with it has there
+    placeholder: int  # the placeholder's id in the first prompt that has the span
     holders: int = 0  # open requests that have it
 
 
@@ -48,13 +47,13 @@ class EmbeddingNumbers:
             tokens[span.start : span.end] = array("i", [entry.number]) * span.count
 
     def leave(self, tokens: array[int], spans: Sequence[EmbeddingSpan]) -> None:
-        """The request with these tokens has ended. What is cached of it stays known."""
+        """The request with these tokens has ended. The numbers of its cached spans stay known."""
         for span in spans:
             self._by_number[tokens[span.start]].holders -= 1
 
     def content(self, tokens: bytes | bytearray) -> bytes:
-        """What stands for these tokens outside this process: themselves, with -1 at all positions of spans, and then
-        the spans' keys. It is unambiguous behind what is before it, because a key implies its span's length."""
+        """Returns what stands for these tokens outside this process: the tokens, with -1 at all positions of spans, and
+        then the spans' keys. It is unambiguous behind what is before it, because a key implies its span's length."""
         keys = self.keys_in(tokens)
         if not keys:
             return bytes(tokens)
@@ -86,7 +85,7 @@ class EmbeddingNumbers:
         return entry
 
     def _forget(self) -> None:
-        """Drops what neither a request nor a cache knows. O(cached tokens)."""
+        """Drops the numbers of spans that neither a request nor a cache refers to. O(cached tokens)."""
         known = {number for tokens in self._cached() for number in _numbers(tokens)}
         for entry in list(self._by_number.values()):
             if not entry.holders and entry.number not in known:

@@ -57,8 +57,8 @@ class HeldSequence(ABC):
         self.num_prompt = num_prompt
         self.tenant = tenant
         self.cache_salt = salt
-        self.adapter = adapter  # whose KV and state are the adapter's own
-        # A beam search: its output is there, its `tokens` and `slots` are the prompt's alone.
+        self.adapter = adapter  # the adapter that its KV and state are computed with
+        # A beam search's output; its `tokens` and `slots` are the prompt's alone. None for other requests.
         self.beams: BeamRows | None = None
         self.spans: list[
             EmbeddingSpan
@@ -85,8 +85,9 @@ class HeldSequence(ABC):
         # ascending.
         self.snapshot_points: list[SnapshotPoint] = []
 
-        # Written by PageTiers, and `tiers_were_asked` by RunningBatch, too.
-        self.tiers_were_asked: bool = False  # whether pages in RAM or on disk continue it, since it waits
+        # Written by PageTiers; `tiers_were_asked` by RunningBatch, too.
+        # Whether the tiers were asked for pages that continue it, since it waits.
+        self.tiers_were_asked: bool = False
         self.tier_tokens: dict[Tier, int] = {}  # loaded for it
 
         # Written by StateMemory. The slot's state is that after positions 0 .. num_planned-1, once the plans sent so
@@ -108,16 +109,16 @@ class HeldSequence(ABC):
     @property
     @abstractmethod
     def has_stopped(self) -> bool:
-        """Its last token is one that ends it: the worker drafts nothing behind it."""
+        """Its last token ends it, so the worker drafts nothing behind it."""
 
     @property
     def num_planned(self) -> int:
-        """Positions that the plans sent so far compute for certain, where none of their drafts is accepted."""
+        """Positions that the plans sent so far compute even if none of their drafts is accepted."""
         return len(self.slots) - self.spare
 
     @property
     def width(self) -> int:
-        """Request slots that it takes, and most rows of it in a step."""
+        """Request slots that it takes, and the most rows that it has in a step."""
         return 1 if self.beams is None else self.beams.width
 
     @property
@@ -143,7 +144,7 @@ class HeldSequence(ABC):
         return self.tokens[: self.reuse_limit].tobytes()
 
     def namespace(self, *, isolate_tenants: bool) -> Namespace:
-        """What its tokens share a prefix tree with."""
+        """The namespace of the prefix tree that its tokens share."""
         tenant = self.tenant if isolate_tenants else ""
         if self.adapter:
             return (tenant, self.cache_salt, self.adapter)

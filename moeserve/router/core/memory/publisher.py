@@ -15,14 +15,15 @@ class Publisher:
     def __init__(
         self, tree: RadixCache, pool: TokenPool, windows: WindowMemory | None, *, exchanges: bool
     ) -> None:
-        """exchanges: a request may have computed what the tree has beyond a snapshot, and gives it these slots."""
+        """exchanges: a request may have computed tokens again that the tree has beyond a snapshot, and gives the tree
+        its slots of them."""
         self._tree = tree
         self._pool = pool
         self._windows = windows
         self._exchanges = exchanges
 
     def publish(self, request: HeldSequence, end: int) -> None:
-        """The slots of a request's tokens before `end`, which are known and planned."""
+        """Moves the slots of a request's tokens before `end`, which are known and planned, into the tree."""
         if self._windows is None:
             self._up_to(request, end)
         else:
@@ -45,7 +46,8 @@ class Publisher:
         windows.reclaim()
 
     def _node_at(self, request: HeldSequence, position: int) -> Node | None:
-        """The node that ends with the first `position` tokens of a request, of which the tree may have others' KV."""
+        """Returns the node that ends with the first `position` tokens of a request; the KV there may be another
+        request's."""
         assert request.node is not None
         return self._tree.node_at(request.node, request.tokens[request.num_shared : position].tobytes())
 

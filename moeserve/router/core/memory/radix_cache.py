@@ -88,7 +88,7 @@ class RadixCache:
         return self._acquire(root, self._usable(root, tokens))
 
     def acquire_kv(self, namespace: Namespace, tokens: bytes) -> Node:
-        """As `acquire`, wherever snapshots are: for who does not compute."""
+        """As `acquire`, wherever snapshots are: for callers that do not compute."""
         root = self._root(namespace)
         return self._acquire(root, list(walk(root, tokens)))[0]
 
@@ -237,7 +237,7 @@ class RadixCache:
         return dropped
 
     def snapshots_of(self, namespace: Namespace, tokens: bytes) -> list[Snapshot]:
-        """Those of states after prefixes of `tokens`, the shortest first. They stay the tree's."""
+        """Returns the snapshots of states after prefixes of `tokens`, the shortest first. They stay the tree's."""
         root = self._roots.get(namespace)
         path = [] if root is None else walk(root, tokens)
         ends = (node for node, common in path if common == len(node.slots))

@@ -60,17 +60,17 @@ class SequenceMemory(Protocol):
         ...
 
     def leave_load(self, request: HeldSequence) -> None:
-        """A request no longer waits for its load."""
+        """Ends a request's wait for its load."""
         ...
 
     # ---------------------------------------------------------------- a sequence's slots
 
     def opened(self, request: HeldSequence) -> None:
-        """A request may be looked up and attached from now on: its spans get the tokens that caches know them by."""
+        """Allows a request to be looked up and attached: its spans get the tokens by which caches know them."""
         ...
 
     def closed(self, request: HeldSequence) -> None:
-        """It has ended, and holds nothing."""
+        """Forgets a request that has ended and holds nothing."""
         ...
 
     def attach(self, request: HeldSequence) -> None:
@@ -100,7 +100,7 @@ class SequenceMemory(Protocol):
         ...
 
     def save(self, request: HeldSequence) -> None:
-        """Has what is computed of a request written to a tier, if there is one."""
+        """Has the computed part of a request written to a tier, if there is one."""
         ...
 
     def detach(self, request: HeldSequence, *, forget: bool = False, preempted: bool = False) -> None:
@@ -111,12 +111,12 @@ class SequenceMemory(Protocol):
     # ---------------------------------------------------------------- steps
 
     def price_with(self, recompute_ms: Callable[[int, int], float]) -> None:
-        """recompute_ms: what computing tokens takes, by position and number; 0: not known. Called once."""
+        """recompute_ms: milliseconds that computing tokens takes, by position and number; 0: not known. Called once."""
         ...
 
     @property
     def is_synced(self) -> bool:
-        """Whether the worker has told what its tiers hold. Until then, no step has rows."""
+        """Whether the worker has reported what its tiers hold. Until then, no step has rows."""
         ...
 
     @property
@@ -126,7 +126,7 @@ class SequenceMemory(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """The worker has something to do or to tell, with or without rows."""
+        """The worker has orders to execute or something to report, with or without rows."""
         ...
 
     def begin_step(self, now: float, *, beside_decoding: bool) -> None:
@@ -147,7 +147,7 @@ class SequenceMemory(Protocol):
         ...
 
     def take_report(self, report: PageReport | None, now: float) -> list[HeldSequence]:
-        """What the worker tells with a step's result; returns the requests that wait for their loads no longer."""
+        """Takes the worker's report with a step's result. Returns the requests whose loads have ended."""
         ...
 
     def clear(self) -> None:
@@ -155,13 +155,13 @@ class SequenceMemory(Protocol):
         ...
 
     def close(self) -> None:
-        """No worker is asked any more: nothing is under way."""
+        """Ends all loads and writes: no worker will answer them."""
         ...
 
     # ---------------------------------------------------------------- statistics
 
     def set_gauges(self, report: LoadReport) -> None:
-        """How many slots, snapshots and pages there are, and in whose hands."""
+        """Sets the report's numbers of slots, snapshots and pages, by holder."""
         ...
 
     def take_events(self) -> list[KvEvent]:

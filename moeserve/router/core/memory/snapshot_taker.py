@@ -1,8 +1,8 @@
 """Takes snapshots of running prompts: it keeps their snapshot points, and has the state copied once one is reached.
 
 A row of plan N that ends at such a point leaves its request's state there until the next row. So the copy belongs into
-plan N+1, in front of its rows: `planned` notes what has reached a point, `take` is called when the next plan is begun.
-"""
+plan N+1, in front of its rows: `planned` notes the requests that have reached a point, `take` is called when the next
+plan is begun."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class SnapshotTaker:
         self._tree = tree
         self._states = states
         self._spacing = spacing
-        self._due: dict[HeldSequence, SnapshotKind] = {}  # whose last planned row ends at a snapshot point
+        self._due: dict[
+            HeldSequence, SnapshotKind
+        ] = {}  # requests whose last planned row ends at a snapshot point
 
     def bound(self, request: HeldSequence, num_matched: int) -> None:
         """Chooses the points of a request that was bound; the tree has the KV of its first `num_matched` tokens."""
@@ -35,7 +37,7 @@ class SnapshotTaker:
         request.snapshot_points = snapshot_points(start, num_matched, request.num_prompt, self._spacing)
 
     def planned(self, request: HeldSequence) -> None:
-        """Takes notice of a chunk that was planned and published."""
+        """Notes a chunk that was planned and published."""
         if request.snapshot_points and request.snapshot_points[0][0] == len(request.slots):
             self._due[request] = request.snapshot_points.pop(0)[1]
 
@@ -45,8 +47,9 @@ class SnapshotTaker:
         request.snapshot_points = []
 
     def take(self) -> None:
-        """Has the states that are due copied in the plan that is begun now. One for which the tree has no place gets no
-        snapshot: another running request shares its tokens up to a place before the point, and holds their slots."""
+        """Has the due states copied in the plan that is begun now. If the tree has no node that ends at the point,
+        there is no snapshot: another running request shares the tokens up to a place before it, and holds their
+        slots."""
         for request, kind in self._due.items():
             rest = request.tokens[request.num_shared : len(request.slots)].tobytes()
             assert request.node is not None
@@ -56,9 +59,9 @@ class SnapshotTaker:
         self._due.clear()
 
     def ask(self, tokens: bytes, num_found: int, prompts: Iterable[HeldSequence]) -> bool:
-        """Whether one of `prompts` under way will leave a snapshot within `tokens` that is worth waiting for. It gets a
-        point where it departs from `tokens`, if it has not passed that yet. `num_found`: how many tokens a snapshot
-        of now would give."""
+        """Whether one of the running `prompts` will leave a snapshot within `tokens` that is worth waiting for. That
+        prompt gets a point where it departs from `tokens`, unless it has passed the place. `num_found`: tokens that
+        today's snapshots give."""
         most, best = num_found + self._spacing.least - 1, None
         for prompt in prompts:
             common = self._common(tokens, prompt)
@@ -82,7 +85,7 @@ class SnapshotTaker:
         return any(0 <= position - at < self._spacing.least for at in points)
 
     def _common(self, tokens: bytes, prompt: HeldSequence) -> int:
-        """How many tokens of its prefill a prompt has in common with `tokens`; 0 where they are too few to matter."""
+        """Returns how many tokens of its prefill a prompt shares with `tokens`; 0 if they are too few to matter."""
         head = prompt.tokens[: self._spacing.least].tobytes()
         if tokens[: len(head)] != head:  # most prompts
             return 0

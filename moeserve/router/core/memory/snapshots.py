@@ -1,18 +1,19 @@
-"""Snapshots of recurrent state, and which of them is given up when a state slot is needed.
+"""Snapshots of recurrent state, and the choice of the one to give up when a state slot is needed.
 
 A snapshot is the state after exactly the tokens of one path of the prefix tree, so that a request that begins with them
 continues from there. All take the same memory, but they are not worth the same: without a snapshot, a request computes
 again from the next one towards the root. That is a few tokens between the end of a prompt and the end of its answer,
-and a whole conversation where nothing else is left of it. So the victim is chosen as in GreedyDual (Young, 1994), the
-generalisation of LRU to entries of different cost: a snapshot that is taken or used gets a credit of what its loss
-would cost above a clock; the one with the least credit is evicted; the clock then advances to that credit. What is not
-used falls behind the clock, however costly. The cost follows the tree: when a snapshot goes, that of the next deeper
-one grows by its part, so that of every path the last snapshot is the dearest.
+but a whole conversation if no other snapshot of it is left.
+
+So the victim is chosen as in GreedyDual (Young, 1994), the generalisation of LRU to entries of different cost. A
+snapshot that is taken or used gets a credit: the cost of its loss, added to a clock. The snapshot with the least credit
+is evicted, and the clock advances to that credit. A snapshot that is not used falls behind the clock, however costly.
+The cost follows the tree: when a snapshot goes, the cost of the next deeper one grows by its part, so that the last
+snapshot of every path is the dearest.
 
 The cost is weighed by how often snapshots of the same kind have been used. Where answers are continued as they are, the
-snapshot at an answer's end is used and that at its prompt's end is not; where the chat template drops the reasoning of
-earlier answers, it is the other way round. docs/results/kv-cache.md compares it with LRU.
-"""
+snapshot at an answer's end is used and the one at its prompt's end is not; where the chat template drops the reasoning
+of earlier answers, it is the other way round. docs/results/kv-cache.md compares it with LRU."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class SnapshotCache:
         self._snapshots: set[Snapshot] = set()
         self._clock = 0.0
         self._number = 0
-        self._taken = dict.fromkeys(SnapshotKind, 1.0)  # of each kind, fading; as if each had been used once
+        # Snapshots of each kind, fading; each kind begins as if used once.
+        self._taken = dict.fromkeys(SnapshotKind, 1.0)
         self._used = dict.fromkeys(SnapshotKind, 1.0)
 
     def __len__(self) -> int:
@@ -68,7 +70,7 @@ class SnapshotCache:
         return best
 
     def credit(self, snapshot: Snapshot) -> float:
-        """In tokens, above a clock of all snapshots."""
+        """A snapshot's credit, in tokens above the clock."""
         use = self._used[snapshot.kind] / self._taken[snapshot.kind]
         return snapshot.touched + use * snapshot.gain
 

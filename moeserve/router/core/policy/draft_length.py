@@ -2,9 +2,8 @@
 
 A draft is worth a token's time without drafts, times the probability that it is right and that those before it are. It
 costs the time of one more row, little while a step waits for weights, much once it computes for many requests; and the
-time that drafting takes. On a GPU a step with drafts waits for the host, too: others are launched ahead. Each is
-measured: rows by `StepCost`, drafting by the worker, the wait by the steps so far, how often drafts are right by each
-request's own last ones.
+time that drafting takes, on a GPU with the host's time that it waits for: steps without drafts are launched ahead. Each
+is measured: rows by `StepCost`, drafting by the worker, how often drafts are right by each request's own last ones.
 
 Drafts are ordered by worth over all requests. Of all numbers of the worthiest ones, the best is taken; none, where none
 pays. Of the requests without drafts one is tried now and then, if right drafts would pay, because texts change: less
@@ -19,7 +18,6 @@ from moeserve.router.core.policy.step_cost import StepCost
 from moeserve.router.core.request import DraftRecord
 
 KEEP = 0.9  # of a moving average, beside a new value
-KEEP_OVER = 0.98  # the same of what changes little
 PRIOR = 2.0  # outcomes that all requests' average counts for, beside a request's own
 FIRST_GUESS = 0.7  # of drafts that are right, before any was verified
 MARGIN = 1.1  # that drafts must be worth more than their cost, as both are estimates
@@ -27,7 +25,6 @@ LEARNING = 4  # rows with drafts, before which all may have some
 TRIED_EVERY = 64  # rows without drafts, one of which is tried; after right drafts
 TRIED_LEAST = 1024  # and at most
 NUMBERS = 32  # of drafts in a step that are compared
-MOST_WAIT = 4.0  # of a step, in the time that it was expected to take: more has other causes
 
 
 class DraftLength:
@@ -36,9 +33,6 @@ class DraftLength:
         self._right = FIRST_GUESS  # moving averages over all requests
         self._wrong = 1.0 - FIRST_GUESS
         self._draft_ms = 0.0  # that the worker takes to draft, for each draft that rows may have
-        # By how many milliseconds steps take longer than expected, without drafts and with.
-        self._over = [0.0, 0.0]
-        self._num_over = [0, 0]
         self._num_observed = 0
         self._idle = 0  # rows without drafts, since one was tried
         self._tried_every = TRIED_EVERY  # of these
@@ -73,7 +67,8 @@ class DraftLength:
         return lengths, expected
 
     def observe(self, record: DraftRecord, allowed: int, drafted: int, accepted: int) -> None:
-        """What became of a row that might have `allowed` drafts, more than none."""
+        """What became of a row that might have `allowed` drafts, more than none. drafted: without those behind a stop
+        token or a late mask, which were not looked at."""
         record.made = KEEP * record.made + (1.0 - KEEP) * drafted / allowed
         if record.is_trial:
             self._tried_every = TRIED_EVERY if accepted else min(2 * self._tried_every, TRIED_LEAST)
@@ -92,15 +87,6 @@ class DraftLength:
         each = draft_ms / allowed
         kept = KEEP if self._draft_ms else 0.0
         self._draft_ms = kept * self._draft_ms + (1.0 - kept) * each
-
-    def observe_step(self, expected_ms: float, taken_ms: float, *, has_drafts: bool) -> None:
-        """A step of decode rows alone. taken_ms: from the end of the step before to its own, but for drafting."""
-        if expected_ms <= 0.0:
-            return
-        over = min(taken_ms, MOST_WAIT * expected_ms) - expected_ms
-        self._num_over[has_drafts] += 1
-        new = max(1.0 / self._num_over[has_drafts], 1.0 - KEEP_OVER)
-        self._over[has_drafts] += new * (over - self._over[has_drafts])
 
     def _is_time_to_try(self, lengths: Sequence[int], budget: int, patience: float) -> bool:
         """patience: how much longer than the usual number of rows to wait."""
@@ -161,9 +147,8 @@ class DraftLength:
         return best, best_ms
 
     def _cost_ms(self, rows: int, made: float, allowed: int, context: int, without: float) -> float:
-        """What drafts add to a step: of `made` rows more, of drafting where `allowed` are asked for, and the wait."""
-        wait = max(self._over[True] - self._over[False], 0.0)
-        return self._cost.decode_ms(rows + made, context) - without + self._draft_ms * allowed + wait
+        """What drafts add to a step: of `made` rows more, and of drafting where `allowed` are asked for."""
+        return self._cost.decode_ms(rows + made, context) - without + self._draft_ms * allowed
 
     def _could_pay(self, rows: int, context: int, most: int, without: float) -> bool:
         """Whether drafts would pay that are always right."""

@@ -36,7 +36,9 @@ class SlotTables:
         self.slots[seq.req_slot, : len(prefix)].copy_(prefix)
         if self.windows is not None and seq.prefix_window_slots:
             last = torch.frombuffer(bytearray(seq.prefix_window_slots), dtype=torch.int32)
-            self.windows[seq.req_slot, len(prefix) - len(last) : len(prefix)].copy_(last)
+            first = len(prefix) - len(last)
+            self.windows[seq.req_slot, :first] = 0  # as in `Sequences.bind`
+            self.windows[seq.req_slot, first : len(prefix)].copy_(last)
 
     def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
         """As `Sequences.fork` returns."""
