@@ -173,11 +173,13 @@ class Runner:
         ended = time.perf_counter()
         idle_s = max(0.0, step.started - self._step_ended)
         # The host may have been launching the next step when this one ended.
+        draft_wait_ms = 0.0
         compute_ms = device_ms or (ended - max(step.started, self._step_ended)) * 1e3
         if device_ms and step.drafted is not None:
             # Nothing is launched behind a step with drafts, so that the device waits for the host.
             compute_ms = (ended - step.started) * 1e3
-            step.draft_ms = (step.launched - step.started) * 1e3 + max(compute_ms - device_ms, 0.0)
+            before, after = (step.launched - step.started) * 1e3, max(compute_ms - device_ms, 0.0)
+            draft_wait_ms = max(before - step.draft_ms, 0.0) + after
         self._step_ended, self._under_way = ended, None
         if step.compiled:
             log.warning(
@@ -198,6 +200,7 @@ class Runner:
             pages,
             cache,
             step.draft_ms,
+            draft_wait_ms,
         )
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:

@@ -33,6 +33,7 @@ class DraftLength:
         self._right = FIRST_GUESS  # moving averages over all requests
         self._wrong = 1.0 - FIRST_GUESS
         self._draft_ms = 0.0  # that the worker takes to draft, for each draft that rows may have
+        self._wait_ms = 0.0  # that a GPU waits for the host, in a step with any drafts
         self._num_observed = 0
         self._idle = 0  # rows without drafts, since one was tried
         self._tried_every = TRIED_EVERY  # of these
@@ -82,11 +83,14 @@ class DraftLength:
         self._right = KEEP * self._right + (1.0 - KEEP) * accepted
         self._wrong = KEEP * self._wrong + (1.0 - KEEP) * is_wrong
 
-    def observe_time(self, allowed: int, draft_ms: float) -> None:
-        """draft_ms: milliseconds that the worker took to draft, for rows that might have `allowed` drafts together."""
+    def observe_time(self, allowed: int, draft_ms: float, wait_ms: float = 0.0) -> None:
+        """draft_ms: milliseconds that the worker took to draft, for rows that might have `allowed` drafts together;
+        wait_ms: that a GPU waited for the host."""
         each = draft_ms / allowed
         kept = KEEP if self._draft_ms else 0.0
         self._draft_ms = kept * self._draft_ms + (1.0 - kept) * each
+        kept = KEEP if self._wait_ms else 0.0
+        self._wait_ms = kept * self._wait_ms + (1.0 - kept) * wait_ms
 
     def _is_time_to_try(self, lengths: Sequence[int], budget: int, patience: float) -> bool:
         """patience: how much longer than the usual number of rows to wait."""
@@ -147,8 +151,9 @@ class DraftLength:
         return best, best_ms
 
     def _cost_ms(self, rows: int, made: float, allowed: int, context: int, without: float) -> float:
-        """What drafts add to a step: of `made` rows more, and of drafting where `allowed` are asked for."""
-        return self._cost.decode_ms(rows + made, context) - without + self._draft_ms * allowed
+        """What drafts add to a step: of `made` rows more, of drafting where `allowed` are asked for, and of waiting."""
+        more = self._cost.decode_ms(rows + made, context) - without
+        return more + self._draft_ms * allowed + self._wait_ms
 
     def _could_pay(self, rows: int, context: int, most: int, without: float) -> bool:
         """Whether drafts would pay that are always right."""
