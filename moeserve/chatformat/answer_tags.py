@@ -18,13 +18,13 @@ class AnswerTags:
         self._skips_lines = False
 
     def push(self, text: str) -> str:
-        """What of the answer is known with more text."""
+        """Returns the part of the answer that is known with more text."""
         if self._is_decided and not self._has_tags:
             return text
         return "".join(map(self._char, text))
 
     def finish(self) -> str:
-        """What was held back. No text follows."""
+        """Returns the text that was held back. No text follows."""
         return self._take_held()
 
     def _char(self, char: str) -> str:

@@ -1,4 +1,4 @@
-"""What the readers of a call share: the text so far, and how much of it is in the events."""
+"""The state that the readers of a call share: the text so far, and how much of it is in the events."""
 
 from __future__ import annotations
 

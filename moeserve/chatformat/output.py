@@ -71,7 +71,7 @@ class OutputParser:
         return self._reasoning_calls is not None and self._reasoning_calls.has_ended
 
     def push(self, text: str) -> list[Event]:
-        """What more text adds; pieces of one kind are joined."""
+        """Returns the events of more text; pieces of one kind are joined."""
         return joined(self._read(self._reasoning.push(text) if self._reasoning else [Text(text)]))
 
     def finish(self, ended_by: str | None = None) -> list[Event]:

@@ -105,7 +105,7 @@ class ReasoningParser:
         return True
 
     def _think(self, char: str) -> str:
-        """What of the reasoning can be shown now."""
+        """Returns the part of the reasoning that can be shown now."""
         if char == "\n" and not self._tag:
             if self._begun:
                 self._space.append(char)

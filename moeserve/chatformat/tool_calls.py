@@ -48,7 +48,7 @@ class CallBody(Protocol):
 
     @property
     def rest(self) -> str:
-        """What of it came after the last event."""
+        """The text of the call behind its last event."""
         ...
 
     def push(self, char: str, events: list[Event]) -> Status: ...

@@ -185,7 +185,7 @@ class ValueEnd:
     # ---- decisions
 
     def _as_text(self) -> str:
-        """What follows is no tag."""
+        """The text that follows is no tag."""
         self._take_space()
         for piece in self._pieces:
             self._count(piece)

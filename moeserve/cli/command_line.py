@@ -147,7 +147,7 @@ def _is_repeatable(option: dataclasses.Field[Any]) -> bool:
 
 
 def value_name(option: dataclasses.Field[Any]) -> str:
-    """What stands for the option's value in `--help`."""
+    """Returns the placeholder of the option's value in `--help`."""
     if option.metadata["choices"]:
         return "{" + ",".join(option.metadata["choices"]) + "}"
     names = {int: "N", float: "SECONDS", str: "TEXT"}

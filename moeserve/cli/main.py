@@ -142,6 +142,30 @@ def doctor(arguments: list[str]) -> int:
     return run_doctor(arguments)
 
 
+def pull(arguments: list[str]) -> int:
+    from moeserve.cli.models.pull import main as run_pull
+
+    return run_pull(arguments)
+
+
+def list_models(arguments: list[str]) -> int:
+    from moeserve.cli.models.list import main as run_list
+
+    return run_list(arguments)
+
+
+def show(arguments: list[str]) -> int:
+    from moeserve.cli.models.show import main as run_show
+
+    return run_show(arguments)
+
+
+def rm(arguments: list[str]) -> int:
+    from moeserve.cli.models.rm import main as run_rm
+
+    return run_rm(arguments)
+
+
 def complete(arguments: list[str]) -> int:
     from moeserve.cli.bench.commands import COMMANDS as MEASUREMENTS
     from moeserve.cli.completion import main as run_completion
@@ -157,6 +181,10 @@ def complete(arguments: list[str]) -> int:
 # The modules of the other commands, with a `command_parser()` each.
 PARSERS = {
     "doctor": "moeserve.cli.doctor.command",
+    "pull": "moeserve.cli.models.pull",
+    "list": "moeserve.cli.models.list",
+    "show": "moeserve.cli.models.show",
+    "rm": "moeserve.cli.models.rm",
     "worker": "moeserve.cli.remote_worker",
     "reload": "moeserve.launcher.reload",
     "plan": "moeserve.cli.plan.command",
@@ -167,6 +195,10 @@ PARSERS = {
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
     "doctor": Command(doctor, "check this machine: what is wrong with it, and the remedy"),
+    "pull": Command(pull, "download a model of the Hugging Face Hub"),
+    "list": Command(list_models, "the downloaded models, their sizes, and what each would need here"),
+    "show": Command(show, "one model, and what it would need here"),
+    "rm": Command(rm, "remove a downloaded model"),
     "worker": Command(worker, "compute for a server on another machine"),
     "reload": Command(reload, "start the installed version beside the running server, and hand over to it"),
     "plan": Command(plan, "what goes where, what fits and how fast it will be, without loading"),

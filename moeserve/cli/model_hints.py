@@ -1,4 +1,4 @@
-"""What a user may have meant by a model that is not there: the end of an error's message."""
+"""Suggestions for a model that does not exist: the end of an error's message."""
 
 from __future__ import annotations
 

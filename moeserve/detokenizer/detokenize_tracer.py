@@ -22,7 +22,7 @@ class DetokenizeTracer:
 
     @classmethod
     def wanted(cls, tracer: Tracer | None) -> DetokenizeTracer | None:
-        """None where neither debug lines nor traces are wanted."""
+        """Returns a tracer; None if neither debug lines nor traces are wanted."""
         return cls(tracer) if tracer is not None or log.isEnabledFor(logging.DEBUG) else None
 
     def opened(self, message: DetokenizeStart) -> None:

@@ -97,8 +97,8 @@ class CompiledGrammar:
 
 
 class _Vocabulary:
-    """What llguidance.TokenizerWrapper asks of a tokenizer. It writes text that a grammar leaves no choice about
-    in the tokens that the model has learnt, not in others that spell the same."""
+    """The tokenizer that llguidance.TokenizerWrapper asks. A text that the grammar leaves no choice about is written in
+    the tokens that the model has learnt, not in others that spell the same."""
 
     bos_token_id = None
     special_token_ids: tuple[int, ...] = ()

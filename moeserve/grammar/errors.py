@@ -1,4 +1,4 @@
-"""What a grammar may be refused for."""
+"""The reasons why a grammar may be refused."""
 
 from __future__ import annotations
 

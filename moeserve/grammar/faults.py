@@ -1,4 +1,4 @@
-"""What an error of llguidance means in the words of the client's schemas: which tool, which place, what."""
+"""llguidance's errors in the words of the client's schemas: which tool, which place, and why."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Search:
         return self._innermost(self._root, {()}) or self._root
 
     def _innermost(self, place: Place, seen: set[tuple[str, ...]]) -> Place | None:
-        """None where what has the error is a schema that has been looked into."""
+        """Returns the innermost place with the error; None if that is in a schema that has been looked into."""
         has_it_within = False
         for inner in self._within(place):
             if time.thread_time() > self._until or len(seen) > MAX_PLACES:

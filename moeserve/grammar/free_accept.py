@@ -27,7 +27,7 @@ class FreeAccept:
         assert self._failed.is_error()
 
     def accept(self, matcher: llguidance.LLMatcher, token_id: int) -> None:
-        """What `matcher.consume_token` does."""
+        """Does the work of `matcher.consume_token`."""
         self._executor.consume_token_par([(matcher, token_id), (self._failed, _NO_TOKEN)])
 
 

@@ -58,10 +58,10 @@ def choose(name: HubName, sizes: Mapping[str, int]) -> list[str]:
         raise HubError(
             f"{name}: the hub lists the file {odd!r}, which is no name of a file in a repository; check HF_ENDPOINT"
         )
-    sets = _gguf_sets(sizes, name.wanted if name.wants_file else None)
+    sets = gguf_sets(sizes, name.wanted if name.wants_file else None)
     if not sets:
         return _folder(name, sizes)
-    chosen = _chosen(name, sets)
+    chosen = chosen_set(name, sets)
     if len(chosen.files) != chosen.parts:
         raise HubError(f"{name}: of the {chosen.parts} parts of {chosen.stem} {len(chosen.files)} are there")
     return list(chosen.files)
@@ -73,7 +73,8 @@ def _is_plain(file: str) -> bool:
     return file.isprintable() and "\\" not in file and not {"", ".", ".."} & set(parts)
 
 
-def _chosen(name: HubName, sets: list[GGUFSet]) -> GGUFSet:
+def chosen_set(name: HubName, sets: list[GGUFSet]) -> GGUFSet:
+    """The one set that the name stands for, whole or not. Raises HubError, which lists the sets."""
     if name.wants_file:
         matching = [one for one in sets if name.wanted in one.files]
     elif name.wanted is None and len(sets) == 1:
@@ -92,8 +93,10 @@ def _chosen(name: HubName, sets: list[GGUFSet]) -> GGUFSet:
     raise HubError(f"{name}: {problem}\n{listing(map(str, sets))}")
 
 
-def _gguf_sets(sizes: Mapping[str, int], wanted: str | None) -> list[GGUFSet]:
-    """`wanted`: a file that counts as a model whatever its name says; None or a tag: there is no such file."""
+def gguf_sets(sizes: Mapping[str, int], wanted: str | None) -> list[GGUFSet]:
+    """The models among the files of a repository, by bytes of each file.
+
+    `wanted`: a file that counts as a model whatever its name says; None or a tag: there is no such file."""
     found: dict[tuple[str, int], list[str]] = {}
     for file in sorted(sizes):
         if not (is_model_file(file) or file == wanted):

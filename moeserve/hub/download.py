@@ -77,6 +77,17 @@ def fetch(name: HubName) -> Path:
     return first if first.suffix == ".gguf" else first.parent
 
 
+def listed(name: HubName) -> tuple[list[str], int]:
+    """The files of the hub that a name stands for, and their bytes. Raises HubError."""
+    with _explained(name):
+        listing = _online(name)
+        if listing is None:
+            raise HubError(f"{name}: not downloaded; {_why_offline()}")
+        _, sizes = listing
+        files = choose(name, sizes)
+        return files, sum(sizes[file] for file in files)
+
+
 def _online(name: HubName) -> tuple[str, dict[str, int]] | None:
     """The revision's commit, and the bytes of each of its files; None when the hub cannot be reached but the cache
     knows a commit."""
@@ -100,7 +111,7 @@ def _online(name: HubName) -> tuple[str, dict[str, int]] | None:
 
 
 def _cached(name: HubName) -> tuple[str, dict[str, int]]:
-    """The same of what was downloaded before."""
+    """Returns the files that were downloaded before, and their sizes."""
     folder = Path(snapshot_download(name.repo, revision=name.revision, local_files_only=True))
     log.warning("the hub cannot be reached: %s is taken from the cache", name)
     files = [path for path in folder.rglob("*") if path.is_file()]

@@ -30,7 +30,7 @@ class HubName(NamedTuple):
 
 
 def parse_name(text: str) -> HubName | None:
-    """None for what can only be a path: files/model.gguf, ./a/b, /a/b."""
+    """Returns the parts of a name; None for a text that can only be a path: files/model.gguf, ./a/b, /a/b."""
     match = _NAME.fullmatch(text)
     if match is None or (match["wanted"] is None and text.endswith(".gguf")):
         return None

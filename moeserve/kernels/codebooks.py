@@ -1,4 +1,5 @@
-"""Codebooks for the C++ engine, which has none of its own: the first matrix of such a type brings its entries."""
+"""Codebooks for the C++ engine, which has none of its own: the first matrix of a type with a codebook brings its
+entries."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class CpuStream(OperationQueue):
         return self._native.pack(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
     def view(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
-        """The same matrix in place: computed from the GGUF rows themselves, which must stay where they are."""
+        """Returns the matrix in place: computed from the GGUF rows themselves, which must stay where they are."""
         bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         return self._native.view(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)

@@ -1,4 +1,4 @@
-"""What becomes of a gate's and an up's product. Code without torch may hold it."""
+"""The activation of gate and up. Code without torch may hold it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OAI_ALPHA = 1.702
 
 @dataclass(frozen=True, slots=True)
 class GatedForm:
-    """The same as numbers, which Triton's kernels are compiled for."""
+    """The activation as numbers, which Triton's kernels are compiled for."""
 
     activation: Activation
     limit: float  # 0: none

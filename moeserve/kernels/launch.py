@@ -138,7 +138,7 @@ class Kernel:
         raise error
 
     def note(self, key: tuple[object, ...], compiled: Any) -> None:
-        """What later launches of this kind use."""
+        """Stores the compiled kernel for later launches of this kind."""
         self._compiled[key] = compiled
 
 

@@ -36,8 +36,8 @@ class OperationQueue:
 
     @property
     def recomputed(self) -> int:
-        """Pieces of work that a thread computed again since the start, because the one that had begun them stood still:
-        how often cores were taken from threads."""
+        """Pieces of work that a thread computed again since the start, because the thread that had begun them stood
+        still: how often threads lost their cores."""
         return self._native.recomputed
 
     @property

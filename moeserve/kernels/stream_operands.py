@@ -1,7 +1,5 @@
-"""What the operations of a `CpuStream` take beside tensors: workspaces, layers of the caches, and how heads are cut.
-
-The layers of the caches are the GPU's too.
-"""
+"""The operands of a `CpuStream`'s operations beside tensors: workspaces, layers of the caches, and the division of
+heads. A GPU uses the same layers of the caches."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ class KvLayer:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Those with memory of their own: not the values of latent attention."""
+        """The tensors with memory of their own; the values of latent attention have none."""
         is_view = self.keys.numel() > 0 and self.values.data_ptr() == self.keys.data_ptr()
         every = (self.keys, self.key_scales, None if is_view else self.values, self.value_scales)
         return [tensor for tensor in every if tensor is not None]
@@ -81,8 +79,8 @@ class StateDrafts:
 
 @dataclass(frozen=True, slots=True)
 class StateSequences:
-    """Whose states a step's rows move on: sequence i has rows row[i] .. + count[i] - 1, one sequence after another, and
-    its state in slot[i]. int32 [sequences] each."""
+    """The sequences whose states a step's rows advance: sequence i has rows row[i] .. + count[i] - 1, one sequence
+    after another, and its state in slot[i]. int32 [sequences] each."""
 
     row: torch.Tensor
     count: torch.Tensor
@@ -126,7 +124,7 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class ExpertAdapters:
-    """What adapters add to the products of a mixture of experts. A table is None where no adapter has the product."""
+    """The adapters' terms of the products of a mixture of experts. A table is None where no adapter has the product."""
 
     gate: _C.LoraTable | None
     up: _C.LoraTable | None

@@ -1,4 +1,5 @@
-"""What a token's keys and values take, and a sequence's recurrent state. No torch: placement and plan count by it."""
+"""The memory of a token's keys and values, and of a sequence's recurrent state. No torch: placement and plan count by
+it."""
 
 from __future__ import annotations
 

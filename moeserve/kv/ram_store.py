@@ -50,7 +50,7 @@ class RamStore:
             return page, gone
 
     def commit(self, key: bytes) -> None:
-        """What was reserved has its bytes."""
+        """Marks a reserved page as complete: its bytes have been written."""
         with self._lock:
             entry = self._entries[key]
             entry.is_whole = True

@@ -32,7 +32,7 @@ class KvPools:
 
 @dataclass(frozen=True, slots=True)
 class WindowPool:
-    """What a pool of the windowed layers takes beside one of the others. Bytes are those of one token."""
+    """The memory of a windowed pool in relation to the full one. Bytes are those of one token."""
 
     full_bytes: int  # in the layers that attend to all tokens
     windowed_bytes: int

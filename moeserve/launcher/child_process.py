@@ -82,11 +82,11 @@ class ServerProcess(ABC):
 
     @property
     def is_stopped(self) -> bool:
-        """It stands still, because somebody has sent it a SIGSTOP."""
+        """Whether the process stands still, because it got a SIGSTOP."""
         return state_of(self.pid).is_stopped
 
     def go_on(self) -> None:
-        """Continues it where somebody has stopped it."""
+        """Continues the process if it was stopped."""
         if self.alive and self.is_stopped:
             log.warning("the %s process is needed, but was stopped; it is continued", self.name)
             with suppress(ProcessLookupError):

@@ -80,7 +80,8 @@ class ProcessTable:
         return name in self._processes and self._processes[name].alive
 
     def start_all(self) -> None:
-        """Those of one server. What is forked follows when the zygote is ready, which the worker takes longer for."""
+        """Starts the processes of one server. Forks follow when the zygote is ready, for which the worker's loading
+        leaves time."""
         self._zygote.start()
         for name in self.names:
             if name in FORKED:
@@ -131,7 +132,8 @@ class ProcessTable:
         process.close()
 
     def _unregister(self, process: ServerProcess) -> None:
-        """What it wakes the launcher by; `woken_by` may have unregistered some of it."""
+        """Unregisters the sockets by which the process wakes the launcher; `woken_by` may have unregistered some of
+        them."""
         assert isinstance(process, Child | Fork)
         line = process.line if isinstance(process, Child) else None
         for descriptor in (process.descriptor, None if line is None else line.fileno()):
@@ -215,7 +217,7 @@ class ProcessTable:
         )
 
     def go_on(self) -> None:
-        """Continues all that somebody has stopped."""
+        """Continues all stopped processes."""
         for process in self.all():
             process.go_on()
 

@@ -30,7 +30,7 @@ class Hung:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of one process and its child processes."""
+    """The last observation of a process and its child processes."""
 
     activity: tuple[float, int]
     still: int = 0  # looks since it last did something, where it owes something
@@ -91,7 +91,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _switches(pid: int) -> int:
-    """Those of its main thread; 0 where it has gone."""
+    """The context switches of its main thread; 0 if it has ended."""
     total = 0
     with suppress(FileNotFoundError, ProcessLookupError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What a service of Type=notify tells systemd: sd_notify(3), one datagram each."""
+"""The messages of a Type=notify service to systemd: sd_notify(3), one datagram each."""
 
 from __future__ import annotations
 

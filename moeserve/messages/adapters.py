@@ -47,7 +47,7 @@ class AdaptersServed(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdapterAnswer(msgspec.Struct, frozen=True, tag=True):
-    """What became of a LoadAdapter or UnloadAdapter; an AdaptersServed that follows from it has come before."""
+    """The result of a LoadAdapter or UnloadAdapter; an AdaptersServed that follows from it has come before."""
 
     ticket: int
     status: int  # HTTP status

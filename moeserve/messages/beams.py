@@ -1,4 +1,4 @@
-"""What a request asks of a beam search: the part that messages share."""
+"""A request's parameters of a beam search: the part that messages share."""
 
 from __future__ import annotations
 

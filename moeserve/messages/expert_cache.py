@@ -1,4 +1,4 @@
-"""What the worker says of its expert cache."""
+"""The worker's report on its expert cache."""
 
 from __future__ import annotations
 

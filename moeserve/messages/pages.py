@@ -49,7 +49,7 @@ class PageOrders(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TierNews(msgspec.Struct, frozen=True, array_like=True):
-    """What has become of pages in one tier since the last report: keys, one after another."""
+    """News of pages in one tier since the last report: keys, one after another."""
 
     stored: bytes = b""  # there from now on
     gone: bytes = b""  # no longer there
@@ -61,8 +61,7 @@ class TierNews(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PageReport(msgspec.Struct, frozen=True, array_like=True):
-    """What has become of pages since the last report. The first report of a worker has all pages of each tier as
-    `stored`."""
+    """News of pages since the last report. The first report of a worker has all pages of each tier as `stored`."""
 
     ram: TierNews = TierNews()
     disk: TierNews = TierNews()

@@ -39,7 +39,7 @@ class EmbeddingSpan(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> bytes:
-        """What KV behind the span depends on, besides the model: 32 bytes."""
+        """The key of the span, 32 bytes: KV behind the span depends on it and on the model."""
         return sha256(self.sha256 + self.count.to_bytes(4, "little") + self.positions).digest()
 
 

@@ -1,4 +1,4 @@
-"""What the processes of several GPUs say to one another, over a line between the leader and each follower."""
+"""The messages between the processes of several GPUs, over a line between the leader and each follower."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RankStep(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankForget(msgspec.Struct, frozen=True, tag=True):
-    """Nothing stays of the last step."""
+    """Undoes the last step: nothing of it remains."""
 
 
 class RankExpertsWanted(msgspec.Struct, frozen=True, tag=True):

@@ -36,7 +36,8 @@ from moeserve.messages.steps import ExpertUse, StepResult, WorkerError, WorkerRe
 
 
 class Resumed(msgspec.Struct, frozen=True, array_like=True):
-    """What a client has of a request that a lost router or detokenizer had. The rest follows from it."""
+    """The part of an answer that a client has of a request that a lost router or detokenizer had. The rest follows from
+    it."""
 
     token_ids: bytes  # int32: the answer so far
     num_scored: int  # prompt positions whose logprobs it has
@@ -218,7 +219,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineLost(msgspec.Struct, frozen=True, tag=True):
-    """There is no worker until the next EngineReady. Open requests wait; those that end of it get a RequestError."""
+    """There is no worker until the next EngineReady. Open requests wait; requests that end because of it get a
+    RequestError."""
 
     cause: str
 

@@ -26,7 +26,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag=True):
-    """What the router may use of a worker; `Worker.ready` returns it."""
+    """The limits of a worker that the router may use; `Worker.ready` returns it."""
 
     num_kv_slots: int
     max_num_seqs: int  # request slots 0..max_num_seqs-1
@@ -156,7 +156,7 @@ COSTLY_MASK_MS: Final = 0.1  # 63 rows of 2 ms each would make a step of 5 ms la
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True):
-    """What became of a row's drafts."""
+    """The outcome of a row's drafts."""
 
     drafted: int  # tokens, at least one
     token_ids: list[int]  # sampled behind the row's first token: one for each draft that was right

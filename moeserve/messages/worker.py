@@ -35,7 +35,7 @@ class Worker(Protocol):
 
     @abstractmethod
     def ready(self) -> WorkerReady:
-        """What the router may use: slots, sequences and tokens of a step. The same at every call."""
+        """Returns the worker's limits: slots, sequences and tokens of a step. The same at every call."""
         ...
 
     @abstractmethod
@@ -49,9 +49,9 @@ class Worker(Protocol):
         ...
 
     def adapters(self, wanted: AdaptersWanted) -> AdaptersReport:
-        """Gives up the LoRA adapters that are not wanted, of which no row of a later plan is; begins to read those that
-        are missing, if it has not begun; and says which are there. Does not wait for any. A bad adapter is its own
-        error. A worker that has none never gets there."""
+        """Unloads the LoRA adapters that are not wanted, which no row of a later plan has; begins to read missing ones,
+        if it has not begun; and returns which are there. Does not wait for any. A bad adapter is its own error. A
+        worker without adapters never gets this call."""
         return AdaptersReport(
             [AdapterState(source.order, error="not supported") for source in wanted.sources]
         )

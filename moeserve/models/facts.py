@@ -1,4 +1,4 @@
-"""What a listing says of a model beyond its shape: how many parameters it has, and how they are quantised."""
+"""Facts for a list of models, beyond the shape: the number of parameters, and their quantisation."""
 
 from __future__ import annotations
 

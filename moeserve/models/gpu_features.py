@@ -1,4 +1,4 @@
-"""What a model may have that the GPU engine does not compute yet, asked before anything is loaded."""
+"""Features of a model that the GPU engine does not compute yet, asked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
 
 
 def cpu_only_features(shape: ModelShape) -> list[str]:
-    """What the model has that only the CPU engine computes."""
+    """Returns the model's features that only the CPU engine computes."""
     found = [what for what, has in _CPU_ONLY.items() if any(map(has, shape.layers))]
     return [*found, "layers with inputs of their own"] if shape.layer_input_width else found
 

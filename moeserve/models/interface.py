@@ -196,17 +196,17 @@ class LayerShape:
 
     @property
     def attention(self) -> AttentionShape | LatentAttentionShape | None:
-        """None for a recurrent layer."""
+        """The layer's attention; None for a recurrent layer."""
         return None if isinstance(self.mixer, GatedDeltaNetShape) else self.mixer
 
     @property
     def delta_net(self) -> GatedDeltaNetShape | None:
-        """None for a layer that attends."""
+        """The layer's gated DeltaNet; None for a layer that attends."""
         return self.mixer if isinstance(self.mixer, GatedDeltaNetShape) else None
 
     @property
     def moe(self) -> MoeShape | None:
-        """None for a layer without experts."""
+        """The layer's experts; None for a layer without any."""
         return self.ffn if isinstance(self.ffn, MoeShape) else None
 
     @property
@@ -226,7 +226,7 @@ class LayerShape:
 
     @property
     def unrouted(self) -> DenseFfnShape | SharedExpert | None:
-        """That feed-forward."""
+        """The feed-forward that every token passes; None if there is none."""
         return self.ffn if isinstance(self.ffn, DenseFfnShape) else self.ffn.shared
 
     @property

@@ -11,7 +11,7 @@ HEADS_TOGETHER = 8  # at most: of one token, that a thread of the CPU pool atten
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """What buffers, angles and plans of attention are made for. Layers of one form share them."""
+    """A form of attention, for which buffers, angles and plans are made. Layers of one form share them."""
 
     num_heads: int
     num_kv_heads: int
@@ -103,7 +103,7 @@ class LatentAttentionShape:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What rows and columns of its matrices are made of, by the metadata's names."""
+        """The sizes that determine its matrices' rows and columns, by the metadata's names."""
         sizes = {
             "attention.kv_lora_rank": self.rank,
             "attention.key_length_mla - rope.dimension_count": self.nope_dim,

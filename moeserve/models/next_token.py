@@ -37,7 +37,7 @@ def has_next_token_block(shape: ModelShape, source: ModelSource) -> bool:
 
 
 def with_next_token_block(shape: ModelShape, source: ModelSource) -> ModelShape:
-    """The same model with the block that drafts. Raises ModelError where the file has none."""
+    """Returns the shape with the block that drafts. Raises ModelError if the file has no such block."""
     if not has_next_token_block(shape, source):
         served = ", ".join(name for name, family in FAMILIES.items() if family.has_next_token_block)
         raise ModelError(

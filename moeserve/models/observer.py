@@ -1,4 +1,4 @@
-"""What a model shows of its inside to whoever asks: one call a layer, the same tensors from every engine."""
+"""The tensors of a model's inside, for an observer: one call a layer, with the same tensors from every engine."""
 
 from __future__ import annotations
 

@@ -24,12 +24,13 @@ def open_model(path: Path) -> ModelSource:
 
 
 def open_metadata(path: Path) -> ModelSource:
-    """The same for whoever needs no weights: a GGUF file may end before them. Their bytes must not be asked for."""
+    """Opens a model for readers that need no weights: a GGUF file may end before them. Their bytes must not be asked
+    for."""
     return open_folder(path) if is_hugging_face_folder(path) else open_gguf(path, has_tensors=False)
 
 
 def open_dummy_model(path: Path) -> ModelSource:
-    """The same with random weights of a GGUF file's shapes, for benchmarks. Raises ModelError."""
+    """Opens a model with random weights of a GGUF file's shapes, for benchmarks. Raises ModelError."""
     if is_hugging_face_folder(path):
         raise ModelError(path, "random weights need a GGUF file's header: leave --load-format out")
     return open_dummy(path)

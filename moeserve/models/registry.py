@@ -103,7 +103,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def read_checked_shape(source: ModelSource) -> ModelShape:
-    """The same, when every tensor has the shape that follows from it. Raises ModelError."""
+    """Reads the shape, and checks that every tensor has the shape that follows from it. Raises ModelError."""
     shape = read_shape(source)
     check_tensors(shape, source)
     return shape

@@ -101,7 +101,7 @@ class ShapeReader:
 
     @property
     def num_layers(self) -> int:
-        """That are run: next-token layers, which the count of blocks includes, are not."""
+        """The number of layers that are run: without next-token layers, which the count of blocks includes."""
         return self._num_blocks - self._num_skipped_layers
 
     @property

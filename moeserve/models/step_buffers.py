@@ -60,8 +60,8 @@ class Buffer:
 
 
 def step_sizes(max_tokens: int) -> list[int]:
-    """What a step's rows are rounded up to on a GPU: powers of two. Rows beyond a step's own are skipped by every
-    kernel, so that the rounding costs little; each size is compiled for and captured once."""
+    """Returns the sizes that a step's rows are rounded up to on a GPU: powers of two. Kernels skip rows beyond a step's
+    own, so rounding costs little; each size is compiled for and captured once."""
     sizes = [1]
     while sizes[-1] < max_tokens:
         sizes.append(2 * sizes[-1])
@@ -237,8 +237,8 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
 
 
 def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
-    """What recurrent layers, by number, keep of a CPU's step with up to `drafts` drafts, until it is known which of
-    them are right."""
+    """Returns the buffers that recurrent layers, by number, keep of a CPU step with up to `drafts` drafts, until it is
+    known which of them are right."""
     return {
         index: Buffer("draft_records", (drafts, layer.delta_net.heads.pending_values))
         for index, layer in enumerate(model.layers)

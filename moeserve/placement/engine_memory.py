@@ -1,4 +1,4 @@
-"""What an engine takes beside weights, KV and streamed experts: counted from the same data by which it allocates."""
+"""The memory of an engine beside weights, KV and streamed experts: counted from the same data by which it allocates."""
 
 from __future__ import annotations
 

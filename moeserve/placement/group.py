@@ -25,8 +25,8 @@ def share_among(
     num_ranks: int,
     counts: Sequence[Sequence[int]] | None,
 ) -> RankShare:
-    """What `rank` has of the model. config: with --parallel chosen. counts: [layers][experts], tokens routed to each.
-    ConfigError where the model cannot be divided so."""
+    """Returns the share of the model that `rank` has. config: with --parallel chosen. counts: [layers][experts], tokens
+    routed to each. Raises ConfigError if the model cannot be divided so."""
     try:
         if config.parallel == "layers":
             return stage_of(shape, tensors, rank, num_ranks)

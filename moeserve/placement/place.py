@@ -259,7 +259,7 @@ class _Planner:
         )
 
     def _too_little(self, chosen: list[set[int]]) -> str:
-        """What is needed, and what would fit."""
+        """Returns the message with the memory that is needed and the sizes that would fit."""
         parts = {
             "the engine itself": self._gpu.reserved_bytes,
             f"{self._options.state_slots} slots of recurrent state": self._state_bytes,

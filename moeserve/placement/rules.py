@@ -57,7 +57,7 @@ class RuleText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a rule says of a part. None: the flags decide."""
+    """A rule's decision on a part. None: the flags decide."""
 
     rule: str  # as it is quoted in messages
     device: Device | None

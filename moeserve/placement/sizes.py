@@ -126,7 +126,7 @@ def has_float_weights(tensors: Mapping[str, TensorInfo], shape: ModelShape) -> b
 
 
 def plane_bytes(tensor: TensorInfo) -> int:
-    """What the tensor takes on a GPU. Vectors become float32; matrices of floats stay as they are."""
+    """Returns the bytes of the tensor on a GPU. Vectors become float32; matrices of floats stay unchanged."""
     if len(tensor.shape) == 1:
         return 4 * tensor.shape[0]
     rows = math.prod(tensor.shape[:-1])

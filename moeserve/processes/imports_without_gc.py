@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def imports_without_gc() -> Iterator[None]:
-    """What is made within is never looked at by the collector, which is suspended meanwhile."""
+    """Suspends the garbage collector, which then never looks at objects that were made within."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What the kernel says of a process: whether it is stopped, and how long it has computed (proc(5), /proc/PID/stat)."""
+"""The kernel's view of a process: whether it is stopped, and how long it has computed (proc(5), /proc/PID/stat)."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ OTHER_TYPES: Mapping[int, OtherType] = MappingProxyType(
 
 
 def unsupported_type(number: int, supported: str) -> str:
-    """What a message says of a tensor of a type that is not read. supported: the names of the types that are."""
+    """Returns the message for a tensor of a type that is not read. supported: the names of the types that are."""
     other = OTHER_TYPES.get(number)
     if other is None:
         return f"is of type number {number}, which is not supported; supported are {supported}"

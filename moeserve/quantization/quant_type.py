@@ -1,4 +1,4 @@
-"""What a row of the table holds: a type's GGUF block, described so far that reading, sizes and repacking follow."""
+"""A row of the table of types: a type's GGUF block, described so far that reading, sizes and repacking follow."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _HALVES = {
 
 @dataclass(frozen=True, slots=True)
 class CodeTable:
-    """What each code of 4 bits, or of 1, stands for, where a code is not a number itself: signed bytes."""
+    """The values of codes of 4 bits, or of 1, where a code is not a number itself: signed bytes."""
 
     levels: tuple[int, ...]
 

@@ -32,7 +32,7 @@ def dequantize(kind: QuantType, data: Bytes) -> Floats:
 
 
 def _numbers(layout: BlockLayout, b: Bytes, columns: int) -> Floats:
-    """What codes stand for, the offset not yet subtracted: [blocks, columns]."""
+    """Returns the codes' values, the offset not yet subtracted: [blocks, columns]."""
     low = layout.low
     codes = _trits(low, b) if isinstance(low, Trits) else _field(low, b, columns)
     if layout.high is not None:

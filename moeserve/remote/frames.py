@@ -30,7 +30,7 @@ _HEADER: Final = struct.Struct("!BI")
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """What the server must agree with, and what the worker has."""
+    """The properties that the server must agree with, and the worker's limits."""
 
     version: str  # of moeserve: messages between versions are not compatible
     fingerprint: str  # of the model: see `fingerprint.py`

@@ -33,7 +33,7 @@ class Tunnel:
 
     @property
     def local_events(self) -> int:
-        """What the Unix socket is to be polled for."""
+        """The events that the Unix socket is polled for."""
         reads = zmq.POLLIN if self._channel.num_unsent < MUCH_UNSENT else 0
         return reads | (zmq.POLLOUT if self._to_local else 0)
 
@@ -80,7 +80,7 @@ class Tunnel:
 
 
 def lost_by(kind: Kind, content: bytes) -> ConnectionLost:
-    """What a frame other than Data says."""
+    """Returns the error that a frame other than Data means."""
     if kind is not Kind.END:
         return ConnectionLost(f"a {kind.name} frame out of place")
     try:

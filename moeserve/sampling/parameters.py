@@ -36,10 +36,8 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What is known of a parameter, beside its name, type and default, which are the field's.
-
-    A value below `least` means `least`: APIs write "off" as -1, too.
-    """
+    """A parameter's properties beside its name, type and default, which are the field's. A value below `least` means
+    `least`: APIs write "off" as -1, too."""
 
     help: str  # one line, for the APIs' documents
     range: Range  # of an API's values

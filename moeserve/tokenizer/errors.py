@@ -1,4 +1,4 @@
-"""What rendering a chat template may raise."""
+"""The errors of rendering a chat template."""
 
 from __future__ import annotations
 

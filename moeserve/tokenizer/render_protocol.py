@@ -1,4 +1,4 @@
-"""What a ChatRenderer and its process tell each other, as msgpack structs."""
+"""The messages between a ChatRenderer and its process, as msgpack structs."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class TextTokenizer:
         return [*first.ids, *rest]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the text. IndexError outside 0..size-1."""
+        """Returns the bytes that the token adds to the text. IndexError outside 0..size-1."""
         if token_id < 0:
             raise IndexError(f"token id {token_id} is negative")
         return self.vocabulary.token_bytes[token_id]

@@ -92,7 +92,8 @@ def _load(process: Process, start: Start) -> Runner:
 
 
 def _import_for_gpu() -> None:
-    """What the forks need. Where it is not here, they say so, as they do where there is no GPU."""
+    """Imports the modules that forks need for a GPU. If a module is missing, the forks report it, as they do on a
+    machine without a GPU."""
     try:
         import moeserve.worker.loading.gpu.load  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What both runners know of requests and of a step's rows: plan -> arrays, and chosen tokens -> results."""
+"""The worker's view of requests and of a step's rows: plans become arrays, and chosen tokens become results."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ class PromptSpan(NamedTuple):
 
 
 class Sequences:
-    """What the worker remembers of each request slot. One writer: the runner.
+    """The worker's record of each request slot. One writer: the runner.
 
     tokens, kv_slots, window_slots: int32 [max_num_seqs, max_model_len], by position. The pages of slots that were never
-    used cost nothing. window_slots are kv_slots where windowed layers have no pool of their own; else only the entries
-    of the last positions mean anything.
-    """
+    used take no memory. window_slots equals kv_slots if windowed layers have no pool of their own; otherwise only the
+    entries of the last positions are valid."""
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class Sequences:
         self.tokens[slots[inside], positions[inside]] = -1 - np.flatnonzero(inside)
 
     def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
-        """Sampled tokens; the last one of a full context is never an input and has no place. The plan in flight
+        """Appends sampled tokens. The last one of a full context is never an input and has no place. The plan in flight
         has a row of a request that has just failed, too: in place of its token there is 0, which has an embedding."""
         if positions.max(initial=0) >= self.tokens.shape[1]:
             inside = positions < self.tokens.shape[1]

@@ -322,7 +322,8 @@ IMPORTED_FROM_ABOVE = {
     "moeserve.launcher": {"moeserve.cli.main", "moeserve.cli.remote_worker", "moeserve.remote.host"},
     "moeserve.cli.bench": {"moeserve.cli.main", "moeserve.cli.plan"},
     "moeserve.cli.doctor": {"moeserve.cli.main"},
-    "moeserve.cli.plan": {"moeserve.cli.main"},
+    "moeserve.cli.models": {"moeserve.cli.main"},
+    "moeserve.cli.plan": {"moeserve.cli.main", "moeserve.cli.models"},
     "moeserve.cli.simulate": {"moeserve.cli.main", "moeserve.cli.bench"},
 }
 TORCH_ALLOWED = (
@@ -338,6 +339,7 @@ TORCH_ALLOWED = (
     "moeserve.visualserver.towers",
     "moeserve.cli.doctor.probes",
     "moeserve.cli.doctor.triton_kernel",
+    "moeserve.cli.models.need",
     "moeserve.cli.plan",
     "moeserve.cli.bench.engine",
 )

@@ -70,7 +70,7 @@ def test_other_gpus_are_refused(text: str) -> None:
 
 
 def test_doctor_names_the_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_driver_version", lambda: "570.86")
+    monkeypatch.setattr(probes, "driver_version", lambda: "570.86")
     monkeypatch.setattr(torch.version, "cuda", None)
     driver, gpu = probes.gpu()
     assert driver.text == "NVIDIA 570.86"

@@ -49,7 +49,7 @@ class EngineRates:
         return float(computed / self.prefill + result["total_output_tokens"] / self.decode)
 
     def summary(self, result: dict[str, Any]) -> dict[str, float]:
-        """What --save-result keeps of it."""
+        """Returns the figures that --save-result keeps."""
         seconds = self.seconds_for(result)
         return {
             "engine_prefill_throughput": self.prefill,

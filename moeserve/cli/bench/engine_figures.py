@@ -1,4 +1,4 @@
-"""What `moeserve bench engine` measures of one phase, and how it shows it: a line of a table, or of a saved result."""
+"""The figures of one phase that `moeserve bench engine` measures, as a line of a table or of a saved result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class CacheFigure:
-    """What the expert cache did in some steps, the mean of a step."""
+    """The expert cache's counts in some steps, as means of a step."""
 
     hit_rate: float  # of the experts that a step uses, those found on the GPU
     promotions: float  # experts that came to the GPU
@@ -27,7 +27,7 @@ class CacheFigure:
     def between(
         cls, before: ExpertCacheCounts | None, now: ExpertCacheCounts | None, steps: int
     ) -> CacheFigure | None:
-        """None: experts stay where they are."""
+        """Returns the figures between two counts; None if experts stay where they are placed."""
         if before is None or now is None:
             return None
         did = now.since(before)

@@ -34,7 +34,7 @@ class Prompts(Protocol):
         ...
 
     def answered(self, answer: StreamedAnswer) -> None:
-        """What came back: the next turn's prompt repeats it."""
+        """Notes an answer: the next turn's prompt repeats it."""
         ...
 
 

@@ -140,7 +140,7 @@ def _run(args: argparse.Namespace, workload: Workload) -> tuple[EngineRates | No
 
 
 async def _measure(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], Run]:
-    """What was asked, by vLLM's names, and what came of it. Raises UserError."""
+    """Runs the workload. Returns the options, by vLLM's names, and the run. Raises UserError."""
     base = args.url.rstrip("/").removesuffix("/v1")
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),  # how many at once is for --max-concurrency to say

@@ -199,7 +199,7 @@ def slots_needed(num_seqs: int, long_prompt: int) -> int:
 
 
 def powers_of_two(low: int, high: int) -> list[int]:
-    """Those in low .. high."""
+    """Returns the powers of two in low .. high."""
     return [1 << e for e in range(high.bit_length()) if low <= 1 << e <= high]
 
 

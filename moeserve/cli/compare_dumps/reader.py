@@ -115,7 +115,7 @@ class Dump:
 
     @property
     def tensors(self) -> set[str]:
-        """What every step has."""
+        """The names of the tensors that every step has."""
         return set.intersection(*(set(step.shapes) for step in self.steps))
 
     def width(self, tensor: str) -> int:
@@ -140,7 +140,7 @@ class Dump:
         return found
 
     def sampled_rows_of(self, tensor: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """The same of a tensor that has a row for each sampled row; no others are read. Raises DumpError."""
+        """Returns the rows of a tensor that has one for each sampled row; no others are read. Raises DumpError."""
         places = zip(self.rows.step[rows].tolist(), self.rows.sampled[rows].tolist(), strict=True)
         return np.concatenate([self.steps[step].read_row(tensor, at) for step, at in places])
 

@@ -16,6 +16,7 @@ from signal import Signals
 from typing import Final
 
 from moeserve.cli.doctor.finding import Finding
+from moeserve.processes.gpu_driver import driver_version
 
 DEADLINE_S: Final = 120.0  # Triton compiles, torch is read from a slow disk
 REINSTALL: Final = "install moeserve again on this machine: pip install --force-reinstall --no-deps moeserve"
@@ -69,7 +70,7 @@ def extension() -> Iterator[Finding]:
 
 def gpu() -> Iterator[Finding]:
     """The driver, the GPUs, PyTorch's build, and a kernel that Triton compiles."""
-    driver = _driver_version()
+    driver = driver_version()
     if driver is None and not _has_nvidia_device():
         yield Finding("GPU", "ok", "no NVIDIA GPU here: the CPU computes")
         return
@@ -123,16 +124,6 @@ def check_triton(device: str) -> Finding:
         "a kernel computed wrong numbers",
         "pip install --force-reinstall triton; --device cpu works",
     )
-
-
-def _driver_version(root: Path = Path("/")) -> str | None:
-    """The version of NVIDIA's kernel module; None where it is not loaded."""
-    try:
-        text = (root / "proc/driver/nvidia/version").read_text()
-    except OSError:
-        return None
-    words = text.partition("\n")[0].split()
-    return next((word for word in words if word[:1].isdigit() and "." in word), "of an unknown version")
 
 
 def _has_nvidia_device(root: Path = Path("/")) -> bool:

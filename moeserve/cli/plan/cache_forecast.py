@@ -1,4 +1,4 @@
-"""What the expert cache will find on the GPU: its policy replayed on a routing trace, recorded or assumed."""
+"""A forecast of the expert cache's hits: its policy replayed on a routing trace, recorded or assumed."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def forecast_cache(
     streams: Sequence[int],
     trace_file: str | None,
 ) -> CacheForecast | None:
-    """None: experts stay where they are. Raises ConfigError for a trace of another shape, or of too few tokens for one
-    stream."""
+    """Returns the forecast; None if experts stay where they are placed. Raises ConfigError for a trace of another
+    shape, or with too few tokens for one stream."""
     if not placement.has_cache:
         if trace_file is not None:
             raise ConfigError("--routing-trace: experts stay where they are in this plan; leave it out")

@@ -12,7 +12,8 @@ from pathlib import Path
 from moeserve.cli.command_line import flag_name, read_options, resolve
 from moeserve.cli.other_flags import in_our_words
 from moeserve.cli.plan.cache_forecast import MOST_STREAMS, CacheForecast, forecast_cache, trace_tokens
-from moeserve.cli.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict, usable_gpu_bytes
+from moeserve.cli.plan.fit import fit_model
+from moeserve.cli.plan.memory import CUDA_CONTEXT_BYTES, Memory, usable_gpu_bytes
 from moeserve.cli.plan.options import SHARED, command_parser
 from moeserve.cli.plan.rates import CpuRates, GpuRates
 from moeserve.cli.plan.report import PlacementPlan, Speed, as_json, as_text
@@ -22,41 +23,25 @@ from moeserve.cli.plan.several_gpus import as_json as group_json
 from moeserve.cli.plan.several_gpus import as_text as group_text
 from moeserve.cli.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.cli.plan.tiers import READ_BYTES_PER_S, disk_tier_bytes, forecast_tiers
-from moeserve.config import ServerConfig, drafts_of
+from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError, UserError
-from moeserve.kv.layout import layout_of
 from moeserve.models.interface import ModelShape
-from moeserve.models.next_token import drafting_shape
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
-from moeserve.placement import Gpu, ModelSizes, Placement, place
-from moeserve.placement.engine_memory import gpu_reserved_bytes
-from moeserve.placement.gpu_drafts import check_gpu_drafts
+from moeserve.placement import ModelSizes, Placement
 from moeserve.placement.group import refuse_placement_flags
 from moeserve.placement.options import (
     heat_counts,
-    placement_options,
-    with_expert_cache,
-    with_state_slots,
-    with_window_pool,
 )
-from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.processes.free_memory import available_bytes, limit_note
-from moeserve.worker.adapters.memory import (
-    AdapterMemory,
-    adapter_memory,
-    open_adapters,
-    plan_gpu_adapters,
-)
 from moeserve.worker.loading.device import choose_device, parse_gpus
 
 STREAMS = (1, 4, 16, 64)
 PROMPTS = (512, 4096)
 CONTEXT = 512
-GPU_FLOAT_BYTES = 2  # of what tensor cores multiply
 SHORT_STEP_S = 1e-3  # below it, what the server does between two steps counts (measured on two cores)
 ASSUMED_GPU = (
     "the GPU's speed is assumed where you have not given it (--gpu-bandwidth, --gpu-tflops, --pcie-bandwidth)"
@@ -87,50 +72,12 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     """Raises UserError for a file or a wish that cannot be served."""
     if config.parallel != "auto":
         raise ConfigError("--parallel: has no effect with one GPU; leave it out, or say --gpus 2")
-    gguf = open_metadata(Path(config.model))
-    gpu, drafts = _gpu_memory(config, args), drafts_of(config)
-    model = read_checked_shape(gguf)
-    if gpu is not None:
-        check_gpu_drafts(config, model)
-    elif drafts is not None:
-        model = drafting_shape(model, gguf, drafts.method)
-    layout = layout_of(config, model)
-    sizes = ModelSizes.of(gguf.tensors, layout)
+    gpu = _gpu_memory(config, args)
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
-    gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
-    options = placement_options(config, model)
-    usable = None if gpu is None else usable_gpu_bytes(config, gpu)
-    in_a_step = step_tokens(config.max_num_batched_tokens, model, usable)
-    most_rows = max(in_a_step, config.max_num_seqs)
-    reserved = 0
-    if usable is not None:
-        reserved = gpu_reserved_bytes(
-            config,
-            model,
-            most_rows,
-            sizes,
-            usable,
-            float_weights=has_float_weights(gguf.tensors, model),
-            adapter_rank=0 if gpu_adapters is None else gpu_adapters.rank,
-        )
-    adapter_bytes = 0 if gpu_adapters is None else gpu_adapters.num_bytes
-    room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved + adapter_bytes)
-    routing = RoutingProbabilities(model, options.counts)
-    if gpu is None:
-        options = dataclasses.replace(options, counts=None)  # here it tells what is read, not what goes where
-    if room is not None:
-        options = with_window_pool(options, config, layout, most_rows)
-        options = with_state_slots(options, config, sizes, room)
-    placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
-    gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
-    adapters = AdapterMemory()
-    if gpu is None:
-        adapters = adapter_memory(config, model, open_adapters(config, model), most_rows)
-    memory = predict(
-        config, model, sizes, placement, ram, gpu_other, in_a_step, adapters, gpu_adapters=adapter_bytes
-    )
     note = limit_note() if args.ram is None else ""
-    _check_ram(memory, ram, note)
+    fit = fit_model(config, gpu, ram, note)
+    gguf, model, sizes, placement = fit.source, fit.model, fit.sizes, fit.placement
+    memory, in_a_step, routing = fit.memory, fit.step_tokens, fit.routing
     cpu_rates = cpu_rates_of(args, config, gguf, model)
     gpu_rates = None if gpu is None else gpu_rates_of(args)
     streams = [count for count in STREAMS if count <= config.max_num_seqs]
@@ -323,16 +270,6 @@ def _users(config: ServerConfig, memory: Memory) -> dict[int, int]:
     return {tokens: min(config.max_num_seqs, memory.kv_tokens // tokens) for tokens in sizes}
 
 
-def _check_ram(memory: Memory, ram: int, note: str) -> None:
-    if memory.ram_start > ram:
-        raise ConfigError(
-            f"{memory.ram_start / GIB:.2f} GiB of RAM are needed and {ram / GIB:.2f} GiB are there{note}: put more "
-            "experts on a GPU, or choose a smaller model or quantisation"
-        )
-    if memory.kv_tokens < 64:
-        raise ConfigError(f"there is room for {memory.kv_tokens} tokens of KV only: free some memory")
-
-
 def _cautions(
     config: ServerConfig,
     args: argparse.Namespace,
@@ -372,7 +309,7 @@ def _cautions(
 
 
 def command_line(config: ServerConfig, args: argparse.Namespace, kv_tokens: int, *, has_gpu: bool) -> str:
-    """What was asked for, and what the plan has fixed."""
+    """Returns the command line that was asked for, with the sizes that the plan has fixed."""
     given = {name: getattr(args, name) for name in SHARED if getattr(args, name) is not None}
     if not has_gpu:
         given.pop("expert_heat", None)  # of no use to the CPU engine

@@ -1,8 +1,6 @@
-"""What a GPU's speed is made of beside its rates: the constants of `HybridSpeed`, and nothing else.
-
-`python -m benchmarks.plan_accuracy … --save runs.jsonl` measures, `--fit runs.jsonl` of the same program finds the
-constants that fit, and they come here by hand.
-"""
+"""The constants of a GPU's speed beside its rates: those of `HybridSpeed`, and nothing else. `python -m
+benchmarks.plan_accuracy … --save runs.jsonl` measures, `--fit runs.jsonl` of the same program finds the constants that
+fit, and they come here by hand."""
 
 from __future__ import annotations
 

@@ -19,6 +19,9 @@ _PLACEMENT = (
 # Options of the server that mean the same here.
 SHARED = (
     "model",
+    "mmproj",
+    "image_max_tokens",
+    "image_cache",
     "lora_modules",
     "lora_dir",
     "max_loras",

@@ -1,4 +1,4 @@
-"""What a plan knows of the machine."""
+"""The rates of a machine that a plan computes with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CpuRates:
 
 @dataclass(frozen=True, slots=True)
 class GpuRates:
-    """What a plan assumes of a GPU. The defaults are a middling one's; say what yours has."""
+    """The rates that a plan assumes of a GPU. The defaults are a middling GPU's; give yours."""
 
     read: float = 900e9  # bytes a second
     ops: float = 150e12  # bf16

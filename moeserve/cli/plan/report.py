@@ -165,6 +165,8 @@ def _memory(plan: PlacementPlan) -> str:
     lines = [
         _row("RAM, weights", _gib(m.ram_weights)),
         _row("RAM, processes and buffers", _gib(m.ram_other)),
+        *([_row("RAM, vision tower", _gib(m.ram_tower))] if m.ram_tower else []),
+        *([_row("RAM, pictures' embeddings when full", _gib(m.ram_images))] if m.ram_images else []),
         *([_row("RAM, LoRA adapters", _gib(m.ram_adapters))] if m.ram_adapters else []),
         *([_row("RAM, kept for adapters", _gib(m.ram_later_adapters))] if m.ram_later_adapters else []),
         _row("RAM, KV when full", _gib(m.ram_kv)),

@@ -203,7 +203,7 @@ class HybridSpeed:
         return ops / (self._gpu.ops * c.attention_ops) + c.row_s * step.all_tokens * self._model.num_layers
 
     def _once(self, step: Step) -> float:
-        """What a step takes beside its layers."""
+        """The time of a step that does not depend on its layers."""
         head_ops = 2.0 * step.rows * self._model.vocab_size * self._model.hidden_size
         head = self._product_seconds(self._sizes.head.cuda, head_ops, step.rows)
         return self._constants.step_s + head

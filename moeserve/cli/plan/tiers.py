@@ -1,4 +1,5 @@
-"""What --kv-ram and --kv-disk would hold, and how long a long prompt takes from there beside computing it."""
+"""The tokens that --kv-ram and --kv-disk would hold, and the time of a long prompt if it is loaded and if it is
+computed."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class StepLoad(NamedTuple):
 
     @property
     def without_rows(self) -> StepLoad:
-        """The same without its decode rows and what they read."""
+        """The load without its decode rows and their share of the reading."""
         rows = self.decode_rows
         left = self._replace(tokens=self.tokens - rows, sampled_rows=self.sampled_rows - rows)
         return left._replace(decode_context=0, decode_rows=0, decode_span=0)

@@ -15,7 +15,7 @@ from moeserve.messages.pages import PAGE_KEY_BYTES, TIERS, PageOrders, PageRepor
 
 @dataclass(frozen=True, slots=True)
 class TierModel:
-    """What a simulated server has as --kv-ram or --kv-disk."""
+    """A simulated server's --kv-ram or --kv-disk."""
 
     tokens: int  # whose KV it holds
     tokens_per_s: float  # that are read

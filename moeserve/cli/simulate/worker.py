@@ -114,7 +114,7 @@ class VirtualWorker(Worker):
         )
 
     def expert_use(self) -> ExpertUse:
-        """Nothing is routed in virtual time: there are counts of no layer."""
+        """Returns no counts, because nothing is routed in virtual time."""
         return ExpertUse(0, self._limits.num_experts, self._limits.experts_per_token, b"", b"")
 
     def step(self, plan: StepPlan) -> StepResult:

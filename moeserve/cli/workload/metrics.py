@@ -39,7 +39,7 @@ METRICS = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What one request saw. Seconds; `sent` is counted from the start of the run."""
+    """One request's times. Seconds; `sent` is counted from the start of the run."""
 
     sent: float
     prompt_len: int

@@ -199,7 +199,7 @@ def _percentiles(text: str) -> list[float]:
 
 
 def workload_from(args: argparse.Namespace) -> Workload:
-    """What the options describe; saved, where they say so. Raises UserError, OSError."""
+    """Returns the workload that the options describe, and saves it if they say so. Raises UserError, OSError."""
     given = {name: getattr(args, name) for name in _SHAPE if getattr(args, name) is not None}
     if args.trace is not None:
         others = ["dataset_name", "num_prompts", *given, "request_rate", "burstiness"]

@@ -67,7 +67,7 @@ def failures(outcomes: Sequence[Outcome]) -> str:
 
 
 def details(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
-    """What each request saw, as parallel lists in seconds, by vLLM's names."""
+    """Returns each request's times, as parallel lists in seconds, by vLLM's names."""
     return {
         "input_lens": [outcome.prompt_len for outcome in outcomes],
         "output_lens": [outcome.output_len for outcome in outcomes],

@@ -1,4 +1,4 @@
-"""What `$ref` points to: JSON pointers, `$id` and `$anchor`, within one document."""
+"""The targets of `$ref`: JSON pointers, `$id` and `$anchor`, within one document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a request asks for to what is sent to the engine: everything that may refuse a request happens here."""
+"""Turns a request into messages to the engine: every refusal of a request happens here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the C++ attention reads of a step: its sequences."""
+"""A step's sequences, as the C++ attention reads them."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ PREFILL_SMALL = {1024: PrefillTile(32, 16, 4, 1)}
 
 
 def _score_scale(scale: float | None, dim: int) -> float:
-    """What scores of a q that was multiplied by 1/sqrt(dim) are multiplied with: to powers of two."""
+    """Returns the factor of scores of a q that was multiplied by 1/sqrt(dim): the softmax is of powers of two."""
     return LOG2E if scale is None else LOG2E * scale * dim**0.5
 
 

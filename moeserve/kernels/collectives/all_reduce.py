@@ -23,7 +23,7 @@ class AllReduce(Protocol):
 
 
 class FromFirst:
-    """What the first rank has, to all ranks, as a sum in which the others have zeros."""
+    """The first rank's numbers for all ranks, as a sum in which the others have zeros."""
 
     def __init__(self, all_reduce: AllReduce, rank: int) -> None:
         self._all_reduce = all_reduce

@@ -60,7 +60,7 @@ class PushSum:
         self._launch(x, 0)
 
     def try_once(self, x: Tensor) -> None:
-        """The same, but where nothing comes from the others it ends, with a wrong sum."""
+        """Sums once, as a trial: if nothing comes from the others, it ends with a wrong sum."""
         self._launch(x, TRIAL_POLLS)
 
     def _launch(self, x: Tensor, polls: int) -> None:

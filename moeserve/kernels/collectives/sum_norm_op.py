@@ -25,7 +25,7 @@ TRIAL_POLLS = 1 << 20  # about a second
 
 @dataclass(frozen=True, slots=True)
 class MessageSize:
-    """What a `SumNorm` is for."""
+    """The sizes of a `SumNorm`'s messages."""
 
     ranks: int
     rows: int  # of the largest step

@@ -1,4 +1,4 @@
-"""What leaves a mixer through a gate, as Triton kernels: a program a row and head."""
+"""The gate behind a mixer, as Triton kernels: a program a row and head."""
 
 # mypy: ignore-errors
 

@@ -22,8 +22,8 @@ COLUMNS = 32  # of a head's state in one program: 128 programs for one token of 
 
 @dataclass(frozen=True, slots=True)
 class StepSequences:
-    """Whose states a step's rows move on, on the device: int32. Sequence i has rows first[i] .. + count[i] - 1 and its
-    state in slot[i]; count 0: there is none."""
+    """The sequences whose states a step's rows advance, on the device: int32. Sequence i has rows first[i] .. +
+    count[i] - 1 and its state in slot[i]; count 0: there is no sequence."""
 
     first: Tensor  # [sequences]
     count: Tensor

@@ -1,4 +1,4 @@
-"""What a shared expert's output is multiplied with (Qwen2-MoE: https://arxiv.org/abs/2407.10671)."""
+"""The factor of a shared expert's output (Qwen2-MoE: https://arxiv.org/abs/2407.10671)."""
 
 # mypy: ignore-errors
 

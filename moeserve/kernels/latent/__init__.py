@@ -1,1 +1,1 @@
-"""What latent attention does around attention. In C++: `CpuStream.latent_store` and `linear_by_head`."""
+"""The operations around latent attention. In C++: `CpuStream.latent_store` and `linear_by_head`."""

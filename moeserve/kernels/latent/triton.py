@@ -1,4 +1,4 @@
-"""What latent attention does around attention, as Triton kernels: `reference.py` has the arithmetic."""
+"""The operations around latent attention, as Triton kernels: `reference.py` has the arithmetic."""
 
 # mypy: ignore-errors
 

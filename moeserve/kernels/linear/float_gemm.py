@@ -47,7 +47,7 @@ def column_bias(y, bias, expert, column, COLUMNS: tl.constexpr):
 
 @triton.jit
 def gate_bias(y, bias, expert, routes, live, column, COLUMNS: tl.constexpr, BY_ROUTE: tl.constexpr):
-    """The same of a gated product; BY_ROUTE: plus each route's own, of bias [.., COLUMNS]."""
+    """Adds the biases of a gated product; BY_ROUTE: plus each route's own, of bias [.., COLUMNS]."""
     if BY_ROUTE:
         at = bias + tl.where(live, routes, 0).to(tl.int64)[:, None] * COLUMNS + column[None, :]
         y += tl.load(at, live[:, None] & (column < COLUMNS)[None, :], 0.0).to(tl.float32)

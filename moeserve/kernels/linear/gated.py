@@ -1,4 +1,4 @@
-"""What a gated feed-forward makes of its two products, on tiles."""
+"""The activation of a gated feed-forward's two products, on tiles."""
 
 # mypy: ignore-errors
 

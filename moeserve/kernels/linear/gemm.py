@@ -252,7 +252,7 @@ def multiply_quantised(
 def multiply(
     codes, scales, supers, x, live, r, COLS: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr
 ):
-    """The same for one matrix, floats where F is None."""
+    """Multiplies one matrix, floats where F is None."""
     if F is None:
         out = multiply_floats(codes, x, live, r, COLS, BM, 64)
     else:
@@ -284,7 +284,7 @@ def add_bias(y, bias, expert, row, ROWS: tl.constexpr):
 
 @triton.jit
 def add_gate_bias(y, bias, expert, routes, live, row, ROWS: tl.constexpr, BY_ROUTE: tl.constexpr):
-    """The same of a gated product; BY_ROUTE: plus each route's own, of bias [.., ROWS]."""
+    """Adds the biases of a gated product; BY_ROUTE: plus each route's own, of bias [.., ROWS]."""
     if BY_ROUTE:
         at = bias + tl.where(live, routes, 0).to(tl.int64)[None, :] * ROWS + row[:, None]
         y += tl.load(at, live[None, :] & (row < ROWS)[:, None], 0.0).to(tl.float32)

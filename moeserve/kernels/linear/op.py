@@ -60,7 +60,7 @@ class RouteBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What becomes of the products with gate and up, see `activate` of experts/reference.py."""
+    """The activation of the products with gate and up, see `activate` of experts/reference.py."""
 
     activation: Activation = "silu"
     gate_bias: Tensor | None = None  # float32 [experts, ff]

@@ -47,7 +47,7 @@ class AdapterTable:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """What the rows of a step are to a product: they themselves, or their routes to experts."""
+    """The items of a product for the rows of a step: the rows themselves, or their routes to experts."""
 
     slots: Tensor  # int32 [n]: each row's adapter, -1 for none
     count: Tensor  # int32 [1]: rows that exist

@@ -1,4 +1,4 @@
-"""What the kernels of adapters compute, in plain torch."""
+"""The arithmetic of the adapters' kernels, in plain torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What lies between the products of a layer whose blocks have norms before and behind them: `reference.py` has it."""
+"""The operations between the products of a layer whose blocks have norms before and behind them: `reference.py` has the
+arithmetic."""
 
 # mypy: ignore-errors
 

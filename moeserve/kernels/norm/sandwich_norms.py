@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PartNorms:
-    """Those of a dense feed-forward and experts side by side."""
+    """The norms of a dense feed-forward and experts side by side."""
 
     router_input: Tensor
     experts_input: Tensor

@@ -31,7 +31,7 @@ def _count(x: Tensor) -> Tensor:
 
 
 def _activations(x: Tensor, *, small_batch: bool, kinds: tuple[int, ...]) -> GpuActivations:
-    """What products take: few rows as float32 and int8, many as what the tensor cores multiply."""
+    """Returns the products' input: few rows as float32 and int8, many in the type that the tensor cores multiply."""
     if small_batch:
         q = quantize(x)
         return GpuActivations(x, q.codes, q.scales)

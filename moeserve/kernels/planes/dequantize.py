@@ -1,4 +1,4 @@
-"""What planes mean, in plain torch on any device: the reference of every kernel that reads them."""
+"""The values of planes, in plain torch on any device: the reference of every kernel that reads them."""
 
 from __future__ import annotations
 

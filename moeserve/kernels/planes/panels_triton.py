@@ -265,7 +265,7 @@ def unpack_scattered(addresses: Tensor, kind: QuantType, rows: int, cols: int) -
 
 
 def _sizes(kind: QuantType, cols: int) -> tuple[int, ...]:
-    """What the kernels know of a type's rows: K_BLOCKS, PARTS and so on."""
+    """Returns the kernels' constants of a type's rows: K_BLOCKS, PARTS and so on."""
     f = kind.layout
     assert f is not None
     layout, k_blocks = PanelLayout.of(kind, f), k_blocks_of(cols)

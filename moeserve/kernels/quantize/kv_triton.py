@@ -71,7 +71,8 @@ def quantize_kv_fp8(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def code_value(codes, IS_FP8: tl.constexpr):
-    """What int8 codes, or the bits of e4m3, stand for, in float16. Compiled kernels have instructions for it."""
+    """Returns the values of int8 codes, or of the bits of e4m3, in float16. Compiled kernels have instructions for
+    it."""
     if IS_FP8:
         bits = codes.to(tl.int32)
         mantissa, exponent = bits & 7, (bits >> 3) & 15

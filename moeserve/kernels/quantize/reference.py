@@ -31,7 +31,7 @@ class Quantized:
         return self.codes.double() * self.scales.double().repeat_interleave(GROUP, dim=1)
 
     def rows(self) -> Tensor:
-        """What the kernels read: uint8 [n, 1.5 * cols]."""
+        """The form that the kernels read: uint8 [n, 1.5 * cols]."""
         n, cols = self.codes.shape
         sums = self.codes.view(n, -1, 2, GROUP // 2).sum(dim=3, dtype=torch.int32)
         meta = np.empty((n, cols // GROUP), META)
@@ -56,5 +56,5 @@ def quantize(x: Tensor) -> Quantized:
 
 
 def round_trip(x: Tensor) -> Tensor:
-    """What is left of activations after quantisation: float64 of x's shape [n, cols]."""
+    """Returns the activations' values after quantisation: float64 of x's shape [n, cols]."""
     return quantize(x.float()).dequantize()

@@ -14,8 +14,9 @@ from moeserve.kernels.quantize.kv_triton import store_kv
 
 @triton.jit
 def rotation(weight, cos, sin, DIM: tl.constexpr, ROTARY: tl.constexpr, SIZE: tl.constexpr):
-    """What `norm_and_rotate` multiplies a head's values and their partners with, float32 [1, SIZE] each. cos, sin:
-    pointers to the position's row; weight: the norm's, one for each row [H, 1] where they differ, None without."""
+    """Returns the factors by which `norm_and_rotate` multiplies a head's values and their partners, float32 [1, SIZE]
+    each. cos, sin: pointers to the position's row; weight: the norm's, one for each row [H, 1] where they differ, None
+    without."""
     d = tl.arange(0, SIZE)[None, :]
     rotates = d < ROTARY
     is_low = d < ROTARY // 2

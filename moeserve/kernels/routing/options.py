@@ -10,11 +10,10 @@ Scoring = Literal["softmax", "sigmoid", "softmax_topk"]
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
-    """What a family's router computes; the defaults are Qwen3-MoE's. `reference.py` is the specification.
+    """The arithmetic of a family's router; the defaults are Qwen3-MoE's. `reference.py` is the specification.
 
-    Experts are chosen by score plus bias (a tensor, passed to the operation beside these options; it chooses only), of
-    equals the lower id. The weights are the chosen experts' scores without the bias.
-    """
+    Experts are chosen by score plus bias (a tensor, passed to the operation beside these options; it affects only the
+    choice); of equal ones, the lower id. The weights are the chosen experts' scores without the bias."""
 
     # softmax, sigmoid: of all experts' logits. softmax_topk: the logits themselves choose, and the weights are the
     # softmax of the chosen logits (gpt-oss), which `normalize` does not change.

@@ -212,7 +212,7 @@ def chain_and_draw(
     x, settings, block_max, maxima, top, u, xtc_u, values, ids,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """A token of a finite row by its order of samplers; `top` is its largest logit, u and xtc_u its random numbers."""
+    """Draws a token of a finite row by its order of samplers. top: its largest logit; u, xtc_u: its random numbers."""
     order = tl.load(settings + ORDER)
     top_k = tl.load(settings + TOP_K)
     floor = tl.full([], float("-inf"), tl.float32)

@@ -1,4 +1,4 @@
-"""What the host writes into a slot's record of DRY; `dry.py` says what a record is."""
+"""The host's writes into a slot's record of DRY; `dry.py` describes the record."""
 
 from __future__ import annotations
 

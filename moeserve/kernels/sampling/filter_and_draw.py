@@ -84,7 +84,7 @@ def mass_from(values, ids, n, key, limit, least, top, scale, BY_MASS: tl.constex
 
 @triton.jit
 def masses_from(values, ids, n, key, limit, pivots, top, scale, BY_MASS: tl.constexpr):
-    """The same for WAYS keys at once: float64 [WAYS]."""
+    """Returns the masses for WAYS keys at once: float64 [WAYS]."""
     mass = tl.zeros([TILE, WAYS], tl.float32)
     for start in range(0, n, TILE):
         value, _, place, inside = load_tile(values, ids, start, n, key, limit)

@@ -26,7 +26,7 @@ _PENALTIES = [name for name, of in PARAMETERS.items() if of.sampler == "penaltie
 
 
 class SamplingWorkspace:
-    """What rows of logits leave behind on the way to their tokens, for batches of up to `rows`."""
+    """The buffers between rows of logits and their tokens, for batches of up to `rows`."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device | str) -> None:
         blocks = -(-vocab // BLOCK)
@@ -38,11 +38,10 @@ class SamplingWorkspace:
 
 
 class DeviceSamplerState:
-    """What each request slot needs between steps, on the device. `bind` is the host's, the count of output tokens and
-    the history are the kernels'.
+    """The state of each request slot between steps, on the device. The host writes it by `bind`; kernels write the
+    count of output tokens and the history.
 
-    history [history_rows, vocab]: 2 * (times in the output) + (1 where in the prompt), for slots with penalties.
-    """
+    history [history_rows, vocab]: 2 * (times in the output) + (1 where in the prompt), for slots with penalties."""
 
     def __init__(
         self, max_num_seqs: int, vocab: int, device: torch.device | str, history_rows: int | None = None

@@ -20,7 +20,7 @@ from moeserve.sampling.order import DEFAULT_ORDER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params:
-    """The settings of moeserve/sampling/parameters.py, and what else a row depends on."""
+    """The settings of moeserve/sampling/parameters.py, and the other values that a row's token depends on."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -53,12 +53,11 @@ class Params:
 
 
 def dry_penalties(p: Params) -> dict[int, float]:
-    """What DRY subtracts from the logits of which tokens.
+    """Returns DRY's penalties by token, which are subtracted from the logits.
 
-    The text's last tokens may stand in it once more, `lag` tokens earlier; the token that came there next would make
-    the repetition longer, unless it is a breaker itself. A repetition is counted back to the window's begin, and to
-    the last breaker.
-    """
+    If the text's last tokens are in it once more, `lag` tokens earlier, the token that came next there would make the
+    repetition longer, unless it is a breaker itself. A repetition is counted back to the window's begin, and to the
+    last breaker."""
     text = [*p.prompt, *p.output]
     window = len(text) if p.dry_penalty_last_n < 0 else min(p.dry_penalty_last_n, len(text))
     if not p.runs("dry") or p.dry_multiplier == 0 or window <= p.dry_allowed_length:

@@ -44,7 +44,7 @@ class _Found:
 
     @property
     def server(self) -> Fingerprint | None:
-        """What its pages of KV and of states have in common."""
+        """The fingerprint that its pages of KV and of states share."""
         return None if self.fingerprint is None else replace(self.fingerprint, page_tokens=0, page_bytes=0)
 
     @property

@@ -1,4 +1,4 @@
-"""What pages must have in common to be of use to each other: the model, how it is computed, how KV lies in memory."""
+"""The properties that pages must share to be usable together: the model, how it is computed, and the layout of KV."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def main(process: Process) -> None:
 
 
 def _vocabulary(model: Path) -> Vocabulary | None:
-    """None where it cannot be read: the detokenizer, which tries it again, says why."""
+    """Returns the vocabulary; None if it cannot be read: the detokenizer tries again, and says why."""
     try:
         return read_vocabulary(model)
     except (UserError, OSError, MemoryError) as error:

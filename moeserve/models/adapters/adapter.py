@@ -21,7 +21,7 @@ class ProductKey(NamedTuple):
 
 
 class LowRank(NamedTuple):
-    """What is added to W x is b (a x)."""
+    """A low-rank change: b (a x) is added to W x."""
 
     a: Floats  # [rank, cols]
     b: Floats  # [rows, rank], the adapter's scale multiplied in

@@ -53,7 +53,8 @@ def fused_form(
 
 
 def size_of_fused(form: FusedForm, rank: int, inputs: int, outputs: int, experts: int) -> PairSize:
-    """What `split_fused` gives of A [rank, inputs] and B [outputs, rank] of all experts together."""
+    """Returns the size of the parts that `split_fused` makes of A [rank, inputs] and B [outputs, rank] of all experts
+    together."""
     if form.is_swapped:
         inputs, outputs = outputs, inputs
     if form.is_down:

@@ -63,8 +63,8 @@ class PeftConfig:
     target_parameters: tuple[str, ...] = ()  # by the end of a parameter's name
 
     def key_of(self, module: str) -> str:
-        """What the patterns are matched with: the module's name, or its weight's, where `target_parameters` has chosen
-        that."""
+        """Returns the name that patterns are matched with: the module's, or its weight's if `target_parameters` has
+        chosen that."""
         weight = f"{module}.weight"
         return weight if any(f".{weight}".endswith(f".{name}") for name in self.target_parameters) else module
 

@@ -46,7 +46,7 @@ class TensorName(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What a module computes."""
+    """The product that a module computes."""
 
     layer: int
     part: str  # products.py; FUSED_EXPERTS: those of all experts
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 def parse_name(name: str) -> TensorName | None:
-    """None for a tensor that is no A or B."""
+    """Returns the parts of a tensor's name; None if the tensor is no A or B."""
     match = _NAME.fullmatch(name)
     return (
         None
@@ -64,7 +64,7 @@ def parse_name(name: str) -> TensorName | None:
 
 
 def place_of(module: str) -> Place | None:
-    """None for a module that no adapter can change here."""
+    """Returns a module's place in the model; None if no adapter can change it here."""
     match = _LAYER.fullmatch(module)
     if match is None or _OTHER_TOWER.fullmatch(module):
         return None

@@ -1,4 +1,4 @@
-"""What adapters take in memory, by their files' headers."""
+"""The memory that adapters take, by their files' headers."""
 
 from __future__ import annotations
 

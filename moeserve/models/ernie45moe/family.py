@@ -59,7 +59,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """What `moe_layer_start_index`, `_end_index` and `_interval` say. Raises ModelError."""
+    """Translates `moe_layer_start_index`, `_end_index` and `_interval`. Raises ModelError."""
     layers = config.get("num_hidden_layers")
     first, last, step = (
         default if config.get(f"moe_layer_{name}") is None else config[f"moe_layer_{name}"]

@@ -48,7 +48,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """What `layer_types` says. Raises ModelError."""
+    """Translates `layer_types`. Raises ModelError."""
     layers = config.get("num_hidden_layers")
     types = layer_types(path, config, layers) if isinstance(layers, int) else None
     if types is None:

@@ -100,7 +100,7 @@ class CpuParts:
 
 @dataclass(frozen=True, slots=True)
 class CpuLayerInput:
-    """What makes a layer's own input of its tokens, and adds it to the residual stream."""
+    """The weights that make a layer's own input of its tokens, and add it to the residual stream."""
 
     gate: LinearGroup  # [layer_input_width, hidden]
     output: LinearGroup  # [hidden, layer_input_width]
@@ -109,7 +109,7 @@ class CpuLayerInput:
 
 @dataclass(frozen=True, slots=True)
 class CpuLayerInputs:
-    """What makes all layers' own inputs of a step's tokens."""
+    """The weights that make all layers' own inputs of a step's tokens."""
 
     table: CpuEmbedding  # [vocab, layers * layer_input_width]
     projection: LinearGroup  # [layers * layer_input_width, hidden], of the embeddings
@@ -145,12 +145,12 @@ class CpuLayer:
 
     @property
     def moe(self) -> CpuMoe | None:
-        """None for a layer without experts."""
+        """The layer's experts; None if it has none."""
         return self.ffn if isinstance(self.ffn, CpuMoe) else None
 
     @property
     def unrouted(self) -> CpuSharedExpert | None:
-        """What every token passes."""
+        """The feed-forward that every token passes."""
         return self.ffn.shared if isinstance(self.ffn, CpuMoe) else self.ffn.expert
 
 

@@ -69,7 +69,7 @@ class ExpertMaps:
         return self._native.start(moves)
 
     def land(self, batch: Ids) -> None:
-        """What `start` gave: from the next `publish` on they are the GPU's."""
+        """Enters the experts of a batch from `start`: from the next `publish` on they are on the GPU."""
         self._native.land(batch)
 
     def publish(self) -> None:

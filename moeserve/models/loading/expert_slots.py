@@ -78,7 +78,7 @@ class ExpertSlots:
         return 0 if of is None else of.bytes
 
     def free(self) -> None:
-        """What was launched so far may read the slots to be filled; what follows does not."""
+        """Frees the slots to be filled. Work launched so far may still read them; later work does not."""
         if self._is_gpu:
             self._freed.record()
 
@@ -155,7 +155,7 @@ class ExpertSlots:
         store_scattered(self._slot_map, group.entries)
 
     def _finish(self, layer: int, place: int, slot: int, staging: Tensor) -> None:
-        """What has no blocks to unpack: matrices of floats, and biases."""
+        """Fills a slot with tensors that have no blocks to unpack: matrices of floats, and biases."""
         of = self._layers[layer]
         assert of is not None
         for kind, planes, offset, each in zip(of.kinds, of.planes, of.offsets, of.each, strict=True):

@@ -134,7 +134,7 @@ class GpuLayer:
 
     @property
     def moe(self) -> GpuMoe | None:
-        """None for a layer without experts."""
+        """The layer's experts; None if it has none."""
         return self.ffn if isinstance(self.ffn, GpuMoe) else None
 
     @property

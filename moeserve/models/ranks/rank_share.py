@@ -43,7 +43,7 @@ class TensorSlice:
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """What one rank has of a model."""
+    """The part of a model that one rank has."""
 
     rank: int
     num_ranks: int
@@ -62,7 +62,7 @@ class RankShare:
         return [[counts[self.first_layer + at][e] for e in ids] for at, ids in enumerate(self.experts)]
 
     def name_in_model(self, name: str) -> str:
-        """What the file calls one of the share's tensors."""
+        """Returns the file's name of one of the share's tensors."""
         layer = n.layer_of(name)
         return name if layer is None else n.in_layer(layer + self.first_layer, _in_any_layer(name))
 

@@ -1,4 +1,4 @@
-"""Mapping a file that somebody else has written."""
+"""Maps files that are untrusted input."""
 
 from __future__ import annotations
 

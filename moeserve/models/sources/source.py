@@ -53,8 +53,8 @@ class ModelSource(Protocol):
     def architecture(self) -> str: ...
 
     def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The tensor's bytes: uint8 [nbytes], read-only, rows contiguous; a view of the file, or a copy that lasts
-        as long as somebody holds it. KeyError if absent."""
+        """Returns the tensor's bytes: uint8 [nbytes], read-only, rows contiguous; a view of the file, or a copy that
+        lasts as long as it is referenced. KeyError if absent."""
         ...
 
     def advise_done(self, name: str) -> None:

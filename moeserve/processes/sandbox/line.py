@@ -1,4 +1,4 @@
-"""A line in which tenants take turns: whoever sends much waits behind himself, not in front of others."""
+"""A line in which tenants take turns: a tenant that sends much waits behind its own work only."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class SandboxDied(SandboxLost):
 
 
 class SandboxStopped(SandboxLost):
-    """Somebody had stopped the process, and it was killed."""
+    """The process had been stopped from outside, and was killed."""
 
 
 class SandboxUnavailable(UserError):

@@ -22,7 +22,7 @@ class Starved(Exception):
 
 
 class Stopped(Exception):
-    """It stands still, because somebody has sent it a SIGSTOP."""
+    """The process stands still, because it got a SIGSTOP."""
 
 
 class Patience:

@@ -43,7 +43,8 @@ def read_adapters(checked: Sequence[PeftAdapter | GgufAdapter], memory: AdapterM
 def cpu_adapters(
     config: ServerConfig, shape: ModelShape, adapters: list[Adapter], tokens: int
 ) -> CpuAdapters | None:
-    """None where there can never be any. tokens: of the largest step. Raises MemoryError."""
+    """Returns the adapters of a CPU engine; None if there can never be any. tokens: rows of the largest step. Raises
+    MemoryError."""
     if config.lora_dir is not None:
         return CpuAdapters(shape, adapters, tokens, config.max_loras or DEFAULT_MOST)
     return CpuAdapters(shape, adapters, tokens) if adapters else None

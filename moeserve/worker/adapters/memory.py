@@ -35,7 +35,7 @@ class AdapterMemory:
 
     @property
     def reserved(self) -> int:
-        """What the KV pool leaves for adapters."""
+        """Bytes that the KV pool leaves for adapters."""
         return self.as_read + self.resident + self.later
 
 
@@ -50,8 +50,9 @@ class GpuAdapterPlan:
 
 
 def plan_gpu_adapters(config: ServerConfig, shape: ModelShape, float_bytes: int) -> GpuAdapterPlan | None:
-    """None where there can never be any. float_bytes: of a number of their matrices. Raises AdapterError for one that
-    does not fit the model, ConfigError for a model whose adapters a GPU has no kernels for."""
+    """Returns the plan for adapters on a GPU; None if there can never be any. float_bytes: bytes of a number of their
+    matrices. Raises AdapterError for an adapter that does not fit the model, ConfigError for a model whose adapters a
+    GPU has no kernels for."""
     if not config.lora_modules and config.lora_dir is None:
         return None
     if shape.is_sandwiched:

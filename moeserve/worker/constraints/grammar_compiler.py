@@ -20,8 +20,8 @@ class _Waiting(NamedTuple):
 
 
 class GrammarCompiler:
-    """Asked by one thread. Of the tenants whose grammars wait, that one is next whose last turn is longest ago; of one
-    tenant's grammars, the one that was asked for first."""
+    """Compiles grammars for one thread. Tenants take turns: the next tenant is the one whose last turn is longest ago,
+    and its oldest waiting grammar is compiled."""
 
     def __init__(self, build_engine: Callable[[], GrammarEngine]) -> None:
         """`build_engine` runs on the thread, at once."""
@@ -33,8 +33,8 @@ class GrammarCompiler:
         self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()  # by tenant, the next tenant first
 
     def compile(self, grammar: str, tenant: str) -> Future[CompiledGrammar]:
-        """The same future for all requests with this grammar, compiled or not. Its exception is a GrammarError where
-        the grammar is wrong."""
+        """Returns the future of this grammar, the same one for all requests. Its exception is a GrammarError if the
+        grammar is wrong."""
         compiled = self._compiled.get(grammar)
         if compiled is None:
             compiled = self._compiled[grammar] = Future()

@@ -107,7 +107,7 @@ class Guide:
         return (*self._closed, *bad)
 
     def _fill_allowed(self, mask: Bits) -> bool:
-        """What the reasoning and the grammar allow, as `fill`."""
+        """Allows the tokens that the reasoning and the grammar allow, as `fill`."""
         if self._forced:
             mask.fill(0)
             set_bits(mask, (self._forced[0],))

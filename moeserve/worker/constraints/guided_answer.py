@@ -26,7 +26,7 @@ COSTLY_FOR_DRAFTS_S: Final = (
 
 
 class NextToken(NamedTuple):
-    """What is known of an answer's next token."""
+    """The constraints on an answer's next token, as far as they are known."""
 
     is_masked: bool = False
     error: str | None = None  # the request cannot go on
@@ -68,7 +68,7 @@ class GuidedAnswer:
 
     @property
     def may_be_late(self) -> bool:
-        """What has no grammar never takes long."""
+        """An answer without a grammar is never late."""
         return self._compiled is not None
 
     def is_for(self, sampling: SamplingParams, output_ids: Sequence[int]) -> bool:

@@ -39,7 +39,7 @@ _UNCONSTRAINED: Final = -1
 
 
 class Verdicts(NamedTuple):
-    """What the grammars say of a step's rows, by row."""
+    """The grammars' results for a step's rows, by row."""
 
     failed: dict[int, str]  # why the request cannot go on
     late: set[int]  # its mask is not there
@@ -149,7 +149,7 @@ class Constraints:
         return found
 
     def verdicts(self, slots: Int32s) -> Verdicts:
-        """What is to be said of these rows, after `masks_for`."""
+        """Returns the grammars' results for these rows. Called after `masks_for`."""
         verdicts = Verdicts({}, set(), {})
         if not self._answers and not self._late:
             return verdicts
@@ -206,7 +206,7 @@ class Constraints:
         return any(answer is None or answer.known is not None for answer in answers)
 
     def _wait(self, answer: GuidedAnswer, started: float, patience: float) -> NextToken | None:
-        """None: it is late."""
+        """Waits for the next token's mask; None if it is late."""
         if answer.known is None:
             most = self._mask_wait if answer.has_started else self._compilation_wait
             if answer.ms > COSTLY_MASK_MS:

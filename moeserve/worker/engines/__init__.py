@@ -1,1 +1,2 @@
-"""What computes a step's rows, by device. `engine.py` says what every engine does; the runner knows nothing else."""
+"""The engines that compute a step's rows, one for each device. `engine.py` says what every engine does; the runner
+knows nothing else."""

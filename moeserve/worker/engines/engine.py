@@ -1,4 +1,4 @@
-"""What a device supplies to the one runner (`worker/runner.py`): forward, logits, sampling and what it has counted."""
+"""The interface of a device to the one runner (`worker/runner.py`): forward, logits, sampling and counts."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Engine(Protocol):
         ...
 
     def forget(self, layout: StepLayout) -> None:
-        """Nothing stays of the step that these rows were, the engine's first: no KV, no slots, no counts."""
+        """Undoes the step of these rows, which is the engine's first: no KV, slots or counts of it remain."""
         ...
 
     def expert_counts(self) -> ExpertCounts:
@@ -161,5 +161,5 @@ class Engine(Protocol):
         ...
 
     def read_weights(self) -> tuple[float, int]:
-        """That memory's speed: seconds taken and bytes read by one plain read of the experts there."""
+        """Reads the experts in that memory once. Returns the seconds taken and the bytes read."""
         ...

@@ -14,7 +14,7 @@ from moeserve.worker.engines.engine import Engine
 
 
 def rank_experts(engine: Engine, first_layer: int) -> RankExperts:
-    """What one rank has counted, whose layer 0 is the model's `first_layer`."""
+    """Returns the counts of one rank, whose layer 0 is the model's `first_layer`."""
     tokens, on_gpu, cache = engine.expert_counts()
     layers, experts = tokens.shape
     return RankExperts(first_layer, layers, experts, tokens.tobytes(), on_gpu.tobytes(), cache)

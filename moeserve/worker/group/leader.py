@@ -102,7 +102,7 @@ class LeaderGroup(RankGroup):
         self._tell(RankStep(plan, sampled))
 
     def forget(self) -> None:
-        """Nothing stays of the last step."""
+        """Undoes the last step on every rank."""
         self._tell(RankForget())
 
     def experts(self) -> list[RankExperts]:

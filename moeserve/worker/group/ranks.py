@@ -1,4 +1,4 @@
-"""What the process of each GPU knows of the others: who they are, values that all agree on, and the sum over all."""
+"""A rank's view of the other GPUs' processes: their addresses, values that all agree on, and the sum over all."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class RankGroup(ABC):
         return RankSums(sums, within_norm)
 
     def connect_stages(self, rows: int, hidden: int) -> StageLink:
-        """The same where each rank has some of the layers: from the rank before and to the next, for steps of up to so
-        many rows. A message has gone round when it returns."""
+        """Connects ranks that have some of the layers each: from the rank before and to the next, for steps of up to
+        `rows` rows. A message has gone round when it returns."""
         group = self._meet()
         link = self._stage_link(group, rows, hidden)
         if self.rank:

@@ -31,8 +31,8 @@ class Connections:
 
 
 def with_parallel(config: ServerConfig, shape: ModelShape, devices: Sequence[int]) -> ServerConfig:
-    """The same with --parallel chosen, where it says auto: by layers where a layer cannot be divided, or where some GPU
-    does not reach another's memory, so that two sums a layer would go through the host; else tensor."""
+    """Returns the configuration with --parallel chosen, if it is auto: by layers if a layer cannot be divided, or if a
+    GPU cannot access another's memory, so that two sums a layer would go through the host; else tensor."""
     if config.parallel != "auto":
         return config
     chosen, reason = "tensor", "the GPUs reach one another's memory"

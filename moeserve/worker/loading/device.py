@@ -94,7 +94,7 @@ class Obstacle(NamedTuple):
 
 
 def gpu_obstacle() -> Obstacle | None:
-    """None: the first GPU can be used."""
+    """Returns why the first GPU cannot be used; None if it can."""
     import torch  # here, for "cpu" needs none: the plan for a machine without it
 
     if torch.version.cuda is None:

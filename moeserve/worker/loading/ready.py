@@ -1,4 +1,4 @@
-"""What a loaded engine says of itself, whichever device it is on."""
+"""A loaded engine's limits and properties for the router, whichever device it is on."""
 
 from __future__ import annotations
 

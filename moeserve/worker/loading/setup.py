@@ -1,4 +1,4 @@
-"""What loading begins with on every device."""
+"""The first steps of loading, the same on every device."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What steps write down when asked: routing traces and debug dumps."""
+"""Records that steps write on request: routing traces and debug dumps."""

@@ -94,8 +94,8 @@ def step_bytes(model: DumpShape, rows: int, sampled: int) -> int:
 
 
 def context_hashes(tokens: npt.NDArray[np.int32], start: int) -> npt.NDArray[np.int64]:
-    """What tells a row's context from others': of each prefix tokens[:start] ... tokens[:len(tokens)], the 8-byte
-    BLAKE2b hash of its ids as int32. The row at position p has that of tokens[:p + 1]."""
+    """Returns hashes that tell rows' contexts apart: for each prefix tokens[:start] ... tokens[:len(tokens)], the
+    8-byte BLAKE2b hash of its ids as int32. The row at position p has the hash of tokens[:p + 1]."""
     hashed = hashlib.blake2b(tokens[:start].astype("<i4").tobytes(), digest_size=8)
     digests = [hashed.digest()]
     for token in tokens[start:].astype("<i4"):

@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 
 def open_routing_recorder(config: ServerConfig, model: ModelShape) -> RoutingRecorder | None:
-    """What the flags ask for. Raises ConfigError for a file that cannot be written."""
+    """Opens the recorder that the flags ask for; None if they ask for none. Raises ConfigError for a file that cannot
+    be written."""
     if config.record_routing_trace is None:
         if config.record_routing_tokens is not None:
             raise ConfigError(

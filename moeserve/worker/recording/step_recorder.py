@@ -33,7 +33,8 @@ class StepRecorder(Protocol):
 
 
 def open_recorder(config: ServerConfig, model: ModelShape, rows: int) -> StepRecorder | None:
-    """What the flags ask for. rows: of the largest step. Raises ConfigError."""
+    """Opens the recorder that the flags ask for; None if they ask for none. rows: of the largest step. Raises
+    ConfigError."""
     dump, routing = open_dump(config, model, rows), open_routing_recorder(config, model)
     if dump is not None and routing is not None:
         raise ConfigError("--debug-dump and --record-routing-trace go one at a time")

@@ -127,7 +127,7 @@ class PageMover:
             self._to_disk.put(key)
 
     def _room_for(self, key: bytes, num_bytes: int) -> HostPage | None:
-        """None: there is none, which is reported."""
+        """Reserves room for a page; None, which is reported, if there is none."""
         gone: list[bytes] = []
         if self._ram is not None:
             page, gone = self._ram.reserve(key, num_bytes)
@@ -164,8 +164,8 @@ class PageMover:
     # ---------------------------------------------------------------- reports
 
     def start_again(self) -> None:
-        """For another router, which knows of no page and of no order. Returns when no load writes to slots any more:
-        they may be anybody's then. Raises TimeoutError."""
+        """Starts again for another router, which knows of no page and of no order. Returns when no load writes to slots
+        any more, because they may then belong to other requests. Raises TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._under_way, LOST_ROUTER_WAIT_S):
                 raise TimeoutError("the tiers of the prefix cache do not answer")
@@ -174,8 +174,8 @@ class PageMover:
             self._is_first = True
 
     def report(self, *, may_wait: bool = False) -> PageReport | None:
-        """What has happened since the last report; None: nothing. may_wait: for a moment, while orders are under way
-        and nothing has happened."""
+        """Returns the news since the last report; None if there is none. may_wait: wait for a moment if orders are
+        under way and there is no news."""
         with self._changed:
             if may_wait and self._under_way and not self._has_news:
                 self._changed.wait_for(lambda: self._has_news, IDLE_WAIT_S)

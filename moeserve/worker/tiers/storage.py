@@ -189,7 +189,7 @@ def plan_tiers(
     layout: KvLayout,
     engine: str,
 ) -> PageTiersPlan | None:
-    """None where there is no tier. engine: what rounds alike."""
+    """Returns the plan of the tiers; None if there is no tier. engine: identifies engines that round alike."""
     if directory is None and not ram_bytes:
         return None
     gib = DEFAULT_GIB if config.kv_disk_gib is None else config.kv_disk_gib

@@ -1,4 +1,4 @@
-"""What a worker has to tell of one tier, between two reports. The caller locks."""
+"""The news of one tier, between two reports to the router. The caller locks."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_nothing_is_lost_nor_made_up(text: str, make: Make) -> None:
 PRINTABLE = st.characters(exclude_categories=["C", "Z"], include_characters=" ")  # what str.isprintable takes
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -38,7 +38,7 @@ NAMES = [*TEMPLATES, "harmony"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
 def test_what_a_template_renders_comes_back_however_it_is_cut(name: str, step: int) -> None:
     """Character by character; and in two at every `step` characters."""
     text = answer_in(name, REASONING, "Let me see.", CALLS)
@@ -51,10 +51,11 @@ def test_what_a_template_renders_comes_back_however_it_is_cut(name: str, step: i
 
 
 @pytest.mark.parametrize("name", nightly_after(5, NAMES))
-def test_an_answer_that_ends_anywhere_loses_nothing(name: str) -> None:
-    """Its calls are whole ones, and what is left of the last one is text."""
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_answer_that_ends_anywhere_loses_nothing(name: str, step: int) -> None:
+    """Its calls are whole ones, and the rest of the last one is text. The answer ends at every `step` characters."""
     text = answer_in(name, "", "Let me see.", CALLS[:2])
-    for end in range(len(text)):
+    for end in range(0, len(text), step):
         answer = Answer.of(events_of(make_for(name), [text[:end]]))
         assert answer.calls == CALLS[: len(answer.calls)]
         if not answer.calls and "search" in text[:end]:

@@ -21,6 +21,7 @@ from moeserve.cli.doctor import command, machine, probes
 from moeserve.cli.doctor.finding import Finding
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
+from moeserve.processes.gpu_driver import driver_version
 
 
 def test_a_line_and_its_remedy_and_the_exit_code(
@@ -234,7 +235,7 @@ def test_a_probe_that_ends_badly_is_a_finding(
 
 
 def test_gpus_that_are_there(tmp_path: Path) -> None:
-    assert (probes._driver_version(tmp_path), probes._has_nvidia_device(tmp_path)) == (None, False)
+    assert (driver_version(tmp_path), probes._has_nvidia_device(tmp_path)) == (None, False)
     for name, vendor, kind in (("0", "0x10de", "0x040300"), ("1", "0x8086", "0x030000")):
         device = tmp_path / f"sys/bus/pci/devices/0000:00:0{name}.0"
         device.mkdir(parents=True)
@@ -248,11 +249,11 @@ def test_gpus_that_are_there(tmp_path: Path) -> None:
     version.write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan\nGCC version: 12\n"
     )
-    assert probes._driver_version(tmp_path) == "570.86.15"
+    assert driver_version(tmp_path) == "570.86.15"
 
 
 def test_a_gpu_without_a_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_driver_version", lambda: None)
+    monkeypatch.setattr(probes, "driver_version", lambda: None)
     monkeypatch.setattr(probes, "_has_nvidia_device", lambda: True)
     (found,) = probes.gpu()
     assert found.level == "warning"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.cli.main import main
+from moeserve.cli.plan.memory import VISUALSERVER_BYTES
 from moeserve.config import ServerConfig
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import KvLayout
@@ -28,6 +30,8 @@ from tests.support.gemma_file import write_gemma
 from tests.support.model_header import QWEN3_30B_A3B
 from tests.support.peft_files import SHAPE
 from tests.support.peft_files import write as write_peft
+from tests.support.picture_fixture import MODEL as PICTURED
+from tests.support.picture_fixture import TOWER
 from tests.support.plan_command import fails, run
 
 
@@ -152,6 +156,28 @@ def test_the_type_of_the_kv_counts(capsys: pytest.CaptureFixture[str], tiny_mode
     )
     assert q8_0 / f16 == 34 / 64
     assert "--kv-cache-dtype fp8" in fails(capsys, *flags, "--kv-cache-dtype", "fp8")
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_a_tower_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    """In float32, of whatever type its file is, with its process and a picture; and the embeddings that it keeps."""
+    flags = ["--model", str(PICTURED), "--device", "cpu", "--max-total-tokens", "500", "--ram", "4"]
+    without = run(capsys, *flags)["memory"]
+    assert (without["ram_tower"], without["ram_images"]) == (0, 0)
+    flags += ["--mmproj", "auto", "--image-cache", "0.25"]
+    shown = run(capsys, *flags)
+    memory = shown["memory"]
+    floats = sum(math.prod(tensor.shape) for tensor in open_gguf(TOWER).tensors.values())
+    picture = memory["ram_tower"] - VISUALSERVER_BYTES - 4 * floats
+    small = run(capsys, *flags, "--image-max-tokens", "256")["memory"]
+    assert picture > 0
+    assert small["ram_tower"] == memory["ram_tower"] - picture * 15 // 16
+    assert memory["ram_start"] == without["ram_start"] + memory["ram_tower"]
+    assert memory["ram_full"] == without["ram_full"] + memory["ram_tower"] + (1 << 28)
+    assert "--mmproj auto --image-cache 0.25" in shown["command"]
+    assert main(["plan", *flags]) == 0
+    assert "RAM, vision tower" in capsys.readouterr().out
+    assert "not 'clip'" in fails(capsys, *flags[:-3], str(PICTURED))
 
 
 @pytest.mark.usefixtures("no_measuring")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from array import array
 
-from hypothesis import settings
+import pytest
+from hypothesis import settings as lives
 from hypothesis.stateful import invariant
 
 from moeserve.messages.kv_events import BlockRemoved, BlockStored, encode_batch
@@ -50,11 +51,17 @@ class WithLongerBlocks(WithASubscriber):
     size = 3
 
 
-LIVES = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestWithASubscriber = WithASubscriber.TestCase
-TestWithASubscriber.settings = LIVES
-TestWithLongerBlocks = WithLongerBlocks.TestCase
-TestWithLongerBlocks.settings = LIVES
+class TestWithASubscriber(WithASubscriber.TestCase):  # type: ignore[misc]  # made by hypothesis
+    settings = lives(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+class TestWithLongerBlocks(WithLongerBlocks.TestCase):  # type: ignore[misc]
+    settings = TestWithASubscriber.settings
+
+
+@pytest.mark.slow
+class TestMoreLivesWithLongerBlocks(WithLongerBlocks.TestCase):  # type: ignore[misc]
+    settings = lives(TestWithASubscriber.settings, max_examples=300)
 
 
 def logged(size: int) -> tuple[RadixCache, BlockLog]:

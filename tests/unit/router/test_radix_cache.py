@@ -7,13 +7,19 @@ import time
 from array import array
 
 import pytest
-from hypothesis import settings
+from hypothesis import settings as lives
 
 from moeserve.router.core.memory.radix_cache import RadixCache
 from tests.support.radix_trees import SHARED, AgainstADictionary, packed
 
-TestAgainstADictionary = AgainstADictionary.TestCase
-TestAgainstADictionary.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+class TestAgainstADictionary(AgainstADictionary.TestCase):  # type: ignore[misc]  # made by hypothesis
+    settings = lives(max_examples=30, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.slow
+class TestMoreLivesAgainstADictionary(AgainstADictionary.TestCase):  # type: ignore[misc]
+    settings = lives(TestAgainstADictionary.settings, max_examples=400)
 
 
 def cache_of(*sequences: list[int]) -> RadixCache:

@@ -9,6 +9,7 @@ import pytest
 from moeserve.router.core.limits import STREAMED_PREFILL_SHARE
 from moeserve.router.core.policy.pace import LEAST_CHUNK
 from moeserve.router.core.request import SECONDS_PER_PRIORITY
+from tests.support.nightly import nightly_after
 from tests.support.router_world import request
 from tests.support.virtual_engine import Stream, StreamingEngine, VirtualEngine
 
@@ -99,7 +100,7 @@ def test_streamed_prompts_leave_answers_half_of_their_speed(step_tokens: int) ->
 
 
 @pytest.mark.parametrize("share", [0.4, 1.0])
-@pytest.mark.parametrize("limit", [60.0, pytest.param(120.0, marks=pytest.mark.slow), 250.0])
+@pytest.mark.parametrize("limit", nightly_after(1, [60.0, 120.0, 250.0]))
 def test_a_limit_on_latency_is_kept(limit: float, share: float) -> None:
     _, victim, _, prompt = victim_and_prompt(max_itl_ms=limit, prefill_share=share)
     gaps = victim.gaps(prompt.sent, prompt.tokens[0])

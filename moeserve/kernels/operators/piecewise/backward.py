@@ -46,7 +46,7 @@ def add_key_gradients(
     DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr,
     CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """What the queries from `first` on add."""
+    """Adds the terms of the queries from `first` on."""
     row = first + tl.arange(0, BLOCK)
     live, position = row < m, row + n - m
     query1 = load_rows(q1, row, m, DIM, SIZE, True) if NEAR else 0
@@ -122,7 +122,7 @@ def add_query_gradients(
     DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr,
     CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """What the keys from `first` on add."""
+    """Adds the terms of the keys from `first` on."""
     rows = first + tl.arange(0, BLOCK)
     key1 = load_rows(k1, rows, n, DIM, SIZE, True) if NEAR else 0
     key2 = load_rows(k2, rows, n, DIM, SIZE, True) if FAR else 0

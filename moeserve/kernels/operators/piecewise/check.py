@@ -1,4 +1,4 @@
-"""What piecewise attention takes, on every device."""
+"""The checks of piecewise attention's arguments, the same on every device."""
 
 from __future__ import annotations
 

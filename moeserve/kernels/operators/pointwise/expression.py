@@ -38,7 +38,7 @@ class Expression:
 
 
 class Value:
-    """What an expression's function computes with: Python's operators, and this module's functions."""
+    """The values that an expression's function computes with: Python's operators, and this module's functions."""
 
     __slots__ = ("_index", "_steps")
     __hash__ = None  # type: ignore[assignment]  # == makes another value

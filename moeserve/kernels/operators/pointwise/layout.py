@@ -25,8 +25,8 @@ class Layout:
 
 
 def result_strides(shape: torch.Size, tensors: list[Tensor]) -> tuple[int, ...]:
-    """Those of the tensors that have this shape, where they all lie alike and without gaps; else contiguous ones.
-    Broadcast tensors have no say."""
+    """Returns the strides of the tensors that have this shape, if all have the same strides without gaps; else
+    contiguous ones. Broadcast tensors do not count."""
     full = {t.stride() for t in tensors if t.shape == shape}
     if len(full) == 1:
         (strides,) = full

@@ -1,4 +1,4 @@
-"""What a call of an expression launches: checked, laid out, and with the kernel that it needs described."""
+"""The launch of an expression's call: checked, laid out, and with the kernel that it needs described."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Plan:
     has_bools: bool  # numbers, which Triton takes as integers
 
     def compiled_key(self, out: Tensor, arguments: tuple[Argument, ...]) -> tuple[object, ...]:
-        """What Triton compiles a kernel of this kind for: the result's type, alignments, and of sizes and strides
-        whether they are 1, multiples of 16 or of 64 bits."""
+        """Returns the key of the compiled kernel: the result's type, alignments, and whether sizes and strides are 1,
+        multiples of 16 or of 64 bits."""
         aligned = [t.data_ptr() % 16 == 0 for t in (out, *arguments) if isinstance(t, Tensor)]
         *sizes, rows, columns = self.rest
         classes = [(v == 1, v % 16 == 0, v >= 2**31) for v in sizes]

@@ -42,7 +42,7 @@ class TypedStep:
 
     @property
     def value_type(self) -> torch.dtype:
-        """What its value is computed as."""
+        """The type that its value is computed in."""
         operation = OPERATIONS.get(self.step.operation)
         return torch.bool if operation is not None and operation.rule is Rule.COMPARE else self.operand_type
 

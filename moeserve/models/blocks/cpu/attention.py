@@ -24,7 +24,7 @@ def project_qkv(
     space: CpuWorkspace,
     adapters: LayerAdapters | None,
 ) -> None:
-    """What of it needs nothing of a step but x."""
+    """Computes q, k and v, which need nothing of a step but x."""
     stream.norm(space.x, w.norm, eps, n, space.y)
     outputs = [form.q, form.k, form.v][: len(shape.qkv_parts)]
     projected = [*outputs, space.gates[shape.gate_width]] if shape.gate_width else outputs

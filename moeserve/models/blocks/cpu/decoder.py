@@ -305,7 +305,8 @@ class CpuDecoder:
         return out
 
     def _show_feed_forward(self, index: int, batch: CpuBatch, observer: LayerObserver) -> None:
-        """The same, waited for. The kernels add to x at once, so the observer gets the difference."""
+        """Computes a layer's feed-forward and waits for it. The kernels add to x at once, so the observer gets the
+        difference."""
         n = batch.n
         space, is_dense = self._space, self._shapes[index].moe is None
         self._stream.wait()

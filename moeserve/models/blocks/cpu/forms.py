@@ -1,4 +1,4 @@
-"""What layers with one form of attention share in a step on the CPU."""
+"""The buffers and tables that layers with one form of attention share in a step on the CPU."""
 
 from __future__ import annotations
 

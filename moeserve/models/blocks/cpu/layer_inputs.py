@@ -32,7 +32,7 @@ def make_inputs(
 def add_input(
     stream: CpuStream, w: CpuLayerInput, eps: float, factor: float, layer: int, n: int, space: CpuWorkspace
 ) -> None:
-    """What the layer's own input adds to x."""
+    """Adds the layer's own input to x."""
     s, block = space.inputs, space.sandwich
     assert s is not None
     assert block is not None

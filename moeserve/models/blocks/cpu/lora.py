@@ -112,7 +112,7 @@ class CpuAdapters:
 
 
 class LayerAdapters:
-    """Those of one layer in one step."""
+    """One layer's adapters in one step."""
 
     def __init__(
         self, layer: int, rows: AdapterRows, tables: dict[tuple[int, str], LoraTable], shrunk: Tensor

@@ -38,7 +38,7 @@ class CpuBatch:
 
 
 class SandwichWorkspace:
-    """What blocks between two norms need beside the others' buffers."""
+    """Further buffers of blocks between two norms."""
 
     def __init__(self, hidden: int, tokens: int) -> None:
         self.block = torch.empty(tokens, hidden)  # a block's output, before its norm
@@ -46,7 +46,7 @@ class SandwichWorkspace:
 
 
 class LayerInputWorkspace:
-    """What layers with inputs of their own need beside the others' buffers."""
+    """Further buffers of layers with inputs of their own."""
 
     def __init__(self, shape: ModelShape, tokens: int) -> None:
         width = shape.layer_input_width
@@ -57,7 +57,7 @@ class LayerInputWorkspace:
 
 
 class DeltaWorkspace:
-    """What recurrent layers need beside the others' buffers."""
+    """Further buffers of recurrent layers."""
 
     def __init__(self, shape: GatedDeltaNetShape, tokens: int, within: Activations) -> None:
         # One for each of GatedDeltaNetShape.input_parts: qkv, z, b and, where it is apart, a.
@@ -66,7 +66,7 @@ class DeltaWorkspace:
 
 
 class LatentWorkspace:
-    """What latent attention needs beside the others' buffers, for steps of up to `tokens` rows."""
+    """Further buffers of latent attention, for steps of up to `tokens` rows."""
 
     def __init__(self, shape: LatentAttentionShape, tokens: int) -> None:
         rows = tokens * shape.num_heads
@@ -80,7 +80,7 @@ class LatentWorkspace:
 
 
 class NextTokenWorkspace:
-    """What the block that drafts needs beside the others' buffers."""
+    """Further buffers of the block that drafts."""
 
     def __init__(self, hidden: int, tokens: int) -> None:
         self.states = Activations(tokens, hidden, q8=False)  # the model's, or the block's own

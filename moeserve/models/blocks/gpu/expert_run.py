@@ -19,8 +19,8 @@ from moeserve.models.loading.gpu_weights import GpuExperts, plane_tensors
 
 
 class PendingSum(NamedTuple):
-    """What a layer's experts have left to be added to x: parts by their weights, those whose id is not below 0 (None:
-    all, as they are), and the pool's sum."""
+    """Outputs of a layer's experts that are still to be added to x: parts by their weights, without parts whose id is
+    below 0 (ids None: all parts, unweighted), and the pool's sum."""
 
     parts: Tensor | None
     weights: Tensor | None
@@ -111,7 +111,7 @@ class ExpertRun(NamedTuple):
 
 
 def gated_product(shape: MoeShape, experts: GpuExperts) -> Gated:
-    """What joins gate and up of these experts, with their biases where they have some."""
+    """Returns how gate and up of these experts are joined, with their biases if they have some."""
     if experts.biases is None:
         return Gated(shape.activation, limit=shape.limit, alpha=shape.alpha)
     gate, up, _ = experts.biases

@@ -87,8 +87,8 @@ class GpuFfnBlock:
         return any(self._to_stream(layer, batch) for layer in range(len(self._layers)))
 
     def begin(self, batch: GpuBatch | None) -> None:
-        """What the host starts for the experts in RAM before a step, or its replay (None). No part of a graph. Within
-        `compile_ahead`, where nothing runs, the pool is not started."""
+        """Starts the host's work for the experts in RAM before a step, or before its replay (None). It is no part of a
+        graph. Within `compile_ahead`, where nothing runs, the pool is not started."""
         layers = range(len(self._layers))
         self._streamed = [0 if batch is None else self._to_stream(i, batch) for i in layers]
         if any(self._streamed):
@@ -210,8 +210,8 @@ class GpuFfnBlock:
         return PendingSum(routes.parts[:, :top_k], routes.weights[:, :top_k], ids, pool_sum)
 
     def behind_norms(self, index: int, s: GpuWorkspace, pending: Tensor) -> Tensor:
-        """What the layer adds to x, for an observer: float32 [rows, hidden] on the CPU. pending: the sum of what
-        `pending` gives."""
+        """Returns the sum that the layer adds to x, for an observer: float32 [rows, hidden] on the CPU. pending: the
+        sum of what `pending` gives."""
         if (norms := self._sandwich(index)) is None:
             return pending
         return added_behind_norms(s.x, self._unrouted_part(index, s)[:, 0], pending, norms, self._eps)
@@ -259,7 +259,7 @@ class GpuFfnBlock:
         return None if norms is None else norms.parts
 
     def _experts_input(self, index: int, s: GpuWorkspace) -> GpuActivations:
-        """What the routed experts read."""
+        """The activations that the routed experts read."""
         if self._part_norms(index) is None:
             return s.y
         assert s.experts_input is not None
@@ -356,7 +356,7 @@ class GpuFfnBlock:
         adapters: LayerAdapters | None,
         names_of: Sequence[str],
     ) -> None:
-        """What every token passes, as one route more of it: the column behind those of the router."""
+        """Computes the feed-forward that every token passes as one more route: the column behind the router's."""
         shape, routes = self._shapes[index], self._routes(index, s)
         column = slice(shape.num_routes, shape.num_routes + 1)
         assert s.unrouted_blocks is not None

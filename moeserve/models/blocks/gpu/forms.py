@@ -1,4 +1,4 @@
-"""What layers with one form of attention share on a GPU, whatever the step."""
+"""The tables and plans that layers with one form of attention share on a GPU, for every step."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ class HeadProduct:
 def head_product(
     weights: MergedLinear | None, rows: int, floats: torch.dtype, device: torch.device
 ) -> HeadProduct | None:
-    """None: the product is `multiply`'s. floats: of what the tensor cores multiply."""
+    """Returns the head's own product; None if `multiply` computes it. floats: the type that the tensor cores
+    multiply."""
     if weights is None or weights.second is not None or weights.bias is not None:
         return None
     if rows < LEAST_ROWS or floats != torch.bfloat16 or not takes_quads(weights.first):

@@ -1,4 +1,4 @@
-"""What the adapters of a step's rows add to the products of one layer, as launches on the current stream."""
+"""The terms that the adapters of a step's rows add to the products of one layer, as launches on the current stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moeserve.models.blocks.gpu.workspace import GpuWorkspace
 
 
 class LayerAdapters:
-    """Those of one layer in one step."""
+    """One layer's adapters in one step."""
 
     def __init__(
         self, layer: int, adapters: GpuAdapters, rows: GpuAdapterRows, count: Tensor, s: GpuWorkspace
@@ -29,7 +29,7 @@ class LayerAdapters:
         self._s = s
 
     def change(self, parts: Sequence[str]) -> bool:
-        """Those of the step's rows may change these products."""
+        """True if the adapters of the step's rows may change these products."""
         return scope_of(parts) & self._rows.scope != AdapterScope.NONE
 
     def add(self, x: GpuActivations, parts: Sequence[str], out: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What norms behind a block make of its output, computed on the CPU for an observer."""
+"""The change that norms behind a block make to its output, computed on the CPU for an observer."""
 
 from __future__ import annotations
 

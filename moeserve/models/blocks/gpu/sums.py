@@ -74,8 +74,8 @@ class GpuSums:
             all_reduce(partial)
 
     def ffn_within_norm(self, index: int, partial: Tensor) -> SumNorm | None:
-        """What sums layer `index`'s feed-forward in the norm behind it. (Behind the last layer that is the head's, of
-        some of the rows, and perhaps not of each of the ranks.)"""
+        """Returns the sum of layer `index`'s feed-forward within the norm behind it. (Behind the last layer that is the
+        head's norm, which has some of the rows, and perhaps not on each of the ranks.)"""
         is_summed = self.sums_ffn(index) and index < len(self._ffns) - 1
         return self._chosen(partial) if is_summed else None
 

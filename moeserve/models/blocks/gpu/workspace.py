@@ -51,7 +51,8 @@ FLOATS: dict[torch.dtype, GpuFloat] = {
 
 @dataclass(frozen=True, slots=True)
 class GpuStateRows:
-    """Whose recurrent states a step's rows move on: the first sequences token by token, the others by chunks."""
+    """The sequences whose recurrent states a step's rows advance: the first ones token by token, the others by
+    chunks."""
 
     sequences: StepSequences  # all
     num_recurrent: int  # the first ones; padding among them has no rows
@@ -104,7 +105,7 @@ class AttentionWorkspace(NamedTuple):
 
 
 class DeltaWorkspace:
-    """What recurrent layers need beside the others' buffers."""
+    """Further buffers of recurrent layers."""
 
     def __init__(self, views: dict[str, Tensor], shape: GatedDeltaNetShape) -> None:
         self.mixed = views["delta_mixed"]
@@ -113,7 +114,7 @@ class DeltaWorkspace:
 
 
 class LatentWorkspace:
-    """What latent attention needs beside the others' buffers."""
+    """Further buffers of latent attention."""
 
     def __init__(self, views: dict[str, Tensor], shape: LatentAttentionShape, rows: int) -> None:
         heads = shape.num_heads

@@ -63,7 +63,7 @@ class DummyFile(GGUFFile):
         return out
 
     def advise_done(self, name: str) -> None:
-        """Nothing is mapped."""
+        """Does nothing: no file is mapped."""
 
     def _pool(self, kind: QuantType, std: float) -> Bytes:
         key = (kind, std)

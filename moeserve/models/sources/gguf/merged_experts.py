@@ -16,7 +16,8 @@ _MERGED = {
 
 
 def separated(tensors: Iterable[MappedTensor]) -> Iterator[MappedTensor]:
-    """Those of a file, with two in place of each merged one: a weight [E, 2 * ff, hidden], a bias [E, 2 * ff]."""
+    """Yields a file's tensors, with two in place of each merged one: a weight [E, 2 * ff, hidden], a bias [E, 2 *
+    ff]."""
     for tensor in tensors:
         layer = n.layer_of(tensor.name)
         if layer is not None and tensor.name == n.in_layer(layer, n.EXP_PROBS_B):  # so in files of Hunyuan 3

@@ -38,7 +38,7 @@ _ROPE_SPELLING = {
 
 
 def spelling(architecture: str, mapping: HuggingFaceMapping) -> dict[str, str]:
-    """What a user finds in config.json for a key of the metadata."""
+    """Returns the names in config.json of the metadata's keys, for messages to users."""
     spellings = {ours: names[0] for ours, names in mapping.keys.items()} | _ROPE_SPELLING
     return {f"{architecture}.{ours}": theirs for ours, theirs in spellings.items()}
 

@@ -1,4 +1,4 @@
-"""What checkpoints of gated DeltaNets have in another form than a GGUF: shared by their families."""
+"""Tensors and settings of gated DeltaNets that checkpoints have in another form than GGUF, for all their families."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LESS_ONE = frozenset(
 
 
 def recurrent_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """What `layer_types` says, before which `full_attention_interval` means nothing. Raises ModelError."""
+    """Translates `layer_types`, which overrides `full_attention_interval`. Raises ModelError."""
     types = config.get("layer_types")
     if types is None:
         return {}
@@ -71,7 +71,8 @@ def made_tensors(
 def made_tensors_of_merged(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
-    """The same, and qkv and z from one matrix: for each key head the rows of q, k, and of its value heads' v and z."""
+    """Yields the tensors, with qkv and z taken from one matrix: for each key head the rows of q, k, and of its value
+    heads' v and z."""
     yield from made_tensors(path, prefix, metadata, stored)
     name = f"{prefix}{UNDER}in_proj_qkvz.weight"
     if name not in stored:

@@ -161,7 +161,7 @@ class HuggingFaceFolder:
         self._parts[name] = list(made.sources)
 
     def _skipped_layers(self) -> tuple[str, ...]:
-        """What the names of tensors in layers that are not run begin with."""
+        """The beginnings of tensors' names in layers that are not run."""
         count = self._count("nextn_predict_layers", 1024)
         blocks = self.metadata.require_int(f"{self.architecture}.block_count", 1, 1024)
         return tuple(f"model.layers.{layer}." for layer in range(blocks - count, blocks))

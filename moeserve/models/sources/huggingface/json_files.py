@@ -1,4 +1,4 @@
-"""The folder's JSON files, read as what they are: somebody else's bytes."""
+"""The folder's JSON files, read as untrusted input."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What checkpoints of latent attention have in another form than a GGUF: settings that say one thing together, and the
-up-projections of keys and values as one matrix."""
+"""Tensors and settings of latent attention that checkpoints have in another form than GGUF: settings that only together
+say one thing, and the up-projections of keys and values as one matrix."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _CHOICES = {  # the supported values of `topk_method`, the first where there is 
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """What one setting alone does not say. Raises ModelError for what would be computed wrongly."""
+    """Returns the keys that several settings together determine. Raises ModelError for settings that would be computed
+    wrongly."""
     scoring = _scoring(path, config)
     key_parts = [config.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
     if not all(isinstance(part, int) for part in key_parts):

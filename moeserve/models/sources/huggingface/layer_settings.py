@@ -33,7 +33,7 @@ def derived_by(*parts: Derived) -> Derived:
 
 
 def sparse_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """What `decoder_sparse_step` and `mlp_only_layers` say: layers without experts, and their width. Raises
+    """Translates `decoder_sparse_step` and `mlp_only_layers`: layers without experts, and their width. Raises
     ModelError."""
     step = _integer(path, config, "decoder_sparse_step", 1)
     dense_only = config.get("mlp_only_layers") or []
@@ -48,7 +48,7 @@ def sparse_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataVa
 
 
 def leading_dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """What `mlp_layer_types` or `first_k_dense_replace` says: the first layers have no experts. Raises ModelError."""
+    """Translates `mlp_layer_types` or `first_k_dense_replace`: the first layers have no experts. Raises ModelError."""
     kinds = config.get("mlp_layer_types")
     if kinds is None:
         return {"leading_dense_block_count": _integer(path, config, "first_k_dense_replace", 1, low=0)}
@@ -61,8 +61,8 @@ def leading_dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Met
 
 
 def windows(rule: WindowRule | None) -> Derived:
-    """What `use_sliding_window`, `sliding_window`, `max_window_layers` and `layer_types` say. rule: of layers without
-    `layer_types`; None: every layer sees the window, whatever `layer_types` says."""
+    """Translates `use_sliding_window`, `sliding_window`, `max_window_layers` and `layer_types`. rule: for layers
+    without `layer_types`; None: every layer has the window, whatever `layer_types` says."""
 
     def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         layers = _integer(path, config, "num_hidden_layers", None)

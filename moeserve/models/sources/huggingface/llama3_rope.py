@@ -53,7 +53,7 @@ def llama3_rope(path: Path, config: Mapping[str, Any], theta: float) -> dict[str
 
 
 def rope_factors(metadata: Metadata) -> Iterator[tuple[str, MadeTensor]]:
-    """By what frequencies are divided, as a GGUF has it; nothing without such settings."""
+    """Yields the factors by which frequencies are divided, as a GGUF tensor; nothing without such settings."""
     architecture = metadata.require_str("general.architecture")
     if f"{architecture}.{_SETTINGS['factor']}" not in metadata:
         return

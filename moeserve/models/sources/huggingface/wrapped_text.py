@@ -29,7 +29,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Those of the text's model by the names that it has alone."""
+    """Returns the tensors of the text model, under the names that it has without its wrapper."""
     found = {}
     for name, tensor in stored.items():
         if name.startswith(_TEXT):

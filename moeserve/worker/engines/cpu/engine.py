@@ -79,7 +79,7 @@ def adapter_rows(adapters: Int32s) -> AdapterRows | None:
 
 
 def state_sequences(layout: StepLayout, sequences: Sequences) -> StateSequences:
-    """Whose recurrent states the step's rows move on."""
+    """Returns the sequences whose recurrent states the step's rows advance."""
     slots, drafts = sequences.state_slots[layout.req_slot], None
     if layout.drafted is not None and layout.drafted.any():
         drafts = StateDrafts(torch.from_numpy(layout.drafted), torch.from_numpy(first_drafts(layout.drafted)))

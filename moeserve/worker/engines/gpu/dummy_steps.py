@@ -38,8 +38,8 @@ class DummySteps:
         self._path_of, self._wait = path_of, wait
 
     def prompt(self, n: int, streamed: float, start: int = 0) -> Callable[[], None]:
-        """What runs a step of n random tokens of a prompt, from position `start` on, with this part of the RAM experts
-        streamed, and waits for it."""
+        """Returns a function that runs a step of n random prompt tokens, from position `start` on, with this part of
+        the RAM experts streamed, and waits for it."""
         count = np.array([n], np.int32)
         path = self._path_of(StepShape(count, n))
         if path.has_tiles:
@@ -57,8 +57,8 @@ class DummySteps:
         return self._waiting(self._launches(path, tiles))
 
     def decode(self, rows: int) -> Callable[[], None]:
-        """The same of a decode step of as many rows as one of the sizes; of more rows than there can be requests, with
-        drafts."""
+        """Returns a function that runs a decode step with the given number of rows, one of the sizes, and waits for
+        it. More rows than there can be requests are rows with drafts."""
         vocab = self._model.shape.vocab_size
         shape = StepShape(np.ones(rows, np.int32), rows)
         if rows > self._dummy_slot:

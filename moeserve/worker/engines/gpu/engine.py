@@ -171,7 +171,7 @@ class GpuEngine:
 
     @property
     def expert_cache(self) -> ExpertCache | None:
-        """None: experts stay where they are."""
+        """The expert cache; None if experts stay where they are placed."""
         return self._launcher.expert_cache
 
     @expert_cache.setter

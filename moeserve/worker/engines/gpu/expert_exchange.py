@@ -41,11 +41,12 @@ class Policy(Protocol):
         experts itself, and what it used most of each layer stands for what it used. Returns how many it used."""
 
     def choose(self, most: int, *, pays: bool) -> Ids:
-        """int64 [moves, 3], by layer: the layer, who comes, who goes. They count as done. pays: only those that are
-        expected to."""
+        """Chooses the next exchanges, int64 [moves, 3], by layer: the layer, the expert that comes, the expert that
+        goes. They count as done. pays: only exchanges that are expected to pay."""
 
     def learn(self) -> None:
-        """What the step tells of exchanges, made or not; after `choose`, if there was one, and when there is time."""
+        """Learns from the last step which exchanges, made or not, would have paid. Called after `choose`, if there was
+        one, when there is time."""
 
     def forget(self) -> None:
         """Counts begin at 0 again."""
@@ -133,7 +134,7 @@ class ExpertCache:
         return self._taken.since(before)
 
     def _land(self, *, wait: bool) -> bool:
-        """What has arrived is the host's, too."""
+        """Enters the experts that have arrived in the host's maps."""
         if not self._slots.is_filling or not self._slots.filled(wait=wait):
             return False
         assert self._coming is not None
@@ -142,7 +143,8 @@ class ExpertCache:
         return True
 
     def _observe(self) -> None:
-        """What the last step used. The pool knows what was missed: experts arrive while a step runs."""
+        """Notes the experts that the last step used. Misses are told by the pool, because experts arrive while a step
+        runs."""
         used = self.policy.observe(self._counts, streamed=self._streams)
         reads = self._pool_reads(self._cached_layers)
         misses, self._reads = reads - self._reads, reads

@@ -98,7 +98,7 @@ class StepLauncher:
             self._model.forward(batch, observer)
 
     def _tiles(self, path: StepPath, layout: StepLayout) -> list[Int32s]:
-        """Those of the chunks, for each of the model's forms of attention."""
+        """Returns the tiles of the chunks, for each of the model's forms of attention."""
         fields = (layout.offset, layout.count, layout.start, layout.req_slot)
         first = sequences_alone(layout.count, path.num_decode)
         return self._tiles_of(*(field[first:] for field in fields))

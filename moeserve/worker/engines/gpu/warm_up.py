@@ -1,5 +1,6 @@
-"""What a GPU engine does before its first step, so that no step waits: its kernels compiled, or loaded from Triton's
-cache on disk, and its CUDA graphs captured. Where answers wait for it, in pieces between the steps."""
+"""Warm-up of a GPU engine: before its first step it compiles its kernels, or loads them from Triton's cache on disk,
+and captures its CUDA graphs, so that no step waits for that. If answers are waiting, it does this in pieces between
+steps."""
 
 from __future__ import annotations
 

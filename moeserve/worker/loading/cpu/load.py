@@ -53,7 +53,7 @@ from moeserve.worker.tiers.storage import PageTiersPlan, claim_directory, plan_t
 
 @dataclass(frozen=True, slots=True)
 class CpuModel:
-    """What of a server on the CPU does not change while it serves, and may be shared by processes."""
+    """The parts of a CPU server that do not change while it serves, and that processes may share."""
 
     config: ServerConfig
     source: ModelSource

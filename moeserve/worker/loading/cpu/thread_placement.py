@@ -48,7 +48,7 @@ def memory_nodes(sysfs: Path = SYSFS) -> list[list[int]]:
 
 
 def numbered_nodes(sysfs: Path = SYSFS) -> dict[int, list[int]]:
-    """The same by the kernel's numbers, ascending; none where sysfs is silent."""
+    """Returns the CPUs of each node by the kernel's node numbers, ascending; empty if sysfs has none."""
     allowed = os.sched_getaffinity(0)
     numbered = {
         int(path.parent.name.removeprefix("node")): path
@@ -62,7 +62,7 @@ def numbered_nodes(sysfs: Path = SYSFS) -> dict[int, list[int]]:
 
 
 def _bound(cpus: Sequence[int], threads: int, binding: str, sysfs: Path) -> list[tuple[int, ...]]:
-    """What each of a node's threads is bound to."""
+    """Returns the CPUs that each of a node's threads is bound to."""
     if binding == "none":
         return [()] * threads
     if binding == "nodes" and cpus:

@@ -40,7 +40,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def usable_bytes(device: torch.device, config: ServerConfig) -> int:
-    """What the engine may use of the GPU's memory: its budget, or all that is free."""
+    """Returns the bytes of the GPU's memory that the engine may use: its budget, or all free memory."""
     budget = config.gpu_memory_budget
     return free_bytes(device) if budget is None else int(budget * GIB)
 

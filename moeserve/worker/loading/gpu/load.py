@@ -110,8 +110,8 @@ def load_gpu_engine(
     forced_rows: int = 0,
     ranks: RankGroup | None = None,
 ) -> LoadedGpuEngine:
-    """The same without a runner. ranks: the GPUs among which the model is divided, of which `device` is this process's;
-    None: it has all of it."""
+    """Loads a GPU engine without a runner. ranks: the GPUs among which the model is divided, of which `device` is this
+    process's; None: this GPU has the whole model."""
     plan = plan_load(config, source, device, ranks)
     start.clock.ended("plan")
     weights = load_weights(config, plan, on_progress, device, ranks)
@@ -153,7 +153,7 @@ def load_gpu_engine(
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """What requests have: KV, recurrent states, and where theirs are."""
+    """The memory of requests: KV, recurrent states, and the tables that say where theirs are."""
 
     capacity: KvCapacity
     tables: SlotTables
@@ -273,7 +273,8 @@ def _open_tiers(
     device: torch.device,
     pin_after: float,
 ) -> PageMover | None:
-    """Those behind the KV pool. Under Triton's interpreter there is none in RAM by itself."""
+    """Opens the tiers behind the KV pool; None if there are none. Under Triton's interpreter there is no tier in RAM by
+    default."""
     in_ram, has_window_pool = 0, buffers.capacity.num_window_slots > 0
     if config.kv_ram is not None or device.type == "cuda":
         in_ram = ram_tier_bytes(config, pool_bytes, available_bytes(), has_window_pool=has_window_pool)

@@ -1,5 +1,5 @@
-"""What a GPU engine will be, before anything of it is loaded: its share of the model, the size of its steps, and which
-weights lie where."""
+"""The plan of a GPU engine, made before anything is loaded: its share of the model, the size of its steps, and the
+place of each weight."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from moeserve.worker.loading.gpu.rank_pool import open_rank_stream
 
 @dataclass(frozen=True, slots=True)
 class InRam:
-    """What the GPU has no room for, on the pool's stream."""
+    """The weights that stay in RAM, on the pool's stream."""
 
     stream: CpuStream
     cpu_stage: CpuWeights | None  # None: the GPU begins with the embedding
@@ -98,6 +98,6 @@ def load_weights(
 
 
 def _empty_cache(device: torch.device) -> None:
-    """What unpacking left behind goes back to the device, whose free memory is then asked for."""
+    """Returns the memory that unpacking left behind to the device, whose free memory is then asked for."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

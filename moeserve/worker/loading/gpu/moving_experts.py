@@ -1,4 +1,4 @@
-"""What brings experts in RAM to the GPU: streams for prompts, and the expert cache."""
+"""The ways of experts from RAM to the GPU: streams for prompts, and the expert cache."""
 
 from __future__ import annotations
 
@@ -72,14 +72,16 @@ class MovingExperts:
 
 
 def _staging(stream: ExpertStream | None, device: torch.device) -> Tensor:
-    """What the experts on their way to the GPU pass through, uint8: no memory of its own where prompts are streamed."""
+    """Returns the buffer, uint8, that experts on their way to the GPU pass through; with streamed prompts it is part of
+    the stream's own."""
     if stream is None:
         return torch.empty(UNSTREAMED_STEP_BYTES, dtype=torch.uint8, device=device)
     return stream.idle_buffer[:STEP_BYTES]
 
 
 def pinned_panels(experts: RamExperts, placement: Placement, device: torch.device) -> PinnedPanels | None:
-    """None, with the reason in the log, where the experts in RAM cannot be copied in the background."""
+    """Returns the pinned panels; None, with the reason in the log, if the experts in RAM cannot be copied in the
+    background."""
     if not placement.stream_bytes and not placement.has_cache:
         return None
     if experts.stream.nodes > 1:

@@ -1,1 +1,1 @@
-"""What is measured of an engine: how fast steps are, and what they read."""
+"""Measurements of an engine: the durations of steps, and the bytes that they read."""

@@ -76,7 +76,8 @@ class KeptMeasurements:
         self._file = folder / f"{key}.json"
 
     def read(self) -> Measured | None:
-        """None where there is nothing, or what no worker writes: anyone may have written to a cache."""
+        """Returns the kept measurements; None if there are none, or if the file has something that no worker writes:
+        any program may have written to a cache."""
         try:
             measured = msgspec.json.decode(self._file.read_bytes(), type=Measured)
             measured.check()
@@ -112,7 +113,8 @@ def kept_measurements(
     engine: str,
     device: torch.device,
 ) -> KeptMeasurements:
-    """Those of this machine, model and configuration. engine: its description, with what lies where."""
+    """Returns the measurements of this machine, model and configuration. engine: the engine's description, with the
+    places of its weights."""
     key = step_key(
         __version__,
         torch.__version__,

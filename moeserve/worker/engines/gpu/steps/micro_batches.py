@@ -68,13 +68,14 @@ class MicroBatches:
             self._decode[size] = partial(_after, copies, replay)
 
     def decode(self, path: StepPath, layout: StepLayout, sequences: Sequences) -> Launches:
-        """What runs a decode step in parts, and its head. The whole step's inputs are copied before."""
+        """Returns the functions that run a decode step in parts, and its head. The whole step's inputs are copied
+        before."""
         for number, part in enumerate(split(layout.rows, path.part_rows)):
             self._inputs_of(path.part_rows, number).fill(part, sequences)
         return self._decode[path.size]
 
     def dummy_decode(self, path: StepPath, vocab: int) -> Launches:
-        """The same of dummy rows, as many as the size."""
+        """Returns the functions that run a decode step of dummy rows, as many as the size, in parts."""
         for number in range(DECODE_PARTS):
             self._inputs_of(path.part_rows, number).fill_dummy(path.part_rows, vocab, is_prompt=False)
         return self._decode[path.size]
@@ -109,7 +110,8 @@ class MicroBatches:
             self._launch(own, own_path, tiles, StepPart(number * path.part_rows, number == len(parts) - 1))
 
     def dummy_prompt(self, n: int, start: int, part_rows: int) -> Launches:
-        """What launches a dummy prompt of n random tokens, from position `start` on, in parts of these rows."""
+        """Returns the functions that launch a dummy prompt of n random tokens, from position `start` on, in parts of
+        `part_rows` rows."""
         dummies = [DummyPart(min(part_rows, n - begin), start + begin) for begin in range(0, n, part_rows)]
 
         def launch() -> None:

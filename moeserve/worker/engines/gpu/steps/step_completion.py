@@ -30,7 +30,7 @@ class StepCompletion:
             self._has_before = True
 
     def mark(self) -> None:
-        """What has been launched so far is what is waited for."""
+        """Marks the end of the work launched so far, for which `wait` then waits."""
         if self._is_gpu:
             self._ends[0].record()
 
@@ -40,7 +40,7 @@ class StepCompletion:
         return not self._is_gpu or bool(self._ends[0].query())
 
     def wait(self) -> None:
-        """For what was marked last."""
+        """Waits until the work marked last has been computed."""
         if self._is_gpu:
             self._ends[0].synchronize()
 

@@ -1,4 +1,4 @@
-"""What the paths of an engine's steps depend on, before anything is measured."""
+"""The facts about an engine on which its steps' paths depend, before anything is measured."""
 
 from __future__ import annotations
 

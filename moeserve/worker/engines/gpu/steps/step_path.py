@@ -50,7 +50,7 @@ GraphFamily = Literal["decode", "decode parts", "small", "drafts", "prompts"]
 
 
 class StepShape(NamedTuple):
-    """What a step's path depends on."""
+    """The facts about a step on which its path depends."""
 
     counts: npt.NDArray[np.int32]  # [sequences]: tokens of each, those of one token first
     num_rows: int  # their sum
@@ -62,7 +62,7 @@ class StepShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What a path depends on beside the step: the engine, and what it has measured."""
+    """The facts about the engine on which paths depend, measurements included."""
 
     sizes: tuple[int, ...]  # numbers of rows that steps are padded to, ascending
     max_decode_size: int  # largest size of decode graphs: no step has more independent rows
@@ -94,7 +94,7 @@ class GraphKey(NamedTuple):
 
 
 class KernelKind(NamedTuple):
-    """What chooses a step's kernels. Two paths of one kind launch the same ones."""
+    """The properties that choose a step's kernels. Two paths of one kind launch the same kernels."""
 
     size: int
     has_tiles: bool

@@ -1,0 +1,73 @@
+"""What a model would need on this machine, in one line: `moeserve plan` without what it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from moeserve.cli.command_line import resolve
+from moeserve.cli.plan.fit import Fit, fit_model
+from moeserve.cli.plan.memory import CUDA_CONTEXT_BYTES
+from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
+from moeserve.errors import UserError
+from moeserve.processes.free_memory import available_bytes, limit_note
+from moeserve.processes.gpu_driver import driver_version
+
+_UNITS: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def size_text(num_bytes: int) -> str:
+    """As the Hub shows sizes: decimal units."""
+    for unit, name in _UNITS:
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} B"
+
+
+def gpu_bytes() -> int | None:
+    """The memory that a server may have of the first GPU; None where there is none. torch is loaded only where a driver
+    is."""
+    if driver_version() is None:
+        return None
+    from moeserve.worker.loading.device import choose_device
+
+    if choose_device("auto") == "cpu":
+        return None
+    import torch
+
+    return int(torch.cuda.mem_get_info(0)[0]) + CUDA_CONTEXT_BYTES
+
+
+def need_of(path: Path, gpu: int | None) -> str:
+    """The line about the model at `path`, or why it cannot be served here. gpu: as `gpu_bytes` says."""
+    try:
+        return need_text(fit_here(path, gpu))
+    except UserError as error:
+        return f"not here: {first_line(str(error))}"
+
+
+def fit_here(path: Path, gpu: int | None) -> Fit:
+    """Raises UserError."""
+    config = resolve(ServerConfig(model=str(path), device="cpu" if gpu is None else "cuda"))
+    return fit_model(config, gpu, available_bytes(), limit_note())
+
+
+def need_text(fit: Fit) -> str:
+    m = fit.memory
+    where = f"{m.ram_start / GIB:.1f} GiB RAM at first, {m.ram_full / GIB:.1f} when full"
+    if m.gpu:
+        where = f"{m.gpu / GIB:.1f} GiB of the GPU, {where}"
+    return f"{where}; {m.max_model_len:,} tokens a request"
+
+
+def first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns, each as wide as its widest text; the last as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,46 @@
+"""`moeserve pull NAME`: downloads a model of the Hub, or what is missing of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from moeserve.errors import UserError
+from moeserve.hub import parse_name
+
+
+def command_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moeserve pull",
+        description="Download a model of the Hugging Face Hub into its cache (HF_HUB_CACHE), from which every command "
+        "takes it by the same name. An interrupted download goes on where it was. Private and gated repositories need "
+        "HF_TOKEN.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="org/repo, org/repo:Q4_K_M or org/repo:file.gguf; @revision behind the repository",
+    )
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0 when the model is here, 1 where it cannot be had, 2 for what is no name."""
+    parser = command_parser()
+    text = parser.parse_args(arguments).name
+    name = parse_name(text)
+    if name is None:
+        parser.error(f"{text!r} is no name of the Hub: say org/repo, org/repo:Q4_K_M or org/repo:file.gguf")
+    from moeserve.cli.models.need import gpu_bytes, need_of
+    from moeserve.hub.download import fetch
+    from moeserve.processes.logs import set_up_logging
+
+    set_up_logging("pull", "info")
+    try:
+        path = fetch(name)
+    except UserError as error:
+        print(f"moeserve pull: {error}", file=sys.stderr)
+        return 1
+    print(f"{name} is at {path}\nneeds {need_of(path, gpu_bytes())}\nserve it: moeserve --model {name}")
+    return 0

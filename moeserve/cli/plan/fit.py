@@ -1,0 +1,108 @@
+"""What of a model goes where on a machine, and the memory that it takes: from headers and sizes, nothing measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeserve.cli.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict, usable_gpu_bytes
+from moeserve.cli.plan.routing import RoutingProbabilities
+from moeserve.config import ServerConfig, drafts_of
+from moeserve.config.units import GIB
+from moeserve.errors import ConfigError
+from moeserve.kv.layout import layout_of
+from moeserve.models.interface import ModelShape
+from moeserve.models.next_token import drafting_shape
+from moeserve.models.open import open_metadata
+from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.source import ModelSource
+from moeserve.placement import Gpu, ModelSizes, Placement, place
+from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.gpu_drafts import check_gpu_drafts
+from moeserve.placement.options import (
+    placement_options,
+    with_expert_cache,
+    with_state_slots,
+    with_window_pool,
+)
+from moeserve.placement.sizes import has_float_weights
+from moeserve.placement.step_tokens import step_tokens
+from moeserve.worker.adapters.memory import (
+    AdapterMemory,
+    adapter_memory,
+    open_adapters,
+    plan_gpu_adapters,
+)
+
+GPU_FLOAT_BYTES = 2  # of what tensor cores multiply
+LEAST_KV_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Fit:
+    source: ModelSource
+    model: ModelShape
+    sizes: ModelSizes
+    routing: RoutingProbabilities
+    placement: Placement
+    memory: Memory
+    step_tokens: int
+
+
+def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -> Fit:
+    """gpu: bytes of the GPU's memory; None: the CPU alone. ram: bytes that the server may take; `note` says what bounds
+    them. Raises UserError for a file or a wish that cannot be served, or does not fit."""
+    source = open_metadata(Path(config.model))
+    drafts = drafts_of(config)
+    model = read_checked_shape(source)
+    if gpu is not None:
+        check_gpu_drafts(config, model)
+    elif drafts is not None:
+        model = drafting_shape(model, source, drafts.method)
+    layout = layout_of(config, model)
+    sizes = ModelSizes.of(source.tensors, layout)
+    gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
+    options = placement_options(config, model)
+    usable = None if gpu is None else usable_gpu_bytes(config, gpu)
+    in_a_step = step_tokens(config.max_num_batched_tokens, model, usable)
+    most_rows = max(in_a_step, config.max_num_seqs)
+    reserved = 0
+    if usable is not None:
+        reserved = gpu_reserved_bytes(
+            config,
+            model,
+            most_rows,
+            sizes,
+            usable,
+            float_weights=has_float_weights(source.tensors, model),
+            adapter_rank=0 if gpu_adapters is None else gpu_adapters.rank,
+        )
+    adapter_bytes = 0 if gpu_adapters is None else gpu_adapters.num_bytes
+    room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved + adapter_bytes)
+    routing = RoutingProbabilities(model, options.counts)
+    if gpu is None:
+        options = dataclasses.replace(options, counts=None)  # here it tells what is read, not what goes where
+    if room is not None:
+        options = with_window_pool(options, config, layout, most_rows)
+        options = with_state_slots(options, config, sizes, room)
+    placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
+    gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
+    adapters = AdapterMemory()
+    if gpu is None:
+        adapters = adapter_memory(config, model, open_adapters(config, model), most_rows)
+    memory = predict(
+        config, model, sizes, placement, ram, gpu_other, in_a_step, adapters, gpu_adapters=adapter_bytes
+    )
+    _check_ram(memory, ram, note)
+    return Fit(source, model, sizes, routing, placement, memory, in_a_step)
+
+
+def _check_ram(memory: Memory, ram: int, note: str) -> None:
+    if memory.ram_start > ram:
+        raise ConfigError(
+            f"{memory.ram_start / GIB:.2f} GiB of RAM are needed and {ram / GIB:.2f} GiB are there{note}: put more "
+            "experts on a GPU, or choose a smaller model or quantisation"
+        )
+    if memory.kv_tokens < LEAST_KV_TOKENS:
+        raise ConfigError(f"there is room for {memory.kv_tokens} tokens of KV only: free some memory")
