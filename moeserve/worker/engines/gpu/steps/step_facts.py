@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
-from moeserve.models.step_buffers import SMALL_BATCH_ROWS
+from moeserve.models.step_buffers import FLOAT32_ROWS, SMALL_BATCH_ROWS
 from moeserve.worker.engines.gpu.steps.prompt_tiles import most_tiles, tile_rows
 from moeserve.worker.engines.gpu.steps.step_columns import MAX_GRAPH_DECODE
 from moeserve.worker.engines.gpu.steps.step_path import (
@@ -47,8 +47,9 @@ def step_facts(
 
 
 def _drafts_size(model: GpuDecoder, max_num_seqs: int, max_drafts: int) -> int:
-    """The head computes all rows of a graph at once."""
+    """The head computes all rows of a graph at once. Larger steps round what is between two products, so that greedy texts
+    differ earlier from those without drafts; launched kernel by kernel they take so long that few are drafted."""
     if not max_drafts:
         return 0
-    rows = min(max_num_seqs * (1 + max_drafts), model.head_sizes[-1])
+    rows = min(max_num_seqs * (1 + max_drafts), model.head_sizes[-1], FLOAT32_ROWS)
     return padded_size(rows, model.sizes)
