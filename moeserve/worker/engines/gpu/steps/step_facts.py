@@ -47,8 +47,8 @@ def step_facts(
 
 
 def _drafts_size(model: GpuDecoder, max_num_seqs: int, max_drafts: int) -> int:
-    """The head computes all rows of a graph at once. Larger steps round what is between two products, so that greedy texts
-    differ earlier from those without drafts; launched kernel by kernel they take so long that few are drafted."""
+    """The head computes all rows of a graph at once. Larger steps round what is between two products, so that greedy
+    texts differ earlier from those without drafts. Launched kernel by kernel they take so long that few are drafted."""
     if not max_drafts:
         return 0
     rows = min(max_num_seqs * (1 + max_drafts), model.head_sizes[-1], FLOAT32_ROWS)
