@@ -166,6 +166,12 @@ def rm(arguments: list[str]) -> int:
     return run_rm(arguments)
 
 
+def launch_agent(arguments: list[str]) -> int:
+    from moeserve.cli.agents.command import main as run_launch
+
+    return run_launch(arguments)
+
+
 def complete(arguments: list[str]) -> int:
     from moeserve.cli.bench.commands import COMMANDS as MEASUREMENTS
     from moeserve.cli.completion import main as run_completion
@@ -181,6 +187,7 @@ def complete(arguments: list[str]) -> int:
 # The modules of the other commands, with a `command_parser()` each.
 PARSERS = {
     "doctor": "moeserve.cli.doctor.command",
+    "launch": "moeserve.cli.agents.command",
     "pull": "moeserve.cli.models.pull",
     "list": "moeserve.cli.models.list",
     "show": "moeserve.cli.models.show",
@@ -195,6 +202,9 @@ PARSERS = {
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
     "doctor": Command(doctor, "check this machine: what is wrong with it, and the remedy"),
+    "launch": Command(
+        launch_agent, "start an agent (Claude Code, Codex, ...) that uses the server, and the server"
+    ),
     "pull": Command(pull, "download a model of the Hugging Face Hub"),
     "list": Command(list_models, "the downloaded models, their sizes, and what each would need here"),
     "show": Command(show, "one model, and what it would need here"),

@@ -12,7 +12,7 @@ from moeserve.config.option import option
 MOST_DRAFTS: Final = 16
 LONGEST_MATCH: Final = 64
 _DEFAULT_SHORTEST: Final = 3
-_DEFAULT_LONGEST: Final = 8
+_DEFAULT_LONGEST: Final = 16
 _LOOKUP_FIELDS: Final = ("prompt_lookup_min", "prompt_lookup_max")
 DraftMethod = Literal["ngram", "mtp", "auto"]
 
@@ -26,7 +26,7 @@ class SpeculativeConfig(ApiConfig):
         "Model",
         'speculative decoding, in vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts up to 3 '
         'tokens by the model\'s own next-token block, "ngram" from an earlier place of the text where the last '
-        '"prompt_lookup_min" to "prompt_lookup_max" tokens (3 to 8) are the same, "auto" by both, as far as the file '
+        '"prompt_lookup_min" to "prompt_lookup_max" tokens (3 to 16) are the same, "auto" by both, as far as the file '
         "has the block; a step verifies them, and the text stays the same (GPU: look-up alone; default: no drafts)",
         metavar="JSON",
     )

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from moeserve.cli.agents.agents import AGENTS as LAUNCHED
+from moeserve.cli.agents.agents import Endpoint
 from moeserve.messages.schema import GenerateRequest
 from tests.support.http_harness import NAME, Answer, HttpServer, http_server, say, tokens_of
 from tests.support.scripted_answers import prompt_of
@@ -23,6 +25,7 @@ from tests.support.scripted_answers import prompt_of
 PROGRAMS = Path(__file__).parent / "programs"
 CLIENTS = os.environ.get("MOESERVE_CLIENTS")
 TIMEOUT_S = 120
+CONTEXT = 1 << 17
 PARIS: dict[str, object] = {"city": "Paris"}
 PYTHON = [
     *(
@@ -64,7 +67,7 @@ pytestmark = pytest.mark.skipif(CLIENTS is None, reason="run make test-clients")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HttpServer]:
-    with http_server(context=1 << 17) as running:
+    with http_server(context=CONTEXT) as running:
         yield running
 
 
@@ -260,16 +263,20 @@ def binary(name: str) -> str:
     return str(path)
 
 
+def run_agent(server: HttpServer, folder: Path, name: str, *arguments: str, **environment: str) -> str:
+    """As `moeserve launch` starts it."""
+    start = LAUNCHED[name].start(binary(name), Endpoint(server.url, NAME, CONTEXT), arguments)
+    for command in start.commands:
+        said = run(list(command), folder, **start.environment, **environment)
+    return said
+
+
 def test_codex(server: HttpServer, tmp_path: Path) -> None:
     script_calls(server, "exec_command", {"cmd": "echo Rain."})
     home = tmp_path / "codex"
     home.mkdir()
-    (home / "config.toml").write_text(
-        f'model = "{NAME}"\nmodel_provider = "local"\n[model_providers.local]\nname = "local"\n'
-        f'base_url = "{server.url}/v1"\nwire_api = "responses"\n'
-    )
-    command = [binary("codex"), "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", "Go."]
-    said = run(command, tmp_path, CODEX_HOME=str(home))
+    flags = ("--skip-git-repo-check", "--sandbox", "danger-full-access")
+    said = run_agent(server, tmp_path, "codex", "exec", *flags, "Go.", CODEX_HOME=str(home))
     assert "It rains in Paris." in said
     assert len(server.requests) == 3
     prompt = prompt_of(server)
@@ -280,14 +287,7 @@ def test_codex(server: HttpServer, tmp_path: Path) -> None:
 
 def test_claude_code(server: HttpServer, tmp_path: Path) -> None:
     script_calls(server, "Bash", {"command": "echo Rain.", "description": "Says rain."})
-    said = run(
-        [binary("claude"), "-p", "Go.", "--allowedTools", "Bash"],
-        tmp_path,
-        ANTHROPIC_BASE_URL=server.url,
-        ANTHROPIC_API_KEY="none",
-        ANTHROPIC_MODEL=NAME,
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-    )
+    said = run_agent(server, tmp_path, "claude", "-p", "Go.", "--allowedTools", "Bash")
     assert "It rains in Paris." in said
     assert len(server.requests) == 3
     prompts = [prompt_of(server)]
@@ -323,29 +323,19 @@ def test_agents(server: HttpServer, tmp_path: Path, program: str) -> None:
 def test_qwen_code(server: HttpServer, tmp_path: Path) -> None:
     command = {"command": "echo Rain.", "description": "Says rain.", "is_background": False}
     call_twice(server, "run_shell_command", command)
-    said = run(
-        [binary("qwen"), "-p", "Go.", "-y"],
-        tmp_path,
-        OPENAI_BASE_URL=f"{server.url}/v1",
-        OPENAI_API_KEY="none",
-        OPENAI_MODEL=NAME,
-    )
+    said = run_agent(server, tmp_path, "qwen", "-p", "Go.", "-y")
     was_told_twice(server, said)
 
 
 def test_opencode(server: HttpServer, tmp_path: Path) -> None:
     call_twice(server, "bash", {"command": "echo Rain.", "description": "Says rain."})
-    options = {"baseURL": f"{server.url}/v1", "apiKey": "none"}
-    local = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {NAME: {}}}
-    settings = {"provider": {"local": local}, "permission": {"bash": "allow"}, "autoupdate": False}
-    (tmp_path / "opencode.json").write_text(json.dumps(settings))
-    was_told_twice(server, run([binary("opencode"), "run", "--model", f"local/{NAME}", "Go."], tmp_path))
+    settings = {"permission": {"bash": "allow"}, "autoupdate": False}
+    (tmp_path / "opencode.json").write_text(json.dumps(settings))  # the user's own, which stay
+    was_told_twice(server, run_agent(server, tmp_path, "opencode", "run", "Go."))
 
 
-def test_cline(server: HttpServer, tmp_path: Path) -> None:
+def test_cline(server: HttpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     call_twice(server, "run_commands", {"commands": ["echo Rain."]})
-    own = ["--data-dir", str(tmp_path / "data")]  # without one it starts a daemon, which stays
-    provider = ["--provider", "openai-compatible", "--baseurl", f"{server.url}/v1"]
-    run([binary("cline"), "auth", *own, *provider, "--apikey", "none", "--modelid", NAME], tmp_path)
-    said = run([binary("cline"), *own, "--json", "--auto-approve", "true", "Go on."], tmp_path)
+    said = run_agent(server, tmp_path, "cline", "--json", "--auto-approve", "true", "Go on.")
     was_told_twice(server, said, '"result":"Rain.\\n","success":true')

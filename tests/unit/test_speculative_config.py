@@ -20,7 +20,7 @@ def test_off_by_default() -> None:
 @pytest.mark.parametrize(
     ("more", "drafts"),
     [
-        ("", Drafts("ngram", 4, Lookup(3, 8))),
+        ("", Drafts("ngram", 4, Lookup(3, 16))),
         (', "prompt_lookup_min": 2, "prompt_lookup_max": 5', Drafts("ngram", 4, Lookup(2, 5))),
         (', "prompt_lookup_max": 4', Drafts("ngram", 4, Lookup(4, 4))),  # as vLLM does
         (', "prompt_lookup_min": 2', Drafts("ngram", 4, Lookup(2, 2))),

@@ -14,7 +14,8 @@ SHORTEST, LONGEST, MOST = 2, 5, 4
 
 
 def looked_up(text: list[int], most: int) -> list[int]:
-    """What `NgramDrafter` promises: the last of the longest agreeing places among the last CANDIDATES ones."""
+    """What `NgramDrafter` promises: the last of the longest agreeing places among the last CANDIDATES ones, and no more
+    tokens than agree there, if they are fewer than LONGEST."""
     last = len(text) - 1
     places = [
         place
@@ -31,7 +32,7 @@ def looked_up(text: list[int], most: int) -> list[int]:
     if best < 0:
         return []
     draft: list[int] = []
-    for _ in range(most):
+    for _ in range(most if longest == LONGEST else min(most, longest)):
         draft.append([*text, *draft][best + 1 + len(draft)])
     return draft
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from moeserve.config import Drafts
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
@@ -13,6 +14,8 @@ from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
 from moeserve.worker.drafts.ngram_drafter import NgramDrafter
 from moeserve.worker.drafts.shared_texts import SharedTexts
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
+
+SHARED_MATCH: Final = 8  # tokens of another request's text that must agree, at most
 
 
 class FirstOf:
@@ -59,7 +62,7 @@ def make_drafter(
         assert of_block is not None
         return FirstOf(of_grammar, of_block)
     shortest, longest = drafts.lookup.shortest, drafts.lookup.longest
-    shared = SharedTexts(longest) if shares_texts else None
+    shared = SharedTexts(min(longest, SHARED_MATCH)) if shares_texts else None
     of_text = NgramDrafter(sequences.tokens, shortest, longest, shared)
     of_both = of_text if of_block is None else FirstOf(of_text, of_block)
     return FirstOf(of_grammar, of_both)

@@ -6,8 +6,9 @@ is drafted.
                      on the mat       is drafted
 
 The places where the same `shortest` tokens stood are chained, the last one first. Of the last CANDIDATES of them, the
-one is taken before which most tokens agree, of equal ones the last. A new token costs one look into a dictionary,
-however long the text. Where there is none, it is looked in the texts of other requests (`shared_texts.py`).
+one is taken before which most tokens agree, of equal ones the last. As many tokens are drafted as agree, or all that
+are wanted if `longest` do: a short match is often a coincidence. A new token costs one look into a dictionary, however
+long the text. Where there is none, the texts of other requests are searched (`shared_texts.py`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ class NgramDrafter:
         self, tokens: Int32s, shortest: int, longest: int, shared: SharedTexts | None = None
     ) -> None:
         """tokens: int32 [request slots, positions]. A draft needs `shortest` agreeing tokens; beyond `longest`, more of
-        them make no difference. shared: other requests' texts, in which is looked what is not found here; of matches
-        as long as `longest`."""
+        them make no difference. shared: other requests' texts, which are searched for what is not found here."""
         self._tokens = tokens
         self._shortest = shortest
         self._longest = longest
@@ -79,15 +79,17 @@ class NgramDrafter:
             place = int(self._before[slot, place])
         if best == NONE:
             return self._from_others(slot, length, most)
+        if longest < self._longest:
+            most = min(most, longest)
         # What repeats with a period shorter than the draft goes on to do so.
         period = length - 1 - best
         draft: Int32s = text[best + 1 + np.arange(most) % period]
         return draft
 
     def _from_others(self, slot: int, length: int, most: int) -> Int32s:
-        if self._shared is None or length < self._longest:
+        if self._shared is None or length < self._shared.match:
             return NO_DRAFT
-        last = self._tokens[slot, length - self._longest : length]
+        last = self._tokens[slot, length - self._shared.match : length]
         return self._shared.following(self._namespaces[slot], last, most)
 
     def _share_texts(self) -> None:
@@ -98,7 +100,7 @@ class NgramDrafter:
             given = self._given[slot]
             if known > given:
                 self._given[slot] = known
-                text = self._tokens[slot, max(given - self._longest, 0) : known]
+                text = self._tokens[slot, max(given - self._shared.match, 0) : known]
                 self._shared.add(self._namespaces[slot], text)
 
     def _agreeing(self, text: Int32s, place: int, last: int) -> int:

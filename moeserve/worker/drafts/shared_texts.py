@@ -36,7 +36,7 @@ def hashes_of(tokens: Int32s, width: int) -> npt.NDArray[np.uint64]:
 class SharedTexts:
     def __init__(self, match: int, capacity: int = TOKENS) -> None:
         """match: tokens that must agree. capacity: tokens, a power of two."""
-        self._match = match
+        self.match = match
         self._tokens: Int32s = np.zeros(capacity, np.int32)
         self._segment: Int32s = np.zeros(capacity, np.int32)  # of each place; 0: none
         self._places: Int32s = np.zeros(TABLE * capacity, np.int32)  # by hash
@@ -47,7 +47,7 @@ class SharedTexts:
     def add(self, namespace: str, tokens: Int32s) -> None:
         """Takes in a text, or the end of it that is new and the `match` tokens before."""
         tokens = tokens[-len(self._tokens) :]
-        if len(tokens) <= self._match:
+        if len(tokens) <= self.match:
             return
         if self._end + len(tokens) > len(self._tokens):
             self._end = 0
@@ -58,7 +58,7 @@ class SharedTexts:
         self._segment[first : self._end] = self._num_segments
         self._namespaces[self._num_segments] = namespace
         self._num_segments += 1
-        places = np.arange(first + self._match - 1, self._end, dtype=np.int32)
+        places = np.arange(first + self.match - 1, self._end, dtype=np.int32)
         self._places[self._index(namespace, tokens)] = places
 
     def following(self, namespace: str, last: Int32s, most: int) -> Int32s:
@@ -66,7 +66,7 @@ class SharedTexts:
         place = int(self._places[self._index(namespace, last)[0]])
         if self._namespaces.get(int(self._segment[place])) != namespace:
             return NO_DRAFT
-        before = slice(max(place - self._match + 1, 0), place + 1)
+        before = slice(max(place - self.match + 1, 0), place + 1)
         same = self._segment[place]
         if (self._segment[before] != same).any() or not np.array_equal(self._tokens[before], last):
             return NO_DRAFT
@@ -77,6 +77,6 @@ class SharedTexts:
     def _index(self, namespace: str, tokens: Int32s) -> npt.NDArray[np.uint64]:
         """Where the places of each `match` tokens in a row are noted."""
         salt = np.uint64(zlib.crc32(namespace.encode()))
-        mixed = (hashes_of(tokens, self._match) ^ salt) * _FACTOR
+        mixed = (hashes_of(tokens, self.match) ^ salt) * _FACTOR
         index: npt.NDArray[np.uint64] = (mixed >> np.uint64(32)) % np.uint64(len(self._places))
         return index

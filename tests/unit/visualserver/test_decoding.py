@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -131,6 +132,55 @@ def test_damaged_anywhere(decoder: PictureDecoder) -> None:
         except PictureError as error:
             assert len(str(error)) < 400  # noqa: PT017
     assert decoder.decode(whole[0], RULE).shape[2] == 3
+
+
+def broken(rng: random.Random, files: list[bytes]) -> bytes:
+    """Returns a file that is cut, joined with another's end, or has four bytes overwritten or a part repeated."""
+    data = rng.choice(files)
+    at, behind = sorted((rng.randrange(len(data)), rng.randrange(len(data))))
+    match rng.randrange(4):
+        case 0:
+            return data[:behind]
+        case 1:
+            other = rng.choice(files)
+            return data[:behind] + other[rng.randrange(len(other)) :]
+        case 2:
+            value = rng.choice((0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, rng.getrandbits(32)))
+            field = value.to_bytes(4, rng.choice(("little", "big")))
+            return data[:at] + field + data[at + 4 :]
+        case _:
+            return data[:behind] + data[at:behind] * rng.randrange(1, 50) + data[behind:]
+
+
+@pytest.mark.slow
+def test_a_thousand_broken_files(decoder: PictureDecoder) -> None:
+    """None ends the process that decodes, or has it keep memory, and a good one is read behind them."""
+    rng = random.Random(44)
+    picture = Image.fromarray(colours(200, 300))
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    frames = {"save_all": True, "append_images": [Image.new("RGB", picture.size, "red")] * 3}
+    files = [
+        *(file_of(picture, format) for format in ("PNG", "JPEG", "WEBP", "GIF")),
+        file_of(picture, "JPEG", progressive=True, exif=exif),
+        file_of(picture, "WEBP", lossless=True, exif=exif),
+        *(file_of(picture, format, **frames) for format in ("PNG", "WEBP", "GIF")),
+        *(file_of(picture.convert(mode), "PNG") for mode in ("P", "1", "LA", "RGBA", "I;16", "L")),
+        *(file_of(picture.convert(mode), "JPEG") for mode in ("CMYK", "L")),
+    ]
+    decoder.decode(files[0], RULE)
+    child = decoder._sandbox._child
+    assert child is not None
+    refused = 0
+    for _ in range(1000):
+        try:
+            decoder.decode(broken(rng, files), RULE)
+        except PictureError:
+            refused += 1
+    assert 100 < refused < 1000
+    assert decoder._sandbox._child is child
+    assert psutil.Process(child.process.pid).memory_info().rss < 256 << 20
+    assert decoder.decode(files[0], RULE).shape == (192, 288, 3)
 
 
 def test_a_process_that_was_killed(decoder: PictureDecoder) -> None:

@@ -1,0 +1,1 @@
+"""`moeserve launch`: an agent, told of our server by its environment and its configuration."""

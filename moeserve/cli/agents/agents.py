@@ -1,0 +1,128 @@
+"""How each agent is told where its model is: what docs/how-to/connect-an-agent.md says, and what the tests run.
+
+Nothing here changes an agent's own settings: what is not an environment variable is an argument, or lies in a folder of
+ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+NO_KEY: Final = "none"  # what agents that insist on a key are given
+LONGEST_ANSWER: Final = 8192  # tokens
+ANSWER_SHARE: Final = 8  # of the context, an answer has at most this fraction
+COMPACT_PERCENT: Final = 85
+
+
+class Endpoint(NamedTuple):
+    url: str  # without /v1
+    model: str
+    context_length: int | None  # tokens, where it is known
+    api_key: str | None = None
+
+    @property
+    def key(self) -> str:
+        return self.api_key or NO_KEY
+
+
+@dataclass(frozen=True)
+class Start:
+    """Commands that run one after another, the agent last, and what they find in their environment."""
+
+    commands: tuple[tuple[str, ...], ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()  # variables that would lead it elsewhere
+
+
+class Agent(NamedTuple):
+    program: str
+    package: str  # npm's
+    start: Callable[[str, Endpoint, Sequence[str]], Start]  # program, its arguments
+
+    @property
+    def install(self) -> str:
+        return f"npm install --global {self.package}"
+
+
+def _claude(program: str, server: Endpoint, arguments: Sequence[str]) -> Start:
+    environment = {
+        "ANTHROPIC_BASE_URL": server.url,
+        "ANTHROPIC_AUTH_TOKEN": server.key,
+        "ANTHROPIC_MODEL": server.model,
+        "ANTHROPIC_SMALL_FAST_MODEL": server.model,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    if server.context_length is not None:
+        # It takes an unknown model's context for 200,000 tokens.
+        environment |= {
+            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(server.context_length),
+            "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": str(COMPACT_PERCENT),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(LONGEST_ANSWER, server.context_length // ANSWER_SHARE)),
+        }
+    return Start(((program, *arguments),), environment, unset=("ANTHROPIC_API_KEY",))
+
+
+def _codex(program: str, server: Endpoint, arguments: Sequence[str]) -> Start:
+    """By -c, whose values are TOML; JSON's strings are."""
+    provider = "model_providers.local"
+    settings: dict[str, str | int] = {
+        "model": server.model,
+        "model_provider": "local",
+        f"{provider}.name": "local",
+        f"{provider}.base_url": f"{server.url}/v1",
+        f"{provider}.wire_api": "responses",
+    }
+    if server.context_length is not None:
+        settings["model_context_window"] = server.context_length
+    environment = {}
+    if server.api_key is not None:
+        settings[f"{provider}.env_key"] = "MOESERVE_AGENT_KEY"
+        environment["MOESERVE_AGENT_KEY"] = server.api_key
+    flags = [part for name, value in settings.items() for part in ("-c", f"{name}={json.dumps(value)}")]
+    return Start(((program, *flags, *arguments),), environment)
+
+
+def _qwen(program: str, server: Endpoint, arguments: Sequence[str]) -> Start:
+    environment = {
+        "OPENAI_BASE_URL": f"{server.url}/v1",
+        "OPENAI_API_KEY": server.key,
+        "OPENAI_MODEL": server.model,
+    }
+    return Start(((program, *arguments),), environment)
+
+
+def _opencode(program: str, server: Endpoint, arguments: Sequence[str]) -> Start:
+    settings = {
+        "provider": {
+            "local": {
+                "npm": "@ai-sdk/openai-compatible",
+                "options": {"baseURL": f"{server.url}/v1", "apiKey": server.key},
+                "models": {server.model: {}},
+            }
+        },
+        "model": f"local/{server.model}",
+    }
+    return Start(((program, *arguments),), {"OPENCODE_CONFIG_CONTENT": json.dumps(settings)})
+
+
+def _cline(program: str, server: Endpoint, arguments: Sequence[str]) -> Start:
+    """Its provider is written by a command of its own, here into a folder of ours."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "moeserve" / "cline"
+    own = ("--data-dir", str(data))
+    provider = ("--provider", "openai-compatible", "--baseurl", f"{server.url}/v1")
+    auth = (program, "auth", *own, *provider, "--apikey", server.key, "--modelid", server.model)
+    return Start((auth, (program, *own, *arguments)))
+
+
+AGENTS: Final = {
+    "claude": Agent("claude", "@anthropic-ai/claude-code", _claude),
+    "codex": Agent("codex", "@openai/codex", _codex),
+    "qwen": Agent("qwen", "@qwen-code/qwen-code", _qwen),
+    "opencode": Agent("opencode", "opencode-ai", _opencode),
+    "cline": Agent("cline", "cline", _cline),
+}

@@ -1,0 +1,71 @@
+"""`moeserve launch AGENT`: the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Final
+
+from moeserve.cli.agents.agents import AGENTS, Endpoint, Start
+from moeserve.cli.background_server import SERVER_OPTIONS, server_for
+from moeserve.cli.command_line import add_shared_options, read_options
+from moeserve.errors import UserError
+
+_NOT_INSTALLED: Final = 127  # a shell's
+
+
+def command_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moeserve launch",
+        usage="%(prog)s AGENT [options] [-- ARGUMENTS OF THE AGENT]",
+        description="Start an agent with the URL, the key and the model of the server at --host and --port. Where none "
+        "runs there and --model names a model, it is served as long as the agent runs. The agent's own settings are "
+        "not changed. Exit code: the agent's.",
+        epilog="Example: moeserve launch claude --model org/repo-GGUF:Q4_K_M --max-model-len 65536 -- --continue",
+        allow_abbrev=False,
+    )
+    parser.add_argument("agent", metavar="AGENT", choices=AGENTS, help=", ".join(AGENTS))
+    add_shared_options(parser, SERVER_OPTIONS)
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code: the agent's; 127 where it is not installed, 1 where there is no server, 2 for bad arguments."""
+    parser = command_parser()
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    args = parser.parse_args(arguments[:at])
+    agent = AGENTS[args.agent]
+    program = shutil.which(agent.program)
+    if program is None:
+        print(f"moeserve launch: {agent.program} is not installed: {agent.install}", file=sys.stderr)
+        return _NOT_INSTALLED
+    given = {name: getattr(args, name) for name in SERVER_OPTIONS}
+    try:
+        config = read_options(given, os.environ)
+        with server_for(config, given) as (url, model):
+            key = next(iter(config.api_key), None)
+            endpoint = Endpoint(url, model.name, model.context_length, key)
+            return run(agent.start(program, endpoint, arguments[at + 1 :]))
+    except UserError as error:
+        print(f"moeserve launch: {error}", file=sys.stderr)
+        return 1
+
+
+def run(start: Start) -> int:
+    """The exit code of the first command that fails, else of the last. Ctrl-C is the agent's."""
+    environment = {name: value for name, value in os.environ.items() if name not in start.unset}
+    before = signal.signal(
+        signal.SIGINT, lambda number, frame: None
+    )  # not SIG_IGN, which the agent would inherit
+    try:
+        for command in start.commands:
+            code = subprocess.run(command, env=environment | start.environment, check=False).returncode
+            if code:
+                return code if code > 0 else 128 - code
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return 0
