@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from . import deepseek, gemma, glm, harmony, hermes, json_lists, kimi, minimax, mistral, qwen3_coder
+from . import deepseek, gemma, glm, harmony, hermes, hunyuan3, json_lists, kimi, minimax, mistral, qwen3_coder
 from .either_body import EitherBody
 from .guided import GuidedCalls, hermes_between
 from .separated import SeparatedBody, SeparatedSyntax
@@ -52,7 +52,9 @@ class ToolFormat:
         return ToolCallParser(self.body(schemas, guided == "own"), self.tags)
 
 
-def _tagged(name: str, mark: str, tags: CallTags, syntax: TaggedSyntax, own_calls: GuidedCalls) -> ToolFormat:
+def _tagged(
+    name: str, marks: tuple[str, ...], tags: CallTags, syntax: TaggedSyntax, own_calls: GuidedCalls
+) -> ToolFormat:
     call_end = syntax.close if tags.following else tags.close
 
     def body(schemas: Schemas, is_guided: bool) -> NewBody:
@@ -61,7 +63,11 @@ def _tagged(name: str, mark: str, tags: CallTags, syntax: TaggedSyntax, own_call
         return tagged if is_guided else partial(EitherBody, tagged=tagged, in_json=in_json)
 
     guided = hermes_between(tags)
-    return ToolFormat(name, (mark,), tags, call_end, body, guided, hermes.HermesBody, own_calls=own_calls)
+    return ToolFormat(name, marks, tags, call_end, body, guided, hermes.HermesBody, own_calls=own_calls)
+
+
+def _hunyuan3(name: str, marks: tuple[str, ...], suffix: str) -> ToolFormat:
+    return _tagged(name, marks, hunyuan3.tags(suffix), hunyuan3.syntax(suffix), hunyuan3.own_calls(suffix))
 
 
 def _untyped(body: NewBody) -> Callable[[Schemas, bool], NewBody]:
@@ -140,11 +146,13 @@ _ALL: Final = (  # a template that has the marks of several is of the first one'
         guided_body=hermes.HermesBody,
         inner_words=(gemma.QUOTE,),
     ),
-    _tagged("minimax_m2", minimax.TAGS.open, minimax.TAGS, minimax.SYNTAX, minimax.OWN_CALLS),
-    _tagged("glm45", glm.SYNTAX.key_open, glm.TAGS, glm.SYNTAX, glm.OWN_CALLS),
+    _tagged("minimax_m2", (minimax.TAGS.open,), minimax.TAGS, minimax.SYNTAX, minimax.OWN_CALLS),
+    _hunyuan3("hy_v3", ("<tool_sep", hunyuan3.SUFFIX), hunyuan3.SUFFIX),
+    _hunyuan3("hy_v3_preview", ("<tool_sep>", "<tool_calls>", "<arg_key>"), ""),
+    _tagged("glm45", (glm.SYNTAX.key_open,), glm.TAGS, glm.SYNTAX, glm.OWN_CALLS),
     _tagged(
         "qwen3_coder",
-        qwen3_coder.SYNTAX.name_open,
+        (qwen3_coder.SYNTAX.name_open,),
         qwen3_coder.TAGS,
         qwen3_coder.SYNTAX,
         qwen3_coder.OWN_CALLS,

@@ -12,7 +12,7 @@ from .events import Event, Reasoning, Text
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """How a model marks its reasoning. `<` stands at the beginning of a tag alone."""
+    """How a model marks its reasoning. A tag's first character stands at its beginning alone."""
 
     name: str  # as --reasoning-parser has it
     open_token: str  # a token, with which `open` begins
@@ -20,22 +20,35 @@ class ReasoningTags:
     close: str  # a token
     ending: str  # what templates write behind reasoning
     answer: tuple[str, str] = ("", "")  # the tags around the answer, which belong to the format
+    marks: tuple[
+        str, ...
+    ] = ()  # what the chat templates of its models contain; (): `close` and the answer's tag
 
 
 QWEN3: Final = ReasoningTags("qwen3", "<think>", "<think>", "</think>", "\n</think>\n\n")
 HUNYUAN: Final = replace(QWEN3, name="hunyuan", answer=("<answer>", "</answer>"))
 ERNIE: Final = replace(QWEN3, name="ernie", answer=("<response>", "</response>"))
 GEMMA4: Final = ReasoningTags("gemma4", "<|channel>", "<|channel>thought", "<channel|>", "\n<channel|>")
-REASONING_TAGS: Final = {tags.name: tags for tags in (HUNYUAN, ERNIE, QWEN3, GEMMA4)}
+MISTRAL: Final = ReasoningTags("mistral", "[THINK]", "[THINK]", "[/THINK]", "[/THINK]")
+HUNYUAN3: Final = ReasoningTags(
+    "hy_v3",
+    "<think:opensource>",
+    "<think:opensource>",
+    "</think:opensource>",
+    "</think:opensource>",
+    marks=("</think", ":opensource"),  # the template puts the tag together
+)
+REASONING_TAGS: Final = {tags.name: tags for tags in (HUNYUAN3, HUNYUAN, ERNIE, QWEN3, GEMMA4, MISTRAL)}
 
 
 def reasoning_tags(template: str) -> ReasoningTags | None:
     """Returns the tags of the reasoning that a chat template's model may begin an answer with; None where it does not
     think."""
-    found = (
-        tags for tags in REASONING_TAGS.values() if tags.close in template and tags.answer[0] in template
-    )
-    return next(found, None)
+    return next((tags for tags in REASONING_TAGS.values() if _shows(template, tags)), None)
+
+
+def _shows(template: str, tags: ReasoningTags) -> bool:
+    return all(mark in template for mark in tags.marks or (tags.close, tags.answer[0]))
 
 
 class _Stage(Enum):
@@ -118,8 +131,8 @@ class ReasoningParser:
             self._tag = tag
             return ""
         self._begun = True
-        shown = self._take_held()  # of a tag, `<` is the first character only
-        if char == "<":
+        shown = self._take_held()  # of a tag, its first character is the first one only
+        if char == self._tags.close[0]:
             self._tag = char
         elif char == "\n":
             self._space.append(char)

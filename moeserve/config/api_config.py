@@ -145,6 +145,8 @@ class ApiConfig:
             "granite",
             "hunyuan",
             "llama",
+            "hy_v3",
+            "hy_v3_preview",
             "harmony",
             "none",
         ),
@@ -153,9 +155,9 @@ class ApiConfig:
         "auto",
         "Chat",
         "how the model marks its reasoning (qwen3: <think> and </think>; hunyuan, ernie: the same, with the answer in "
-        "<answer> or <response>; gemma4: <|channel>thought and <channel|>; "
-        "harmony: gpt-oss's channels); auto: recognised from its chat template",
-        choices=("auto", "qwen3", "hunyuan", "ernie", "gemma4", "harmony", "none"),
+        "<answer> or <response>; hy_v3: <think:opensource>; mistral: [THINK] and [/THINK]; gemma4: <|channel>thought "
+        "and <channel|>; harmony: gpt-oss's channels); auto: recognised from its chat template",
+        choices=("auto", "qwen3", "hunyuan", "ernie", "hy_v3", "mistral", "gemma4", "harmony", "none"),
     )
     control_tokens_in_text: str = option(
         "parse",

@@ -11,11 +11,10 @@ from moeserve.models.sources.source import ModelSource
 
 # What a layer of the model has, and how to tell.
 _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
-    "keys and values of different widths": lambda layer: _has(layer, lambda a: a.v_dim != a.head_dim),
-    "scaled values": lambda layer: _has(layer, lambda a: a.v_scale != 1.0),
-    "norms of q and k behind the rotation": lambda layer: _has(layer, lambda a: a.norm_after),
     "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
-    "weights of the experts' input": lambda layer: layer.moe is not None and layer.moe.weighs_input,
+    "weights of several experts' input": lambda layer: (
+        layer.moe is not None and layer.moe.weighs_input and layer.moe.top_k > 1
+    ),
 }
 
 

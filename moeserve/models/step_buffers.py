@@ -82,7 +82,9 @@ def gpu_step_buffers(
     latent = model.latent
     attending = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionShape)]
     gates = max((a.gate_width for a in attending if a.has_gate_matrix), default=0)
-    of_attention = model.q_rows + gates + 2 * model.kv_width if latent is None else latent.input_width
+    of_attention = (
+        model.q_rows + gates + model.kv_width + model.value_width if latent is None else latent.input_width
+    )
     projected = max(of_attention, 0 if delta_net is None else delta_net.input_width)
     buffers = [
         Buffer("x", (rows, hidden)),  # the residual stream
@@ -104,8 +106,11 @@ def gpu_step_buffers(
     ]
     if QUAD_ROWS.start <= rows < QUAD_ROWS.stop and not float_weights:
         buffers.append(Buffer("quads", (rows, hidden), floats))  # what experts read, kernels/experts/quads.py
-    if model.is_sandwiched:
+    weighs_input = any(layer.moe is not None and layer.moe.weighs_input for layer in model.layers)
+    if model.is_sandwiched or weighs_input:
         buffers += _activations("experts_input", rows, hidden, acts, quantised=small)
+    if weighs_input:
+        buffers.append(Buffer("input_weights", (rows, 1)))  # the routes', which then are 1
     if model.is_sandwiched or not small:
         # y in float32. Of all products the router's is where rounding tells most: it moves a token to another expert
         # (BF16, a whole prompt: 4.6e-5 from the truth with a rounded one).

@@ -80,8 +80,8 @@ def test_decode(heads: int, kv_heads: int, dim: int, splits: int) -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
-@pytest.mark.parametrize("splits", [1, 4])
-def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int) -> None:
+@pytest.mark.parametrize(("splits", "norm_after"), [(1, True), (4, False)])
+def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int, norm_after: bool) -> None:
     """The same as norm, rotation and write to the pool first; the row that does not exist writes nothing."""
     lengths, requests, n = [300, 1, 129], [2, 0, 1], 3
     pool = make_pool(kv_heads, dim, 3, 300)
@@ -95,7 +95,8 @@ def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int) 
     q, k, v = (part.unflatten(1, (-1, dim)) for part in fused[:n].split(widths, dim=1))
     keys, values, table = (t.clone() for t in pool.on_device())
     q = rope_store(
-        q, k, v, *norms, 1e-6, angles.cos()[positions], angles.sin()[positions], slots, pool.keys, pool.values
+        q, k, v, *norms, 1e-6, angles.cos()[positions], angles.sin()[positions], slots, pool.keys, pool.values,
+        norm_after=norm_after,
     )  # fmt: skip
     sequences = [Sequence(i, 1, lengths[i] - 1, pool.table[r]) for i, r in enumerate(requests)]
     expected = attention(q, pool.keys, pool.values, sequences)
@@ -104,7 +105,7 @@ def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int) 
     mine, mine_k, mine_v = fused.to(DEVICE).split(widths, dim=1)
     new = NewTokens(
         mine_k, mine_v, *norms.to(DEVICE), 1e-6, angles.cos().to(DEVICE), angles.sin().to(DEVICE),
-        ints([*slots.tolist(), 7]),
+        ints([*slots.tolist(), 7]), norm_after=norm_after,
     )  # fmt: skip
     decode_attention(
         mine, new, keys, values, table, ints([*requests, 0]), ints([*positions.tolist(), 5]), counter(n),

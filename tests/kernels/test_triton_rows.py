@@ -8,6 +8,7 @@ import torch
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.experts.op import shared_gate
 from moeserve.kernels.experts.reference import shared_gate as gate_reference
+from moeserve.kernels.experts.weigh_input import weigh_input
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.rope.op import rope_store
@@ -68,6 +69,19 @@ def test_norm_of_chosen_rows_leaves_the_residual() -> None:
     check_norm(y, norm((x + parts[:, 0])[[4, 0]], weight, EPS), 2)
 
 
+def test_weights_multiply_what_experts_read() -> None:
+    """In the weights' place is 1 then: the sum of experts' outputs takes them as they are. A row that does not exist
+    keeps its."""
+    x, weights, kept = normal(4, 96), normal(4, 3, seed=1), torch.full((4, 1), GUARD, device=DEVICE)
+    y, mine = guarded(4, 96), weights.clone().to(DEVICE)
+    weigh_input(x.to(DEVICE), mine[:, :1], counter(3), y, kept)
+    check_norm(y, (x * weights[:, :1])[:3].double(), 3)
+    assert torch.equal(kept[:3].cpu(), weights[:3, :1])
+    assert (kept[3] == GUARD).all()
+    assert mine[:, 0].tolist() == [1.0, 1.0, 1.0, weights[3, 0]]
+    assert torch.equal(mine[:, 1:].cpu(), weights[:, 1:])
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 1, 128), (6, 2, 32), (4, 4, 48)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rope_and_kv_write(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
@@ -111,11 +125,12 @@ def test_a_row_without_a_slot_stores_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("norms", "rotary"),
-    [("none", 48), ("head", 16), ("none", 32), ("full", 48), ("full", 16), ("q alone", 48)],
+    [("none", 48), ("head", 16), ("none", 32), ("full", 48), ("full", 16), ("q alone", 48), ("behind", 16)],
 )
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4)])
 def test_rope_of_other_families(norms: str, rotary: int, heads: int, kv_heads: int) -> None:
-    """No norm, one of all heads together, heads that rotate in part; the columns that do not rotate stay."""
+    """No norm, one of all heads together, heads that rotate in part, norms behind the rotation; the columns that do not
+    rotate stay."""
     n, live, slots, dim = 4, 3, 11, 48
     widths = [heads * dim, kv_heads * dim, kv_heads * dim]
     fused = normal(n, sum(widths))
@@ -124,14 +139,16 @@ def test_rope_of_other_families(norms: str, rotary: int, heads: int, kv_heads: i
         "none": (None, None), "head": (normal(dim, seed=1), normal(dim, seed=2)),
         "full": (normal(heads * dim, seed=1), normal(kv_heads * dim, seed=2)),
         "q alone": (normal(dim, seed=1), None),
+        "behind": (normal(dim, seed=1), normal(dim, seed=2)),
     }[norms]  # fmt: skip
     angles = torch.rand(20, rotary // 2, generator=torch.Generator().manual_seed(3)) * 6
     positions, slot = torch.tensor([19, 0, 7, 3]), torch.tensor([10, 2, 5, 0])
     keys, values = torch.zeros(slots, kv_heads, dim), torch.zeros(slots, kv_heads, dim)
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = angles.cos() * 1.3, angles.sin() * 1.3  # stretched angles have a factor, which changes a norm
     expected = rope_reference(
-        q, k, v, q_norm, k_norm, EPS, cos[positions[:live]], sin[positions[:live]], slot[:live], keys, values
-    )
+        q, k, v, q_norm, k_norm, EPS, cos[positions[:live]], sin[positions[:live]], slot[:live], keys, values,
+        norm_after=norms == "behind",
+    )  # fmt: skip
     if norms == "none" and rotary < dim:
         assert torch.equal(keys[slot[:live], :, rotary:], k[..., rotary:])
     q_out = torch.full((n, heads, dim), GUARD, device=DEVICE)
@@ -139,7 +156,7 @@ def test_rope_of_other_families(norms: str, rotary: int, heads: int, kv_heads: i
     mine = [None if w is None else w.to(DEVICE) for w in (q_norm, k_norm)]
     rope_store(
         *fused.to(DEVICE).split(widths, dim=1), *mine, EPS, cos.to(DEVICE), sin.to(DEVICE), ints(positions), ints(slot),
-        counter(live), q_out, my_keys, my_values,
+        counter(live), q_out, my_keys, my_values, norm_after=norms == "behind",
     )  # fmt: skip
     assert nmse(q_out[:live].cpu(), expected) < 1e-12
     assert (q_out[live:] == GUARD).all()

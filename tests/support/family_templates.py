@@ -226,6 +226,32 @@ LLAMA: Final = (
     )
 )
 
+HY_V3: Final = (
+    "{%- set HYTK = ':opensource' %}"
+    + _TOOLS
+    + """{%- set separator = '<tool_sep{}>'.format(HYTK) %}
+{%- for m in messages %}<|hy_{{ m.role }}|>{{ m.content }}
+{%- if m.tool_calls %}{{ '<tool_calls{}>'.format(HYTK) }}
+{% for call in m.tool_calls -%}
+{{ '<tool_call{}>'.format(HYTK) + call.function.name + separator }}
+{% for key, value in call.function.arguments | items -%}
+{{ '<arg_key{}>'.format(HYTK) + key + '</arg_key{}>'.format(HYTK) }}
+{{ '<arg_value{}>'.format(HYTK) }}"""
+    + _VALUE
+    + """{{ '</arg_value{}>'.format(HYTK) }}
+{% endfor -%}
+{{ '</tool_call{}>'.format(HYTK) }}
+{% endfor -%}
+{{ '</tool_calls{}>'.format(HYTK) }}
+{%- endif %}<|hy_eos|>
+{%- endfor %}<|hy_assistant|>"""
+)
+HY_V3_PREVIEW: Final = (
+    HY_V3.replace("{%- set HYTK = ':opensource' %}", "")
+    .replace("'<tool_sep{}>'.format(HYTK)", "'<tool_sep>'")
+    .replace("{}>'.format(HYTK)", ">'")
+)
+
 TEMPLATES: Final = {
     "hermes": HERMES,
     "qwen3_coder": QWEN3_CODER,
@@ -240,6 +266,8 @@ TEMPLATES: Final = {
     "granite": GRANITE,
     "hunyuan": HUNYUAN,
     "llama": LLAMA,
+    "hy_v3": HY_V3,
+    "hy_v3_preview": HY_V3_PREVIEW,
 }
 _AROUND: Final = {  # an assistant's message
     "minimax_m2": ("]~b]ai\n", "[e~["),
@@ -250,6 +278,7 @@ _AROUND: Final = {  # an assistant's message
     "kimi_k2": ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>"),
     "mistral": ("[/AVAILABLE_TOOLS]", "</s>"),
     "mistral_json": ("[/AVAILABLE_TOOLS]", "</s>"),
+    **dict.fromkeys(("hy_v3", "hy_v3_preview"), ("<|hy_assistant|>", "<|hy_eos|>")),
     **dict.fromkeys(("granite", "hunyuan", "llama"), ("<|end_of_role|>", "<|end_of_text|>")),
 }
 

@@ -30,29 +30,29 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def load_block(
     keys, values, key_scales, value_scales, held, first, end,
-    NEW: tl.constexpr, KV_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    MASKED: tl.constexpr,
+    NEW: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, V_DIM: tl.constexpr,
+    V_SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [BLOCK, SIZE] of the row's tokens `first` .. below `end`, values with scales `by_halves`, and the
-    tokens' numbers [BLOCK]. Token
-    NEW + j is in slot held[j]; with NEW, token 0 is not in the pool yet. Past the L1, which may hold older content.
-    MASKED: where there is no token are zeros; else the last one again, for blocks behind the first, which have one."""
+    """Keys [BLOCK, SIZE] and values [BLOCK, V_SIZE] of the row's tokens `first` .. below `end`, values with scales
+    `by_halves`, and the tokens' numbers [BLOCK]. Token NEW + j is in slot held[j]; with NEW, token 0 is not in the
+    pool yet. Past the L1, which may hold older content. MASKED: where there is no token are zeros; else the last one
+    again, for blocks behind the first, which have one."""
     token = first + tl.arange(0, BLOCK)
     if MASKED:
         there = (token >= NEW) & (token < end)
-        slot = tl.load(held + token - NEW, there, 0, cache_modifier=".cg").to(tl.int64) * KV_STRIDE
+        slot = tl.load(held + token - NEW, there, 0, cache_modifier=".cg").to(tl.int64)
     else:
         there = tl.full([BLOCK], True, tl.int1)
-        slot = tl.load(held + tl.minimum(token, end - 1) - NEW, cache_modifier=".cg").to(tl.int64) * KV_STRIDE
-    k = load_kv(keys, key_scales, slot, there, DIM, BLOCK, SIZE, True, False)
-    v = load_kv(values, value_scales, slot, there, DIM, BLOCK, SIZE, True, True)
+        slot = tl.load(held + tl.minimum(token, end - 1) - NEW, cache_modifier=".cg").to(tl.int64)
+    k = load_kv(keys, key_scales, slot * (KV_HEADS * DIM), there, DIM, BLOCK, SIZE, True, False)
+    v = load_kv(values, value_scales, slot * (KV_HEADS * V_DIM), there, V_DIM, BLOCK, V_SIZE, True, True)
     return k, v, token
 
 
 @triton.jit
 def attend(q, k, v, live, acc, largest, total, SCALE: tl.constexpr):
-    """One head group q [G, SIZE] over a block of keys more: the unnormalised sum [G, SIZE], the largest score [G], and
-    the weights, [G, BLOCK], over all blocks so far: they are summed at the end. In powers of two."""
+    """One head group q [G, SIZE] over a block of keys more: the unnormalised sum [G, V_SIZE], the largest score [G],
+    and the weights, [G, BLOCK], over all blocks so far: they are summed at the end. In powers of two."""
     scores = tl.dot(q, tl.trans(k)) * SCALE
     scores = tl.where(live[None, :], scores, float("-inf"))
     new = tl.maximum(largest, tl.max(scores, 1))
@@ -64,16 +64,17 @@ def attend(q, k, v, live, acc, largest, total, SCALE: tl.constexpr):
 
 @triton.jit
 def new_token(
-    k, v, keys, values, key_scales, value_scales, at, own, other, is_stored,
-    DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, V_EPS: tl.constexpr, SIZE: tl.constexpr,
+    k, v, keys, values, key_scales, value_scales, place, own, other, is_stored, behind,
+    DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, V_DIM: tl.constexpr,
+    V_EPS: tl.constexpr, V_SCALE: tl.constexpr, V_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The row's own key and value [1, SIZE], stored to the pool if that is so. k, v: pointers to the KV head as
-    projected; at: its place in keys and values."""
+    """The row's own key [1, SIZE] and value [1, V_SIZE], stored to the pool if that is so. k, v: pointers to the KV
+    head as projected; place: its slot, in heads; behind: the weight of a norm behind the rotation."""
     one = tl.zeros([1, 1], tl.int32)
-    key = norm_and_rotate(k + one, one == 0, own, other, None, DIM, ROTARY, EPS, SIZE)
-    value = load_value(v, DIM, V_EPS, SIZE)
-    key = store_kv(keys, key_scales, at, key, is_stored, DIM, SIZE)
-    return key, store_kv(values, value_scales, at, value, is_stored, DIM, SIZE)
+    key = norm_and_rotate(k + one, one == 0, own, other, None, behind, DIM, ROTARY, EPS, SIZE)
+    value = load_value(v, V_DIM, V_EPS, V_SCALE, V_SIZE)
+    key = store_kv(keys, key_scales, place * DIM, key, is_stored, DIM, SIZE)
+    return key, store_kv(values, value_scales, place * V_DIM, value, is_stored, V_DIM, V_SIZE)
 
 
 @triton.jit
@@ -134,23 +135,26 @@ def decode_kernel(
     q, k, v, q_norm, k_norm, cos, sin, keys, values, key_scales, value_scales, sinks, table, req_slots, positions,
     slots, count, part_sums, part_stats, counters, out, codes, scales,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr,
-    K_EPS: tl.constexpr, V_EPS: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr, G: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, FILL: tl.constexpr,
-    LONG: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr, ROTARY: tl.constexpr,
+    Q_EPS: tl.constexpr, K_EPS: tl.constexpr, V_EPS: tl.constexpr, V_SCALE: tl.constexpr, WINDOW: tl.constexpr,
+    SCALE: tl.constexpr, G: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, LEAST: tl.constexpr, FILL: tl.constexpr, LONG: tl.constexpr, BEHIND: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
-    q [n, HEADS * DIM]; keys, values [slots, KV_HEADS, DIM], where given with scales [.., DIM / 32] (quantize/kv.py).
+    q [n, HEADS * DIM]; keys [slots, KV_HEADS, DIM], values [slots, KV_HEADS, V_DIM], where given with scales [.., DIM /
+    32] and [.., V_DIM / 32] (quantize/kv.py).
     Without k, q is rotated and scaled, of the type that keys are read as.
-    With it, q, k and v are as projected, and the row's token goes to slots[i] of the pool; of this step, no other token
-    that a row attends to. part_sums [n, KV_HEADS, SPLITS, G, SIZE] and part_stats [.., 2] float32: room; counters int32
-    [n, KV_HEADS]: zeros before and after. out [n, HEADS * DIM] and codes, scales: the result, where given. G, SIZE:
-    powers of two that hold a group, a head. A split has LEAST blocks of keys or more. A row has FILL splits, which fill
-    the GPU where all rows are as long; where they would have more than LONG blocks, up to SPLITS: one long row among
-    many short ones is not what they all wait for.
+    With it, q, k and v are as projected, and the row's token goes to slots[i] of the pool; of this step, no other
+    token that a row attends to. part_sums [n, KV_HEADS, SPLITS, G, V_SIZE] and part_stats [.., 2] float32: room;
+    counters int32 [n, KV_HEADS]: zeros before and after. out [n, HEADS * V_DIM] and codes, scales: the result, where
+    given. G, SIZE, V_SIZE: powers of two that hold a group, a head, its value. V_SCALE: multiplies v. A split has
+    LEAST blocks of keys or more. A row has FILL splits, which fill the GPU where all rows are as long; where they
+    would have more than LONG blocks, up to SPLITS: one long row among many short ones is not what they all wait for.
     sinks float32 [HEADS], where given: a logit more of each head, which the first split counts. WINDOW: of a row's keys
     the number of last positions that are seen; 0: all. SCALE: what scores are multiplied with, to powers of two.
+    BEHIND: the norms of heads are behind the rotation.
     """
     if PDL:
         gdc_launch_dependents()
@@ -180,14 +184,14 @@ def decode_kernel(
     if WINDOW > 0:
         held += position + 1 - length  # tokens are counted from the first one in sight
     keys += h * DIM
-    values += h * DIM
+    values += h * V_DIM
     if key_scales is not None:
         scale_of: tl.constexpr = DIM if keys.dtype.element_ty == tl.float8e4nv else 32
         key_scales += h * (DIM // scale_of)
-        value_scales += h * (DIM // scale_of)
+        value_scales += h * (V_DIM // (V_DIM if scale_of == DIM else 32))
     start, end = split * per, tl.minimum(length, (split + 1) * per)
     some_k, some_v, tokens = load_block(
-        keys, values, key_scales, value_scales, held, start, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK, True
+        keys, values, key_scales, value_scales, held, start, end, NEW, KV_HEADS, DIM, SIZE, V_DIM, V_SIZE, BLOCK, True
     )  # fmt: skip
     token = i.to(tl.int64)
     if k is None:
@@ -195,24 +199,25 @@ def decode_kernel(
     else:
         slot = tl.load(slots + i).to(tl.int64)
         angles = position.to(tl.int64) * (ROTARY // 2)
-        own, other = rotation(q_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
-        own_k, other_k = rotation(k_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
+        own, other = rotation(None if BEHIND else q_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
+        own_k, other_k = rotation(None if BEHIND else k_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
         if PDL:
             gdc_wait()
         query = norm_and_rotate(
-            q + token * Q_STRIDE + head, live_heads, own, other, None, DIM, ROTARY, Q_EPS, SIZE
-        )
+            q + token * Q_STRIDE + head, live_heads, own, other, None, q_norm if BEHIND else None, DIM, ROTARY, Q_EPS,
+            SIZE,
+        )  # fmt: skip
         query = (query * DIM**-0.5).to(some_k.dtype)
-        at = slot * (KV_HEADS * DIM)
         new_k, new_v = new_token(
-            k + token * K_STRIDE + h * DIM, v + token * V_STRIDE + h * DIM, keys, values, key_scales, value_scales,
-            at, own_k, other_k, (slot >= 0) & (split == 0), DIM, ROTARY, K_EPS, V_EPS, SIZE,
+            k + token * K_STRIDE + h * DIM, v + token * V_STRIDE + h * V_DIM, keys, values, key_scales, value_scales,
+            slot * KV_HEADS, own_k, other_k, (slot >= 0) & (split == 0), k_norm if BEHIND else None,
+            DIM, ROTARY, K_EPS, SIZE, V_DIM, V_EPS, V_SCALE, V_SIZE,
         )  # fmt: skip
         if value_scales is not None:
             new_v = by_halves(new_v)
         some_k = tl.where((tokens == 0)[:, None], new_k, some_k)
         some_v = tl.where((tokens == 0)[:, None], new_v, some_v)
-    acc, total = tl.zeros([G, SIZE], tl.float32), tl.zeros([G, BLOCK], tl.float32)
+    acc, total = tl.zeros([G, V_SIZE], tl.float32), tl.zeros([G, BLOCK], tl.float32)
     largest = tl.full([G], float("-inf"), tl.float32)
     if sinks is not None:
         sink = tl.load(sinks + h * group + g, g < group, 0.0) * LOG2E
@@ -221,24 +226,26 @@ def decode_kernel(
     acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE)
     for first in range(start + BLOCK, end, BLOCK):
         some_k, some_v, tokens = load_block(
-            keys, values, key_scales, value_scales, held, first, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK, False
+            keys, values, key_scales, value_scales, held, first, end, NEW, KV_HEADS, DIM, SIZE, V_DIM, V_SIZE, BLOCK,
+            False,
         )  # fmt: skip
         acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE)
     total = tl.sum(total, 1)
     if value_scales is not None:
         acc = from_halves(acc)
-    to = token * (HEADS * DIM) + h * (group * DIM)
+    to = token * (HEADS * V_DIM) + h * (group * V_DIM)
     if splits == 1:
-        store_heads(acc / total[:, None], out, codes, scales, to, group, DIM, G, SIZE)
+        store_heads(acc / total[:, None], out, codes, scales, to, group, V_DIM, G, V_SIZE)
     else:
         at = (token * KV_HEADS + h) * SPLITS
         part = (at + split) * G + g
-        tl.store(part_sums + part[:, None] * SIZE + d[None, :], acc, (g < group)[:, None])
+        c = tl.arange(0, V_SIZE)
+        tl.store(part_sums + part[:, None] * V_SIZE + c[None, :], acc, (g < group)[:, None])
         tl.store(part_stats + part * 2, largest)
         tl.store(part_stats + part * 2 + 1, total)
         tl.debug_barrier()  # every thread's part is written before the count says so
         arrived = tl.atomic_add(counters + i * KV_HEADS + h, 1, sem="acq_rel")
         if arrived == splits - 1:
             tl.store(counters + i * KV_HEADS + h, 0)
-            result = combine(part_sums, part_stats, at, splits, group, G, SIZE)
-            store_heads(result, out, codes, scales, to, group, DIM, G, SIZE)
+            result = combine(part_sums, part_stats, at, splits, group, G, V_SIZE)
+            store_heads(result, out, codes, scales, to, group, V_DIM, G, V_SIZE)

@@ -82,9 +82,9 @@ class DecodeWorkspace:
         splits: int | None = None,
         room: DecodeWorkspace | None = None,
     ) -> None:
-        """splits: a power of two, at most MAX_SPLITS, that every row has; None: as many as fill a GPU with these
-        rows, and more for a row that is long. room: one that is never used at the same time, whose memory serves this
-        one too if it suffices."""
+        """dim: of a head's value. splits: a power of two, at most MAX_SPLITS, that every row has; None: as many as fill
+        a GPU with these rows, and more for a row that is long. room: one that is never used at the same time, whose
+        memory serves this one too if it suffices."""
         self.fill = splits or splits_that_fill(rows, kv_heads)
         self.splits = splits or max(self.fill, LONG_SPLITS)
         group, size = max(16, next_power_of_2(heads // kv_heads)), max(16, next_power_of_2(dim))
@@ -103,7 +103,7 @@ class NewTokens:
     """Rows' own tokens as they were projected, and what rope/op.py's `rope_store` does with them."""
 
     k: Tensor  # [n, kv_heads * dim], rows at any stride, as v and as q
-    v: Tensor
+    v: Tensor  # [n, kv_heads * v_dim]
     q_norm: Tensor | None  # float32 [dim], None: no norm
     k_norm: Tensor | None
     eps: float
@@ -111,6 +111,8 @@ class NewTokens:
     sin: Tensor
     slots: Tensor  # int32 [n], below 0: not stored
     v_eps: float | None = None
+    norm_after: bool = False
+    v_scale: float = 1.0
 
 
 def decode_attention(
@@ -138,23 +140,23 @@ def decode_attention(
 ) -> None:
     """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
 
-    q [n, heads * dim], rotated and scaled, of the type that keys are read as; keys, values [slots, kv_heads, dim], int8
-    with float16 key_scales, value_scales [slots, kv_heads, dim / 32] (quantize/kv.py), or else without; table int32
-    [requests, length]. With `new` q is as projected, at any stride, and each row's token goes to the pool before it is
-    attended to; then no row may attend to another's token of this call, and the table, req_slots, positions, count and
-    the pool are read before the kernel ahead has ended: it writes none of them, nor those before it since one that was
-    launched without programmatic dependent launch.
-    part_sums, part_stats, counters: a DecodeWorkspace's. out and codes with scales: GpuActivations [n, heads * dim].
+    q [n, heads * dim], rotated and scaled, of the type that keys are read as; keys [slots, kv_heads, dim], values
+    [slots, kv_heads, v_dim], int8 with float16 key_scales, value_scales [slots, kv_heads, dim / 32], [.., v_dim / 32]
+    (quantize/kv.py), or else without; table int32 [requests, length]. With `new` q is as projected, at any stride,
+    and each row's token goes to the pool before it is attended to; then no row may attend to another's token of this
+    call, and the table, req_slots, positions, count and the pool are read before the kernel ahead has ended: it
+    writes none of them, nor those before it since one that was launched without programmatic dependent launch.
+    part_sums, part_stats, counters: a DecodeWorkspace's. out and codes with scales: GpuActivations [n, heads * v_dim].
     window and sinks (float32 [heads]) as in reference.py. scale: the factor of q k^T in place of 1/sqrt(dim); with it
     too, q comes from `rope_store`, which has multiplied it by 1/sqrt(dim): only the rest is made up for here.
     fill: a DecodeWorkspace's; None: every row is split as often as there is room for.
     Raises ValueError for a norm of all heads together, which only `rope_store` makes.
     """
-    n, (kv_heads, dim) = len(q), keys.shape[1:]
+    n, (kv_heads, dim), v_dim = len(q), keys.shape[1:], values.shape[2]
     for norm in () if new is None else (new.q_norm, new.k_norm):
         if norm is not None and len(norm) != dim:
             raise ValueError(f"a norm of {len(norm)} columns, not of a head's {dim}: rope_store makes it")
-    splits, group, size = part_sums.shape[2:]
+    splits, group, v_size = part_sums.shape[2:]
     tile = (DECODE if key_scales is None else DECODE_Q8)[max(128, next_power_of_2(dim))]
     decode_kernel(
         (n, kv_heads, splits),
@@ -188,19 +190,23 @@ def decode_attention(
         q.shape[1] // dim,
         kv_heads,
         dim,
+        v_dim,
         dim if new is None else rotary_dim(new.cos, dim),
         None if new is None or new.q_norm is None else new.eps,
         None if new is None or new.k_norm is None else new.eps,
         None if new is None else new.v_eps,
+        1.0 if new is None else new.v_scale,
         window,
         _score_scale(scale, dim),
         group,
-        size,
+        max(16, next_power_of_2(dim)),
+        v_size,
         tile.keys,
         splits,
         tile.least,
         splits if fill is None else min(fill, splits),
         tile.long,
+        new is not None and new.norm_after,
         pdl(),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -258,10 +264,10 @@ def prefill_attention(
 ) -> None:
     """Causal attention of chunks over everything before them. tiles: `prefill_tiles`, on the device.
 
-    q [n, heads, dim], scaled; keys, values [slots, kv_heads, dim], the same type or with scales, the chunks' own
-    included; table int32 [requests, length]; out [n, heads * dim]. The others as in `decode_attention`.
-    """
-    (_, heads, dim), kv_heads = q.shape, keys.shape[1]
+    q [n, heads, dim], scaled; keys [slots, kv_heads, dim], values [slots, kv_heads, v_dim], the same type or with
+    scales, the chunks' own included; table int32 [requests, length]; out [n, heads * v_dim]. The others as in
+    `decode_attention`."""
+    (_, heads, dim), (kv_heads, v_dim) = q.shape, values.shape[1:]
     tokens, tile = tile_tokens(heads, kv_heads, dim), prefill_tile(dim)
     prefill_kernel(
         (len(tiles), kv_heads),
@@ -278,9 +284,11 @@ def prefill_attention(
         heads,
         kv_heads,
         dim,
+        v_dim,
         window,
         _score_scale(scale, dim),
         max(16, next_power_of_2(dim)),
+        max(16, next_power_of_2(v_dim)),
         tokens,
         tile.keys,
         max(16, next_power_of_2(tokens * (heads // kv_heads))),

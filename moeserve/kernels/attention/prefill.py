@@ -22,19 +22,19 @@ NO_SCORE = tl.constexpr(-1e30)  # less than any score
 @triton.jit
 def attend_block(
     acc, largest, total, q, q_position, keys, values, key_scales, value_scales, table, first, end,
-    KV_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
-    WINDOW: tl.constexpr, SCALE: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, V_DIM: tl.constexpr, V_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """One block of keys from position `first` on. MASKED: some lie behind a row's position or the end, or WINDOW or
     more before the row's position."""
     position = first + tl.arange(0, BLOCK)
     if MASKED:
         live = position < end
-        slot = tl.load(table + position, live, 0).to(tl.int64) * KV_STRIDE
+        slot = tl.load(table + position, live, 0).to(tl.int64)
     else:
         live = tl.full([BLOCK], True, tl.int1)
-        slot = tl.load(table + position).to(tl.int64) * KV_STRIDE
-    k = load_kv(keys, key_scales, slot, live, DIM, BLOCK, SIZE, False, False)
+        slot = tl.load(table + position).to(tl.int64)
+    k = load_kv(keys, key_scales, slot * (KV_HEADS * DIM), live, DIM, BLOCK, SIZE, False, False)
     scores = tl.dot(q, tl.trans(k))
     if MASKED:
         scores = tl.where(position[None, :] <= q_position[:, None], scores, float("-inf"))
@@ -46,7 +46,7 @@ def attend_block(
         new = tl.maximum(new, NO_SCORE)  # a row may see nothing of its tile's first keys
     weights = tl.exp2(scores * SCALE - new[:, None])  # one instruction for both
     shrink = tl.exp2(largest - new)
-    v = load_kv(values, value_scales, slot, live, DIM, BLOCK, SIZE, False, True)
+    v = load_kv(values, value_scales, slot * (KV_HEADS * V_DIM), live, V_DIM, BLOCK, V_SIZE, False, True)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None])
     return acc, new, total * shrink + tl.sum(weights, 1)
 
@@ -54,15 +54,16 @@ def attend_block(
 @kernel
 def prefill_kernel(
     q, keys, values, key_scales, value_scales, sinks, table, tiles, out,
-    TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
-    SCALE: tl.constexpr, SIZE: tl.constexpr, BT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr,
+    WINDOW: tl.constexpr, SCALE: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, BT: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, KV heads). tiles int32 [tiles, 4]: first row, rows (at most BT), its position, request slot.
 
-    q [n, HEADS, DIM], scaled; keys, values [slots, KV_HEADS, DIM] of q's type, or with scales [.., DIM / 32]
-    (quantize/kv.py); out [n, HEADS * DIM].
+    q [n, HEADS, DIM], scaled; keys [slots, KV_HEADS, DIM], values [slots, KV_HEADS, V_DIM] of q's type, or with scales
+    [.., DIM / 32], [.., V_DIM / 32] (quantize/kv.py); out [n, HEADS * V_DIM].
     sinks, WINDOW and SCALE as in decode.py.
-    ROWS: a power of two that holds BT * HEADS / KV_HEADS; SIZE: one that holds DIM.
+    ROWS: a power of two that holds BT * HEADS / KV_HEADS; SIZE, V_SIZE: those that hold DIM, V_DIM.
     """
     group: tl.constexpr = HEADS // KV_HEADS
     # The last tiles of a sequence have the most keys: they start first.
@@ -76,34 +77,36 @@ def prefill_kernel(
     # Rows beyond the tile's see what its last row sees, so that none is empty.
     position = start + tl.minimum(m // group, rows - 1)
     table += req_slot.to(tl.int64) * TABLE_STRIDE
-    acc = tl.zeros([ROWS, SIZE], tl.float32)
+    acc = tl.zeros([ROWS, V_SIZE], tl.float32)
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if sinks is not None:
         largest = tl.load(sinks + h * group + m % group) * LOG2E
         total += 1.0
-    stride: tl.constexpr = KV_HEADS * DIM
     keys += h * DIM
-    values += h * DIM
+    values += h * V_DIM
     if key_scales is not None:
         scale_of: tl.constexpr = DIM if keys.dtype.element_ty == tl.float8e4nv else 32
         key_scales += h * (DIM // scale_of)
-        value_scales += h * (DIM // scale_of)
+        value_scales += h * (V_DIM // (V_DIM if scale_of == DIM else 32))
     unmasked = (start + 1) // BLOCK * BLOCK
     if WINDOW > 0:  # every block has keys that some row does not see
         unmasked = tl.maximum(start - WINDOW + 1, 0) // BLOCK * BLOCK
     else:
         for first in range(0, unmasked, BLOCK):
             acc, largest, total = attend_block(
-                acc, largest, total, query, position, keys, values, key_scales, value_scales, table, first, 0, stride,
-                DIM, SIZE, BLOCK, False, 0, SCALE,
+                acc, largest, total, query, position, keys, values, key_scales, value_scales, table, first, 0,
+                KV_HEADS, DIM, SIZE, V_DIM, V_SIZE, BLOCK, False, 0, SCALE,
             )  # fmt: skip
     for first in range(unmasked, start + rows, BLOCK):
         acc, largest, total = attend_block(
             acc, largest, total, query, position, keys, values, key_scales, value_scales, table, first, start + rows,
-            stride, DIM, SIZE, BLOCK, True, WINDOW, SCALE,
+            KV_HEADS, DIM, SIZE, V_DIM, V_SIZE, BLOCK, True, WINDOW, SCALE,
         )  # fmt: skip
     result = acc / total[:, None]
     if value_scales is not None:
         result = from_halves(result)
-    tl.store(out + at[:, None] + d[None, :], result.to(out.dtype.element_ty), live)
+    c = tl.arange(0, V_SIZE)
+    to = (row + m // group).to(tl.int64) * (HEADS * V_DIM) + (h * group + m % group) * V_DIM
+    live = (m // group < rows)[:, None] & (c < V_DIM)[None, :]
+    tl.store(out + to[:, None] + c[None, :], result.to(out.dtype.element_ty), live)

@@ -26,18 +26,21 @@ def rope_store(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     v_eps: float | None = None,
+    *,
+    norm_after: bool = False,
+    v_scale: float = 1.0,
 ) -> None:
-    """q_out = rotate(norm(q)) / sqrt(dim); keys, values[slots[i]] = rotate(norm(k[i])), v[i], for i < count[0].
+    """q_out = rotate(norm(q)) / sqrt(dim); keys, values[slots[i]] = rotate(norm(k[i])), v_scale * v[i], i < count[0].
 
-    q [n, heads * dim], k, v [n, kv_heads * dim], rows at any stride; positions, slots int32 [n] (slot below 0: not
-    stored); q_out [n, heads, dim]; keys, values [slots, kv_heads, dim], int8 where there are float16
-    key_scales, value_scales [slots, kv_heads, dim / 32].
+    q [n, heads * dim], k [n, kv_heads * dim], v [n, kv_heads * v_dim], rows at any stride; positions, slots int32 [n]
+    (slot below 0: not stored); q_out [n, heads, dim]; keys [slots, kv_heads, dim], values [slots, kv_heads, v_dim],
+    int8 where there are float16 key_scales, value_scales [slots, kv_heads, dim / 32] and [.., v_dim / 32].
     q_norm, k_norm: None without a norm, float32 [dim] for a norm of each head, [heads * dim] or [kv_heads * dim] for
     one of all heads together. cos, sin float32 [positions, rotary_dim / 2]: of a head's dim, the first rotary_dim
-    rotate. v_eps: v is normalised by head without a weight, with this epsilon; None: it is not. Raises ValueError for
-    a norm or angles of other sizes.
+    rotate. v_eps: v is normalised by head without a weight, with this epsilon; None: it is not. norm_after: the norms
+    of heads are behind the rotation. Raises ValueError for a norm or angles of other sizes.
     """
-    (n, heads, dim), kv_heads = q_out.shape, keys.shape[1]
+    (n, heads, dim), (kv_heads, v_dim) = q_out.shape, values.shape[1:]
     rotary = rotary_dim(cos, dim)
     q_full, k_full = full_norm_size(q_norm, heads, dim), full_norm_size(k_norm, kv_heads, dim)
     rope_store_kernel(
@@ -63,14 +66,18 @@ def rope_store(
         heads,
         kv_heads,
         dim,
+        v_dim,
         rotary,
         None if q_norm is None else eps,
         None if k_norm is None else eps,
         v_eps,
+        v_scale,
         q_full,
         k_full,
+        norm_after,
         next_power_of_2(heads // kv_heads),
         next_power_of_2(dim),
+        next_power_of_2(v_dim),
         pdl(),
         num_warps=4,
         launch_pdl=pdl(),

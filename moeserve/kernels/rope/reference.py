@@ -46,15 +46,24 @@ def rope_store(
     *,
     scale: float | None = None,
     v_eps: float | None = None,
+    norm_after: bool = False,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """q as attention wants it, float64 [n, heads, dim], times `scale` (None: 1/sqrt(dim)); k and v go to the KV pool.
 
-    q [n, heads, dim], k and v [n, kv_heads, dim]; q_norm and k_norm as in `norm_heads`; cos, sin [n, rotary_dim / 2];
-    slots [n]. keys, values [slots, kv_heads, dim], float16 (or wider, to see k before it is rounded): rows `slots` are
-    written. v_eps: of v's norm by head, which has no weight; None: v has none.
+    q [n, heads, dim], k [n, kv_heads, dim] and v [n, kv_heads, any width]; q_norm and k_norm as in `norm_heads`; cos,
+    sin [n, rotary_dim / 2]; slots [n]. keys, values [slots, kv_heads, dim], float16 (or wider, to see k before it is
+    rounded): rows `slots` are written. v_eps: of v's norm by head, which has no weight; None: v has none. norm_after:
+    the norms are behind the rotation. v_scale: multiplies v, last.
     """
-    keys[slots.long()] = rotate(norm_heads(k, k_norm, eps), cos, sin).to(keys.dtype)
+
+    def turned(heads: Tensor, weight: Tensor | None) -> Tensor:
+        if norm_after:
+            return norm_heads(rotate(heads, cos, sin), weight, eps)
+        return rotate(norm_heads(heads, weight, eps), cos, sin)
+
+    keys[slots.long()] = turned(k, k_norm).to(keys.dtype)
     if v_eps is not None:
         v = norm(v, torch.ones(v.shape[-1]), v_eps)
-    values[slots.long()] = v.to(values.dtype)
-    return rotate(norm_heads(q, q_norm, eps), cos, sin) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    values[slots.long()] = (v * v_scale).to(values.dtype)
+    return turned(q, q_norm) * (q.shape[-1] ** -0.5 if scale is None else scale)

@@ -35,17 +35,21 @@ def rotation(weight, cos, sin, DIM: tl.constexpr, ROTARY: tl.constexpr, SIZE: tl
 
 @triton.jit
 def norm_and_rotate(
-    heads, live, own, other, scale,
+    heads, live, own, other, scale, behind,
     DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """RMSNorm and rotation of the rows of DIM that heads [H, 1] point to, by `rotation`: float32 [H, SIZE]. Without
-    norm where EPS is None; where scale is given, it is the norm's."""
+    norm where EPS is None; where scale is given, it is the norm's. behind: the weight of a norm behind the rotation,
+    whose `rotation` has none; None: the norm comes first."""
     d = tl.arange(0, SIZE)[None, :]
     a = tl.load(heads + d, live & (d < DIM), 0.0).to(tl.float32)
     partner = tl.where(d < ROTARY // 2, d + ROTARY // 2, d - ROTARY // 2)
     b = tl.load(heads + partner, live & (d < ROTARY), 0.0).to(tl.float32)
     if EPS is None:
         out = a * own + b * other
+    elif behind is not None:
+        out = a * own + b * other
+        out *= tl.rsqrt(tl.sum(out * out, 1) / DIM + EPS)[:, None] * tl.load(behind + d, d < DIM, 0.0)
     else:
         if scale is None:
             scale = tl.rsqrt(tl.sum(a * a, 1) / DIM + EPS)[:, None]
@@ -62,12 +66,15 @@ def full_scale(row, WIDTH: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def load_value(v, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
-    """The head of DIM that v points to, normalised without a weight unless EPS is None: float32 [1, SIZE]."""
+def load_value(v, DIM: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, SIZE: tl.constexpr):
+    """The head of DIM that v points to, normalised without a weight unless EPS is None, times SCALE: float32
+    [1, SIZE]."""
     d = tl.arange(0, SIZE)[None, :]
     value = tl.load(v + d, d < DIM, 0.0).to(tl.float32)
     if EPS is not None:
         value *= tl.rsqrt(tl.sum(value * value, 1) / DIM + EPS)[:, None]
+    if SCALE != 1.0:
+        value *= SCALE
     return value
 
 
@@ -75,14 +82,17 @@ def load_value(v, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
 def rope_store_kernel(
     q, k, v, q_norm, k_norm, cos, sin, positions, slots, count, q_out, keys, values, key_scales, value_scales,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr, K_EPS: tl.constexpr, V_EPS: tl.constexpr,
-    Q_FULL: tl.constexpr, K_FULL: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
+    DIM: tl.constexpr, V_DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr, K_EPS: tl.constexpr,
+    V_EPS: tl.constexpr, V_SCALE: tl.constexpr, Q_FULL: tl.constexpr, K_FULL: tl.constexpr, BEHIND: tl.constexpr,
+    GROUP: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per token and KV head, with the HEADS / KV_HEADS heads that read it; GROUP and SIZE are powers of two
-    that hold the group and a head. Nothing is stored for a token whose slot is below 0 but its q.
+    """A program per token and KV head, with the HEADS / KV_HEADS heads that read it; GROUP, SIZE and V_SIZE are powers
+    of two that hold the group, a head and its value of V_DIM. Nothing is stored for a token whose slot is below 0 but
+    its q.
 
     Q_EPS, K_EPS, V_EPS: None without a norm; v's has no weight. Q_FULL, K_FULL: 0 for a norm of each head, else a
     power of two that holds all heads, which are normed as one; the norm then has a weight for each of their columns.
+    V_SCALE: multiplies v. BEHIND: norms of each head are behind the rotation.
     """
     if PDL:
         gdc_launch_dependents()
@@ -102,12 +112,21 @@ def rope_store_kernel(
         scale = full_scale(q + token * Q_STRIDE, HEADS * DIM, Q_EPS, Q_FULL)
         own, other = rotation(q_norm + tl.where(live, head, 0), cos, sin, DIM, ROTARY, SIZE)
         rotated = norm_and_rotate(
-            q + token * Q_STRIDE + head, live, own, other, scale, DIM, ROTARY, Q_EPS, SIZE
+            q + token * Q_STRIDE + head, live, own, other, scale, None, DIM, ROTARY, Q_EPS, SIZE
         )
     else:
-        own, other = rotation(q_norm, cos, sin, DIM, ROTARY, SIZE)
+        own, other = rotation(None if BEHIND else q_norm, cos, sin, DIM, ROTARY, SIZE)
         rotated = norm_and_rotate(
-            q + token * Q_STRIDE + head, live, own, other, None, DIM, ROTARY, Q_EPS, SIZE
+            q + token * Q_STRIDE + head,
+            live,
+            own,
+            other,
+            None,
+            q_norm if BEHIND else None,
+            DIM,
+            ROTARY,
+            Q_EPS,
+            SIZE,
         )
     to = q_out + token * (HEADS * DIM) + head + d
     tl.store(to, (rotated * DIM**-0.5).to(q_out.dtype.element_ty), live & (d < DIM))
@@ -117,12 +136,13 @@ def rope_store_kernel(
             scale_k = full_scale(k + token * K_STRIDE, KV_HEADS * DIM, K_EPS, K_FULL)
             own_k, other_k = rotation(k_norm + h * DIM, cos, sin, DIM, ROTARY, SIZE)
             from_k = k + token * K_STRIDE + h * DIM + one
-            key = norm_and_rotate(from_k, one == 0, own_k, other_k, scale_k, DIM, ROTARY, K_EPS, SIZE)
+            key = norm_and_rotate(from_k, one == 0, own_k, other_k, scale_k, None, DIM, ROTARY, K_EPS, SIZE)
         else:
-            own_k, other_k = rotation(k_norm, cos, sin, DIM, ROTARY, SIZE)
+            own_k, other_k = rotation(None if BEHIND else k_norm, cos, sin, DIM, ROTARY, SIZE)
             from_k = k + token * K_STRIDE + h * DIM + one
-            key = norm_and_rotate(from_k, one == 0, own_k, other_k, None, DIM, ROTARY, K_EPS, SIZE)
-        value = load_value(v + token * V_STRIDE + h * DIM, DIM, V_EPS, SIZE)
-        at = (slot * KV_HEADS + h) * DIM
-        store_kv(keys, key_scales, at, key, True, DIM, SIZE)
-        store_kv(values, value_scales, at, value, True, DIM, SIZE)
+            behind_k = k_norm if BEHIND else None
+            key = norm_and_rotate(from_k, one == 0, own_k, other_k, None, behind_k, DIM, ROTARY, K_EPS, SIZE)
+        value = load_value(v + token * V_STRIDE + h * V_DIM, V_DIM, V_EPS, V_SCALE, V_SIZE)
+        at = slot * KV_HEADS + h
+        store_kv(keys, key_scales, at * DIM, key, True, DIM, SIZE)
+        store_kv(values, value_scales, at * V_DIM, value, True, V_DIM, V_SIZE)

@@ -101,6 +101,11 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
         return f"{shape.architecture} has norms behind its blocks, which are not divided"
     if any(isinstance(layer.mixer, AttentionShape) and layer.mixer.has_gate_matrix for layer in shape.layers):
         return f"{shape.architecture} has gates of attention's output, whose matrix is not divided"
+    if any(
+        isinstance(layer.mixer, AttentionShape) and layer.mixer.v_dim != layer.mixer.head_dim
+        for layer in shape.layers
+    ):
+        return f"{shape.architecture} has keys and values of different widths, which are not divided"
     if found := cpu_only_features(shape):
         return f"{shape.architecture} has {found[0]}, which no GPU computes"
     for index, layer in enumerate(shape.layers):

@@ -17,11 +17,20 @@ from moeserve.quantization.table import Q8_0
 from tests.support.gpu_operators.tensors import Q4, both, empty, i32
 
 
-def decode(n: int, heads: int, pool: torch.Tensor, new: NewTokens, **options: Any) -> None:
-    """Attention of queries that are rotated already, and of new tokens' own queries. pool [slots, kv_heads, dim]."""
-    _, kv_heads, dim = pool.shape
+def decode(
+    n: int,
+    heads: int,
+    pool: torch.Tensor,
+    new: NewTokens,
+    *,
+    values: torch.Tensor | None = None,
+    **options: Any,
+) -> None:
+    """Attention of queries that are rotated already, and of new tokens' own queries. pool [slots, kv_heads, dim];
+    values: the pool of values, None: the same."""
+    (_, kv_heads, dim), values = pool.shape, pool if values is None else values
     room, table, at = (
-        DecodeWorkspace(n, heads, kv_heads, dim, "meta"),
+        DecodeWorkspace(n, heads, kv_heads, values.shape[2], "meta"),
         empty(3, 64, dtype=i32),
         empty(n, dtype=i32),
     )
@@ -31,7 +40,7 @@ def decode(n: int, heads: int, pool: torch.Tensor, new: NewTokens, **options: An
             queries,
             tokens,
             pool,
-            pool,
+            values,
             table,
             at,
             at,
@@ -39,15 +48,20 @@ def decode(n: int, heads: int, pool: torch.Tensor, new: NewTokens, **options: An
             room.sums,
             room.stats,
             room.counters,
-            *both(n, heads * dim),
+            *both(n, heads * values.shape[2]),
             **options,
         )
 
 
-def prefill(n: int, heads: int, pool: torch.Tensor, **options: Any) -> None:
-    dim = pool.shape[2]
-    q, out = empty(n, heads, dim, dtype=torch.float16), empty(n, heads * dim, dtype=torch.bfloat16)
-    prefill_attention(q, pool, pool, empty(3, 64, dtype=i32), empty(2, 4, dtype=i32), out, **options)
+def prefill(
+    n: int, heads: int, pool: torch.Tensor, *, values: torch.Tensor | None = None, **options: Any
+) -> None:
+    dim, values = pool.shape[2], pool if values is None else values
+    q, out = (
+        empty(n, heads, dim, dtype=torch.float16),
+        empty(n, heads * values.shape[2], dtype=torch.bfloat16),
+    )
+    prefill_attention(q, pool, values, empty(3, 64, dtype=i32), empty(2, 4, dtype=i32), out, **options)
 
 
 def attention(n: int) -> None:
@@ -111,6 +125,21 @@ def attention_of_others(n: int) -> None:
     decode(n, heads, pool, new, window=128, sinks=sinks, scale=0.1)
     prefill(n, heads, pool, window=128, sinks=sinks, scale=0.1)
     prefill(n, heads, pool, sinks=sinks)
+
+
+def attention_of_two_widths(n: int) -> None:
+    """Keys of 192 and values of 128, as MiMo-V2's; norms behind the rotation, as Hunyuan's."""
+    heads, kv_heads, dim, v_dim, at = 64, 4, 192, 128, empty(n, dtype=i32)
+    keys, values = (empty(50, kv_heads, width, dtype=torch.float16) for width in (dim, v_dim))
+    k, v, angles = empty(n, kv_heads * dim), empty(n, kv_heads * v_dim), empty(64, 32)
+    q, weight = empty(n, heads, dim, dtype=torch.float16), empty(dim)
+    rope_store(
+        q.flatten(1), k, v, weight, weight, 1e-6, angles, angles, at, at, empty(1, dtype=i32), q, keys, values,
+        norm_after=True, v_scale=0.7,
+    )  # fmt: skip
+    new = NewTokens(k, v, weight, weight, 1e-6, angles, angles, at, norm_after=True, v_scale=0.7)
+    decode(n, heads, keys, new, values=values, window=128)
+    prefill(n, heads, keys, values=values)
 
 
 def latent_attention(n: int, kind: torch.dtype) -> None:

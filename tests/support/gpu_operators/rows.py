@@ -12,6 +12,7 @@ from moeserve.kernels.collectives.sum_norm_op import MessageSize, SumNorm
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.experts.op import shared_gate
 from moeserve.kernels.experts.sum_parts import sum_parts
+from moeserve.kernels.experts.weigh_input import weigh_input
 from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
 from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
@@ -139,6 +140,7 @@ def rows_of_others(n: int) -> None:
     select_streamed_routes(ids, empty(128, dtype=i32), ids, ids)
     shared_gate(empty(n, 256), empty(256), count, empty(n, 9)[:, 8], wide[:, 8])
     shared_gate(empty(n, 256), None, count, empty(n, 9)[:, 8])
+    weigh_input(empty(n, 5120), weights[:, :1], count, GpuActivations(*both(n, 5120)), empty(n, 1))
     norm_router(
         empty(n, 256),
         empty(n, 256),

@@ -17,6 +17,8 @@ from moeserve.chatformat.formats import TOOL_FORMATS, tool_format
 from moeserve.chatformat.reasoning import (
     ERNIE,
     HUNYUAN,
+    HUNYUAN3,
+    MISTRAL,
     QWEN3,
     ReasoningParser,
     ReasoningTags,
@@ -211,6 +213,8 @@ def test_formats_are_read_from_the_template(tiny_model: Path) -> None:
     ("tags", "is_open", "text", "thought", "answer"),
     [
         (HUNYUAN, False, "<think>\nhm\n</think>\n<answer>\nHi <b>\n\nyou\n</answer>", "hm", "Hi <b>\n\nyou"),
+        (MISTRAL, False, "[THINK]hm [1] x[/THINK]Hi [THINK]", "hm [1] x", "Hi [THINK]"),
+        (HUNYUAN3, True, "hm</think></think:opensource>Hi", "hm</think>", "Hi"),
         (ERNIE, True, "hm\n</think>\n\n<response>\nHi\n</response>\n", "hm", "Hi"),
         (ERNIE, True, "hm\n</think>\n\n\n<tool_call>", "hm", "<tool_call>"),
         (ERNIE, True, "hm\n</think>\n<response>\nHi\n</response>\n\n<tool_call>", "hm", "Hi<tool_call>"),
@@ -234,4 +238,6 @@ def test_tags_around_the_answer_belong_to_some_formats(
 def test_a_template_says_which_tags_its_answers_have() -> None:
     assert reasoning_tags("<think></think><answer>") is HUNYUAN
     assert reasoning_tags("<think></think><response>") is ERNIE
+    assert reasoning_tags("[THINK][/THINK]") is MISTRAL
+    assert reasoning_tags("{% set t = ':opensource' %}{{ '</think{}>'.format(t) }}") is HUNYUAN3
     assert reasoning_tags("<think></think><tool_response>") is QWEN3

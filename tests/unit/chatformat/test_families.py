@@ -130,6 +130,13 @@ ONE = "<｜tool▁call▁begin｜>"
             [("f", {}), ("g", {})],
         ),
         ("hunyuan", '\n<tool_calls>\n[{"name": "f", "arguments": {}}]\n</tool_calls>', [("f", {})]),
+        ("hy_v3_preview", "<tool_calls><tool_call>f<tool_sep></tool_call></tool_calls>", [("f", {})]),
+        (
+            "hy_v3",
+            "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n<arg_key:opensource>a</arg_key:opensource>"
+            "<arg_value:opensource>1</arg_value:opensource></tool_call:opensource></tool_calls:opensource>",
+            [("f", {"a": "1"})],
+        ),
         ("llama", '{"name": "f", "parameters": {"a": "1"}}', [("f", {"a": "1"})]),
         ("llama", '<|python_tag|>{"name": "f", "parameters": {}}', [("f", {})]),
         ("llama", '{"name":"f","arguments":{}};{"name":"g","parameters":{}}', [("f", {}), ("g", {})]),

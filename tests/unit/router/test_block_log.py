@@ -51,16 +51,16 @@ class WithLongerBlocks(WithASubscriber):
     size = 3
 
 
-class TestWithASubscriber(WithASubscriber.TestCase):  # type: ignore[misc]  # made by hypothesis
+class TestWithASubscriber(WithASubscriber.TestCase):  # type: ignore[misc, valid-type]  # made by hypothesis
     settings = lives(max_examples=25, stateful_step_count=40, deadline=None)
 
 
-class TestWithLongerBlocks(WithLongerBlocks.TestCase):  # type: ignore[misc]
+class TestWithLongerBlocks(WithLongerBlocks.TestCase):  # type: ignore[misc, valid-type]
     settings = TestWithASubscriber.settings
 
 
 @pytest.mark.slow
-class TestMoreLivesWithLongerBlocks(WithLongerBlocks.TestCase):  # type: ignore[misc]
+class TestMoreLivesWithLongerBlocks(WithLongerBlocks.TestCase):  # type: ignore[misc, valid-type]
     settings = lives(TestWithASubscriber.settings, max_examples=300)
 
 

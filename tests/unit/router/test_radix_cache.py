@@ -13,12 +13,12 @@ from moeserve.router.core.memory.radix_cache import RadixCache
 from tests.support.radix_trees import SHARED, AgainstADictionary, packed
 
 
-class TestAgainstADictionary(AgainstADictionary.TestCase):  # type: ignore[misc]  # made by hypothesis
+class TestAgainstADictionary(AgainstADictionary.TestCase):  # type: ignore[misc, valid-type]  # made by hypothesis
     settings = lives(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.slow
-class TestMoreLivesAgainstADictionary(AgainstADictionary.TestCase):  # type: ignore[misc]
+class TestMoreLivesAgainstADictionary(AgainstADictionary.TestCase):  # type: ignore[misc, valid-type]
     settings = lives(TestAgainstADictionary.settings, max_examples=400)
 
 

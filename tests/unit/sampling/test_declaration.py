@@ -112,7 +112,7 @@ def test_every_field_is_declared() -> None:
     assert tuple(PARAMETERS) == SamplerSettings.__struct_fields__
 
 
-def test_a_parameter_is_named_in_nine_files_that_are_written_by_hand() -> None:
+def test_a_parameter_is_named_in_ten_files_that_are_written_by_hand() -> None:
     name = "xtc_" + "probability"  # so that this one is none of them
     kinds = {".py", ".pyi", ".h", ".cpp", ".inl", ".md", ".js", ".html", ".toml", ".txt"}
     folders = ("moeserve", "scripts", "docs", "tests")  # benchmarks measure what they choose
@@ -123,4 +123,4 @@ def test_a_parameter_is_named_in_nine_files_that_are_written_by_hand() -> None:
     ]
     product = [path for path in found if path.parts[0] == "moeserve"]
     assert len(product) == 5, product
-    assert len(found) <= 9, found
+    assert len(found) <= 10, found

@@ -66,19 +66,32 @@ class GpuAttentionBlock:
             assert batch.window_slots is not None
             table, slots = self._window_table, batch.window_slots
         if batch.rows_independent and shape.qk_norm != "full":
-            new = NewTokens(k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, slots, v_eps)
+            new = NewTokens(
+                k,
+                v,
+                w.q_norm,
+                w.k_norm,
+                eps,
+                form.cos,
+                form.sin,
+                slots,
+                v_eps,
+                shape.norm_after,
+                shape.v_scale,
+            )
             self._attend(shape, w, of_form, batch, kv, table, q, new)
         else:
             rope_store(
                 q, k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, batch.positions, slots, count,
                 of_form.q, kv.keys, kv.values, kv.key_scales, kv.value_scales, v_eps,
+                norm_after=shape.norm_after, v_scale=shape.v_scale,
             )  # fmt: skip
             self._attend(shape, w, of_form, batch, kv, table, of_form.q.view(s.rows, -1), None)
         a = of_form.attended
         if gate is not None:
             assert a.x is not None
             sigmoid_gate(
-                a.x, gate, shape.head_dim, count, a.codes, a.scales, softplus=shape.gate == "head_softplus"
+                a.x, gate, shape.v_dim, count, a.codes, a.scales, softplus=shape.gate == "head_softplus"
             )
         output = s.output.view(s.rows, -1)
         multiply(w.output, a, count, output, s.unpacked)
@@ -136,7 +149,7 @@ def _project(
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """q, its gate, k and v of s.y."""
     gates = [shape.gate_width] if shape.gate_width else []
-    values = [] if shape.v_from_k else [shape.kv_width]
+    values = [] if shape.v_from_k else [shape.value_width]
     widths = [shape.q_width, *gates, shape.kv_width, *values]
     q, *rest = multiply_all(w.qkv, widths, s.y, count, s.projected, s.unpacked)
     gate = rest.pop(0) if gates else None

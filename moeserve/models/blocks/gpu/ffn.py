@@ -17,6 +17,7 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.op import shared_gate
 from moeserve.kernels.experts.sum_parts import sum_parts
+from moeserve.kernels.experts.weigh_input import weigh_input
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.linear.op import Gated
@@ -89,8 +90,7 @@ class GpuFfnBlock:
     def begin(self, batch: GpuBatch | None) -> None:
         """Starts the host's work for the experts in RAM before a step, or before its replay (None). It is no part of a
         graph. Within `compile_ahead`, where nothing runs, the pool is not started."""
-        layers = range(len(self._layers))
-        self._streamed = [0 if batch is None else self._to_stream(i, batch) for i in layers]
+        self._streamed = [0 if batch is None else self._to_stream(i, batch) for i in range(len(self._layers))]
         if any(self._streamed):
             assert self._expert_stream is not None
             self._expert_stream.begin(self._streamed)
@@ -150,6 +150,9 @@ class GpuFfnBlock:
             logits, ffn.expert_map, count, ids, local, weights, self.expert_token_counts[index],
             options=shape.router, bias=ffn.choice_bias, expert_scale=ffn.expert_scale,
         )  # fmt: skip
+        if shape.weighs_input:
+            assert s.input_weights is not None
+            weigh_input(s.router_input, weights, count, self._experts_input(index, s), s.input_weights)
         if local is None:
             assert ffn.experts is not None
             mine = None if adapters is None else adapters.experts(names.EXPERT_PARTS)
@@ -181,8 +184,7 @@ class GpuFfnBlock:
             within.add_norm(parts, s.x, count, weight, self._eps, y, attended=attended)
             return
         add_norm(
-            s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales,
-            attended=attended,
+            s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales, attended=attended,
         )  # fmt: skip
 
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
@@ -218,10 +220,12 @@ class GpuFfnBlock:
 
     def routing(self, index: int, s: GpuWorkspace) -> LayerRouting | None:
         """The routing of the layer's rows, for an observer."""
-        routes, top_k = self._routes(index, s), self._shapes[index].num_routes
-        if not top_k:
+        routes, moe = self._routes(index, s), self._shapes[index].moe
+        if moe is None:
             return None
-        return LayerRouting(s.router_logits, routes.expert_ids[:, :top_k], routes.weights[:, :top_k])
+        weights = s.input_weights if moe.weighs_input else routes.weights[:, : moe.top_k]
+        assert weights is not None
+        return LayerRouting(s.router_logits, routes.expert_ids[:, : moe.top_k], weights)
 
     def fuses_router_norm(self, index: int, s: GpuWorkspace) -> bool:
         """The norm before the router and its product are one kernel, and the next norm adds the attention's output."""
@@ -260,10 +264,15 @@ class GpuFfnBlock:
 
     def _experts_input(self, index: int, s: GpuWorkspace) -> GpuActivations:
         """The activations that the routed experts read."""
-        if self._part_norms(index) is None:
+        if not self._has_own_input(index):
             return s.y
         assert s.experts_input is not None
         return s.experts_input
+
+    def _has_own_input(self, index: int) -> bool:
+        """The routed experts do not read what every token's feed-forward does."""
+        moe = self._shapes[index].moe
+        return self._part_norms(index) is not None or (moe is not None and moe.weighs_input)
 
     def _unrouted_part(self, index: int, s: GpuWorkspace) -> Tensor:
         """[rows, 1, hidden]: where the output of what every token passes goes."""
@@ -331,10 +340,9 @@ class GpuFfnBlock:
         if pool_works:
             assert self._handoff is not None
             left = None if stream is None else stream.left(index)
-            x = s.router_input if self._part_norms(index) is None else self._experts_input(index, s).x
+            x = self._experts_input(index, s).x if self._has_own_input(index) else s.router_input
             assert x is not None
-            weights = routes.weights[:, :top_k]
-            self._handoff.publish(index, x, ids, weights, left, on_gpu=local_expert_ids)
+            self._handoff.publish(index, x, ids, routes.weights[:, :top_k], left, on_gpu=local_expert_ids)
         if moe.experts is not None:
             self._run_experts(index, moe.experts, local_expert_ids, s, count)
         if stream is not None:
@@ -362,19 +370,12 @@ class GpuFfnBlock:
         assert s.unrouted_blocks is not None
         ids, weights = self._ids_here(index, routes)[:, column], routes.weights[:, column]
         shared_gate(s.router_input, w.gate, count, weights[:, 0], ids[:, 0])
+        mine = None if adapters is None else adapters.experts(names_of)
+        h, part = s.unrouted_h[shape.unrouted_width], self._unrouted_part(index, s)
         run = ExpertRun(
-            s.y,
-            w.experts,
-            self._hidden,
-            shape.unrouted_width,
-            ids,
-            weights,
-            s.unrouted_h[shape.unrouted_width],
-            s.unrouted_blocks,
-            self._unrouted_part(index, s),
-            self._unrouted_gated(index),
-            None if adapters is None else adapters.experts(names_of),
-        )
+            s.y, w.experts, self._hidden, shape.unrouted_width, ids, weights, h, s.unrouted_blocks, part,
+            self._unrouted_gated(index), mine,
+        )  # fmt: skip
         run.launch(s, count, adds=self._has_routed_parts(index) and self._part_norms(index) is None)
 
     def _run_experts(
@@ -391,10 +392,9 @@ class GpuFfnBlock:
         """Parts of the routes whose id in `experts` is not below 0."""
         shape, routes = self._shapes[index].moe, self._routes(index, s)
         assert shape is not None
-        weights = routes.weights[:, : shape.top_k]
         parts = routes.parts if s.is_small_batch else routes.parts[:, : shape.top_k]
         run = ExpertRun(
-            self._experts_input(index, s), experts, self._hidden, shape.width, local_expert_ids, weights, s.h,
-            s.blocks, parts, gated_product(shape, experts), adapters,
+            self._experts_input(index, s), experts, self._hidden, shape.width, local_expert_ids,
+            routes.weights[:, : shape.top_k], s.h, s.blocks, parts, gated_product(shape, experts), adapters,
         )  # fmt: skip
         run.launch(s, count, adds=adds)

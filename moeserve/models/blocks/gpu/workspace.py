@@ -171,8 +171,9 @@ class GpuWorkspace:
         self.delta = None if shape.delta_net is None else DeltaWorkspace(views, shape.delta_net)
         self.output = views["output"]
         self.router_input = views.get("router_input", views["y"])
-        # What routed experts read, where that is another norm than what every token's feed-forward does.
-        self.experts_input = _activations(views, "experts_input") if shape.is_sandwiched else None
+        # What routed experts read, where every token's feed-forward reads something else.
+        self.experts_input = _activations(views, "experts_input") if "experts_input" in views else None
+        self.input_weights = views.get("input_weights")  # by which that was multiplied, where it was
         self.router_logits = views["router_logits"]
         self.h = _activations(views, "h")
         # By how many feed-forwards a token of a layer adds up.
@@ -297,7 +298,7 @@ def _decode_workspace(
 ) -> DecodeWorkspace:
     if isinstance(h, LatentAttentionShape):
         return decode_workspace(rows, h.num_heads, h.rank, device, splits, room)
-    return DecodeWorkspace(rows, h.num_heads, h.num_kv_heads, h.head_dim, device, splits, room)
+    return DecodeWorkspace(rows, h.num_heads, h.num_kv_heads, h.v_dim, device, splits, room)
 
 
 def _views(arena: Tensor, buffers: tuple[Buffer, ...]) -> dict[str, Tensor]:
