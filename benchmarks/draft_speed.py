@@ -8,7 +8,8 @@ by the token that the model will choose, with the probability --right if those b
 process, a scheduler and two workers on the same weights, one of which drafts, in turns; the texts must be equal. Only
 the workers' time of decode steps is counted. Columns: streams; the share of drafts that is right; tokens a second
 without drafts and with, the medians of the rounds; their quotient and its lowest and highest; tokens a step and stream.
---always: without the router's choice of how many drafts there are.
+--always: without the router's choice of how many drafts there are. --device cuda: `gpu/draft_speed.py`, with drafts of
+any origin and weights of --load-format dummy.
 """
 
 from __future__ import annotations
@@ -169,7 +170,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160, help="of each answer")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--always", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--num-gpu-experts", type=int, help="with --device cuda")
     args = parser.parse_args()
+    if args.device == "cuda":
+        from benchmarks.gpu.draft_speed import run  # a machine without a GPU may lack Triton
+
+        run(args)
+        return
     if args.always:
         DraftLength.choose = lambda self, records, context, most, budget: (  # type: ignore[method-assign]
             [most] * len(records),

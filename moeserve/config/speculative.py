@@ -27,7 +27,7 @@ class SpeculativeConfig(ApiConfig):
         'speculative decoding, in vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts up to 3 '
         'tokens by the model\'s own next-token block, "ngram" from an earlier place of the text where the last '
         '"prompt_lookup_min" to "prompt_lookup_max" tokens (3 to 16) are the same, "auto" by both, as far as the file '
-        "has the block; a step verifies them, and the text stays the same (CPU only; default: no drafts)",
+        "has the block; a step verifies them, and the text stays the same (GPU: look-up alone; default: no drafts)",
         metavar="JSON",
     )
 

@@ -189,6 +189,8 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     pages: PageReport | None = None
     expert_cache: ExpertCacheCounts | None = None  # since the result before; None: there is no cache
     draft_ms: float = 0.0  # of compute_ms, what drafting took
+    # Of compute_ms, how long a GPU waited for the host because the step has drafts; others are launched ahead.
+    draft_wait_ms: float = 0.0
 
 
 class ExpertUse(msgspec.Struct, frozen=True, tag=True):

@@ -19,7 +19,16 @@ import numpy as np
 from moeserve.messages.adapters import AdaptersReport, AdapterState, AdaptersWanted
 from moeserve.messages.pages import PageReport
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.steps import ExpertUse, NewSeq, Row, Sampled, StepPlan, StepResult, WorkerReady
+from moeserve.messages.steps import (
+    CONTINUES,
+    ExpertUse,
+    NewSeq,
+    Row,
+    Sampled,
+    StepPlan,
+    StepResult,
+    WorkerReady,
+)
 from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.draft_rows import DraftRows
@@ -46,8 +55,9 @@ class LaunchedStep:
     sampled: list[Sampled] = field(default_factory=list)  # the tokens that have been read
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
-    drafted: list[int] | None = None  # drafts of each row; None: this engine makes none
+    drafted: list[int] | None = None  # drafts of each row; None: there are none
     draft_ms: float = 0.0  # StepResult.draft_ms
+    launched: float = 0.0  # when its layers were
     is_launched: bool = False  # all of it; else all but the sampling
     unread: slice | None = None  # of the sampled rows, the group whose tokens are not read yet
 
@@ -86,7 +96,8 @@ class Runner:
         self._grammars: dict[int, str] = {}  # of StepPlan.grammars, until they are dropped
         self._step_ended = time.perf_counter()
         self._under_way: LaunchedStep | None = None
-        self.runs_ahead = engine.runs_ahead and recorder is None  # whether any plan `may_follow`
+        # Whether any plan `may_follow`.
+        self.runs_ahead = engine.runs_ahead and recorder is None
 
     def ready(self) -> WorkerReady:
         return self._ready
@@ -131,6 +142,9 @@ class Runner:
             and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
             and not (plan.grammars or plan.dropped_grammars)
             and all(self._sequences.prompt_logprobs[row.req_slot] is None for row in plan.rows)
+            # Where drafts begin and end, only the tokens before them say.
+            and step.drafted is None
+            and not any(row.start == CONTINUES and row.count > 1 for row in plan.rows)
         )
 
     def advance(self, plan: StepPlan) -> StepResult:
@@ -159,7 +173,13 @@ class Runner:
         ended = time.perf_counter()
         idle_s = max(0.0, step.started - self._step_ended)
         # The host may have been launching the next step when this one ended.
+        draft_wait_ms = 0.0
         compute_ms = device_ms or (ended - max(step.started, self._step_ended)) * 1e3
+        if device_ms and step.drafted is not None:
+            # Nothing is launched behind a step with drafts, so that the device waits for the host.
+            compute_ms = (ended - step.started) * 1e3
+            before, after = (step.launched - step.started) * 1e3, max(compute_ms - device_ms, 0.0)
+            draft_wait_ms = max(before - step.draft_ms, 0.0) + after
         self._step_ended, self._under_way = ended, None
         if step.compiled:
             log.warning(
@@ -180,6 +200,7 @@ class Runner:
             pages,
             cache,
             step.draft_ms,
+            draft_wait_ms,
         )
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
@@ -194,8 +215,10 @@ class Runner:
             self.engine.fork(*self._sequences.fork(plan.forks))
         rows, drafted, draft_ms = plan.rows, None, 0.0
         if self._drafts is not None:
-            rows, drafted = self._drafts.place(rows)
+            rows, drafts = self._drafts.place(rows, is_awaited=self._under_way is not None)
             draft_ms = self._drafts.draft_ms
+            # Without drafts its tokens need not be waited for, where steps are launched ahead.
+            drafted = drafts if any(drafts) or not self.runs_ahead else None
         layout = StepLayout(rows, drafted)
         recorder = self._recorder
         record = None if recorder is None else recorder.start(layout, self._sequences, self._ready)
@@ -205,6 +228,7 @@ class Runner:
             *(plan, layout, record, started, -compiled_before, prompt_logprobs),
             drafted=drafted,
             draft_ms=draft_ms,
+            launched=time.perf_counter(),
         )
 
     def _move_state(self, plan: StepPlan) -> None:
@@ -280,8 +304,10 @@ class Runner:
         """Launches it; of several groups of rows all but the last are read."""
         layout = step.layout
         if step.drafted is not None:
-            computed_s = time.perf_counter() - step.started
+            computed_s = time.perf_counter() - step.started if self.engine.waits_for_logits else math.inf
             step.sampled, step.mask_ms = self._runs.sample(layout, step.drafted, computed_s)
+            self.engine.mark_end()
+            step.compiled += self.engine.kernels_compiled
             step.is_launched = True
             return
         for first in range(0, len(layout.sampled_rows), self.engine.logit_rows):
@@ -300,7 +326,11 @@ class Runner:
             step.unread = part
             if self.runs_ahead:
                 self._sequences.expect(slots, positions)
+                if self._drafts is not None:
+                    self._drafts.grew(slots)
         self.engine.mark_end()
+        if self._drafts is not None:
+            self._drafts.computed(layout, np.zeros(len(layout.rows), np.int32))
         step.compiled += self.engine.kernels_compiled
         step.is_launched = True
 

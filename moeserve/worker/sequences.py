@@ -172,6 +172,20 @@ class StepLayout:
             self.sampled_slots = self.sampled_slots[sampling]
             self.sampled_rows = self.sampled_rows[sampling]
             self.sampled_positions = self.sampled_positions[sampling]
+        if self.drafted is not None and self.drafted.any():
+            self._sample_drafts(np.array([row.sample for row in rows], np.bool_))
+
+    def _sample_drafts(self, is_sampling: npt.NDArray[np.bool_]) -> None:
+        """First the token behind the known ones of each sampling row, then those behind the first draft, and so on."""
+        assert self.drafted is not None
+        drafted, first = self.drafted[is_sampling], self.sampled_rows - self.drafted[is_sampling]
+        rounds = [np.flatnonzero(drafted >= number) for number in range(int(drafted.max()) + 1)]
+        self.sampled_rows = np.concatenate([first[deep] + number for number, deep in enumerate(rounds)])
+        slots, positions = self.sampled_slots, self.sampled_positions - drafted
+        self.sampled_slots = np.concatenate([slots[deep] for deep in rounds])
+        self.sampled_positions = np.concatenate(
+            [positions[deep] + number for number, deep in enumerate(rounds)]
+        )
 
 
 def entries(

@@ -12,10 +12,11 @@ from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (f
 from moeserve.kernels.sampling import reference
 from moeserve.kernels.sampling.columns import column
 from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE
-from moeserve.kernels.sampling.op import MAX_STOP, DeviceSamplerState, SamplingWorkspace, logprobs
+from moeserve.kernels.sampling.op import MAX_STOP, DeviceSamplerState, SamplingWorkspace, logprobs, sample
 from moeserve.kernels.sampling.reference import Params
 from tests.kernels.triton_sampling import VOCAB, logits_of, sample_rows
 from tests.support.nightly import nightly_after
+from tests.support.sampling_cases import arguments_of
 
 NUM_OUTPUT = column("num_output").value
 
@@ -42,6 +43,31 @@ def test_tokens_are_the_references(p: Params) -> None:
     got, state = sample_rows(logits, params)
     assert got == [reference.sample(logits[i], params[i]) for i in range(rows)]
     assert state.params[1:, NUM_OUTPUT].tolist() == [len(q.output) + 1 for q in params]
+
+
+def test_several_tokens_of_a_slot() -> None:
+    """Each is what it would have been behind the others; only then it is told how many of them count."""
+    params = [Params(seed=7, output=(1, 1), temperature=1.5), Params(seed=8, temperature=1.5)]
+    slots, ahead = [0, 1, 0, 0, 1], [0, 0, 1, 2, 1]
+    logits = logits_of(len(slots))
+    state, room = DeviceSamplerState(2, VOCAB, DEVICE), SamplingWorkspace(len(slots), VOCAB, DEVICE)
+    for slot, p in enumerate(params):
+        state.bind(slot, **arguments_of(p))
+    tokens = torch.empty(len(slots), dtype=torch.int32, device=DEVICE)
+    sample(
+        logits.to(DEVICE), ints(slots), counter(len(slots)), state.params, state.bias_ids, state.bias_values,
+        state.stop_ids, state.history, None, None, room.block_max, room.block_sum, room.values, room.ids, tokens,
+        ahead=ints(ahead),
+    )  # fmt: skip
+    assert tokens.tolist() == [
+        reference.sample(
+            logits[row], replace(params[slot], output=(1,) * (len(params[slot].output) + before))
+        )
+        for row, (slot, before) in enumerate(zip(slots, ahead, strict=True))
+    ]
+    assert state.params[:, NUM_OUTPUT].tolist() == [2, 0]
+    state.note_outputs(ints([1, 0]).long(), ints([1, 3]))
+    assert state.params[:, NUM_OUTPUT].tolist() == [5, 1]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,9 @@ class World:
             self.now += 1.0
             result = self.worker.step(self.in_flight.popleft())
             ms = self.step_ms(result)
-            told = msgspec.structs.replace(result, compute_ms=ms, draft_ms=result.draft_ms if ms else 0.0)
+            told = msgspec.structs.replace(result, compute_ms=ms)
+            if not ms:
+                told = msgspec.structs.replace(told, draft_ms=0.0, draft_wait_ms=0.0)
             self.scheduler.step_result(told, self.now)
             self._read()
 

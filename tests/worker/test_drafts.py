@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
+from torch import Tensor
 
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import TokensItem
@@ -23,10 +24,11 @@ from moeserve.worker.constraints import guided_answer, slot_guides
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.forced_drafter import ForcedDrafter
 from moeserve.worker.engines.cpu.engine import CpuEngine
+from moeserve.worker.engines.engine import SampledAtOnce
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
-from moeserve.worker.sequences import Sequences
+from moeserve.worker.sequences import Int32s, Sequences
 from tests.support.foreseen_drafts import ANSWER, Foreseen, asked, whole_texts
 from tests.support.gemma_file import WINDOW, write_gemma
 from tests.support.nightly import nightly_after
@@ -82,6 +84,26 @@ def test_same_bits(runner: Runner, plain: Runner, streams: int, temperature: flo
     assert report.accepted_draft_tokens > ANSWER * streams / 3
     assert report.draft_tokens > report.accepted_draft_tokens
     assert report.steps < before.steps
+
+
+def test_tokens_sampled_at_once(runner: Runner, plain: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU does, which is told how many of them count: as many as the text has."""
+    requests = asked(4, runner.ready().vocab_size, logprobs=None)
+    expected, _ = serve(plain, requests, 0)
+    foresee(runner, whole_texts(requests, expected), 0.8)
+    counted: list[int] = []
+
+    def at_once(logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce:
+        assert len(logits) == len(slots) == len(ahead)
+        assert len({*zip(slots.tolist(), ahead.tolist(), strict=True)}) == len(slots)
+        tokens = logits.argmax(dim=1).int().numpy()
+        return SampledAtOnce(tokens, [None] * len(tokens), lambda _, counts: counted.extend(counts.tolist()))
+
+    monkeypatch.setattr(runner.engine, "sample_at_once", at_once)
+    found, report = serve(runner, requests, MOST)
+    assert found == expected
+    assert sum(counted) == 4 * ANSWER
+    assert report.accepted_draft_tokens > ANSWER
 
 
 def test_there_are_windows_and_states(model: CpuModel, runner: Runner) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -92,10 +93,10 @@ class Model:
         return torch.zeros(len(rows), 64)
 
 
-def engine_of(model: Model) -> GpuEngine:
+def engine_of(model: Model, max_drafts: int = 0) -> GpuEngine:
     in_ram = SimpleNamespace(stream=SimpleNamespace(threads=1)) if model.can_stream else None
     tables = SlotTables.empty(STREAMS + 1, LENGTH, CPU, has_windows=False)
-    engine = GpuEngine(model, tables, STREAMS, "a GPU ()", in_ram)  # type: ignore[arg-type]
+    engine = GpuEngine(model, tables, STREAMS, "a GPU ()", in_ram, max_drafts=max_drafts)  # type: ignore[arg-type]
     if model.can_stream:
         engine.stream_by(Streaming(((64, 0.25), (256, 1.0))), "streamed")
     engine.warm_up.capture()
@@ -117,25 +118,51 @@ def random_rows(rng: np.random.Generator) -> list[Row]:
     return rows
 
 
+def with_drafts(rows: list[Row], most: int, rng: np.random.Generator) -> StepLayout:
+    """Some of the decode rows have up to `most`, as far as a step has room."""
+    drafted, room = [0] * len(rows), 2048 - sum(row.count for row in rows)
+    for at, row in enumerate(rows):
+        if row.count == 1:
+            drafted[at] = min(int(rng.integers(0, most + 1)), room)
+            room -= drafted[at]
+    placed = [
+        msgspec.structs.replace(row, count=row.count + more, kv_slots=bytes(4 * (row.count + more)))
+        for row, more in zip(rows, drafted, strict=True)
+    ]
+    return StepLayout(placed, drafted if any(drafted) else None)
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"forms": 2}, {"adapters": True}, {"can_stream": True}, {"stage": True}],
-    ids=["all on the GPU", "two forms of attention", "adapters", "experts in RAM", "stages"],
+    ("options", "drafts"),
+    [
+        ({}, 0),
+        ({"forms": 2}, 0),
+        ({"adapters": True}, 0),
+        ({"can_stream": True}, 0),
+        ({"stage": True}, 0),
+        ({}, 3),
+        ({"can_stream": True}, 3),
+    ],
+    ids=[
+        *("all on the GPU", "two forms of attention", "adapters", "experts in RAM", "stages"),
+        *("drafts", "drafts, experts in RAM"),
+    ],
 )
-def test_what_is_launched_is_what_the_path_says(options: dict[str, Any]) -> None:
+def test_what_is_launched_is_what_the_path_says(options: dict[str, Any], drafts: int) -> None:
     model = Model(**options)
-    engine, rng = engine_of(model), np.random.default_rng(5)
+    engine, rng = engine_of(model, drafts), np.random.default_rng(5)
     sequences = Sequences(STREAMS, LENGTH)
     ways = set()
     for _ in range(STEPS):
-        layout = StepLayout(random_rows(rng))
+        layout = with_drafts(random_rows(rng), drafts, rng)
         if options.get("adapters"):
             sequences.adapters[:] = rng.integers(-1, rng.integers(0, 3), STREAMS)
         has_new, observer = bool(rng.random() < 0.3), object() if rng.random() < 0.1 else None
         scope = AdapterScope.NONE
         if model.adapters is not None:
             scope = model.adapters.scope_for(sequences.adapters[layout.req_slot].tolist())
-        path = path_of(StepShape(layout.count, layout.n, has_new, scope, observer is not None), engine.facts)
+        shape = StepShape(layout.count, layout.n, has_new, scope, observer is not None, layout.drafted)
+        path = path_of(shape, engine.facts)
         model.launched.clear()
         model.heads = 0
         engine.forward(layout, sequences, has_new=has_new, observer=observer)  # type: ignore[arg-type]
@@ -146,6 +173,7 @@ def test_what_is_launched_is_what_the_path_says(options: dict[str, Any]) -> None
             check_whole(model.launched, path, layout, engine, is_observed=observer is not None)
         ways.add((path.graph and path.graph.family, path.part_rows > 0))
     assert len(ways) >= 3, "too few kinds of steps to say anything"
+    assert bool(drafts) == (("drafts", False) in ways)
 
 
 def check_whole(

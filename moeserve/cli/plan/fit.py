@@ -19,6 +19,7 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.gpu_drafts import check_gpu_drafts
 from moeserve.placement.options import (
     placement_options,
     with_expert_cache,
@@ -54,7 +55,11 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     them. Raises UserError for a file or a wish that cannot be served, or does not fit."""
     source = open_metadata(Path(config.model))
     drafts = drafts_of(config)
-    model = drafting_shape(read_checked_shape(source), source, None if drafts is None else drafts.method)
+    model = read_checked_shape(source)
+    if gpu is not None:
+        check_gpu_drafts(config, model)
+    elif drafts is not None:
+        model = drafting_shape(model, source, drafts.method)
     layout = layout_of(config, model)
     sizes = ModelSizes.of(source.tensors, layout)
     gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)

@@ -34,13 +34,15 @@ def has_any(x, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
 
 @kernel
 def filter_and_draw_kernel(
-    x, raw, slots, count, settings, history, block_max, block_sum, values, ids, tokens,
+    x, raw, slots, count, settings, history, ahead, block_max, block_sum, values, ids, tokens,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr, HAS_CHAINS: tl.constexpr,
 ):  # fmt: skip
     """A program per row of x [n, VOCAB], scanned by scan_kernel: its token to tokens int32 [n], NOT_FINITE where the
     row is not, NONE_ALLOWED where it was before it was edited: raw [n, VOCAB], where given. Notes the token as its
-    slot's output. values float32, ids int32 [n, VOCAB]: room for candidates. B: a power of two that holds the
-    BLOCKS. HAS_CHAINS: a row's slot may have an order of samplers or DRY."""
+    slot's output. ahead int32 [n], where given: how many tokens of the row's slot come before it in this call; then
+    nothing is noted, and no slot may have a history, an order of samplers or DRY. values float32, ids int32 [n,
+    VOCAB]: room for candidates. B: a power of two that holds the BLOCKS. HAS_CHAINS: a row's slot may have an order of
+    samplers or DRY."""
     row = tl.program_id(0).to(tl.int64)
     if row >= tl.load(count):
         return
@@ -51,6 +53,8 @@ def filter_and_draw_kernel(
     sums = tl.load(block_sum + row * BLOCKS + b, b < BLOCKS, 0.0)
     top = tl.max(maxima, 0)
     position = tl.load(settings + NUM_OUTPUT)
+    if ahead is not None:
+        position += tl.load(ahead + row)
     token = tl.full([], NOT_FINITE, tl.int32)
     if (top < float("inf")) & (top > float("-inf")):
         is_chain = False
@@ -74,13 +78,14 @@ def filter_and_draw_kernel(
                 VOCAB, BLOCK, BLOCKS,
             )  # fmt: skip
         token = tl.minimum(tl.maximum(token, 0), VOCAB - 1)  # it is one; what follows writes there
-        tl.store(settings + NUM_OUTPUT, position + 1)
-        history_row = tl.load(settings + HISTORY_ROW).to(tl.int64)
-        if history_row >= 0:
-            at = history + history_row * VOCAB + token
-            tl.store(at, tl.load(at) + 2)
-        if HAS_CHAINS:
-            note_in_record(settings, token)
+        if ahead is None:
+            tl.store(settings + NUM_OUTPUT, position + 1)
+            history_row = tl.load(settings + HISTORY_ROW).to(tl.int64)
+            if history_row >= 0:
+                at = history + history_row * VOCAB + token
+                tl.store(at, tl.load(at) + 2)
+            if HAS_CHAINS:
+                note_in_record(settings, token)
     elif raw is not None:  # noqa: SIM102  (decided when it is compiled)
         if (top < float("inf")) & has_any(raw + row * VOCAB, VOCAB, BLOCK, BLOCKS):
             token = tl.full([], NONE_ALLOWED, tl.int32)

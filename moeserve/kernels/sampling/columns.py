@@ -29,6 +29,7 @@ _TYPES: Final[dict[str, npt.DTypeLike]] = {
 _NAMES: Final = sorted(_TYPES, key=lambda name: -np.dtype(_TYPES[name]).itemsize)
 _USED: Final = struct.Struct("<" + "".join(np.dtype(_TYPES[name]).char for name in _NAMES).replace("L", "Q"))
 _OFFSETS: Final = {name: struct.calcsize(f"<{_USED.format[1 : 1 + i]}") // 4 for i, name in enumerate(_NAMES)}
+NUM_OUTPUT: Final = _OFFSETS["num_output"]  # for the host, in words
 WORDS = tl.constexpr(-(-_USED.size // 64) * 16)
 
 

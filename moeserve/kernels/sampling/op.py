@@ -126,6 +126,10 @@ class DeviceSamplerState:
             seen[prompt] |= 1
             self.history[slot].copy_(torch.from_numpy(seen))
 
+    def note_outputs(self, slots: Tensor, counts: Tensor) -> None:
+        """Adds to the slots' numbers of output tokens. slots int64 [n], none twice; counts int32 [n]."""
+        self.params[:, columns.NUM_OUTPUT].index_add_(0, slots, counts)
+
 
 def _put(slots: set[int], slot: int, is_in: bool) -> None:
     if is_in:
@@ -152,6 +156,7 @@ def sample(
     tokens: Tensor,
     *,
     has_chains: bool = False,
+    ahead: Tensor | None = None,
 ) -> None:
     """tokens int32 [n]: one for each row of float32 logits [n, vocab], by the parameters of its slot, for i < count[0];
     -1 where the row held NaN, +inf or nothing but -inf, -2 where the masks leave none. No slot may occur twice.
@@ -161,6 +166,10 @@ def sample(
     logits: no slot may have a bias, penalties or masked tokens, and bitmask (int32 [n, vocab / 32 rounded up], bit t of
     word w: token 32 w + t may come) must be None. has_chains: some slot has an order of samplers or DRY; that needs
     `edited`.
+
+    ahead: int32 [n], how many tokens of the same slot come before this row's in this call. Each is sampled as if it
+    stood alone behind those. Then nothing is noted (`DeviceSamplerState.note_outputs` does), and nothing may edit the
+    logits.
     """
     n, vocab = logits.shape
     blocks = -(-vocab // BLOCK)
@@ -197,6 +206,7 @@ def sample(
         count,
         params,
         history,
+        ahead,
         block_max,
         block_sum,
         values,

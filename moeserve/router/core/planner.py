@@ -80,10 +80,10 @@ class Planner:
     def finished(self, scheduled: ScheduledStep, result: StepResult) -> None:
         """Learns what the step took on the worker, and what its drafts brought."""
         # A step that compiled kernels says nothing about the cost of the next one.
-        ms = 0.0 if result.kernels_compiled else result.compute_ms - result.draft_ms
+        ms = 0.0 if result.kernels_compiled else result.compute_ms - result.draft_ms - result.draft_wait_ms
         if scheduled.draft_tokens:
             self._observe_drafts(scheduled, result.sampled)
-            self._drafts.observe_time(scheduled.draft_tokens, result.draft_ms)
+            self._drafts.observe_time(scheduled.draft_tokens, result.draft_ms, result.draft_wait_ms)
         if scheduled.prompt_tokens and scheduled.num_decode and ms > 0.0:
             self._pace.corrected(scheduled.expected_ms, ms, scheduled.protected_share)
         self._cost.observe(scheduled.shape, ms)

@@ -85,6 +85,11 @@ class Constraints:
             output = output_ids.tolist()
             self._answers[slot] = self._take_kept(sampling, output) or self._begin(sampling, output, tenant)
 
+    def are_free(self, slots: Int32s) -> bool:
+        """Whether these requests may sample any token, now and later."""
+        held = self._answers.keys() | self._late
+        return not held or held.isdisjoint(slots.tolist())
+
     def masks_for(self, slots: Int32s, computed_s: float = math.inf) -> tuple[Bits, Int32s] | None:
         """The masks and each row's index into them, -1 where the row may sample anything, or is late; None when all
         may. Waits for what the helper thread still does for these slots, but not long: for costly masks, beside rows

@@ -34,12 +34,14 @@ class DraftRows:
         self.stop_ids[slot] = frozenset(seq.sampling.stop_token_ids)
         self._drafter.bind(slot, seq.namespace)
 
-    def place(self, rows: list[Row]) -> tuple[list[Row], list[int]]:
+    def place(self, rows: list[Row], *, is_awaited: bool = False) -> tuple[list[Row], list[int]]:
         """The rows where they are to be computed, and the drafts of each, whose tokens are in the request's table
-        then."""
+        then. is_awaited: the last tokens are still being sampled; then no row may have drafts."""
         continuing = [at for at, row in enumerate(rows) if row.start == CONTINUES]
         placed, drafted = list(rows), [0] * len(rows)
         wanted = [self._grant(rows[at]) for at in continuing]
+        if is_awaited:
+            wanted = [Wanted(one.slot, one.length - 1, 0) for one in wanted]
         if any(one.most > 0 for one in wanted):
             self._drafter.catch_up()  # which is owed, drafts or not
         began = time.perf_counter()

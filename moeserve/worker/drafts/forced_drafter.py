@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from moeserve.worker.constraints.slot_guides import Constraints
-from moeserve.worker.drafts.drafter import Wanted
+from moeserve.worker.drafts.drafter import NO_DRAFT, Wanted
 from moeserve.worker.sequences import Int32s, StepLayout
 
 
@@ -26,6 +26,8 @@ class ForcedDrafter:
         """Nothing is put off."""
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        if all(one.most <= 0 for one in wanted):
+            return [NO_DRAFT for _ in wanted]
         forced = self._constraints.forced([one.slot for one in wanted])
         return [
             np.array(tokens[: max(one.most, 0)], np.int32) for one, tokens in zip(wanted, forced, strict=True)

@@ -17,7 +17,7 @@ from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import Accepted, Sampled
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.draft_rows import DraftRows
-from moeserve.worker.engines.engine import Engine, TokenMasks
+from moeserve.worker.engines.engine import Engine, SampledAtOnce, TokenMasks
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout, entries
 
 
@@ -26,6 +26,11 @@ class DraftingEngine(Engine, Protocol):
 
     def logits_of(self, rows: Int32s) -> Tensor:
         """float32 [m, vocab] of these rows of the step, at most `logit_rows`; valid until the next call."""
+        ...
+
+    def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
+        """A token for each row of `logits`, which no mask constrains; None: a token depends on those before it, or it
+        would save no time. A GPU is then waited for once. ahead: how many drafts of the request come before each."""
         ...
 
     def sample_from(
@@ -99,13 +104,56 @@ class RunSampler:
         logits = self._engine.logits_of(
             np.concatenate([group.first[members] + number for number, members in enumerate(deep)])
         )
+        if self._constraints.are_free(group.slot):
+            at_once = self._engine.sample_at_once(logits, *_by_round(group, deep))
+            if at_once is not None:
+                return self._keep(group, deep, at_once)
+        return self._sample_rounds(group, deep, logits, computed_s, found)
+
+    def _keep(self, group: _Group, deep: Sequence[Int32s], found: SampledAtOnce) -> list[Sampled]:
+        """Keeps those of the tokens at all positions that `_sample_rounds` would have found. In one pass: a GPU is idle
+        meanwhile."""
+        places: list[list[int]] = [[] for _ in group.row]  # of each row's tokens
+        for place, row in enumerate(np.concatenate(deep).tolist()):
+            places[row].append(place)
+        tokens, table = found.tokens.tolist(), self._sequences.tokens
+        runs = entries(found.tokens[: len(places)], found.logprobs[: len(places)], {}, ())
+        taken = np.zeros(len(places), np.int32)
+        for row, (slot, position) in enumerate(
+            zip(group.slot.tolist(), group.position.tolist(), strict=True)
+        ):
+            drafts = table[slot, position : position + len(places[row]) - 1].tolist()
+            stops, kept, is_wrong = self._rows.stop_ids[slot], [], False
+            for number, place in enumerate(places[row]):
+                token = tokens[place]
+                if token >= 0:
+                    kept.append(place)
+                is_wrong = token >= 0 and number < len(drafts) and token != drafts[number]
+                if number == len(drafts) or token != drafts[number] or token in stops:
+                    break
+            taken[row] = len(kept)
+            self._rows.length[slot] += len(kept)
+            room = table[slot, position : position + len(kept)]  # a full context has no place for its last
+            room[:] = found.tokens[kept[: len(room)]]
+            if drafts:
+                ids = [tokens[place] for place in kept[1:]]
+                scores = [score for place in kept[1:] if (score := found.logprobs[place]) is not None]
+                is_cut = len(ids) < len(drafts) and not is_wrong
+                accepted = Accepted(len(drafts), ids, scores or None, is_cut)
+                runs[row] = replace(runs[row], accepted=accepted)
+        found.note(group.slot, taken)
+        return runs
+
+    def _sample_rounds(
+        self, group: _Group, deep: Sequence[Int32s], logits: Tensor, computed_s: float, found: SampledRuns
+    ) -> list[Sampled]:
         before = len(found.sampled)  # rows of the groups before
         runs: list[Sampled] = []
         more: list[list[int]] = [[] for _ in group.row]
         scores: list[list[TokenLogprob]] = [[] for _ in group.row]
         wrong: set[int] = set()  # rows of the group, a draft of which was
         active, first = deep[0], 0
-        for number in rounds:
+        for number in range(len(deep)):
             slots = group.slot[active]
             if number == 0:
                 masks = self._constraints.masks_for(slots, computed_s)
@@ -164,6 +212,12 @@ class RunSampler:
         for row in np.flatnonzero(agrees).tolist():
             agrees[row] = int(tokens[row]) not in self._rows.stop_ids[slots[row]]
         return agrees
+
+
+def _by_round(group: _Group, deep: Sequence[Int32s]) -> tuple[Int32s, Int32s]:
+    """The request slot of each row of a group's logits, and how many of its drafts come before."""
+    ahead = [np.full(len(members), number, np.int32) for number, members in enumerate(deep)]
+    return np.concatenate([group.slot[members] for members in deep]), np.concatenate(ahead)
 
 
 def _rows_of(logits: Tensor, first: int, places: np.ndarray, count: int) -> Tensor:

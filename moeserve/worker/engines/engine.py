@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +25,14 @@ class ExpertCounts(NamedTuple):
     tokens: npt.NDArray[np.int64]  # [layers, experts]: routed to each expert since the start
     on_gpu: npt.NDArray[np.uint8]  # [layers, experts]: 1 for an expert in GPU memory
     cache: ExpertCacheCounts | None = None  # since the start; None: experts stay where they are
+
+
+class SampledAtOnce(NamedTuple):
+    """A token for each drafted position, as if the drafts before it were right. Behind a wrong one it means nothing."""
+
+    tokens: Int32s
+    logprobs: list[TokenLogprob | None]
+    note: Callable[[Int32s, Int32s], None]  # slots, none twice, and how many of their tokens count
 
 
 class Engine(Protocol):

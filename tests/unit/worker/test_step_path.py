@@ -25,6 +25,7 @@ from moeserve.worker.engines.gpu.steps.step_path import (
     part_choices,
     path_of,
     path_of_part,
+    sequences_alone,
 )
 
 NONE, ATTENTION, ALL = AdapterScope.NONE, AdapterScope.ATTENTION, AdapterScope.ALL
@@ -48,6 +49,14 @@ IN_PARTS = replace(
 
 def shape(*counts: int, **options: bool) -> StepShape:
     return StepShape(np.array(counts, np.int32), sum(counts), **options)  # type: ignore[arg-type]
+
+
+def drafting(streams: int, drafts: int, *chunks: int) -> StepShape:
+    """Sequences with so many drafts each, then chunks."""
+    counts = np.array([1 + drafts] * streams + list(chunks), np.int32)
+    return StepShape(
+        counts, int(counts.sum()), drafted=np.array([drafts] * streams + [0] * len(chunks), np.int32)
+    )
 
 
 def decode(rows: int, **options: bool) -> StepShape:
@@ -92,6 +101,25 @@ def test_prompts_stream_experts_and_decode_rows_do_not() -> None:
     ]
     assert [path.streamed for path in found] == [0.625, 0.0, 0.0, 1.0, 0.0]
     assert [path.graph and path.graph.family for path in found] == [None, "decode", None, None, "small"]
+
+
+@pytest.mark.parametrize(
+    ("step", "graph", "num_decode"),
+    [
+        (drafting(1, 3), ("small", 4), 4),
+        (drafting(3, 4), ("drafts", 16), 15),
+        (drafting(64, 3), ("drafts", 256), 256),
+        (drafting(65, 3), ("prompts", 512), 260),  # more rows than the head takes at once
+        (drafting(3, 4, 40), ("prompts", 64), 15),
+        (drafting(3, 4, 40, 30), ("prompts", 128), 15),
+        (drafting(2, 1, 3), ("small", 8), 7),
+    ],
+)
+def test_drafts(step: StepShape, graph: tuple[str, int], num_decode: int) -> None:
+    """Each drafted row attends by itself, also beside chunks."""
+    path = path_of(step, replace(WHOLE, max_drafts_size=256, max_graph_decode=512))
+    assert (path.graph and path.graph[:2], path.num_decode) == (graph, num_decode)
+    assert not path.is_independent
 
 
 def test_a_server_of_few_streams_has_decode_graphs_of_as_many_rows() -> None:
@@ -158,6 +186,7 @@ def any_facts(draw: st.DrawFn) -> StepFacts:
         sizes=sizes,
         max_decode_size=largest,
         max_tiles={size: most for size, most in base.max_tiles.items() if size in sizes},
+        max_drafts_size=draw(st.sampled_from([0, sizes[-1] // 2, sizes[-1]])),
         scopes=draw(st.sampled_from([(NONE,), (NONE, ATTENTION, ALL)])),
     )
     return replace(facts, decode_parts=facts.decode_parts & set(decode_sizes_in_parts(facts)))
@@ -174,12 +203,20 @@ def any_step(draw: st.DrawFn, facts: StepFacts) -> StepShape:
             break
         counts.append(count)
     counts = counts or [1]
+    drafted = None
+    if facts.max_drafts_size and draw(st.booleans()):
+        most = (facts.sizes[-1] - sum(counts)) // len(counts)
+        drafted = np.array(
+            [draw(st.integers(0, min(most, 4))) if count == 1 else 0 for count in counts], np.int32
+        )
+    total = np.array(counts, np.int32) + (0 if drafted is None else drafted)
     return StepShape(
-        np.array(counts, np.int32),
-        sum(counts),
+        total,
+        int(total.sum()),
         draw(st.booleans()),
         draw(st.sampled_from(facts.scopes)),
         draw(st.booleans()),
+        drafted,
     )
 
 
@@ -191,7 +228,7 @@ def test_every_path_is_prepared_for(data: st.DataObject) -> None:
     step = data.draw(any_step(facts))
     path = path_of(step, facts)
     assert path.size == padded_size(step.num_rows, facts.sizes)
-    check_rows(path, step.counts, step.num_rows)
+    check_rows(path, step)
     check_kernels(path, facts)
     if path.graph is not None and not path.part_rows:
         check_captured(path, path.graph, step, facts)
@@ -205,13 +242,16 @@ def test_every_path_is_prepared_for(data: st.DataObject) -> None:
         assert (path.graph, path.part_rows) == (None, 0)
 
 
-def check_rows(path: StepPath, counts: np.ndarray, num_rows: int) -> None:
-    """Rows before `num_decode` are of sequences with one token, unless all rows are; no chunk is cut there."""
-    assert path.has_tiles == (path.num_decode < num_rows)
+def check_rows(path: StepPath, step: StepShape) -> None:
+    """Rows before `num_decode` are of sequences with one token and its drafts, unless all rows are; no chunk is cut."""
+    assert path.has_tiles == (path.num_decode < step.num_rows)
+    known = step.counts if step.drafted is None else step.counts - step.drafted
     if path.has_tiles:
         assert not path.is_independent
-        assert (counts[: path.num_decode] == 1).all()
-        assert counts[path.num_decode] > 1
+        alone = sequences_alone(step.counts, path.num_decode)
+        assert step.counts[:alone].sum() == path.num_decode
+        assert (known[:alone] == 1).all()
+        assert known[alone] > 1
     else:
         assert path.streamed == 0.0
 
@@ -228,19 +268,26 @@ def check_captured(path: StepPath, graph: GraphKey, step: StepShape, facts: Step
     assert captured.is_independent <= path.is_independent, "a row may read another one's KV"
     if path.has_tiles:
         assert captured.has_tiles
-        tiles = sum(-(-count // facts.tile_tokens) for count in step.counts[path.num_decode :].tolist())
+        chunks = step.counts[sequences_alone(step.counts, path.num_decode) :].tolist()
+        tiles = sum(-(-count // facts.tile_tokens) for count in chunks)
         assert tiles <= facts.max_tiles[graph.size]
     if graph.has_head:
-        assert graph.size <= (SMALL_BATCH_ROWS if graph.family == "small" else facts.max_decode_size)
+        largest = {"small": SMALL_BATCH_ROWS, "drafts": facts.max_drafts_size}
+        assert graph.size <= largest.get(graph.family, facts.max_decode_size)
 
 
-@pytest.mark.parametrize("facts", [WHOLE, IN_PARTS, replace(WHOLE, scopes=(NONE, ATTENTION))])
+@pytest.mark.parametrize(
+    "facts", [WHOLE, IN_PARTS, replace(WHOLE, scopes=(NONE, ATTENTION)), replace(WHOLE, max_drafts_size=256)]
+)
 def test_every_graph_is_some_steps(facts: StepFacts) -> None:
     """None is captured for nothing."""
     whole = replace(facts, decode_parts=frozenset(), prompt_parts={})
     for graph in graph_keys(facts):
         rows = graph.size
-        step = {"decode": decode(rows), "small": decode(rows, has_new=True), "prompts": shape(rows)}[
-            graph.family
-        ]
+        step = {
+            "decode": decode(rows),
+            "small": decode(rows, has_new=True),
+            "drafts": drafting(rows // 4, 3),
+            "prompts": shape(rows),
+        }[graph.family]
         assert path_of(step._replace(scope=graph.scope), whole).graph == graph

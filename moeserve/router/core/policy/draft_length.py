@@ -2,8 +2,8 @@
 
 A draft is worth a token's time without drafts, times the probability that it is right and that those before it are. It
 costs the time of one more row, little while a step waits for weights, much once it computes for many requests; and the
-time that drafting takes. Each is measured: rows by `StepCost`, drafting by the worker, how often drafts are right by
-each request's own last ones.
+time that drafting takes, on a GPU with the host's time that it waits for: steps without drafts are launched ahead. Each
+is measured: rows by `StepCost`, drafting by the worker, how often drafts are right by each request's own last ones.
 
 Drafts are ordered by worth over all requests. Of all numbers of the worthiest ones, the best is taken; none, where none
 pays. Of the requests without drafts one is tried now and then, if right drafts would pay, because texts change: less
@@ -33,6 +33,7 @@ class DraftLength:
         self._right = FIRST_GUESS  # moving averages over all requests
         self._wrong = 1.0 - FIRST_GUESS
         self._draft_ms = 0.0  # that the worker takes to draft, for each draft that rows may have
+        self._wait_ms = 0.0  # that a GPU waits for the host, in a step with any drafts
         self._num_observed = 0
         self._idle = 0  # rows without drafts, since one was tried
         self._tried_every = TRIED_EVERY  # of these
@@ -57,7 +58,11 @@ class DraftLength:
             record.idle = 0 if length else record.idle + 1
             record.is_trial = False
         longest = max(range(len(records)), key=lambda at: records[at].idle)
-        if self._is_time_to_try(lengths, budget) and self._could_pay(len(records), context, most, without):
+        # A trial costs the rows beside it as much as its own, where the step waits for it.
+        rows = len(records)
+        trial_ms = self._cost_ms(rows, 1, 1, context, without)
+        patience = max(rows * trial_ms / without, 1.0)
+        if self._is_time_to_try(lengths, budget, patience) and self._could_pay(rows, context, most, without):
             lengths[longest], records[longest].idle, records[longest].is_trial = 1, 0, True
             expected += records[longest].made
         return lengths, expected
@@ -78,16 +83,20 @@ class DraftLength:
         self._right = KEEP * self._right + (1.0 - KEEP) * accepted
         self._wrong = KEEP * self._wrong + (1.0 - KEEP) * is_wrong
 
-    def observe_time(self, allowed: int, draft_ms: float) -> None:
-        """draft_ms: milliseconds that the worker took to draft, for rows that might have `allowed` drafts together."""
+    def observe_time(self, allowed: int, draft_ms: float, wait_ms: float = 0.0) -> None:
+        """draft_ms: milliseconds that the worker took to draft, for rows that might have `allowed` drafts together;
+        wait_ms: that a GPU waited for the host."""
         each = draft_ms / allowed
         kept = KEEP if self._draft_ms else 0.0
         self._draft_ms = kept * self._draft_ms + (1.0 - kept) * each
+        kept = KEEP if self._wait_ms else 0.0
+        self._wait_ms = kept * self._wait_ms + (1.0 - kept) * wait_ms
 
-    def _is_time_to_try(self, lengths: Sequence[int], budget: int) -> bool:
+    def _is_time_to_try(self, lengths: Sequence[int], budget: int, patience: float) -> bool:
+        """patience: how much longer than the usual number of rows to wait."""
         idle = sum(length == 0 for length in lengths)
         self._idle += idle
-        if not idle or self._idle < self._tried_every or sum(lengths) >= budget:
+        if not idle or self._idle < patience * self._tried_every or sum(lengths) >= budget:
             return False
         self._idle = 0
         return True
@@ -142,8 +151,9 @@ class DraftLength:
         return best, best_ms
 
     def _cost_ms(self, rows: int, made: float, allowed: int, context: int, without: float) -> float:
-        """What drafts add to a step: of `made` rows more, and of drafting where `allowed` are asked for."""
-        return self._cost.decode_ms(rows + made, context) - without + self._draft_ms * allowed
+        """What drafts add to a step: of `made` rows more, of drafting where `allowed` are asked for, and of waiting."""
+        more = self._cost.decode_ms(rows + made, context) - without
+        return more + self._draft_ms * allowed + self._wait_ms
 
     def _could_pay(self, rows: int, context: int, most: int, without: float) -> bool:
         """Whether drafts would pay that are always right."""

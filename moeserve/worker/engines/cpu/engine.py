@@ -159,6 +159,9 @@ class CpuEngine:
     def logits_of(self, rows: Int32s) -> Tensor:
         return self._logits(rows)
 
+    def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> None:
+        """Calls cost nothing here: there is no device to be waited for."""
+
     def sample_from(
         self, logits: Tensor, slots: Int32s, masks: TokenMasks | None
     ) -> tuple[Int32s, list[TokenLogprob | None]]:

@@ -58,9 +58,12 @@ class DummySteps:
 
     def decode(self, rows: int) -> Callable[[], None]:
         """Returns a function that runs a decode step with the given number of rows, one of the sizes, and waits for
-        it."""
+        it. More rows than there can be requests are rows with drafts."""
         vocab = self._model.shape.vocab_size
-        path = self._path_of(StepShape(np.ones(rows, np.int32), rows))
+        shape = StepShape(np.ones(rows, np.int32), rows)
+        if rows > self._dummy_slot:
+            shape = StepShape(np.array([rows], np.int32), rows, drafted=np.array([rows - 1], np.int32))
+        path = self._path_of(shape)
         self._inputs[path.size].fill_dummy(rows, vocab, is_prompt=False)
         if path.part_rows:
             assert self._micro_batches is not None

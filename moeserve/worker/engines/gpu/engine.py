@@ -27,9 +27,10 @@ from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.processes.cpus import usable_cores
-from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
+from moeserve.worker.engines.engine import ExpertCounts, SampledAtOnce, TokenMasks
 from moeserve.worker.engines.gpu.compile_ahead import KernelLaunches
 from moeserve.worker.engines.gpu.cpu_stage import CpuStage
+from moeserve.worker.engines.gpu.drafted_choice import DraftedChoice
 from moeserve.worker.engines.gpu.dummy_steps import DummySteps
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
 from moeserve.worker.engines.gpu.sampler import GpuSampler
@@ -67,11 +68,12 @@ class GpuEngine:
         expert_cache: ExpertCache | None = None,
         agree: Callable[[bool], bool] = bool,
         from_first: FromFirst | None = None,
+        max_drafts: int = 0,
     ) -> None:
         """tables: the model's, of max_num_seqs + 1 request slots. ram_experts: the model's, where there are any.
         cpu_stage: the layers before the model's, if it has no embedding. agree: whether a condition holds on all of
         several GPUs, which capture the same graphs and run steps in the same parts. from_first: where each of them has
-        a part of every layer: only the first one samples."""
+        a part of every layer: only the first one samples. max_drafts: of a row."""
         self._model = model
         self._description = description
         self._tables = tables
@@ -86,12 +88,17 @@ class GpuEngine:
         self.runs_ahead = agree(is_alone and cpu_stage is None and model.stage is None)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
         self._choice = TokenChoice(self._sampler, self._done)
+        self._drafted = DraftedChoice(model, self._sampler, self._choice)
         if from_first is not None:
             from_first(self._sampler.tokens)  # the way that is fastest is found
         all_on_gpu = ram_experts is None and cpu_stage is None
         takes_parts = model.stage is not None and model.stage.takes_parts and ram_experts is None
         self.facts = step_facts(
-            model, max_num_seqs, captures_prompts=agree(all_on_gpu), takes_parts=agree(takes_parts)
+            model,
+            max_num_seqs,
+            captures_prompts=agree(all_on_gpu),
+            takes_parts=agree(takes_parts),
+            max_drafts=max_drafts,
         )
         self._decode_paths: dict[tuple[object, ...], StepPath] = {}  # by these facts
         make_inputs = self._inputs_maker(max_num_seqs)
@@ -132,6 +139,7 @@ class GpuEngine:
         # Of the step under way.
         self._step = self._inputs[model.sizes[0]]
         self._has_logits = False
+        self._num_sampled = 0
         self._rows: LogitRows | None = None
 
     def _inputs_maker(self, dummy_slot: int) -> partial[StepInputs]:
@@ -217,10 +225,15 @@ class GpuEngine:
     ) -> None:
         """Launches the step. A decode step's CUDA graph includes the head."""
         shape = StepShape(
-            layout.count, layout.n, has_new, self._scope_of(layout, sequences), observer is not None
+            layout.count,
+            layout.n,
+            has_new,
+            self._scope_of(layout, sequences),
+            observer is not None,
+            layout.drafted,
         )
         path = self._path_of(shape)
-        self._step = self._inputs[path.size]
+        self._step, self._num_sampled = self._inputs[path.size], len(layout.sampled_rows)
         if self._cpu_stage is not None:
             self._cpu_stage.compute(layout, sequences, observer)
         self._has_logits = self._launcher.launch(path, layout, sequences, observer)
@@ -230,7 +243,7 @@ class GpuEngine:
         twice."""
         if step.num_rows != len(step.counts):
             return path_of(step, self.facts)
-        key = step[1:]  # all but the counts, which are ones
+        key = step[1:-1]  # all but the counts, which are ones, and the drafts, of which there are none
         path = self._decode_paths.get(key)
         if path is None:
             path = self._decode_paths[key] = path_of(step, self.facts)
@@ -262,6 +275,23 @@ class GpuEngine:
             logits = self._model.logits(self._step.size, rows, count)
         self._rows = LogitRows(logits, slots, count)
         return logits[:n]
+
+    def logits_of(self, rows: Int32s) -> Tensor:
+        n = len(rows)
+        if self._has_logits and n == self._num_sampled:  # all of the step, in the order of its head
+            return self._graphs.logits[self._step.size][:n]
+        return self._drafted.logits(self._step.size, rows)
+
+    def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
+        return self._drafted.sample_at_once(logits, slots, ahead)
+
+    def sample_from(
+        self, logits: Tensor, slots: Int32s, masks: TokenMasks | None
+    ) -> tuple[Int32s, list[TokenLogprob | None]]:
+        return self._drafted.sample_from(logits, slots, masks)
+
+    def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:
+        """Models with recurrent states have no drafts here."""
 
     def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
         assert self._rows is not None

@@ -104,8 +104,27 @@ class GpuSampler:
         )  # fmt: skip
         return tokens
 
+    def depends_on_outputs(self, slots: Int32s) -> bool:
+        """Whether a token of one of these slots may depend on those before it, beyond its logits and its number."""
+        return _any_of(slots, self._state.chains) or _any_of(slots, self._state.edits)
+
+    def sample_ahead(self, logits: Tensor, device_slots: Tensor, count: Tensor, ahead: Tensor) -> Tensor:
+        """The same for rows of which several are of one slot: int32 [len(logits)]. ahead: int32 [len(logits)], how many
+        rows of the same slot come before. Nothing is noted; no slot may be one that `depends_on_outputs`."""
+        state, w, tokens = self._state, self._workspace, self._tokens[: len(logits)]
+        sample(
+            logits, device_slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids, state.history,
+            None, None, w.block_max, w.block_sum, w.values, w.ids, tokens, ahead=ahead,
+        )  # fmt: skip
+        return tokens
+
+    def note_outputs(self, slots: Tensor, counts: Tensor) -> None:
+        """Behind `sample_ahead`: how many tokens of each request are its output. slots int64, counts int32 [n]."""
+        self._state.note_outputs(slots, counts)
+
     def launch_all_kernels(self, logits: Tensor, slots: Tensor, count: Tensor) -> None:
         """For `compile_ahead`: launches what a choice of len(logits) tokens may need, whatever the requests ask for."""
+        self.sample_ahead(logits, slots, count, slots)
         state, w, n = self._state, self._workspace, len(logits)
         masks = self._masks[:n]
         for edited, bitmask, has_chains in (

@@ -18,7 +18,7 @@ from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
 from moeserve.worker.engines.gpu.steps.micro_batches import MicroBatches, TilesOf
 from moeserve.worker.engines.gpu.steps.prompt_tiles import tiles_on
 from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
-from moeserve.worker.engines.gpu.steps.step_path import StepPath
+from moeserve.worker.engines.gpu.steps.step_path import StepPath, sequences_alone
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
@@ -100,7 +100,8 @@ class StepLauncher:
     def _tiles(self, path: StepPath, layout: StepLayout) -> list[Int32s]:
         """Returns the tiles of the chunks, for each of the model's forms of attention."""
         fields = (layout.offset, layout.count, layout.start, layout.req_slot)
-        return self._tiles_of(*(field[path.num_decode :] for field in fields))
+        first = sequences_alone(layout.count, path.num_decode)
+        return self._tiles_of(*(field[first:] for field in fields))
 
     @contextmanager
     def _promoting(self, *, streams: bool) -> Iterator[None]:

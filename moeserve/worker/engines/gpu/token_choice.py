@@ -33,7 +33,13 @@ class TokenChoice:
 
     def launch(self, rows: LogitRows, slots: Int32s, masks: TokenMasks | None) -> None:
         """See `Engine.sample`. slots: of the requests, without the padding."""
-        chosen = self._sampler.sample(rows.logits, slots, rows.slots, rows.num_rows, masks)
+        self._bring(rows, slots, self._sampler.sample(rows.logits, slots, rows.slots, rows.num_rows, masks))
+
+    def launch_ahead(self, rows: LogitRows, slots: Int32s, ahead: Tensor) -> None:
+        """The same where several rows are of one slot. ahead: int32 [size], see `GpuSampler.sample_ahead`."""
+        self._bring(rows, slots, self._sampler.sample_ahead(rows.logits, rows.slots, rows.num_rows, ahead))
+
+    def _bring(self, rows: LogitRows, slots: Int32s, chosen: Tensor) -> None:
         has_wanted = any(top is not None for top in self._sampler.wanted_logprobs(slots))
         scores = self._sampler.score(rows.logits, chosen, rows.num_rows) if has_wanted else None
         self._scores = None if scores is None else scores.on_host()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from moeserve.config import ServerConfig, drafts_of, num_drafts
@@ -39,12 +38,11 @@ from moeserve.worker.adapters.cpu import cpu_adapters, read_adapters
 from moeserve.worker.adapters.memory import adapter_memory, later_bytes, open_adapters
 from moeserve.worker.adapters.resident import AdapterAtStart, ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
-from moeserve.worker.drafts.drafting import Drafting
-from moeserve.worker.drafts.made_drafter import make_drafter
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.engines.embedding_rows import EmbeddingRows
 from moeserve.worker.loading.cpu.pool_start import check_ram, open_stream
+from moeserve.worker.loading.drafting import drafting_of, refuse_records_of_drafts
 from moeserve.worker.loading.ready import log_skipped, ready_message
 from moeserve.worker.loading.self_test import check_logits
 from moeserve.worker.loading.setup import open_weights, set_up_torch
@@ -93,7 +91,7 @@ def try_cpu_model(loaded: CpuModel, spans: EmbeddingFiles | None = None, *, is_f
 def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
     """Reads the weights and builds the vocabulary, and decides on the size of the KV pool. Leaves no thread behind."""
     _refuse_gpu_flags(config)
-    _refuse_records_of_drafts(config)
+    refuse_records_of_drafts(config)
     set_up_torch()
     directory = claim_directory(config)
     stream = open_stream(config)
@@ -193,34 +191,8 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         loaded.recorder,
         pages,
         resident,
-        _drafting(config, engine, model, constraints),
+        drafting_of(config, engine, model.next_token, constraints),
     )
-
-
-def _drafting(
-    config: ServerConfig, engine: CpuEngine, model: CpuDecoder, constraints: Constraints
-) -> Drafting | None:
-    drafts = drafts_of(config)
-    if drafts is None:
-        return None
-    drafter = partial(
-        make_drafter,
-        drafts=drafts,
-        block=model.next_token,
-        constraints=constraints,
-        shares_texts=config.prefix_cache != "off",
-    )
-    return Drafting(engine, drafter)
-
-
-def _refuse_records_of_drafts(config: ServerConfig) -> None:
-    """Raises ConfigError where steps are to be recorded, whose rows would be drafts among others."""
-    for flag, value in (
-        ("--debug-dump", config.debug_dump),
-        ("--record-routing-trace", config.record_routing_trace),
-    ):
-        if config.speculative_config is not None and value is not None:
-            raise ConfigError(f"{flag} and --speculative-config exclude one another: leave one of them out")
 
 
 def _refuse_gpu_flags(config: ServerConfig) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from moeserve.config import ServerConfig
+from moeserve.config import ServerConfig, num_drafts
 from moeserve.grammar.engine import GrammarEngine
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
@@ -37,6 +37,7 @@ from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.measure.kept import kept_measurements
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.group.ranks import RankGroup
+from moeserve.worker.loading.drafting import drafting_of
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan, plan_load
 from moeserve.worker.loading.gpu.load_weights import InRam, LoadedWeights, load_weights
 from moeserve.worker.loading.gpu.moving_experts import MovingExperts
@@ -78,14 +79,26 @@ def load_gpu_runner(
     file, ConfigError where the GPU's memory does not suffice."""
     constraints = gpu_constraints(config, source, start.inherited.grammar)
     loaded = load_gpu_engine(config, source, on_progress, device, start, forced_rows)
-    return Runner(loaded.engine, loaded.ready, constraints, loaded.recorder, loaded.pages, loaded.adapters)
+    return Runner(
+        loaded.engine,
+        loaded.ready,
+        constraints,
+        loaded.recorder,
+        loaded.pages,
+        loaded.adapters,
+        drafting_of(config, loaded.engine, None, constraints),
+    )
 
 
 def gpu_constraints(
     config: ServerConfig, source: ModelSource, engine: GrammarEngine | None = None
 ) -> Constraints:
     """Without an engine, its helper thread builds the vocabulary while the caller loads the weights."""
-    return Constraints(config.max_num_seqs, lambda: engine or GrammarEngine(TextTokenizer.from_gguf(source)))
+    return Constraints(
+        config.max_num_seqs,
+        lambda: engine or GrammarEngine(TextTokenizer.from_gguf(source)),
+        drafts=config.speculative_config is not None,
+    )
 
 
 def load_gpu_engine(
@@ -216,6 +229,7 @@ def _make_engine(
         moving.cache(weights.on_gpu, placement, model),
         bool if ranks is None else ranks.all_say,
         connections.from_first,
+        num_drafts(config),
     )
 
 

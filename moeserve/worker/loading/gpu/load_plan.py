@@ -21,11 +21,13 @@ from moeserve.models.ranks.rank_source import RankSource
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Placement
+from moeserve.placement.gpu_drafts import check_gpu_drafts
 from moeserve.placement.group import share_among
 from moeserve.placement.options import heat_counts
 from moeserve.worker.adapters.memory import GpuAdapterPlan, plan_gpu_adapters, refuse_adapters
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import Connections, connect
+from moeserve.worker.loading.drafting import refuse_records_of_drafts
 from moeserve.worker.loading.gpu.device_memory import check_kv_numbers, plan_placement, step_tokens_on
 from moeserve.worker.loading.ready import log_skipped
 from moeserve.worker.recording.step_recorder import StepRecorder, open_recorder
@@ -67,6 +69,8 @@ def plan_load(
     check_lanes(source, shape, "GPU")
     check_gpu_types(source, source.tensors)
     check_gpu_features(source, shape)
+    refuse_records_of_drafts(config)
+    check_gpu_drafts(config, shape)
     share, heat = None, heat_counts(config, shape)
     if ranks is not None:
         share = share_among(config, shape, source.tensors, ranks.rank, ranks.num_ranks, heat)

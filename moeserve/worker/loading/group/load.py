@@ -28,6 +28,10 @@ def load_group_runner(
     """As `load_gpu_runner`, divided among these GPUs. The followers' processes end with this one, or before."""
     if forced_rows:
         raise ConfigError("--routing-trace: works with one GPU only; leave it out, or leave --gpus out")
+    if config.speculative_config is not None:
+        raise ConfigError(
+            "--speculative-config: works with one GPU only so far; leave it out, or leave --gpus out"
+        )
     config = with_parallel(config, read_checked_shape(source), numbers)
     refuse_placement_flags(config)
     return lead(config, source, on_progress, LeaderGroup(config, numbers, len(numbers)), start)

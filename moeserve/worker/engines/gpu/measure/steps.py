@@ -22,12 +22,13 @@ def measure_steps(
     agree: Callable[[float], float] | None = None,
     on_timed: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[MeasuredStep]:
-    """Decode steps of 1, 2, 4 .. rows at short contexts, and chunks of 16, 32 .. tokens at the beginning of a prompt
-    and deep in one; a second or two. agree: makes seconds the same on all of several GPUs, so that they run the same
-    steps. on_timed: how many sizes there are so far, and at most."""
+    """Decode steps of 1, 2, 4 .. rows at short contexts, those of drafts among them, and chunks of 16, 32 .. tokens at
+    the beginning of a prompt and deep in one; a second or two. agree: makes seconds the same on all of several GPUs, so
+    that they run the same steps. on_timed: how many sizes there are so far, and at most."""
     measured = []
     largest = min(engine.max_step_rows, max_model_len)
-    decode, prompts = _powers_of_two(1, max_num_seqs), _powers_of_two(16, largest)
+    decode_rows = min(max(max_num_seqs, engine.facts.max_drafts_size), engine.max_step_rows)
+    decode, prompts = _powers_of_two(1, decode_rows), _powers_of_two(16, largest)
     total = len(decode) + len(prompts)
     for done, size in enumerate(decode):
         on_timed(done, total)

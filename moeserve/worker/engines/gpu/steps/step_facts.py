@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
-from moeserve.models.step_buffers import SMALL_BATCH_ROWS
+from moeserve.models.step_buffers import FLOAT32_ROWS, SMALL_BATCH_ROWS
 from moeserve.worker.engines.gpu.steps.prompt_tiles import most_tiles, tile_rows
 from moeserve.worker.engines.gpu.steps.step_columns import MAX_GRAPH_DECODE
 from moeserve.worker.engines.gpu.steps.step_path import (
@@ -18,16 +18,18 @@ from moeserve.worker.engines.gpu.steps.step_path import (
 
 
 def step_facts(
-    model: GpuDecoder, max_num_seqs: int, *, captures_prompts: bool, takes_parts: bool
+    model: GpuDecoder, max_num_seqs: int, *, captures_prompts: bool, takes_parts: bool, max_drafts: int = 0
 ) -> StepFacts:
     """captures_prompts: steps with prompts may have CUDA graphs, if the model allows it. takes_parts: steps may go in
-    parts. Until it is measured, prompts go in two parts where that is worth it, and so do all decode steps."""
+    parts. Until it is measured, prompts go in two parts where that is worth it, and so do all decode steps. max_drafts:
+    of a sequence."""
     shape = model.shape
     # A graph has one list of tiles, and chunks of recurrent states are not in it.
     captures_prompts = captures_prompts and not model.has_states and len(shape.forms) == 1
     facts = StepFacts(
         sizes=tuple(model.sizes),
         max_decode_size=min(padded_size(max_num_seqs, model.sizes), model.head_sizes[-1]),
+        max_drafts_size=_drafts_size(model, max_num_seqs, max_drafts),
         max_tiles={size: most_tiles(shape, size) for size in model.sizes} if captures_prompts else {},
         tile_tokens=tile_rows(shape) if captures_prompts else 1,
         max_graph_decode=MAX_GRAPH_DECODE,
@@ -42,3 +44,12 @@ def step_facts(
         decode_parts=frozenset(decode_sizes_in_parts(facts)),
         prompt_parts={size: part_choices(size)[:2][-1] for size in facts.sizes if size > SMALL_BATCH_ROWS},
     )
+
+
+def _drafts_size(model: GpuDecoder, max_num_seqs: int, max_drafts: int) -> int:
+    """The head computes all rows of a graph at once. Larger steps round what is between two products, so that greedy
+    texts differ earlier from those without drafts. Launched kernel by kernel they take so long that few are drafted."""
+    if not max_drafts:
+        return 0
+    rows = min(max_num_seqs * (1 + max_drafts), model.head_sizes[-1], FLOAT32_ROWS)
+    return padded_size(rows, model.sizes)

@@ -12,19 +12,18 @@
     decode graph              rows independent of one another, at most max_decode_size                  in the graph
     decode graph in parts     the same over GPUs that have some of the layers each                      in the graph
     small graph               up to SMALL_BATCH_ROWS rows, of which some read others of the step        in the graph
+    drafts graph              rows of sequences with drafts, more than the small graphs take            in the graph
     prompts in parts          longer than a part, over GPUs that have some of the layers each           apart
     prompts graph             any rows whose tiles fit, of sizes with room for tiles                    apart
     eager                     all others, and every step that is observed                               apart
 
 A graph that is still to be captured is launched kernel by kernel with the numbers of its path.
 
-Where the next kinds of steps go:
+Rows of drafts attend each by itself, behind the keys of those before: a drafts graph is one for any number of drafts a
+sequence, by the number of rows alone.
 
-- Several sampled positions a request (drafts). `StepShape` gets the drafted positions of each sequence, `GraphKey` a
-  family "drafts" with one more number, and `StepFacts` the grid (rows of requests, drafted positions) to which both are
-  rounded up: 4 x 2 requests and positions are rows that are not independent, all of them sampled. Families without
-  drafts stay as they are. The sampled rows and their request slots are columns already (`step_columns.py`); they then
-  have several entries a sequence.
+Where the next kind of steps goes:
+
 - Spans (rows of embeddings). A column says for each row which row of the embeddings' segment it takes (-1: its token
   id), which the embedding kernel reads on the device; so a step with spans takes the path of its counts, and only
   `StepShape` and `kernel_paths` hear of a kernel that reads the column.
@@ -47,7 +46,7 @@ MAX_PARTS = 8  # of a step with prompts
 DECODE_PARTS = 2
 LEAST_PART_ROWS = 4 * SMALL_BATCH_ROWS  # fewer rows take as long as these
 
-GraphFamily = Literal["decode", "decode parts", "small", "prompts"]
+GraphFamily = Literal["decode", "decode parts", "small", "drafts", "prompts"]
 
 
 class StepShape(NamedTuple):
@@ -58,6 +57,7 @@ class StepShape(NamedTuple):
     has_new: bool = False  # some sequence is new, and may read rows of others of this step
     scope: AdapterScope = AdapterScope.NONE  # of the adapters that rows ask for
     is_observed: bool = False
+    drafted: npt.NDArray[np.int32] | None = None  # [sequences]: how many of the counts are drafts; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class StepFacts:
 
     sizes: tuple[int, ...]  # numbers of rows that steps are padded to, ascending
     max_decode_size: int  # largest size of decode graphs: no step has more independent rows
+    max_drafts_size: int = 0  # largest size of drafts graphs; 0: there are none
     # By size: tiles that a prompts graph has room for. A size without an entry has no prompts graph.
     max_tiles: Mapping[int, int] = field(default_factory=dict)
     tile_tokens: int = 1  # of a chunk, in a tile of the one form of attention that prompts graphs have
@@ -148,7 +149,7 @@ def path_of_part(counts: npt.NDArray[np.int32], num_rows: int, facts: StepFacts)
 
 def _eager(step: StepShape, facts: StepFacts) -> StepPath:
     n = step.num_rows
-    alone = rows_alone(step.counts, n)
+    alone = rows_alone(step.counts, n, step.drafted)
     has_tiles = alone < n
     return StepPath(
         padded_size(n, facts.sizes),
@@ -166,7 +167,9 @@ def _graph_with_head(step: StepShape, path: StepPath, facts: StepFacts) -> Graph
         if path.size in facts.decode_parts and is_longer and not path.scope:
             return "decode parts"
         return "decode" if path.size <= facts.max_decode_size else None
-    return "small" if path.size <= SMALL_BATCH_ROWS else None
+    if path.size <= SMALL_BATCH_ROWS:
+        return "small"
+    return "drafts" if path.size <= facts.max_drafts_size else None
 
 
 def _fits_prompts_graph(step: StepShape, path: StepPath, facts: StepFacts) -> bool:
@@ -175,7 +178,7 @@ def _fits_prompts_graph(step: StepShape, path: StepPath, facts: StepFacts) -> bo
         return False
     if not path.has_tiles:
         return True
-    chunks = step.counts[path.num_decode :]
+    chunks = step.counts[sequences_alone(step.counts, path.num_decode) :]
     return int((-(-chunks // facts.tile_tokens)).sum()) <= room
 
 
@@ -187,12 +190,22 @@ def padded_size(n: int, sizes: Sequence[int]) -> int:
     raise ValueError(f"a step of {n} rows, and the largest size is {sizes[-1]}")
 
 
-def rows_alone(counts: npt.NDArray[np.int32], num_rows: int) -> int:
-    """How many of the first rows attend each by itself. All do in a step of few rows, those of a chunk too: only that
-    attention leaves what the products of few rows read."""
+def rows_alone(
+    counts: npt.NDArray[np.int32], num_rows: int, drafted: npt.NDArray[np.int32] | None = None
+) -> int:
+    """How many of the first rows attend each by itself: a sequence's last token and its drafts. All do in a step of few
+    rows, those of a chunk too: only that attention leaves what the products of few rows read."""
     if num_rows <= SMALL_BATCH_ROWS or num_rows == len(counts):
         return num_rows
-    return int(np.argmax(counts > 1))
+    is_chunk = counts > 1 if drafted is None else counts - drafted > 1
+    if not is_chunk.any():
+        return num_rows
+    return int(counts[: np.argmax(is_chunk)].sum())
+
+
+def sequences_alone(counts: npt.NDArray[np.int32], num_decode: int) -> int:
+    """How many of the first sequences have the first `num_decode` rows: fewer where some rows are drafts."""
+    return int(np.searchsorted(np.cumsum(counts), num_decode, side="right"))
 
 
 # ---------------------------------------------------------------- before the first step
@@ -206,6 +219,8 @@ def graph_keys(facts: StepFacts) -> Iterator[GraphKey]:
                 yield GraphKey("decode", size, scope)
             if 1 < size <= SMALL_BATCH_ROWS:
                 yield GraphKey("small", size, scope)
+            elif 1 < size <= facts.max_drafts_size:
+                yield GraphKey("drafts", size, scope)
     for size, tiles in facts.max_tiles.items():
         if tiles:
             yield from (GraphKey("prompts", size, scope) for scope in facts.scopes)

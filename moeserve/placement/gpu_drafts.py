@@ -1,0 +1,24 @@
+"""What of --speculative-config a GPU computes, asked before anything is loaded."""
+
+from __future__ import annotations
+
+from moeserve.config import ServerConfig, drafts_of
+from moeserve.errors import ConfigError
+from moeserve.models.interface import ModelShape
+
+
+def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
+    """Raises ConfigError for drafts that only the CPU engine computes. With "auto" look-up drafts alone."""
+    drafts = drafts_of(config)
+    if drafts is None:
+        return
+    if shape.delta_net is not None:
+        raise ConfigError(
+            "--speculative-config: drafts of models with recurrent state are computed on the CPU alone so far; leave "
+            "it out, or say --device cpu"
+        )
+    if drafts.lookup is None:
+        raise ConfigError(
+            "--speculative-config: the model's own block drafts on the CPU alone so far; with a GPU say "
+            '{"method": "ngram", "num_speculative_tokens": 4}'
+        )

@@ -1,0 +1,66 @@
+"""Tokens at drafted positions on a GPU: all at once where each depends on its logits and its number alone, else in
+rounds, and the host waits for each."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from moeserve.messages.sampling import TokenLogprob
+from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.worker.engines.engine import SampledAtOnce, TokenMasks
+from moeserve.worker.engines.gpu.sampler import GpuSampler
+from moeserve.worker.engines.gpu.steps.pinned import pinned_copy
+from moeserve.worker.engines.gpu.steps.step_columns import ALIGN
+from moeserve.worker.engines.gpu.steps.step_path import padded_size
+from moeserve.worker.engines.gpu.token_choice import LogitRows, TokenChoice
+from moeserve.worker.sequences import Int32s
+
+
+class DraftedChoice:
+    """See `DraftingEngine`."""
+
+    def __init__(self, model: GpuDecoder, sampler: GpuSampler, choice: TokenChoice) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._choice = choice
+
+    def logits(self, size: int, rows: Int32s) -> Tensor:
+        """Launches the head for these rows of the last step, which was of this size: float32 [len(rows), vocab]."""
+        count, of_rows = self._bring(rows, width=padded_size(len(rows), self._model.head_sizes))
+        return self._model.logits(size, of_rows, count[:1])[: len(rows)]
+
+    def sample_from(
+        self, logits: Tensor, slots: Int32s, masks: TokenMasks | None
+    ) -> tuple[Int32s, list[TokenLogprob | None]]:
+        count, on_device = self._bring(slots)
+        self._choice.launch(_aligned(logits, on_device, count), slots, masks)
+        return self._choice.read()
+
+    def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
+        """None: some request's penalties, say, depend on its tokens."""
+        if self._sampler.depends_on_outputs(slots):
+            return None
+        count, on_device, number = self._bring(slots, ahead)
+        self._choice.launch_ahead(_aligned(logits, on_device, count), slots, number)
+        return SampledAtOnce(*self._choice.read(), self._note)
+
+    def _note(self, slots: Int32s, counts: Int32s) -> None:
+        _, on_device, added = self._bring(slots, counts)
+        self._sampler.note_outputs(on_device[: len(slots)].long(), added[: len(slots)])
+
+    def _bring(self, *columns: Int32s, width: int = 0) -> Tensor:
+        """On the device, int32 [1 + columns, width or more]: their length, then the columns, each at an aligned
+        address."""
+        n = len(columns[0])
+        brought = np.zeros((1 + len(columns), -(-max(n, width) // ALIGN) * ALIGN), np.int32)
+        brought[0, 0] = n
+        for row, column in zip(brought[1:], columns, strict=True):
+            row[:n] = column
+        return pinned_copy(brought, self._model.device)
+
+
+def _aligned(logits: Tensor, slots: Tensor, count: Tensor) -> LogitRows:
+    """Kernels are compiled for aligned addresses, which rows in the middle of others need not have."""
+    aligned = logits if logits.data_ptr() % 16 == 0 else logits.clone()
+    return LogitRows(aligned, slots, count[:1])

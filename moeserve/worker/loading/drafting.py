@@ -1,0 +1,40 @@
+"""Drafts, as --speculative-config asks for them, on every device."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from moeserve.config import ServerConfig, drafts_of
+from moeserve.errors import ConfigError
+from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
+from moeserve.worker.constraints.slot_guides import Constraints
+from moeserve.worker.drafts.drafting import Drafting
+from moeserve.worker.drafts.made_drafter import make_drafter
+from moeserve.worker.drafts.run_sampler import DraftingEngine
+
+
+def drafting_of(
+    config: ServerConfig, engine: DraftingEngine, block: CpuNextTokenBlock | None, constraints: Constraints
+) -> Drafting | None:
+    """block: the model's next-token block; None: it has none here. None: there are no drafts."""
+    drafts = drafts_of(config)
+    if drafts is None:
+        return None
+    drafter = partial(
+        make_drafter,
+        drafts=drafts,
+        block=block,
+        constraints=constraints,
+        shares_texts=config.prefix_cache != "off",
+    )
+    return Drafting(engine, drafter)
+
+
+def refuse_records_of_drafts(config: ServerConfig) -> None:
+    """Raises ConfigError where steps are to be recorded, whose rows would be drafts among others."""
+    for flag, value in (
+        ("--debug-dump", config.debug_dump),
+        ("--record-routing-trace", config.record_routing_trace),
+    ):
+        if config.speculative_config is not None and value is not None:
+            raise ConfigError(f"{flag} and --speculative-config exclude one another: leave one of them out")
