@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from moeserve.kernels.launch import first_launches
 from moeserve.messages.sampling import TokenLogprob
@@ -23,15 +24,12 @@ from tests.support.served_answers import Answer, serve
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+STREAMS = 16
 MOST = 4
 MARGIN = 0.1  # between the two likeliest tokens, in nats
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
-PLACED = [
-    ("tiny-qwen3moe-q4_k_m", 8),
-    ("tiny-qwen3moe-q4_k_m", 4),
-    ("families/tiny-gptoss-mxfp4", 8),
-    ("families/tiny-deepseek2-q4_k_m", 4),
-]
+ALL_ON_GPU = [("tiny-qwen3moe-q4_k_m", 8), ("families/tiny-gptoss-mxfp4", 8)]
+PLACED = [*ALL_ON_GPU, ("tiny-qwen3moe-q4_k_m", 4), ("families/tiny-deepseek2-q4_k_m", 4)]
 
 
 @pytest.fixture(
@@ -39,18 +37,21 @@ PLACED = [
 )
 def runner(request: pytest.FixtureRequest) -> Runner:
     name, experts = request.param
-    return runner_of(model_of(load_fixture(name)), num_gpu_experts=experts, speculative_config=NGRAM)
+    model = model_of(load_fixture(name))
+    return runner_of(
+        model, num_gpu_experts=experts, max_num_seqs=STREAMS * (1 + MOST), speculative_config=NGRAM
+    )
 
 
-@pytest.mark.parametrize("streams", [1, 16])
-@pytest.mark.parametrize(
-    "sampling",
-    [{}, {"presence_penalty": 0.5, "repetition_penalty": 1.2}],
-    ids=["greedy", "penalties"],
-)
-def test_same_texts(runner: Runner, streams: int, sampling: dict[str, Any]) -> None:
-    requests = asked(streams, runner.ready().vocab_size, **sampling)
-    expected, before = serve(runner, requests, 0)
+@pytest.mark.parametrize("streams", [1, STREAMS])
+def test_same_texts(runner: Runner, streams: int) -> None:
+    """As beside as many rows without drafts: which kernels multiply hangs on a step's rows, and with it the rounding.
+    Sixteen rows of a tiny model and eighty choose other tokens from the 3rd on, drafts or not. Without penalties: log
+    probabilities are those before them, and would not tell how clear the choice was."""
+    requests = asked(streams, runner.ready().vocab_size)
+    copies = [replace(one, id=one.id + streams * copy) for copy in range(1 + MOST) for one in requests]
+    crowd, before = serve(runner, copies, 0)
+    expected = {one.id: crowd[one.id] for one in requests}
     foresee(runner, whole_texts(requests, expected), 0.8)
     launched = first_launches()
     found, report = serve(runner, requests, MOST)
@@ -72,9 +73,11 @@ def test_same_texts(runner: Runner, streams: int, sampling: dict[str, Any]) -> N
     ids=["drawn", "greedy", "penalties"],
 )
 def test_right_drafts_and_wrong_ones(
-    runner: Runner, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    runner: Runner, sampling: dict[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of as many rows take the same kernels: so whichever drafts are right, the text is the same."""
+    if request.node.callspec.params["runner"] not in ALL_ON_GPU:
+        pytest.skip("an expert that the cache moves rounds otherwise from then on")
     monkeypatch.setattr(
         DraftLength, "choose", lambda self, records, *_: ([MOST] * len(records), float(MOST * len(records)))
     )
