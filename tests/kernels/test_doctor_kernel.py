@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from moeserve.cli.doctor import triton_kernel
@@ -28,3 +32,24 @@ def test_a_compiler_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 def test_wrong_numbers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_kernel, "doubles", lambda device: False)
     assert check_triton(DEVICE).level == "error"
+
+
+def test_the_kernel_compiles_for_a_gpu() -> None:
+    """The interpreter takes what Triton's compiler refuses, annotations for example."""
+    compiling = (
+        "from triton.backends.compiler import GPUTarget\n"
+        "from triton.compiler import ASTSource, compile\n"
+        "from moeserve.cli.doctor.triton_kernel import _double\n"
+        "kinds = {'x': '*fp32', 'out': '*fp32', 'COUNT': 'constexpr'}\n"
+        "compile(ASTSource(_double, kinds, {'COUNT': 256}), target=GPUTarget('cuda', 90, 32))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", compiling],
+        cwd=Path(__file__).resolve().parents[2],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
