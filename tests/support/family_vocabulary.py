@@ -12,7 +12,7 @@ _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
 
 # The kinds that llama.cpp's converter gives these tokens.
-_TAGS: Final = {
+_TAGS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "hermes": (_USER_DEFINED, ("<tool_call>", "</tool_call>")),
     "qwen3_coder": (_USER_DEFINED, ("<tool_call>", "</tool_call>")),
     "glm45": (
@@ -51,6 +51,12 @@ _TAGS: Final = {
         ),
     ),
 }
+_HUNYUAN_3: Final = (
+    *("tool_calls", "/tool_calls", "tool_call", "/tool_call", "tool_sep"),
+    *("arg_key", "/arg_key", "arg_value", "/arg_value"),
+)
+_TAGS["hy_v3"] = _USER_DEFINED, tuple(f"<{tag}:opensource>" for tag in _HUNYUAN_3)
+_TAGS["hy_v3_preview"] = _USER_DEFINED, tuple(f"<{tag}>" for tag in _HUNYUAN_3)
 _TAGS["deepseek_v31"] = _TAGS["deepseek_v3"]
 
 

@@ -151,6 +151,8 @@ def test_a_next_call_closes_the_one_before(name: str) -> None:
         "mistral_json": "}}]",
         "granite": "}}]",
         "hunyuan": "}]</tool_calls>",
+        "hy_v3": "</tool_call:opensource>",
+        "hy_v3_preview": "</tool_call>",
     }
     text = call(name, {"a": "x"})
     first = text[: text.index(ends[name])].rstrip()
@@ -205,6 +207,8 @@ FILES: Final = (
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("text", nightly_after(4, FILES))
 def test_a_value_may_hold_the_tags_of_its_format(name: str, text: str) -> None:
+    if name == "hy_v3_preview" and text.startswith("<tool_call>g\n<arg_key>"):
+        pytest.xfail("a call of GLM's form has its closing tags, and another beginning")
     for arguments in ({"a": text}, {"a": text, "b": "y"}, {"b": "y", "a": text}):
         assert read(name, call(name, arguments)) == Answer("", "", [("f", arguments)])
 
