@@ -231,7 +231,6 @@ class Turns:
     def _schedule(self) -> None:
         if self._next_run is not None:
             self._next_run.cancel()
-        self._pay()
         loop = asyncio.get_running_loop()
         if self._admitted or self._strangers_turns():
             self._next_run = loop.call_soon(self._run)
