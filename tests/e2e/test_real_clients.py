@@ -228,8 +228,12 @@ def sections(**texts: str) -> Answer:
 
 
 def test_dspy(server: HttpServer, tmp_path: Path) -> None:
-    look = sections(next_reasoning="Hm.", next_tool_name="weather", next_tool_args=json.dumps(PARIS))
-    finish = sections(next_reasoning="Hm.", next_tool_name="finish", next_tool_args="{}")
+    thought = {
+        "next_thought": "Hm.",
+        "next_reasoning": "Hm.",
+    }  # one name in some versions, the other in others
+    look = sections(**thought, next_tool_name="weather", next_tool_args=json.dumps(PARIS))
+    finish = sections(**thought, next_tool_name="finish", next_tool_args="{}")
     script(server, look, look, finish, sections(reasoning="Hm.", answer="It rains in Paris."))
     assert "It rains in Paris." in run_python(server, tmp_path, "dspy_react")
     assert len(server.requests) == 4
