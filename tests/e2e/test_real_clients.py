@@ -228,10 +228,8 @@ def sections(**texts: str) -> Answer:
 
 
 def test_dspy(server: HttpServer, tmp_path: Path) -> None:
-    thought = {
-        "next_thought": "Hm.",
-        "next_reasoning": "Hm.",
-    }  # one name in some versions, the other in others
+    # One name in some versions, the other in others.
+    thought = {"next_thought": "Hm.", "next_reasoning": "Hm."}
     look = sections(**thought, next_tool_name="weather", next_tool_args=json.dumps(PARIS))
     finish = sections(**thought, next_tool_name="finish", next_tool_args="{}")
     script(server, look, look, finish, sections(reasoning="Hm.", answer="It rains in Paris."))

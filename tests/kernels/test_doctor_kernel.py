@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from moeserve.cli.doctor import triton_kernel
 from moeserve.cli.doctor.probes import check_triton
 from tests.kernels.triton_device import DEVICE
+from tests.support.uninterpreted import run_uninterpreted
 
 
 def test_a_kernel_runs() -> None:
@@ -43,13 +40,4 @@ def test_the_kernel_compiles_for_a_gpu() -> None:
         "kinds = {'x': '*fp32', 'out': '*fp32', 'COUNT': 'constexpr'}\n"
         "compile(ASTSource(_double, kinds, {'COUNT': 256}), target=GPUTarget('cuda', 90, 32))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", compiling],
-        cwd=Path(__file__).resolve().parents[2],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_uninterpreted("-c", compiling)

@@ -5,13 +5,10 @@ A call of an operator on tensors without data (device "meta") compiles what it w
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from tests.support.gpu_operators.calls import CALLS
+from tests.support.uninterpreted import run_uninterpreted
 
 
 @pytest.mark.slow  # 90 s of one core together
@@ -77,15 +74,4 @@ def test_products_of_warpgroups_run_beside_the_next_weights() -> None:
 
 def compile_calls(name: str, capability: int = 90) -> str:
     """What is printed: a line for each kernel that the calls of this name launch."""
-    # A process of its own: the kernels of this one are interpreted.
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.compile_for_gpu", name, str(capability)],
-        cwd=Path(__file__).resolve().parents[2],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return run_uninterpreted("-m", "tests.support.compile_for_gpu", name, str(capability))

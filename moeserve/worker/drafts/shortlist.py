@@ -20,7 +20,7 @@ from moeserve.kernels._C import PANEL_ROWS
 from moeserve.worker.sequences import Int32s
 
 LEAST_VOCABULARY: Final = 1 << 15  # below which the whole head is read
-FREQUENT: Final = 8  # the vocabulary's first one in so many is always scored
+FREQUENT: Final = 8  # the first 1/8 of the vocabulary is always scored
 LEAST_COVERAGE: Final = 0.8
 KEEP: Final = 0.98  # of the coverage, beside a new token's
 _NEVER: Final = -1

@@ -52,7 +52,7 @@ def shape(*counts: int, **options: bool) -> StepShape:
 
 
 def drafting(streams: int, drafts: int, *chunks: int) -> StepShape:
-    """Sequences with so many drafts each, then chunks."""
+    """Returns a step of `streams` sequences with `drafts` drafts each, then chunks of these sizes."""
     counts = np.array([1 + drafts] * streams + list(chunks), np.int32)
     return StepShape(
         counts, int(counts.sum()), drafted=np.array([drafts] * streams + [0] * len(chunks), np.int32)

@@ -80,7 +80,7 @@ class Pointwise:
         return out
 
     def empty_result(self, *arguments: Argument) -> Tensor:
-        """Returns the result of such a call without computing it: for tensors without data."""
+        """Returns an uninitialised tensor with the shape and dtype of the call's result. The arguments need no data."""
         steps, shape = checked(self.expression, arguments, None)
         tensors = [a for a in arguments if isinstance(a, Tensor)]
         return tensors[0].new_empty_strided(shape, result_strides(shape, tensors), dtype=steps[-1].kind.dtype)
