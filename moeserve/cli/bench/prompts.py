@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from moeserve.cli.bench.client import Client, StreamedAnswer
+from moeserve.cli.bench.pictures import PictureUrls
 from moeserve.cli.workload.prompts import Int32s, TokenHistory, prefix_ids, turn_ids
 from moeserve.cli.workload.trace import Workload
 from moeserve.errors import UserError
@@ -24,6 +26,7 @@ _TEXT = (
     "your what has man could other than our some very time upon about may its only now like little then can should "
 )
 WORDS = tuple(_TEXT.split())
+EMPTY: Final[PictureUrls] = MappingProxyType({})
 
 
 class Prompts(Protocol):
@@ -101,13 +104,21 @@ class TextPrompts:
 class ChatPrompts:
     """The prefix as the system's message, turns as the user's."""
 
-    def __init__(self, workload: Workload, session: int, count: WordCount) -> None:
+    def __init__(
+        self, workload: Workload, session: int, count: WordCount, pictures: PictureUrls = EMPTY
+    ) -> None:
         self._words = WordPrompts(workload, session, count)
+        self._session = session
+        self._pictures = pictures
         system = {"role": "system", "content": self._words.prefix}
-        self._messages: list[dict[str, str]] = [system] if self._words.prefix else []
+        self._messages: list[dict[str, Any]] = [system] if self._words.prefix else []
 
     def body(self, turn: int) -> dict[str, Any]:
-        self._messages.append({"role": "user", "content": self._words.turn(turn)})
+        text: str = self._words.turn(turn)
+        urls = self._pictures.get((self._session, turn), [])
+        pictures = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        content = [{"type": "text", "text": text}, *pictures] if pictures else text
+        self._messages.append({"role": "user", "content": content})
         return {"messages": self._messages}
 
     def answered(self, answer: StreamedAnswer) -> None:
@@ -123,14 +134,16 @@ class ProbeFailed(UserError):
     """The server does not answer a request of one token; the message is its own."""
 
 
-async def choose_writer(client: Client, workload: Workload, *, chat: bool, text: bool) -> tuple[Writer, str]:
+async def choose_writer(
+    client: Client, workload: Workload, *, chat: bool, text: bool, pictures: PictureUrls = EMPTY
+) -> tuple[Writer, str]:
     """The best way that this server takes, and its name. The requests sent here also see to it that what the
-    server does at its first request is done. Raises ProbeFailed."""
+    server does at its first request is done. pictures: of a chat's requests. Raises ProbeFailed."""
     if not chat and not text and await _takes_ids(client, workload):
         return (lambda session: IdPrompts(workload, session)), "token ids"
     count = await _word_count(client, chat)
     if chat:
-        return (lambda session: ChatPrompts(workload, session, count)), "chat messages"
+        return (lambda session: ChatPrompts(workload, session, count, pictures)), "chat messages"
     return (lambda session: TextPrompts(workload, session, count)), "text"
 
 

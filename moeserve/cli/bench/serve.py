@@ -22,6 +22,7 @@ from tqdm import tqdm
 from moeserve.cli.bench.against_engine import FLAG, EngineRates, measure_engine, server_of, split_flags
 from moeserve.cli.bench.client import Client
 from moeserve.cli.bench.load import Load, Run
+from moeserve.cli.bench.pictures import PictureShape, add_picture_options, picture_urls, pictures_from
 from moeserve.cli.bench.prompts import choose_writer
 from moeserve.cli.workload.metrics import summarize
 from moeserve.cli.workload.options import (
@@ -47,9 +48,10 @@ def main(arguments: list[str]) -> int:
     try:
         if args.text_prompts and args.backend == "openai-chat":
             raise ConfigError("--text-prompts has no effect in chat, whose prompts are text")
+        pictures = pictures_from(args)
         workload = workload_from(args)
         objectives = objectives_from(args)
-        rates, result, run = _run(args, workload)
+        rates, result, run = _run(args, workload, pictures)
         result |= summarize(run.outcomes, run.duration, args.metric_percentiles, objectives)
         if rates is not None:
             result |= rates.summary(result)
@@ -110,6 +112,7 @@ def command_parser() -> argparse.ArgumentParser:
         "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields for every request"
     )
     add_workload_options(parser)
+    add_picture_options(parser)
     add_judgement_options(parser)
     parser.add_argument("--disable-tqdm", action="store_true", help="show no progress bar")
     return parser
@@ -125,21 +128,25 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _run(args: argparse.Namespace, workload: Workload) -> tuple[EngineRates | None, dict[str, Any], Run]:
+def _run(
+    args: argparse.Namespace, workload: Workload, pictures: PictureShape | None
+) -> tuple[EngineRates | None, dict[str, Any], Run]:
     """The engine's rates where they are asked for, and `_measure`'s. Raises UserError."""
     if args.against_engine is None:
         args.url = args.url or DEFAULT_URL
-        return None, *uvloop.run(_measure(args, workload))
+        return None, *uvloop.run(_measure(args, workload, pictures))
     if args.url is not None:
         raise ConfigError(f"{FLAG} starts a server of its own: leave --url out")
     flags = split_flags(args.against_engine)
     args.ignore_eos = True
     rates = measure_engine(flags, workload, args.max_concurrency)
     with server_of(flags) as args.url:
-        return rates, *uvloop.run(_measure(args, workload))
+        return rates, *uvloop.run(_measure(args, workload, pictures))
 
 
-async def _measure(args: argparse.Namespace, workload: Workload) -> tuple[dict[str, Any], Run]:
+async def _measure(
+    args: argparse.Namespace, workload: Workload, pictures: PictureShape | None
+) -> tuple[dict[str, Any], Run]:
     """Runs the workload. Returns the options, by vLLM's names, and the run. Raises UserError."""
     base = args.url.rstrip("/").removesuffix("/v1")
     async with aiohttp.ClientSession(
@@ -152,7 +159,8 @@ async def _measure(args: argparse.Namespace, workload: Workload) -> tuple[dict[s
         common = {"model": model, **({"ignore_eos": True} if args.ignore_eos else {}), **args.extra_body}
         client = Client(session, base + PATHS[args.backend], common)
         chat = args.backend == "openai-chat"
-        writer, form = await choose_writer(client, workload, chat=chat, text=args.text_prompts)
+        urls = picture_urls(pictures, workload)
+        writer, form = await choose_writer(client, workload, chat=chat, text=args.text_prompts, pictures=urls)
         with tqdm(total=workload.num_requests, unit="req", disable=args.disable_tqdm or None) as bar:
             run = await Load(client, workload, writer, args.max_concurrency, bar.update).run()
     rate = math.inf if args.request_rate is None else args.request_rate
@@ -160,7 +168,7 @@ async def _measure(args: argparse.Namespace, workload: Workload) -> tuple[dict[s
         "date": datetime.datetime.now().strftime("%Y%m%d-%H%M%S"),
         "backend": args.backend,
         "model_id": model,
-        "prompt_format": form,
+        "prompt_format": form if pictures is None else f"{form}, {pictures}",
         "num_prompts": workload.num_requests,
         "request_rate": "trace" if args.trace is not None else "inf" if math.isinf(rate) else rate,
         "burstiness": args.burstiness or 1.0,

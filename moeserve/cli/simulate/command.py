@@ -26,6 +26,7 @@ from moeserve.cli.workload.options import (
 )
 from moeserve.cli.workload.plot import write_plot
 from moeserve.cli.workload.report import TableRow, details, failures, save, table
+from moeserve.cli.workload.shapes import WITH_PICTURES
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.pages import Tier
 from moeserve.messages.router_metrics import LoadReport
@@ -60,6 +61,8 @@ def _simulation(args: argparse.Namespace) -> Simulation:
         raise ConfigError(
             "--max-total-tokens is needed: the size of the KV pool, which the server logs when it is ready"
         )
+    if args.dataset_name == WITH_PICTURES:
+        raise ConfigError(f"--dataset-name {WITH_PICTURES}: pictures are not simulated")
     step_time = _step_time(args)
     tiers: dict[Tier, TierModel] = {}
     if args.ram_tokens:

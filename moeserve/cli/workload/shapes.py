@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +31,10 @@ class WorkloadShape:
     long_every: int = 0  # one request in this many has long_input_len new tokens; 0: none
 
 
+WITH_PICTURES: Final = "random-mm"  # vLLM's name; `bench/pictures.py` makes them
 PRESETS: dict[str, WorkloadShape] = {
     "random": WorkloadShape(),
+    WITH_PICTURES: WorkloadShape(),
     # vLLM's prefix_repetition.
     "shared-prefix": WorkloadShape(input_len=256, prefix_len=256, num_prefixes=10),
     "multi-turn": WorkloadShape(input_len=128, prefix_len=1000, num_turns=10),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +13,10 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
+from PIL import Image
 
+from moeserve.cli.bench.serve import main as bench_serve
+from moeserve.cli.workload.shapes import WITH_PICTURES
 from moeserve.messages.pictures import EncodePicture, PictureRefused
 from moeserve.messages.schema import GenerateRequest, ProcessLost
 from tests.support.http_harness import NAME, HttpServer, echo, ready_message, silence, tokens_of, within
@@ -323,6 +327,21 @@ def test_a_body_that_a_text_would_not_have(server: HttpServer, visual: VisualSer
     answer = server.post("/v1/chat/completions", chat(image("data:image/png;base64," + "A" * (6 << 20))))
     assert answer.status_code == 200
     assert len(visual.pictures[0].data) == (6 << 20) * 3 // 4
+
+
+def test_bench_serve_sends_pictures(
+    server: HttpServer, visual: VisualServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--num-prompts=3", "--num-turns=2", "--input-len=9", "--output-len=2", "--disable-tqdm"]
+    pictures = [f"--dataset-name={WITH_PICTURES}", "--random-mm-base-items-per-request=2"]
+    pictures.append("--random-mm-image-size=48x32")
+    assert bench_serve([f"--url={server.url}", "--backend=openai-chat", *options, *pictures]) == 0
+    assert "chat messages, 2 pictures of 48x32" in capsys.readouterr().out
+    files = {one.data for one in visual.pictures}
+    assert len(files) == 2 * 3
+    assert {Image.open(io.BytesIO(file)).size for file in files} == {(48, 32)}
+    # Two requests find the length of a word; the second turn has the first one's pictures, too.
+    assert sorted(len(request.spans) for request in server.requests) == [0, 0, 2, 2, 4]
 
 
 def test_many(server: HttpServer, visual: VisualServer) -> None:
