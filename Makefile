@@ -41,9 +41,10 @@ serve: $(VENV)/.installed
 	$(BIN)/python launch.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 # In JOBS processes, a file of tests in one of them. Tests that are marked `waits_for_processes` have one more attempt,
-# which the summary prints; no other has.
+# which the summary prints; no other has. The order is that of tests/conftest.py: by itself the plugin would begin the
+# files with the fewest tests last, which are the longest.
 test: lint browser
-	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # A process that has none left takes tests from another, files or not: the longest files are not the first.
 test-unit: $(UNIT_VENV)/.installed

@@ -1,6 +1,7 @@
 """Installs what the unit tests need into this environment: pyproject.toml's dependencies but torch, and two extras.
 
-moeserve itself is not installed: nothing is compiled, the tests import it from the checkout.
+moeserve itself is not installed: nothing is compiled. A .pth file names the checkout instead of the working directory,
+because moeserve starts its own processes with `python -P`, which does not look there.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -30,6 +32,13 @@ def name_of(requirement: str) -> str:
     return match[0].lower()
 
 
+def name_checkout(site_packages: Path, checkout: Path) -> None:
+    """Makes the checkout's packages importable wherever site_packages is on the path."""
+    (site_packages / "moeserve-checkout.pth").write_text(f"{checkout}\n")
+
+
 if __name__ == "__main__":
-    listed = requirements(Path(__file__).parents[1] / "pyproject.toml")
+    checkout = Path(__file__).resolve().parents[1]
+    listed = requirements(checkout / "pyproject.toml")
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *listed], check=True)
+    name_checkout(Path(sysconfig.get_path("purelib")), checkout)

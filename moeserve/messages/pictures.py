@@ -12,7 +12,7 @@ MAX_PICTURE_BYTES: Final = 32 << 20  # of a file; a whole request's body has no 
 class EncodePicture(msgspec.Struct, frozen=True, tag=True):
     """httpserver -> visual server. Answered by PictureEncoded or PictureRefused, unless the visual server is lost."""
 
-    id: int  # unique while httpserver runs
+    id: int  # unique while the visual server runs
     data: bytes  # a file, as the client has sent it
     max_tokens: int | None = None  # None: the server's own limit
 

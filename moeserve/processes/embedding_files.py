@@ -4,8 +4,9 @@
     router      makes a link of its own as the request arrives, and removes it when no plan may name it any more
     worker      reads of the router's link what a step computes, again after a preemption or its own replacement
 
-Each process removes only names that it has made, so no process waits for another to have read: the rows stay until the
-last name is gone, and at the latest until the server ends, whose launcher removes the run directory.
+Each process removes only names that are its own, so no process waits for another to have read: the rows stay until the
+last name is gone, and at the latest until the server ends, whose launcher removes the run directory. A name's first
+digit says whose it is, so that whoever replaces a killed process finds the names that it left.
 """
 
 from __future__ import annotations
@@ -13,9 +14,18 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from collections.abc import Container
+from enum import StrEnum
 from pathlib import Path
 
 from moeserve.messages.prompt_embeddings import is_handle
+
+
+class Owner(StrEnum):
+    """The first digit of a name."""
+
+    SENDER = "a"  # of the request: httpserver, for which the visual server writes
+    ROUTER = "b"
 
 
 class EmbeddingFiles:
@@ -28,7 +38,7 @@ class EmbeddingFiles:
     def write(self, rows: bytes | memoryview) -> str:
         """The handle of a new file with these bytes."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        handle = secrets.token_hex(16)
+        handle = Owner.SENDER + secrets.token_hex(16)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(self._folder / handle, flags, 0o600), "wb") as file:
             file.write(rows)
@@ -36,7 +46,7 @@ class EmbeddingFiles:
 
     def link(self, handle: str, num_bytes: int) -> str:
         """Another handle of the same rows. Raises ValueError where the file has not `num_bytes`."""
-        name = secrets.token_hex(16)
+        name = Owner.ROUTER + secrets.token_hex(16)
         os.link(self._path(handle), self._path(name), follow_symlinks=False)
         found = os.lstat(self._path(name))
         if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
@@ -54,6 +64,12 @@ class EmbeddingFiles:
     def remove(self, handle: str) -> None:
         """The rows are gone with their last handle."""
         self._path(handle).unlink(missing_ok=True)
+
+    def remove_left(self, owner: Owner, held: Container[str] = ()) -> None:
+        """Removes the owner's names except the held ones: a killed process left them."""
+        for path in self._folder.glob(f"{owner}*"):
+            if path.name not in held:
+                path.unlink(missing_ok=True)
 
     def _path(self, handle: str) -> Path:
         if not is_handle(handle):

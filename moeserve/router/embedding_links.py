@@ -10,14 +10,16 @@ from msgspec.structs import replace
 
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.schema import GenerateRequest, RequestError
-from moeserve.processes.embedding_files import EmbeddingFiles
+from moeserve.processes.embedding_files import EmbeddingFiles, Owner
 
 log = logging.getLogger(__name__)
 
 
 class EmbeddingLinks:
     def __init__(self, files: EmbeddingFiles, row_bytes: int) -> None:
-        """row_bytes: of an embedding that the worker takes."""
+        """row_bytes: of an embedding that the worker takes. Removes the links of a router that was killed, whose plans
+        the worker must have left."""
+        files.remove_left(Owner.ROUTER)
         self._files = files
         self._row_bytes = row_bytes
         self._own: set[str] = set()

@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,8 @@ class HttpServer:
         self._to_http = PushChannel(self._context, paths.http)
         self._sending = threading.Lock()
         environment = os.environ | {ENV_PREFIX + "RUNTIME_DIR": self.directory.name}
-        self.process = ForkedProcess(module, environment)
+        self._start = partial(ForkedProcess, module, environment)
+        self.process = self._start()
         self._running = True
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -160,6 +161,13 @@ class HttpServer:
             assert message.url is not None
             self.url = message.url
         return message
+
+    def start_again(self) -> None:
+        """Kills the process, and starts another in its place."""
+        self.process.kill()
+        self.process.wait(30)
+        self.process = self._start()
+        assert isinstance(self.start_message(), ProcessReady)
 
     def engine_ready(self) -> None:
         self.send(ready_message(self.tokenizer.vocabulary.size, context=self.context))

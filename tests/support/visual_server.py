@@ -67,9 +67,14 @@ def seeing_server(**config: Any) -> Iterator[tuple[HttpServer, VisualServer]]:
         visual = VisualServer(server)
         closing.callback(visual.close)
         assert isinstance(server.start_message(), ProcessReady)
-        ready = ready_message(server.tokenizer.vocabulary.size)
-        server.send(
-            msgspec.structs.replace(ready, ready=msgspec.structs.replace(ready.ready, embedding_size=128))
-        )
-        assert within(30, lambda: server.get("/health").status_code == 200)
+        engine_sees(server)
         yield server, visual
+
+
+def engine_sees(server: HttpServer) -> None:
+    """The engine says that it is ready for pictures' embeddings."""
+    ready = ready_message(server.tokenizer.vocabulary.size)
+    server.send(
+        msgspec.structs.replace(ready, ready=msgspec.structs.replace(ready.ready, embedding_size=128))
+    )
+    assert within(30, lambda: server.get("/health").status_code == 200)

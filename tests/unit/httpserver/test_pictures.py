@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
 
 from moeserve.messages.pictures import EncodePicture, PictureRefused
-from moeserve.messages.schema import ProcessLost
-from tests.support.http_harness import NAME, HttpServer, ready_message, tokens_of, within
+from moeserve.messages.schema import GenerateRequest, ProcessLost
+from tests.support.http_harness import NAME, HttpServer, echo, ready_message, silence, tokens_of, within
 from tests.support.picture_fixture import picture_cases
-from tests.support.visual_server import Answer, VisualServer, seeing_server
+from tests.support.visual_server import Answer, VisualServer, engine_sees, seeing_server
 
 CASE = picture_cases()["square"]
 FILE = CASE.path.read_bytes()
@@ -264,6 +266,59 @@ def test_a_lost_visual_server(server: HttpServer, visual: VisualServer) -> None:
     assert len(visual.pictures) == 2
 
 
+def test_files_of_a_lost_visual_server(server: HttpServer, visual: VisualServer) -> None:
+    """Its last file, which it sent no answer about, is removed. The file that a prompt waits with stays, and so does
+    the router's."""
+    left: list[str] = []
+
+    def lose_the_second(picture: EncodePicture) -> msgspec.Struct:
+        answer = visual.encoded(picture)
+        if len(visual.pictures) != 2:
+            return answer
+        left.extend([visual.files.link(answer.handle, 6 * 4 * 128), answer.handle])
+        return ProcessLost("visualserver", "a test", by_itself=True)
+
+    found: list[set[str]] = []
+
+    def look(server: HttpServer, request: GenerateRequest) -> None:
+        found.append(set(visual.left))
+        echo(server, request)
+
+    visual.answer, server.answer = lose_the_second, look
+    assert server.post("/v1/chat/completions", chat(image(), image())).status_code == 200
+    link, unanswered = left
+    handles = [span.handle for span in server.requests[0].spans]
+    assert unanswered not in handles
+    assert found == [{link, *handles}]
+    assert within(30, lambda: visual.left == [link])
+    visual.files.remove(link)
+    assert visual.pictures[1].id != visual.pictures[2].id
+
+
+def test_files_of_a_killed_httpserver() -> None:
+    """The next one removes them, and takes no answer to the last one's pictures for its own."""
+    with seeing_server() as (server, visual):
+        server.answer = silence
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(server.post, "/v1/chat/completions", chat(image()))
+            assert within(30, lambda: len(server.requests) == 1)
+            assert len(visual.left) == 1
+            server.start_again()
+            assert isinstance(asked.exception(30), httpx.RemoteProtocolError | httpx.ReadError)
+        assert not visual.left
+        engine_sees(server)
+        server.answer = echo
+
+        def answer(picture: EncodePicture) -> msgspec.Struct:
+            server.send(visual.encoded(visual.pictures[0]))
+            return visual.encoded(picture)
+
+        visual.answer = answer
+        assert server.post("/v1/chat/completions", chat(image())).status_code == 200
+        assert visual.pictures[0].id != visual.pictures[1].id
+        assert within(30, lambda: not visual.left)
+
+
 def test_a_body_that_a_text_would_not_have(server: HttpServer, visual: VisualServer) -> None:
     answer = server.post("/v1/chat/completions", chat(image("data:image/png;base64," + "A" * (6 << 20))))
     assert answer.status_code == 200
@@ -314,7 +369,5 @@ def test_an_engine_that_takes_none(server: HttpServer, visual: VisualServer) -> 
     assert within(30, lambda: server.post("/v1/chat/completions", chat(image())).status_code == 400)
     refused = server.post("/v1/chat/completions", chat(image()))
     assert "only the CPU engine computes so far" in refused.json()["error"]["message"]
-    server.send(
-        msgspec.structs.replace(ready, ready=msgspec.structs.replace(ready.ready, embedding_size=128))
-    )
+    engine_sees(server)
     assert within(30, lambda: server.post("/v1/chat/completions", chat(image())).status_code == 200)

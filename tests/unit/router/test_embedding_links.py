@@ -93,3 +93,11 @@ def test_files_are_private(files: EmbeddingFiles, tmp_path: Path) -> None:
     folder = tmp_path / "spans"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / handle).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_killed_routers_links_go_with_the_next(files: EmbeddingFiles, tmp_path: Path) -> None:
+    handle = files.write(bytes(32))
+    assert isinstance(EmbeddingLinks(files, ROW).linked(asked(handle, handle)), GenerateRequest)
+    assert len(names(tmp_path)) == 3
+    EmbeddingLinks(files, ROW)
+    assert names(tmp_path) == {handle}

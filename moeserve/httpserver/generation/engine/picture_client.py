@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from moeserve.httpserver.generation.request.pictures import Picture
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.messages.async_channels import AsyncPushChannel
 from moeserve.messages.channels import ChannelFull
 from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused
-from moeserve.processes.embedding_files import EmbeddingFiles
+from moeserve.processes.embedding_files import EmbeddingFiles, Owner
 from moeserve.processes.sandbox.line import FairLine
 
 if TYPE_CHECKING:
@@ -28,12 +31,12 @@ log = logging.getLogger(__name__)
 class EncodedPicture:
     """The embeddings' file is there as long as this object."""
 
-    def __init__(self, found: PictureEncoded, files: EmbeddingFiles) -> None:
+    def __init__(self, found: PictureEncoded, remove: Callable[[str], None]) -> None:
         self.rows = found.rows  # tokens
         self.columns = found.columns
         self.sha256 = found.sha256
         self.handle = found.handle
-        weakref.finalize(self, files.remove, found.handle)
+        weakref.finalize(self, remove, found.handle)
 
 
 class _Asked:
@@ -45,6 +48,7 @@ class _Asked:
             asyncio.get_running_loop().create_future()
         )
         self.losses = 0
+        self.is_wanted = True  # its client still waits
 
 
 class PictureClient:
@@ -57,12 +61,16 @@ class PictureClient:
         fetcher: PictureFetcher,
         observe: Callable[[PictureEncoded], None],
     ) -> None:
-        """fetcher: of pictures that are addresses. observe: is told of every picture that was encoded."""
+        """fetcher: of pictures that are addresses. observe: is told of every picture that was encoded. Removes the
+        files of an httpserver that was killed."""
         self._channel = to_visualserver
         self._files = files
+        self._held: set[str] = set()  # handles of answers
+        files.remove_left(Owner.SENDER)
         self._fetcher = fetcher
         self._observe = observe
-        self._ids = itertools.count(1)
+        # The visual server may still answer the httpserver before this one: ids begin where no other's do.
+        self._ids = itertools.count(secrets.randbits(62))
         self._line = FairLine()
         self._asked: _Asked | None = None
 
@@ -74,9 +82,9 @@ class PictureClient:
         try:
             answer = await asyncio.shield(turn)
         except asyncio.CancelledError:
-            if asked is self._asked:  # the visual server has it: no other picture is sent before it is done
-                turn.add_done_callback(self._drop)
-            else:
+            asked.is_wanted = False
+            turn.add_done_callback(self._drop)
+            if asked is not self._asked:  # else the visual server has it: no other is sent before it is done
                 turn.cancel()
             raise
         if isinstance(answer, PictureRefused):
@@ -84,7 +92,7 @@ class PictureClient:
                 raise invalid(param, f"the picture {answer.message}")
             raise ApiError(answer.status, f"the picture {answer.message}", code="picture_error")
         self._observe(answer)
-        return EncodedPicture(answer, self._files)
+        return EncodedPicture(answer, self._remove)
 
     async def _take_turn(self, asked: _Asked, tenant: str) -> PictureEncoded | PictureRefused:
         """Raises ApiError."""
@@ -98,24 +106,39 @@ class PictureClient:
 
     def _drop(self, turn: asyncio.Task[PictureEncoded | PictureRefused]) -> None:
         """The client of a picture has disconnected."""
-        if turn.exception() is None and isinstance(answer := turn.result(), PictureEncoded):
-            self._files.remove(answer.handle)
+        if (
+            not turn.cancelled()
+            and turn.exception() is None
+            and isinstance(answer := turn.result(), PictureEncoded)
+        ):
+            self._remove(answer.handle)
+
+    def _remove(self, handle: str) -> None:
+        self._held.discard(handle)
+        self._files.remove(handle)
 
     def received(self, message: PictureEncoded | PictureRefused) -> None:
         asked = self._asked
         if asked is not None and asked.message.id == message.id and not asked.answer.done():
+            if isinstance(message, PictureEncoded):
+                self._held.add(message.handle)
             asked.answer.set_result(message)
         elif isinstance(message, PictureEncoded):  # of a visual server that has been lost since
             self._files.remove(message.handle)
 
     async def lost(self, *, by_itself: bool) -> None:
-        """The visual server has ended, and another is started."""
+        """The visual server has ended, and another is started. What it wrote last may have no answer: it is removed."""
         self._channel.reopen()
+        self._files.remove_left(Owner.SENDER, self._held)
         asked = self._asked
         if asked is None or asked.answer.done():
             return
         asked.losses += by_itself
-        if asked.losses < MOST_LOSSES:
+        if not asked.is_wanted:
+            asked.answer.set_result(PictureRefused(asked.message.id, 503, "has no client any more"))
+        elif asked.losses < MOST_LOSSES:
+            # A late answer, whose file has been removed, is no answer to this one.
+            asked.message = replace(asked.message, id=next(self._ids))
             await self._send(asked)
         else:
             message = "ended the process that encodes pictures, twice"
