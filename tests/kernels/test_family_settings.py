@@ -118,6 +118,14 @@ def test_where_config_json_says_nothing_transformers_defaults_hold(tmp_path: Pat
     assert not layer.moe.router.normalize
 
 
+def test_latent_attention_has_no_biases_where_config_json_says_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "tiny", "deepseek_v3")
+    edit_config(tmp_path / "tiny", attention_bias=None)
+    latent = read_checked_shape(open_folder(tmp_path / "tiny")).latent
+    assert latent is not None
+    assert not (latent.input_bias or latent.output_bias)
+
+
 @pytest.mark.parametrize(
     ("settings", "cause"),
     [

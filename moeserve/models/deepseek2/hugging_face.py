@@ -57,6 +57,7 @@ MAPPING = HuggingFaceMapping(
         "leading_dense_block_count": ("first_k_dense_replace",),
         n.HAS_QKV_BIAS: ("attention_bias",),
     },
+    defaults={n.HAS_QKV_BIAS: False},
     # Settings with the one value that is supported, and transformers' own where the file has none.
     fixed={
         "hidden_act": ("silu", "silu"),
