@@ -39,6 +39,8 @@ class LatentAttentionShape:
     # Of the norms of the latent vector and of what q is made from: Hugging Face's models have this, whatever
     # `rms_norm_eps` says (GLM-4.7-Flash's is 1e-5).
     latent_eps: float = 1e-6
+    input_bias: bool = False  # of `biased_parts`
+    output_bias: bool = False
     has_indexer: bool = False  # the file may have what chooses keys of long contexts, which is not read
 
     @property
@@ -97,6 +99,11 @@ class LatentAttentionShape:
         return q, (n.ATTN_KV_A_MQA, self.head_dim)
 
     @property
+    def biased_parts(self) -> tuple[str, ...]:
+        """Those of `input_parts` that have biases: never q's own matrix."""
+        return tuple(part for part, _ in self.input_parts if part != n.ATTN_Q) if self.input_bias else ()
+
+    @property
     def input_width(self) -> int:
         """Their rows together."""
         return sum(rows for _, rows in self.input_parts)
@@ -119,6 +126,10 @@ class LatentAttentionShape:
         if self.q_rank:
             parts[n.of_part(n.ATTN_Q_A_NORM)] = (self.q_rank,)
             parts[n.of_part(n.ATTN_Q_B)] = (self.q_rows, self.q_rank)
+        rows_of = dict(self.input_parts)
+        parts |= {n.bias_of_part(part): (rows_of[part],) for part in self.biased_parts}
+        if self.output_bias:
+            parts[n.bias_of_part(n.ATTN_OUTPUT)] = (hidden,)
         return parts | {
             n.of_part(n.ATTN_KV_A_NORM): (self.rank,),
             n.of_part(n.ATTN_K_B): (self.num_heads, self.rank, self.nope_dim),

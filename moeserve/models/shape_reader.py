@@ -220,9 +220,9 @@ class ShapeReader:
                 raise self.error("interleave_moe_layer_step", f"is {step}, and layer {layer} has {kind}")
         return is_dense
 
-    def qkv_bias(self) -> bool:
-        """Whether q, k and v have biases: a GGUF's tensors say so."""
-        return self._attention_bias(n.ATTN_Q)
+    def qkv_bias(self, part: str = n.ATTN_Q) -> bool:
+        """Whether q, k and v have biases: a GGUF's tensors say so, by the one of `part`."""
+        return self._attention_bias(part)
 
     def output_bias(self) -> bool:
         """The same of attention's output, in families whose config.json speaks of all four at once."""

@@ -39,7 +39,7 @@ def write(folder: Path, model_type: str, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     nightly_after(
-        9,
+        11,
         [
             ("qwen3_moe", {"norm_topk_prob": False}),
             ("qwen2_moe", {"norm_topk_prob": True}),
@@ -47,6 +47,8 @@ def write(folder: Path, model_type: str, **changes: Any) -> Any:
             ("qwen3_next", {"norm_topk_prob": False}),
             ("qwen3_5_moe_text", {"attention_bias": True}),
             ("gpt_oss", {"attention_bias": False}),
+            ("deepseek_v3", {"attention_bias": True}),
+            ("deepseek_v2", {"attention_bias": True}),
             ("qwen3_moe", {"decoder_sparse_step": 2, **DENSE}),
             ("qwen3_moe", {"mlp_only_layers": [0], **DENSE}),
             ("qwen3_moe", {"attention_bias": True}),
@@ -60,6 +62,7 @@ def write(folder: Path, model_type: str, **changes: Any) -> Any:
             ("qwen3_next", {"decoder_sparse_step": 2, **DENSE}),
             ("qwen3_next", {"attention_bias": True}),
             ("gpt_oss", {"layer_types": [FULL, SLIDING, SLIDING]}),
+            ("glm4_moe_lite", {"attention_bias": True}),
         ],
     ),
     ids=lambda value: value if isinstance(value, str) else ",".join(value),
@@ -83,6 +86,8 @@ def test_it_is_what_transformers_computes(
     [
         ("qwen3_moe", {}, {"attention_bias": True}, r"attn_q\.bias' is missing"),
         ("qwen3_moe", {"attention_bias": True}, {"attention_bias": False}, r"attn_q\.bias' has no place"),
+        ("deepseek_v3", {}, {"attention_bias": True}, r"attn_q_a\.bias' is missing"),
+        ("deepseek_v2", {"attention_bias": True}, {"attention_bias": False}, r"attn_output\.bias' has no place"),
         ("qwen3_moe", {}, {"mlp_only_layers": [0], **DENSE}, r"layers\.0\.mlp\.gate_proj\.weight' is missing"),
         ("qwen3_moe", {}, {"mlp_only_layers": [0], "intermediate_size": None}, "'intermediate_size' is missing"),
         ("qwen3_moe", {}, {"mlp_only_layers": 5}, "'mlp_only_layers' is 5; a list of layers is expected"),
@@ -111,6 +116,14 @@ def test_where_config_json_says_nothing_transformers_defaults_hold(tmp_path: Pat
     (layer,) = set(read_checked_shape(open_folder(tmp_path / "tiny")).layers)
     assert layer.moe is not None
     assert not layer.moe.router.normalize
+
+
+def test_latent_attention_has_no_biases_where_config_json_says_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "tiny", "deepseek_v3")
+    edit_config(tmp_path / "tiny", attention_bias=None)
+    latent = read_checked_shape(open_folder(tmp_path / "tiny")).latent
+    assert latent is not None
+    assert not (latent.input_bias or latent.output_bias)
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,20 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
+from moeserve.models.loading.floats import read_floats
+from moeserve.models.loading.gpu_loader import GpuLoader
+from moeserve.models.loading.gpu_weights import GpuLatentAttention
 from moeserve.models.loading.ram_experts import load_ram_experts
-from moeserve.models.open import open_dummy_model
+from moeserve.models.open import open_dummy_model, open_folder
 from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import names as n
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
 from moeserve.placement.place import Gpu
 from moeserve.placement.rules import Rules
 from moeserve.worker.loading.cpu.pool_start import open_stream
 from moeserve.worker.loading.gpu.moving_experts import pinned_panels
 from tests.gpu.driver import small_config
+from tests.support.hugging_face_model import write_family
 from tests.support.model_header import qwen3moe, write_header
 
 STREAMED = "- {match: 'exps', decode: cpu, prefill: cuda}"
@@ -67,3 +72,25 @@ def test_experts_that_cannot_be_streamed(header: Path, rules: str, caplog: pytes
     with caplog.at_level(logging.WARNING):
         assert pinned_panels(experts, placement, device) is None
     assert "several NUMA nodes" in caplog.text
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "deepseek_v2"])
+def test_biases_of_latent_attention(tmp_path: Path, model_type: str) -> None:
+    """They stand beside the rows of their matrices, with zeros beside those of q's own."""
+    folder = tmp_path / "tiny"
+    write_family(folder, model_type, num_hidden_layers=1, first_k_dense_replace=0, attention_bias=True)
+    source = open_folder(folder)
+    shape = read_shape(source)
+    latent = shape.latent
+    assert latent is not None
+    mixer = GpuLoader(source, shape, torch.device(DEVICE), lambda *_: None).load([range(8)]).layers[0].mixer
+    assert isinstance(mixer, GpuLatentAttention)
+
+    def bias(part: str) -> torch.Tensor:
+        return read_floats(source, n.bias_of_layer(0, part))
+
+    first = bias(n.ATTN_Q_A) if latent.q_rank else torch.zeros(latent.q_rows)
+    loaded = [matrix.bias for matrix in mixer.inputs if matrix.bias is not None]
+    assert torch.equal(torch.cat(loaded).cpu(), torch.cat([first, bias(n.ATTN_KV_A_MQA)]))
+    assert mixer.output.bias is not None
+    assert torch.equal(mixer.output.bias.cpu(), bias(n.ATTN_OUTPUT))

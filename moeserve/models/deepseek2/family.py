@@ -72,6 +72,8 @@ def _attention(reader: ShapeReader, scaling: RopeScaling) -> LatentAttentionShap
         rotary_dim=rotary,
         value_dim=reader.integer("attention.value_length_mla", 1, 2048),
         scale=_magnitude(reader, scaling) ** 2 * key_length**-0.5,
+        input_bias=reader.qkv_bias(n.ATTN_KV_A_MQA),
+        output_bias=reader.output_bias(),
     )
 
 

@@ -12,6 +12,7 @@ from moeserve.models.sources.huggingface.mapping import (
     MOE_EXPERTS,
     MOE_KEYS,
     MOE_ROUTER,
+    OUTPUT_BIAS,
     SHARED_EXPERTS,
     HuggingFaceMapping,
 )
@@ -33,6 +34,10 @@ QUERIES = {  # the first alone, or the others
     n.of_part(n.ATTN_Q_A_NORM): "self_attn.q_a_layernorm.weight",
     n.of_part(n.ATTN_Q_B): "self_attn.q_b_proj.weight",
 }
+BIASES = OUTPUT_BIAS | {
+    n.bias_of_part(n.ATTN_Q_A): "self_attn.q_a_proj.bias",
+    n.bias_of_part(n.ATTN_KV_A_MQA): "self_attn.kv_a_proj_with_mqa.bias",
+}
 CHOICE_BIAS = n.bias_of_part(n.EXP_PROBS_B)
 
 MAPPING = HuggingFaceMapping(
@@ -50,19 +55,20 @@ MAPPING = HuggingFaceMapping(
         "expert_count": ("n_routed_experts", "num_experts", "num_local_experts"),
         "expert_shared_count": ("n_shared_experts",),
         "leading_dense_block_count": ("first_k_dense_replace",),
+        n.HAS_QKV_BIAS: ("attention_bias",),
     },
+    defaults={n.HAS_QKV_BIAS: False},
     # Settings with the one value that is supported, and transformers' own where the file has none.
     fixed={
         "hidden_act": ("silu", "silu"),
-        "attention_bias": (False, False),
         "rope_interleave": (True, True),
         "moe_layer_freq": (1, 1),
     },
-    layer=ATTENTION | QUERIES,
+    layer=ATTENTION | QUERIES | BIASES,
     moe=MOE_ROUTER | SHARED_EXPERTS | {CHOICE_BIAS: "mlp.gate.e_score_correction_bias"},
     dense=DENSE_FFN,
     experts=MOE_EXPERTS,
-    optional=frozenset(QUERIES | SHARED_EXPERTS) | {CHOICE_BIAS},
+    optional=frozenset(QUERIES | BIASES | SHARED_EXPERTS) | {CHOICE_BIAS},
     made=made_tensors,
     derived=derived,
     rope_settings=frozenset({"mscale", "mscale_all_dim"}),

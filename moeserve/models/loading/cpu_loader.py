@@ -201,14 +201,24 @@ class CpuLoader:
         has_q_a = shape.q_rank > 0
         return CpuLatentAttention(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
-            inputs=self._group(index, *(part for part, _ in shape.input_parts), has_bias=False),
+            inputs=self._latent_inputs(index, shape),
             q_a_norm=self._vector(n.of_layer(index, n.ATTN_Q_A_NORM)) if has_q_a else None,
             q_b=self._group(index, n.ATTN_Q_B, has_bias=False) if has_q_a else None,
             latent_norm=self._vector(n.of_layer(index, n.ATTN_KV_A_NORM)),
             k_b=self._matrix(n.of_layer(index, n.ATTN_K_B)),
             v_b=self._matrix(n.of_layer(index, n.ATTN_V_B)),
-            output=self._group(index, n.ATTN_OUTPUT, has_bias=False),
+            output=self._group(index, n.ATTN_OUTPUT, has_bias=shape.output_bias),
         )
+
+    def _latent_inputs(self, index: int, shape: LatentAttentionShape) -> LinearGroup:
+        matrices = [self._matrix(n.of_layer(index, part)) for part, _ in shape.input_parts]
+        if not shape.input_bias:
+            return LinearGroup(matrices)
+        biases = [
+            self._vector(n.bias_of_layer(index, part)) if part in shape.biased_parts else None
+            for part, _ in shape.input_parts
+        ]
+        return LinearGroup(matrices, biases)
 
     def _delta_net(self, index: int, shape: GatedDeltaNetShape) -> CpuDeltaNet:
         conv = self._vector(n.of_layer(index, n.SSM_CONV1D))

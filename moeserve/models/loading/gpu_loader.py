@@ -126,14 +126,26 @@ class GpuLoader:
         has_q_a, heads = shape.q_rank > 0, range(shape.num_heads)
         return GpuLatentAttention(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
-            inputs=self._linear(index, *(part for part, _ in shape.input_parts), has_bias=False),
+            inputs=self._latent_inputs(index, shape),
             q_a_norm=self._vector(n.of_layer(index, n.ATTN_Q_A_NORM)) if has_q_a else None,
             q_b=self._linear(index, n.ATTN_Q_B, has_bias=False)[0] if has_q_a else None,
             latent_norm=self._vector(n.of_layer(index, n.ATTN_KV_A_NORM)),
             k_b=self._expert_planes(n.of_layer(index, n.ATTN_K_B), heads),
             v_b=self._expert_planes(n.of_layer(index, n.ATTN_V_B), heads),
-            output=self._linear(index, n.ATTN_OUTPUT, has_bias=False)[0],
+            output=self._linear(index, n.ATTN_OUTPUT, has_bias=shape.output_bias)[0],
         )
+
+    def _latent_inputs(self, index: int, shape: LatentAttentionShape) -> list[MergedLinear]:
+        merged = self._linear(index, *(part for part, _ in shape.input_parts), has_bias=False)
+        if not shape.input_bias:
+            return merged
+        biases = [
+            self._vector(n.bias_of_layer(index, part))
+            if part in shape.biased_parts
+            else torch.zeros(rows, device=self._device)
+            for part, rows in shape.input_parts
+        ]
+        return _with_biases(merged, biases)
 
     def _delta_net(self, index: int, shape: GatedDeltaNetShape) -> GpuDeltaNet:
         return GpuDeltaNet(
@@ -165,10 +177,7 @@ class GpuLoader:
         merged = self._merged(*(n.of_layer(index, part) for part in parts))
         if not has_bias:
             return merged
-        bias = torch.cat([self._vector(n.bias_of_layer(index, part)) for part in parts])
-        pieces = bias.split([matrix.rows for matrix in merged])
-        # Each piece is memory of its own: kernels are compiled for aligned addresses.
-        return [replace(m, bias=piece.clone()) for m, piece in zip(merged, pieces, strict=True)]
+        return _with_biases(merged, [self._vector(n.bias_of_layer(index, part)) for part in parts])
 
     def _moe(self, index: int, shape: MoeShape, ids: Sequence[int]) -> GpuMoe:
         num_experts, shared = shape.num_experts, shape.shared
@@ -306,6 +315,13 @@ class GpuLoader:
         self._source.advise_done(name)
         self._done += self._source.tensors[name].nbytes
         self._progress("loading weights to the GPU", self._done, self._total)
+
+
+def _with_biases(merged: list[MergedLinear], biases: list[Tensor]) -> list[MergedLinear]:
+    """The matrices with the biases of all their parts, in their order."""
+    pieces = torch.cat(biases).split([matrix.rows for matrix in merged])
+    # Each piece is memory of its own: kernels are compiled for aligned addresses.
+    return [replace(m, bias=piece.clone()) for m, piece in zip(merged, pieces, strict=True)]
 
 
 def _runs(ids: Sequence[int]) -> list[tuple[int, tuple[int, int]]]:
