@@ -123,7 +123,7 @@ def test_latent_attention_has_no_biases_where_config_json_says_nothing(tmp_path:
     edit_config(tmp_path / "tiny", attention_bias=None)
     latent = read_checked_shape(open_folder(tmp_path / "tiny")).latent
     assert latent is not None
-    assert not (latent.input_bias or latent.output_bias)
+    assert (latent.input_bias, latent.output_bias) == (False, False)
 
 
 @pytest.mark.parametrize(
