@@ -21,8 +21,8 @@ _LINEAR = "block_sparse_moe."  # behind "model.layers.N."
 def transposed_experts(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
-    """A layer's experts where they are published as [expert, in, out]. Takes them out of `stored`; others, which have
-    the rows of transformers' Qwen3-MoE, stay. Raises ModelError."""
+    """Yields a layer's experts published as [expert, in, out] and removes them from `stored`. Experts in the layout
+    of transformers' Qwen3-MoE stay there. Raises ModelError."""
     name = f"{prefix}mlp.experts.gate_up_proj"
     if name not in stored:
         return
@@ -32,7 +32,8 @@ def transposed_experts(
         f"{metadata.require_str('general.architecture')}.embedding_length", 1, 1 << 16
     )
     experts, cols, rows = gate_up.shape
-    if cols != hidden:
+    is_qwen3s = rows == hidden and down.shape == (experts, hidden, cols // 2)
+    if cols != hidden or is_qwen3s:
         return
     if rows % 2 or down.shape != (experts, rows // 2, hidden):
         raise ModelError(path, f"tensors {gate_up.name!r} and {down.name!r} do not fit one another")
