@@ -97,7 +97,7 @@ class ApiConfig:
         None,
         "Network",
         "maximum number of open requests per API key; further ones get a 503 (default: --max-num-seqs + "
-        "--max-num-queued-reqs, 256 less than the limit on connections, so that other keys can always connect)",
+        "--max-num-queued-reqs; the connection limit is 256 more, so that other keys can always connect)",
         low=1,
         high=1 << 20,
     )
@@ -115,7 +115,7 @@ class ApiConfig:
     generation_config: str = option(
         "none",
         "Chat",
-        "default sampling parameters. none: those of each API; auto: those that the model recommends, in "
+        "default sampling parameters. none: each API's own; auto: the ones that the model recommends, in "
         "generation_config.json or in the GGUF file",
         choices=("none", "auto"),
     )

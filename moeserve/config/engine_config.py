@@ -96,8 +96,8 @@ class EngineConfig(SpeculativeConfig):
     gpu_prefill_token_threshold: int | None = option(
         None,
         "GPU",
-        "steps of N or more prompt tokens stream the RAM experts to the GPU and compute them there; smaller steps "
-        "compute them on the CPU (default: both at once, in shares measured at the start)",
+        "with N or more prompt tokens, a step streams the RAM experts to the GPU and computes them there; with fewer, "
+        "on the CPU (default: both at once, in shares measured at the start)",
         low=1,
         high=1 << 20,
     )

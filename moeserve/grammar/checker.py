@@ -63,8 +63,8 @@ class GrammarChecker:
     async def check_or(
         self, spec: GrammarSpec, instead: GrammarSpec | None, tenant: str = ""
     ) -> tuple[str, str | None]:
-        """As `check`, with `instead` if the spec is refused. Returns the grammar, and why the first one was refused if
-        it is the second's. Raises as `check`: the second one's GrammarError, if both are refused."""
+        """Like `check`, but tries `instead` if `spec` is refused. Returns the grammar, and why `spec` was refused if
+        it is that of `instead`. Raises as `check`; if both are refused, the error of `instead`."""
         if instead is None:
             return await self.check(spec, tenant), None
         key = b"or else " + self._frame(spec)

@@ -113,8 +113,8 @@ class ShapeReader:
         return self.integer("nextn_predict_layers", 0, self._num_blocks - 1, default=0)
 
     def heads(self, *, rotates_whole: bool = True) -> tuple[int, int, int]:
-        """Heads of q, heads of k and v, and their width, which rotary positions turn whole if nothing else is said:
-        else `rotated` reads how much of it."""
+        """The numbers of query heads and KV heads, and the head dimension. rotates_whole: RoPE must rotate all of
+        it; else `rotated` reads how much."""
         num_heads = self.integer("attention.head_count", 1, 1024)
         num_kv_heads = self.integer("attention.head_count_kv", 1, num_heads, default=num_heads)
         head_dim = self.integer("attention.key_length", 2, 1024, default=self.hidden_size // num_heads)

@@ -285,7 +285,7 @@ class QuantType:
         return columns // self.block_columns * self.block_bytes
 
     def plane_row_bytes(self, columns: int) -> int:
-        """Bytes of a matrix row in the GPU's planes: whole k blocks, and d and dmin of the super-blocks."""
+        """Bytes of a matrix row in the GPU's planes: whole k blocks, plus each super-block's d and dmin."""
         form = self.planes_form
         if form is None:
             return self.row_bytes(columns)

@@ -83,8 +83,8 @@ def heeded(settings: SamplerSettings, order: Sequence[str]) -> dict[str, Any]:
 
 
 def order_code(settings: SamplerSettings, order: Sequence[str] = ()) -> int:
-    """For a device, which gets `heeded` settings: the samplers that do something, packed in their order. 0 stands for
-    temperature, top_k, min_p and top_p in this order, of which some may do nothing."""
+    """The samplers that do something, packed in their order, for a device that gets `heeded` settings. 0: only
+    temperature, top_k, min_p and top_p, in this order, or some of them or none."""
     acting = [name for name in order or DEFAULT_ORDER if name in CODES and _acts(name, settings)]
     if acting == [name for name in _PLAIN if _acts(name, settings)]:
         return 0

@@ -69,8 +69,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Requests that follow one another; most have one. `prefix` numbers the group of sessions that begin with
-    the same `prefix_len` tokens."""
+    """Requests that follow one another, usually only one. Sessions with the same `prefix` number begin with the
+    same `prefix_len` tokens."""
 
     turns: tuple[Turn, ...]
     prefix: int = 0

@@ -33,10 +33,10 @@ def load_block(
     NEW: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, V_DIM: tl.constexpr,
     V_SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Keys [BLOCK, SIZE] and values [BLOCK, V_SIZE] of the row's tokens `first` .. below `end`, values with scales
-    `by_halves`, and the tokens' numbers [BLOCK]. Token NEW + j is in slot held[j]; with NEW, token 0 is not in the
-    pool yet. Past the L1, which may hold older content. MASKED: where there is no token are zeros; else the last one
-    again, for blocks behind the first, which have one."""
+    """Loads keys [BLOCK, SIZE], values [BLOCK, V_SIZE] and numbers [BLOCK] of the row's tokens `first` .. below `end`.
+    Values with scales are `by_halves`. Token NEW + j is in slot held[j]; with NEW, token 0 is not in the pool yet.
+    Bypasses the L1, which may be stale. MASKED: zeros where there is no token; else the last token is repeated,
+    which needs `first` below `end`."""
     token = first + tl.arange(0, BLOCK)
     if MASKED:
         there = (token >= NEW) & (token < end)

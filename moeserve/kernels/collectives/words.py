@@ -17,7 +17,7 @@ import triton.language as tl
 
 @triton.jit
 def send_words(value, call, peers, i, live, RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr):
-    """value float32, to places i of all other GPUs' inboxes, whose addresses are peers int64 [RANKS]."""
+    """Stores value float32 at places i of all other GPUs' inboxes, at addresses peers int64 [RANKS]."""
     word = (call.to(tl.int64) << 32) | (value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
     half = (call & 1) * (RANKS * CAPACITY)
     for peer in tl.static_range(RANKS):

@@ -127,7 +127,7 @@ def load_field(x_codes, at, live):
 
 @triton.jit
 def load_eights(x_codes, at, live, WHICH: tl.constexpr):
-    """Loads words WHICH (0 or 1) of each eight of the 32 activations from offset `at` [KB, BR, 1] on: [.., 4]."""
+    """Loads int32 word WHICH (0 or 1) of each eight of 32 int8 activations, from `at` [KB, BR, 1] on: [.., 4]."""
     words = (at // 4)[:, :, :, None] + 2 * tl.arange(0, 4)[None, None, None, :] + WHICH
     return tl.load(x_codes + words, live[:, :, :, None], 0)
 

@@ -152,8 +152,8 @@ def scale_of(n, d, F: tl.constexpr):
 
 @triton.jit
 def load_eight(codes, scales, table, r, u, g, j, live, COLS: tl.constexpr, F: tl.constexpr):
-    """Both words of an eight, and its scale, float32. codes: uint8 pointers to the expert's first row; r, u, g, j and
-    live broadcast with one another."""
+    """Both words of eight columns, and their scale, float32. codes: uint8 pointers to the expert's first row;
+    r, u, g, j and live broadcast together."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     at = codes + r * (F.parts * K_BLOCKS * 16) + u * 16 + g
     row = scales + r * row_words(F, COLS)

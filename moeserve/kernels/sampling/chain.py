@@ -51,7 +51,7 @@ def candidates_at(values, ids, start, n):
 
 @triton.jit
 def move_together(values, ids, to, value, token, kept):
-    """Stores those of a tile that are kept from `to` on. Gives where the next one goes."""
+    """Stores a tile's kept entries from `to` on. Returns where the next one goes."""
     at = to + tl.cumsum(kept.to(tl.int32), 0) - 1
     tl.debug_barrier()  # the whole tile has been read
     tl.store(values + at, value, kept)

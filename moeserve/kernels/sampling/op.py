@@ -234,8 +234,8 @@ def logprobs(
     top_ids: Tensor,
     top_logprobs: Tensor,
 ) -> None:
-    """Log-softmax (natural) of raw logits [n, vocab] at targets int32 [n], its rank (1 is the largest), and the largest
-    top_ids.shape[1]; rank 0 where the row is not finite or the target no token. block_max .. ids: a
+    """Natural log-softmax of raw logits [n, vocab]: at targets int32 [n], with their ranks (1: largest), and the
+    top_ids.shape[1] largest. Rank 0: the row is not finite or the target no token. block_max .. ids: a
     SamplingWorkspace's."""
     n, vocab = logits.shape
     blocks = -(-vocab // BLOCK)

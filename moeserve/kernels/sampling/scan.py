@@ -109,9 +109,9 @@ def scan_kernel(
 ):  # fmt: skip
     """Grid (rows, blocks). logits float32 [n, VOCAB]; slots int32 [n], each row's parameters.
 
-    repeats int32 [n, VOCAB], where given: what dry_kernel found. edited [n, VOCAB], where given: the logits after bias,
-    penalties and masks. block_max float32 [n, blocks]: +inf where the block holds a NaN or +inf; block_sum: of
-    exp((x - block_max) / temperature), temperature 1 without slots.
+    repeats int32 [n, VOCAB], if given: what dry_kernel found. edited [n, VOCAB], if given: the logits after bias,
+    penalties and masks. block_max float32 [n, blocks]: +inf if the block holds a NaN or +inf; block_sum: sum
+    of exp((x - block_max) / temperature), temperature 1 without slots.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if row >= tl.load(count):

@@ -33,8 +33,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. No key says whether q and k have norms (GLM-4.6 has, the Air has not) or biases: their tensors
-    do."""
+    """Raises ModelError. The tensors, not a key, say whether q and k have norms (GLM-4.6 does, the Air does not) or
+    biases."""
     reader = ShapeReader(source)
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     attention = AttentionShape(

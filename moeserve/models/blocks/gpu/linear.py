@@ -43,8 +43,8 @@ def multiply_all(
     out: Tensor,
     scratch: UnpackScratch | None = None,
 ) -> list[Tensor]:
-    """The products with matrices whose rows are cut to `widths`: [n, width] each, n the rows of x, within `out`, which
-    is flat and has room for all."""
+    """The products of x and the matrices, split into [n, width] for each of `widths`, n the rows of x: views of
+    `out`, flat and with room for all."""
     n = rows_of(x)
     pieces: list[Tensor] = []
     at = 0

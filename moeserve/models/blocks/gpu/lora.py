@@ -145,7 +145,7 @@ class GpuAdapters:
         del self._held[slot]
 
     def scope_for(self, slots: Iterable[int]) -> AdapterScope:
-        """The least of the captured scopes with all that the adapters in these slots (-1: none) change."""
+        """The smallest captured scope that covers what the adapters in these slots (-1: none) change."""
         wanted = AdapterScope.NONE
         for slot in set(slots):
             if slot >= 0:

@@ -33,7 +33,7 @@ class LayerAdapters:
         return scope_of(parts) & self._rows.scope != AdapterScope.NONE
 
     def add(self, x: GpuActivations, parts: Sequence[str], out: Sequence[Tensor]) -> None:
-        """To the products of `parts`, those of them that adapters may change, over x. out: [rows, width] each."""
+        """Adds the adapters' terms for x to the products `out`, [rows, width] each, of the adaptable `parts`."""
         table = self._table(parts)
         if table is None:
             return

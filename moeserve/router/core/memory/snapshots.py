@@ -61,8 +61,8 @@ class SnapshotCache:
         self._snapshots.remove(snapshot)
 
     def victim(self, spared: Snapshot | None = None) -> Snapshot | None:
-        """The snapshot to evict, any but `spared`; None if there is none. The caller removes it. O(snapshots), each
-        with its path up to the next one."""
+        """The snapshot to evict, never `spared`; None if there is none. The caller removes it. O(snapshots): each
+        climbs the tree to the next one."""
         candidates = (each for each in self._snapshots if each is not spared)
         best = min(candidates, key=lambda each: (self.credit(each), each.number), default=None)
         if best is not None:

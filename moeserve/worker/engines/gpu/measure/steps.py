@@ -22,9 +22,9 @@ def measure_steps(
     agree: Callable[[float], float] | None = None,
     on_timed: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[MeasuredStep]:
-    """Decode steps of 1, 2, 4 .. rows at short contexts, those of drafts among them, and chunks of 16, 32 .. tokens at
-    the beginning of a prompt and deep in one; a second or two. agree: makes seconds the same on all of several GPUs, so
-    that they run the same steps. on_timed: how many sizes there are so far, and at most."""
+    """Times decode steps of 1, 2, 4 .. rows at short contexts, up to the rows of drafts, and chunks of 16, 32 .. tokens
+    at a prompt's beginning and deep in it; takes a second or two. agree: makes the seconds equal on all GPUs, so that
+    they run the same steps. on_timed: called with the sizes done and their maximum."""
     measured = []
     largest = min(engine.max_step_rows, max_model_len)
     decode_rows = min(max(max_num_seqs, engine.facts.max_drafts_size), engine.max_step_rows)

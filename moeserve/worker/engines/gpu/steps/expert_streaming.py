@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """The part that a step streams: nothing below the first of `points`, (tokens, part) in ascending order; between two
-    of them on a straight line; from the last on, its part."""
+    """The part of RAM experts that a step streams. `points`: (tokens, part) in ascending order; the part is 0
+    below the first, linear between two, and constant after the last."""
 
     points: tuple[tuple[int, float], ...] = ()
 
