@@ -193,6 +193,7 @@ class LayerShape:
     ffn_norm: str = n.FFN_NORM  # what files call the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added
     has_factor: bool = False  # x is multiplied by a number behind the layer
+    unread: tuple[str, ...] = ()  # tensors within the layer that its file may have and that change nothing
 
     @property
     def attention(self) -> AttentionShape | LatentAttentionShape | None:

@@ -41,7 +41,6 @@ class LatentAttentionShape:
     latent_eps: float = 1e-6
     input_bias: bool = False  # of `biased_parts`
     output_bias: bool = False
-    has_indexer: bool = False  # the file may have what chooses keys of long contexts, which is not read
 
     @property
     def num_kv_heads(self) -> int:

@@ -161,11 +161,9 @@ def unread_tensors(shape: ModelShape) -> frozenset[str]:
 
 
 def _unread_by(layer: LayerShape) -> tuple[str, ...]:
-    if isinstance(layer.mixer, LatentAttentionShape) and layer.mixer.has_indexer:
-        return n.INDEXER
     if isinstance(layer.mixer, AttentionShape) and layer.mixer.kv_from is not None:
-        return tuple(n.of_part(part) for part in (n.ATTN_K, n.ATTN_V, n.ATTN_K_NORM))
-    return ()
+        return *layer.unread, *(n.of_part(part) for part in (n.ATTN_K, n.ATTN_V, n.ATTN_K_NORM))
+    return layer.unread
 
 
 def check_tensors(shape: ModelShape, source: ModelSource) -> None:

@@ -75,6 +75,13 @@ INDEXER = (
     "indexer.k_norm.weight",
     "indexer.k_norm.bias",
 )
+# What chooses blocks of keys in MiniMax-M3.
+BLOCK_INDEXER = (
+    "indexer.q_proj.weight",
+    "indexer.k_proj.weight",
+    "indexer.q_norm.weight",
+    "indexer.k_norm.weight",
+)
 FFN_GATE = "ffn_gate"  # of a layer without experts
 FFN_UP = "ffn_up"
 FFN_DOWN = "ffn_down"
