@@ -79,7 +79,8 @@ def test_minimax_m3_thinks_and_calls_behind_its_control_token(minimax: HttpServe
     for switched_off in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
         ask(minimax, **switched_off)
         assert prompt_of(minimax).endswith("</mm:think>")
-    ask(minimax, chat_template_kwargs={"enable_thinking": False, "thinking_mode": "enabled"})  # the template's own word
+    # The template's own word comes first.
+    ask(minimax, chat_template_kwargs={"enable_thinking": False, "thinking_mode": "enabled"})
     assert not prompt_of(minimax).endswith("</mm:think>")
 
 
