@@ -5,7 +5,6 @@ without experts, then DeepSeek-V3's router beside an ungated shared expert.
 
 from __future__ import annotations
 
-from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -44,10 +43,8 @@ def _check_up_projections(source: ModelSource, layer: int) -> None:
 
 def _delta_net(reader: ShapeReader, num_heads: int) -> GatedDeltaNetShape:
     """Decays and output gates are made from as many numbers as a head has."""
-    dim = reader.integer("kda.head_dim", 1, 1024)
-    taps = reader.integer("ssm.conv_kernel", 2, 16)
-    heads = DeltaHeads(num_heads, num_heads, dim, dim, taps, is_kimi=True)
-    return GatedDeltaNetShape(heads, merged_gates=False, gate_rank=dim)
+    heads = reader.kimi_delta_heads(num_heads)
+    return GatedDeltaNetShape(heads, merged_gates=False, gate_rank=heads.key_dim)
 
 
 def _attention(reader: ShapeReader, num_heads: int) -> LatentAttentionShape:
