@@ -23,6 +23,7 @@ from moeserve.models.granitemoe.family import FAMILY as GRANITE_MOE
 from moeserve.models.hunyuanmoe.family import FAMILY as HUNYUAN_MOE
 from moeserve.models.hyv3.family import FAMILY as HY_V3
 from moeserve.models.interface import ModelFamily, ModelShape
+from moeserve.models.kimilinear.family import FAMILY as KIMI_LINEAR
 from moeserve.models.laguna.family import FAMILY as LAGUNA
 from moeserve.models.llama4.family import FAMILY as LLAMA4
 from moeserve.models.llamadense.family import FAMILY as LLAMA
@@ -76,6 +77,7 @@ _families: dict[str, ModelFamily] = {
         LAGUNA,
         AFMOE,
         MINIMAX_M3,
+        KIMI_LINEAR,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -1,5 +1,5 @@
-"""`PYTHON answer_a_question.py`: starts the `moeserve` of PYTHON's environment with its demonstration model, and asks it
-for a sum.
+"""`PYTHON answer_a_question.py`: starts the `moeserve` of PYTHON's environment with its demonstration model, and asks
+it for a sum.
 
 It needs nothing but the standard library: it runs in environments with an installed wheel and no test tools. Prints the
 version and the seconds until the answer. Exit code 0; 1 with the server's log on standard error.
