@@ -117,6 +117,8 @@ def gpu_step_buffers(
         buffers.append(Buffer("router_input", (rows, hidden)))
     if delta_net is not None:
         buffers += _delta_net_buffers(delta_net, rows, wide)
+        if delta_net.gate_rank:
+            buffers += _activations("delta_low_rank", rows, delta_net.gate_rank, acts, quantised=small)
     if rows > UNPACK_ROWS:
         room = rows * UNPACK_BYTES_OF_ROW // BYTES[floats]
         buffers.append(Buffer("unpacked", (_unpacked_numbers(model, projected, room),), floats))
@@ -139,6 +141,9 @@ def gpu_step_buffers(
 def _delta_net_buffers(delta_net: GatedDeltaNetShape, rows: int, wide: GpuFloat) -> list[Buffer]:
     heads = delta_net.heads
     mixed = Buffer("delta_mixed", (rows, heads.channels), wide)  # q, k and v behind the convolution
+    if heads.is_kimi:
+        widths = {"delta_qkv": heads.channels, "delta_a": heads.decays, "delta_z": heads.value_width}
+        return [mixed, *(Buffer(name, (rows, width), wide) for name, width in widths.items())]
     if rows <= SMALL_BATCH_ROWS:
         return [mixed]
     return [mixed, Buffer("delta_inverse", (rows, heads.value_heads, DELTA_CHUNK), wide)]
@@ -213,7 +218,7 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
     hidden = model.hidden_size
     unrouted = [_pair("unrouted_h", rows, model.unrouted_width)] if model.unrouted_width else []
     latent = [] if model.latent is None else _cpu_latent_buffers(model.latent, rows)
-    recurrent = [] if model.delta_net is None else [Buffer("delta", (rows, model.delta_net.input_width))]
+    recurrent = [] if model.delta_net is None else _cpu_delta_buffers(model.delta_net, rows)
     sandwich = [Buffer(name, (rows, hidden)) for name in ("block", "block_sum") if model.is_sandwiched]
     drafting: list[Buffer] = []
     if model.next_token_layer is not None:
@@ -239,6 +244,15 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
         Buffer("h_codes", (rows * model.top_k, int8_row_bytes(model.expert_width)), "uint8"),
         *(buffer for pair in unrouted for buffer in pair),
     )
+
+
+def _cpu_delta_buffers(shape: GatedDeltaNetShape, rows: int) -> list[Buffer]:
+    of_gates = [
+        buffer
+        for part, width in shape.gate_parts
+        for buffer in (*_pair(f"{part}_input", rows, shape.gate_rank), Buffer(part, (rows, width)))
+    ]
+    return [Buffer("delta", (rows, shape.input_width)), *of_gates]
 
 
 def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
