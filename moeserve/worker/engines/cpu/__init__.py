@@ -1,1 +1,1 @@
-"""The engine that computes on the C++ thread pool."""
+"""The engine that computes on the C++ pool."""

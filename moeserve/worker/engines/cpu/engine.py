@@ -1,4 +1,4 @@
-"""The CPU engine: the whole model on the C++ thread pool."""
+"""The CPU engine: the whole model on the C++ pool."""
 
 from __future__ import annotations
 
