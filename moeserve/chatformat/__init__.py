@@ -7,6 +7,7 @@
     tool_calls.py   calls among the text, between tags; what stands in a call is read by
     hermes.py         {"name": ..., "arguments": {...}}, Qwen3's
     gemma.py          nearly JSON
+    minimax_m3.py     tags in tags, each behind a token of its own
     separated.py      name and JSON between tags: deepseek.py, kimi.py
     tagged.py         names and plain-text values in tags: qwen3_coder.py, glm.py, minimax.py
     value_end.py      where such a value ends

@@ -7,7 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from . import deepseek, gemma, glm, harmony, hermes, hunyuan3, json_lists, kimi, minimax, mistral, qwen3_coder
+from . import (
+    deepseek,
+    gemma,
+    glm,
+    harmony,
+    hermes,
+    hunyuan3,
+    json_lists,
+    kimi,
+    minimax,
+    minimax_m3,
+    mistral,
+    qwen3_coder,
+)
 from .either_body import EitherBody
 from .guided import GuidedCalls, hermes_between
 from .separated import SeparatedBody, SeparatedSyntax
@@ -34,6 +47,7 @@ class ToolFormat:
     guided_body: NewBody | None = None  # reads `guided` calls; None: `body` does
     takes_text_arguments: bool = False  # its templates take a call's arguments as text, not as an object
     inner_words: tuple[str, ...] = ()  # tags within `tags`
+    opening: str = ""  # what begins calls where that is not the opening tag, but a token that it begins with
     # A call's id in the conversation, from its tool's name and its number; None: the client's.
     call_id: Callable[[str, int], str] | None = None
     # As `guided`, with the model's own tags around arguments; `body` reads them.
@@ -68,6 +82,11 @@ def _tagged(
 
 def _hunyuan3(name: str, marks: tuple[str, ...], suffix: str) -> ToolFormat:
     return _tagged(name, marks, hunyuan3.tags(suffix), hunyuan3.syntax(suffix), hunyuan3.own_calls(suffix))
+
+
+def _minimax_m3(schemas: Schemas, is_guided: bool) -> NewBody:
+    tagged = partial(minimax_m3.MiniMaxM3Body, schemas=schemas)
+    return partial(EitherBody, tagged=tagged, in_json=partial(hermes.HermesBody, tags=minimax_m3.TAGS))
 
 
 def _untyped(body: NewBody) -> Callable[[Schemas, bool], NewBody]:
@@ -145,6 +164,17 @@ _ALL: Final = (  # a template that has the marks of several is of the first one'
         gemma.GUIDED,
         guided_body=hermes.HermesBody,
         inner_words=(gemma.QUOTE,),
+    ),
+    ToolFormat(
+        "minimax_m3",
+        (minimax_m3.MARK,),
+        minimax_m3.TAGS,
+        f"{minimax_m3.MARK}</invoke>",
+        _minimax_m3,
+        minimax_m3.GUIDED,
+        guided_body=hermes.HermesBody,
+        inner_words=(minimax_m3.MARK,),
+        opening=minimax_m3.MARK,
     ),
     _tagged("minimax_m2", (minimax.TAGS.open,), minimax.TAGS, minimax.SYNTAX, minimax.OWN_CALLS),
     _hunyuan3("hy_v3", ("<tool_sep", hunyuan3.SUFFIX), hunyuan3.SUFFIX),

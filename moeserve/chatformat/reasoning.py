@@ -23,6 +23,7 @@ class ReasoningTags:
     marks: tuple[
         str, ...
     ] = ()  # what the chat templates of its models contain; (): `close` and the answer's tag
+    mode: str = ""  # the template's variable that is "enabled" or "disabled"; "": it has none
 
 
 QWEN3: Final = ReasoningTags("qwen3", "<think>", "<think>", "</think>", "\n</think>\n\n")
@@ -38,7 +39,11 @@ HUNYUAN3: Final = ReasoningTags(
     "</think:opensource>",
     marks=("</think", ":opensource"),  # the template puts the tag together
 )
-REASONING_TAGS: Final = {tags.name: tags for tags in (HUNYUAN3, HUNYUAN, ERNIE, QWEN3, GEMMA4, MISTRAL)}
+MINIMAX_M3: Final = ReasoningTags(
+    "minimax_m3", "<mm:think>", "<mm:think>", "</mm:think>", "</mm:think>", mode="thinking_mode"
+)
+_ALL: Final = (HUNYUAN3, MINIMAX_M3, HUNYUAN, ERNIE, QWEN3, GEMMA4, MISTRAL)
+REASONING_TAGS: Final = {tags.name: tags for tags in _ALL}
 
 
 def reasoning_tags(template: str) -> ReasoningTags | None:

@@ -24,7 +24,7 @@ class CallTags:
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """The tags that begin calls among text; each begins with a character that is in no other place of it."""
+        """The tags that begin calls among text."""
         return tuple(tag for tag in (self.open, self.other_open, self.bare) if tag)
 
 
@@ -135,14 +135,19 @@ class ToolCallParser:
             self._begin_call(held, events)
         elif any(opening.startswith(held) for opening in self.openings):
             self._held = held
-        elif char in self.starts or char.isspace():  # such a character is the first of its tag only
+        elif char.isspace():
             self._show(self._held, events)
-            if char in self.starts:
-                self._held = char
-            else:
-                self._space.append(char)
+            self._space.append(char)
         else:
-            self._show(held, events)
+            at = self._num_text(held)
+            self._show(held[:at], events)
+            self._held = held[at:]
+
+    def _num_text(self, held: str) -> int:
+        """How many of the first characters of `held`, which is no tag's beginning, are text."""
+        ends = range(1, len(held))
+        begins = (at for at in ends if any(opening.startswith(held[at:]) for opening in self.openings))
+        return next(begins, len(held))
 
     def _begin_call(self, opening: str, events: list[Event]) -> None:
         self._stage = _Stage.CALL

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from .json_reader import as_json
@@ -20,7 +20,8 @@ _JSON_TYPES: Final[Mapping[type, tuple[str, ...]]] = {
 }
 _MAX_REFERENCES: Final = 8  # that lead from one to the next
 
-Schemas = Mapping[str, Mapping[str, Any]]  # of each tool's arguments, by the tool's name
+Schema = Mapping[str, Any]
+Schemas = Mapping[str, Schema]  # of each tool's arguments, by the tool's name
 
 
 class ValueReader:
@@ -87,6 +88,42 @@ def referred(reference: Any, root: Mapping[str, Any]) -> Any:
     for name in reference[2:].split("/"):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
+
+
+def property_schema(schema: Any, key: str, root: Schema) -> Schema:
+    """Returns the schema of an object's property; an empty one where it does not say."""
+    for option in _options(schema, root):
+        properties = option.get("properties")
+        if isinstance(properties, Mapping) and isinstance(properties.get(key), Mapping):
+            return properties[key]  # type: ignore[no-any-return]  # checked above
+        if isinstance(option.get("additionalProperties"), Mapping):
+            return option["additionalProperties"]  # type: ignore[no-any-return]  # checked above
+    return {}
+
+
+def item_schema(schema: Any, root: Schema) -> Schema:
+    """Returns the schema of an array's items; an empty one where it does not say."""
+    return next((one["items"] for one in _options(schema, root) if isinstance(one.get("items"), Mapping)), {})
+
+
+def _options(schema: Any, root: Schema, references: int = 0) -> Iterator[Schema]:
+    """Yields the schema, what it refers to and its alternatives."""
+    if not isinstance(schema, Mapping) or references > _MAX_REFERENCES:
+        return
+    yield schema
+    if "$ref" in schema:
+        yield from _options(referred(schema["$ref"], root), root, references + 1)
+    for word in ("anyOf", "oneOf", "allOf"):
+        for option in schema[word] if isinstance(schema.get(word), list) else ():
+            yield from _options(option, root, references + 1)
+
+
+def value_of_text(text: str, types: frozenset[str]) -> Any:
+    """Returns the value that an element's text stands for, among the types. Where the schema does not say, numbers,
+    true and false are such, and any other text is a string."""
+    if types:
+        return json.loads(_typed(text, types)) if not types <= {"string"} else text
+    return json.loads(_typed(text, frozenset({"number", "integer", "boolean"})))
 
 
 def _typed(text: str, types: frozenset[str]) -> str:

@@ -136,6 +136,7 @@ class ApiConfig:
             "qwen3_coder",
             "glm45",
             "minimax_m2",
+            "minimax_m3",
             "gemma4",
             "deepseek_v3",
             "deepseek_v31",
@@ -155,9 +156,21 @@ class ApiConfig:
         "auto",
         "Chat",
         "how the model marks its reasoning (qwen3: <think> and </think>; hunyuan, ernie: the same, with the answer in "
-        "<answer> or <response>; hy_v3: <think:opensource>; mistral: [THINK] and [/THINK]; gemma4: <|channel>thought "
-        "and <channel|>; harmony: gpt-oss's channels); auto: recognised from its chat template",
-        choices=("auto", "qwen3", "hunyuan", "ernie", "hy_v3", "mistral", "gemma4", "harmony", "none"),
+        "<answer> or <response>; hy_v3: <think:opensource>; minimax_m3: <mm:think>; mistral: [THINK] and "
+        "[/THINK]; gemma4: <|channel>thought and <channel|>; harmony: gpt-oss's channels); auto: recognised from its "
+        "chat template",
+        choices=(
+            "auto",
+            "qwen3",
+            "hunyuan",
+            "ernie",
+            "hy_v3",
+            "minimax_m3",
+            "mistral",
+            "gemma4",
+            "harmony",
+            "none",
+        ),
     )
     control_tokens_in_text: str = option(
         "parse",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, Final
 
+import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -51,10 +53,13 @@ class Application(FastAPI):
 
     def __init__(self, apis: Iterable[Api] = APIS, *, wants_key: bool = False, model: str = "model") -> None:
         """`wants_key`: requests without an API key are refused. `model` is the served one's name, for examples."""
-        super().__init__(title="moeserve", docs_url=None, redoc_url=None)
+        super().__init__(title="moeserve", docs_url=None, redoc_url=None, openapi_url=None)
         self.apis = ApiTable(apis)
         self._wants_key = wants_key
         self._model = model
+        self._document: bytes | None = None  # the answer to GET /openapi.json
+        self._document_lock = asyncio.Lock()
+        self.router.routes.append(Route("/openapi.json", self._answer_document, include_in_schema=False))
         self.paths: set[str] = set()  # paths of all routes, with their parameters as `{name}`
         for api in self.apis.apis:
             for router in api.routers:
@@ -71,6 +76,14 @@ class Application(FastAPI):
         nowhere = {"type": "http", "method": "GET", "path": "\0", "headers": []}
         for route in self.routes:
             route.matches(dict(nowhere))
+
+    async def _answer_document(self, request: Request) -> Response:
+        """Answers GET /openapi.json. A thread makes its bytes once: that takes a third of a second, in which the event
+        loop has other requests."""
+        async with self._document_lock:
+            if self._document is None:
+                self._document = await asyncio.to_thread(lambda: orjson.dumps(self.openapi()))
+        return Response(self._document, media_type=JsonResponse.media_type)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:

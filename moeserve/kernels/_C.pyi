@@ -92,7 +92,14 @@ class AttentionPlan:
 class DeltaHeads:
     state_values: int
     def __init__(
-        self, key_heads: int, value_heads: int, key_dim: int, value_dim: int, taps: int, tiled: bool
+        self,
+        key_heads: int,
+        value_heads: int,
+        key_dim: int,
+        value_dim: int,
+        taps: int,
+        tiled: bool,
+        kimi: bool,
     ) -> None: ...
 
 class Pool:
@@ -204,7 +211,9 @@ class Stream:
     def linear_by_head(self, x: Activations, n: int, weights: Matrix, out: Activations) -> None: ...
     def delta_net(
         self,
-        qkv: Tensor,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         z: Tensor,
         b: Tensor,
         a: Tensor | None,

@@ -248,7 +248,7 @@ class CpuStream(OperationQueue):
 
     def delta_net(
         self,
-        qkv: torch.Tensor,
+        qkv: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         z: torch.Tensor,
         b: torch.Tensor,
         a: torch.Tensor | None,
@@ -264,14 +264,15 @@ class CpuStream(OperationQueue):
         """The gated DeltaNet of the sequences' rows, which moves their states on. out: [n, value_width].
         pending: float32 [records, pending_values(heads)], where the sequences have drafts: see `commit_states`.
 
-        qkv [n, channels], z [n, value_width], b and a [n, value_heads] are products of the layer's input; without a, b
-        [n, key_heads, 2, value_heads / key_heads] holds both. qkv, b and a are overwritten. What a token gives does not
-        depend on how its sequence is cut into steps.
+        qkv [n, channels] or the three [n, width], z [n, value_width], b [n, value_heads] and a [n, decays] are products
+        of the layer's input; without a, b [n, key_heads, 2, value_heads / key_heads] holds both. qkv, b and a are
+        overwritten. What a token gives does not depend on how its sequence is cut into steps.
         """
         s = sequences
+        q, k, v = qkv if isinstance(qkv, tuple) else (qkv, None, None)
         drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
         self._native.delta_net(
-            qkv, z, b, a, w.conv, w.rate, w.dt_bias, w.norm, eps, _heads(heads), state.states, state.first, s.row,
+            q, k, v, z, b, a, w.conv, w.rate, w.dt_bias, w.norm, eps, _heads(heads), state.states, state.first, s.row,
             s.count, s.slot, drafts, kept, pending, n, out.native,
         )  # fmt: skip
         self._held.append((qkv, z, b, a, w, state, sequences, pending, out))
@@ -376,4 +377,6 @@ class CpuStream(OperationQueue):
 
 def _heads(heads: DeltaHeads) -> _C.DeltaHeads:
     h = heads
-    return _C.DeltaHeads(h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, h.is_tiled)
+    return _C.DeltaHeads(
+        h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, h.is_tiled, h.is_kimi
+    )

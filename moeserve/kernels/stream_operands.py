@@ -90,11 +90,11 @@ class StateSequences:
 
 @dataclass(frozen=True, slots=True)
 class DeltaParameters:
-    """The parameters of one layer's gated DeltaNet beside its products. float32."""
+    """The parameters of one recurrent layer beside its products. float32."""
 
     conv: torch.Tensor  # [conv_kernel, channels], the weight of the oldest token first
     rate: torch.Tensor  # [value_heads]: -exp(A_log)
-    dt_bias: torch.Tensor  # [value_heads]
+    dt_bias: torch.Tensor  # [decays]
     norm: torch.Tensor  # [value_dim]
 
 

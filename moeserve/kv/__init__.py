@@ -1,12 +1,12 @@
-"""The KV cache: its layout, its size, its memory. The router owns the slots; what is here only holds what they index.
+"""The KV cache's layout, size and tensors. The router assigns the slots; this package stores what the slots index.
 
-layout.py    the numbers of a token and their type: bytes, without torch
-capacity.py  how many tokens fit, from the flags and the free memory
-state_capacity.py  how many states of recurrent layers: running sequences' and snapshots
-cache.py     the tensors, and a layer's view for attention
-cache_pages.py  between slots of the cache and pages of bytes
-disk/        the prefix cache's tier on disk: files of pages
-states.py    the same of recurrent states: slots of sequences instead of tokens
+layout.py          dtype and bytes of a token's keys and values; imports no torch
+capacity.py        how many tokens fit, from the flags and the free memory
+state_capacity.py  how many slots of recurrent state fit, for running sequences and for snapshots
+cache.py           the KV tensors, and the views of one layer that attention reads
+states.py          the tensors of recurrent states: one slot per sequence instead of one per token
+cache_pages.py     copies between slots of the cache and pages of bytes in RAM
+disk/              the prefix cache's disk tier: files of pages
 
-A type more touches this package and the loads of the attention kernels.
+A new KV dtype is added in this package and in the loads of the attention kernels.
 """

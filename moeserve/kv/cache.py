@@ -1,4 +1,4 @@
-"""The KV cache's tensors, on one device."""
+"""The tensors of the KV cache on one device."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TORCH_TYPES = {
 
 
 class KvCache:
-    """Keys and values of some consecutive layers for `num_slots` tokens, of windowed layers for `num_window_slots`
-    where these have a pool of their own. One writer: the attention of those layers."""
+    """Keys and values of consecutive layers: `num_slots` tokens per layer, or `num_window_slots` in sliding-window
+    layers that have a separate pool. Only the attention of those layers writes to it."""
 
     def __init__(
         self,
@@ -30,9 +30,9 @@ class KvCache:
         zeroed: bool = False,
         num_window_slots: int = 0,
     ) -> None:
-        """zeroed: for kernels that read masked keys, through which a NaN of before would come back. Otherwise pages of
-        RAM come with their first use, so that an idle cache costs no memory. num_window_slots: 0: the layers have one
-        pool."""
+        """zeroed: fill the cache with zeros. Needed where kernels read masked keys, because a leftover NaN would
+        pass the mask. Without it, the operating system allocates RAM pages at first use, so an idle cache costs no
+        memory. num_window_slots: slots of the sliding-window layers' pool; 0: all layers share one pool."""
         allocate = torch.zeros if zeroed else torch.empty
         latent, dtype = layout.shape.latent, layout.dtype
 
@@ -57,12 +57,12 @@ class KvCache:
             of_layer = KvLayer(keys, numbers(widths[-1]), scale_of_each(), scale_of_each())
             if (
                 has_window_slots and has_own
-            ):  # where a table's unused entries lead, from which masked keys are read
+            ):  # slot 0: unused entries of a slot table point there, and kernels read masked keys from it
                 for tensor in of_layer.tensors:
                     tensor[0] = 0
             return of_layer
 
-        # Of each layer: keys and values [slots, kv_heads, width], of 8 bits with scales; empty for one that does not
-        # attend, or attends to another's. Of latent attention: keys [slots, 1, rank + rotary_dim], whose first `rank`
-        # numbers are the values.
+        # One entry per layer: keys and values [slots, kv_heads, width], and scales if the dtype has 8 bits. The tensors
+        # are empty for a layer without attention and for one that reads another layer's KV. In latent attention: keys
+        # [slots, 1, rank + rotary_dim]; their first `rank` numbers are also the values.
         self.layers = [kv_layer(layer) for layer in layers]

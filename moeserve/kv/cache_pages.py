@@ -1,4 +1,4 @@
-"""Between pages of KV, or recurrent states, in RAM and the slots of a cache there."""
+"""Copies between the slots of a KV or state cache in RAM and pages of bytes in RAM."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ Wait = Callable[[], None]
 
 
 class Move(NamedTuple):
-    """A page and the slots that it comes from or goes to."""
+    """One page, and the slots that it is copied from or to."""
 
     slots: Slots
     page: HostPage
 
 
 def kv_tensors(layers: Iterable[KvLayer]) -> list[Tensor]:
-    """The tensors of a page of KV: keys of the first layer, their scales if they have any, its values, keys of the
-    next."""
+    """Returns the tensors whose rows make up a KV page, in order: the first layer's keys, their scales if it has
+    any, its values, their scales, then the next layer's keys."""
     return [tensor for layer in layers for tensor in layer.tensors]
 
 
 class CachePages:
-    """Pages of some tensors' first dimension. A page is the rows of its slots, tensor by tensor. A copy may run beside
-    steps that use other slots. `out` and `mark` are for the thread that executes steps; others are for any."""
+    """Copies slots of the given tensors (their first dimension) to pages and back. A page holds the rows of its
+    slots, one tensor after another. A copy may run beside steps that use other slots. Call `out` and `mark` only
+    from the thread that executes steps; the other methods may be called from any thread."""
 
     def __init__(self, tensors: Sequence[Tensor], page_slots: int) -> None:
-        # As bytes: [slots, bytes of a slot] each; none of a layer that does not attend.
+        # Byte views [slots, bytes per slot]; the empty tensors of layers without attention are left out.
         self._rows = [tensor.flatten(1).view(torch.uint8) for tensor in tensors if tensor.numel()]
         self.page_slots = page_slots
         self.page_bytes = page_bytes(self._rows, page_slots)
 
     def out(self, moves: Sequence[Move]) -> Wait:
-        """Copies slots to pages, as they are before whatever is launched next. Returns what waits until the pages have
-        it."""
+        """Copies slots to pages, with the contents that they have before any work launched later. Returns a function
+        that waits until the pages are filled."""
         for slots, page in moves:
             whole = page.buffer()
             gather_pages(self._rows, index_of(slots), whole.view(1, -1))
@@ -51,14 +52,14 @@ class CachePages:
         return lambda: None
 
     def mark(self) -> object:
-        """For `into`: all that was launched so far."""
+        """Returns a marker of all work launched so far, for `into` and `reach`."""
         return None
 
     def reach(self, mark: object) -> None:
-        """Returns when all that was launched before `mark` has run."""
+        """Waits until all work launched before `mark` has run."""
 
     def into(self, moves: Sequence[Move], mark: object) -> None:
-        """Copies pages to slots, behind what was launched before `mark`; they are there when it returns."""
+        """Copies pages to slots after the work launched before `mark`. Returns when the slots are filled."""
         for slots, page in moves:
             scatter_pages(self._rows, index_of(slots), page.joined().view(1, -1))
 

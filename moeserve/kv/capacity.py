@@ -1,4 +1,4 @@
-"""How many tokens' KV the pool holds, and how long a request may be."""
+"""Sizes the KV pool in tokens, and the longest request that it allows."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.window_capacity import KvPools, divide, log_pools
 
-# The share of the memory left after the weights that the pool takes where the user does not say: the rest is for
-# the page cache, the other processes and whatever else runs on the machine.
+# Default share of the memory left after the weights that the KV pool takes. The rest is for the operating system's page
+# cache and the other processes.
 SHARE_OF_FREE_MEMORY = 0.5
-LEAST_TOKENS = 64  # a pool of fewer is of no use
+LEAST_TOKENS = 64  # smaller pools are refused
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class KvMemoryBudget:
-    """Memory for the KV of some layers. A token has a slot in all layers, so the tightest budget counts."""
+    """Memory available for the KV of some layers. A token takes a slot in every layer, so the smallest budget
+    decides."""
 
-    kind: str  # "memory" or "GPU memory", for messages
-    free_bytes: int  # after the weights and, on a GPU, the steps' buffers
+    kind: str  # "memory" or "GPU memory", used in messages
+    free_bytes: int  # left after the weights and, on a GPU, the step buffers
     layers: range
-    share: float = 1.0  # that the pool takes by itself
+    share: float = 1.0  # default share of `free_bytes` for KV
 
     def tokens(self, layout: KvLayout, share: float = 1.0) -> int:
         return max(0, int(self.free_bytes * share) // max(1, layout.token_bytes(self.layers)))
@@ -37,10 +38,10 @@ class KvMemoryBudget:
 class KvCapacity:
     num_slots: int
     max_model_len: int
-    num_window_slots: int = 0  # of the windowed layers' own pool; 0: all layers have one
+    num_window_slots: int = 0  # slots of the sliding-window layers' own pool; 0: all layers share one pool
 
     def kv_bytes(self, layout: KvLayout) -> int:
-        """Bytes of all KV pools."""
+        """Returns the bytes of all KV pools."""
         windowed = layout.token_bytes(layout.windowed_layers) if self.num_window_slots else 0
         return self.num_slots * (layout.token_bytes() - windowed) + self.num_window_slots * windowed
 
@@ -51,10 +52,11 @@ def plan_capacity(
     budgets: Sequence[KvMemoryBudget],
     step_rows: int = 0,
 ) -> KvCapacity:
-    """How many tokens' KV the pool holds and how long a request may be. budgets: of all layers together; each has at
-    least one. step_rows: of the largest step; 0: windowed layers get no pool of their own.
+    """Returns the number of KV slots and the maximal request length in tokens. budgets: one per device that holds
+    layers; together they cover all layers. step_rows: rows of the largest step; 0: sliding-window layers share the
+    pool of the others.
 
-    Raises ConfigError where what the user asked for does not fit, with what would.
+    Raises ConfigError if the sizes that the user asked for do not fit; the message says what would fit.
     """
     context_length = layout.shape.context_length
     wanted_len = config.max_model_len or context_length

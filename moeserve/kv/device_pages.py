@@ -1,10 +1,10 @@
-"""The same with a cache in a GPU's memory: by streams of their own, which run beside the steps.
+"""Copies between the slots of a KV or state cache in GPU memory and pages in RAM, on CUDA streams beside the steps.
 
-    slots --kernel, before the step--> staging --copying engine, beside the step--> page in RAM
-    page in RAM --copying engine--> staging --kernel--> slots                       beside steps that use other slots
+    slots --kernel, before the step--> staging --copy engine, beside the step--> page in RAM
+    page in RAM --copy engine--> staging --kernel--> slots                       beside steps that use other slots
 
-Pages in pinned RAM go at PCIe's rate. The staging is used again in the order of the streams: no thread waits for it but
-the GPU.
+Pages in pinned RAM are copied at PCIe speed. CUDA events order the reuse of the staging buffers, so no CPU thread
+waits for them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ MovePages = Callable[[Tensor, Tensor], None]
 
 
 class Staging:
-    """The device's memory that pages pass through, one buffer in each direction. On a CPU, whose tests go this way too,
-    there are no streams."""
+    """Staging buffers in GPU memory, one per direction. On a CPU (used by tests) there are no streams."""
 
     def __init__(self, device: torch.device, page_bytes: int) -> None:
-        """page_bytes: the most of a page or a state."""
+        """page_bytes: size of the largest page or state."""
         size = max(STAGING_BYTES, page_bytes)
         self.device = device
         self.out, self.into = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
-        self.lock = threading.Lock()  # of `into` and its stream
+        self.lock = threading.Lock()  # guards `into` and its stream
         self.is_gpu = device.type == "cuda"
         if self.is_gpu:
             self.out_stream, self.into_stream = torch.cuda.Stream(device), torch.cuda.Stream(device)
@@ -41,12 +40,12 @@ class Staging:
 
 
 class DevicePages(CachePages):
-    """See `CachePages`."""
+    """`CachePages` for a cache in GPU memory."""
 
     def __init__(self, tensors: Sequence[Tensor], page_slots: int, staging: Staging) -> None:
         super().__init__(tensors, page_slots)
         self._staging = staging
-        self._most = max(1, len(staging.out) // self.page_bytes)  # pages at a time
+        self._most = max(1, len(staging.out) // self.page_bytes)  # pages per batch
         self._gather, self._scatter = self._kernels()
 
     def _kernels(self) -> tuple[MovePages, MovePages]:
@@ -55,13 +54,14 @@ class DevicePages(CachePages):
                 lambda slots, pages: gather_pages(self._rows, slots, pages),
                 lambda slots, pages: scatter_pages(self._rows, slots, pages),
             )
-        from moeserve.kernels.pages.op import PageRows  # a machine without a GPU may lack Triton
+        # imported late: a machine without a GPU may lack Triton
+        from moeserve.kernels.pages.op import PageRows
 
         rows = PageRows(self._rows, self.page_slots)
         return rows.gather, rows.scatter
 
     def compile(self) -> None:
-        """Runs its kernels once, before the first step; slot 0 keeps what it has."""
+        """Compiles the kernels by running each once, before the first step; the contents of slot 0 stay unchanged."""
         slots = np.zeros(self.page_slots, np.int32)
         index = index_of(slots).to(self._staging.device)
         pages = self._staging.out[: self.page_bytes].view(1, -1)
@@ -84,7 +84,8 @@ class DevicePages(CachePages):
             with torch.cuda.stream(staging.out_stream):
                 for whole, (_, page) in zip(pages, batch, strict=True):
                     page.fill(whole)
-                staging.out_is_free = torch.cuda.Event(blocking=True)  # a thread sleeps until then
+                # blocking: a thread that waits for the event sleeps
+                staging.out_is_free = torch.cuda.Event(blocking=True)
                 staging.out_is_free.record()
         return self._waiting(staging.out_is_free)
 
@@ -116,7 +117,7 @@ class DevicePages(CachePages):
         done.synchronize()
 
     def _gathered(self, batch: Sequence[Move]) -> Tensor:
-        """The batch's pages in the staging: uint8 [pages, page_bytes]."""
+        """Returns the batch's pages, gathered in the staging buffer: uint8 [pages, page_bytes]."""
         pages = self._pages(self._staging.out, len(batch))
         self._gather(self._slots(batch), pages)
         return pages
@@ -132,7 +133,8 @@ class DevicePages(CachePages):
 
     def _slots(self, batch: Sequence[Move]) -> Tensor:
         slots = index_of(np.concatenate([slots for slots, _ in batch]))
-        return slots.to(self._staging.device, non_blocking=True)  # CUDA has copied it when this returns
+        # the source is pageable memory, so CUDA has read it when this returns
+        return slots.to(self._staging.device, non_blocking=True)
 
     def _batches(self, moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
         return (moves[first : first + self._most] for first in range(0, len(moves), self._most))

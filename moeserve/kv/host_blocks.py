@@ -1,4 +1,5 @@
-"""RAM for pages of KV in blocks of one size; next to a GPU, pinned, so that it copies to and from them by itself."""
+"""Allocates RAM for KV pages in blocks of equal size, in pinned memory for a GPU so that its copy engine can access
+it."""
 
 from __future__ import annotations
 
@@ -14,36 +15,39 @@ from torch import Tensor
 
 from moeserve.kernels.host_pinning import pin, unpin
 
-CHUNK_BYTES = 16 << 20  # that is allocated and pinned at once: what a GPU is given waits for it
-PAUSE = 3.0  # between two chunks that are pinned ahead, times as long as the first of them took
+# allocated and pinned at once; other CUDA calls wait during the pinning, so it is kept small
+CHUNK_BYTES = 16 << 20
+# pause between two chunks that `grow_all` pins, as a multiple of the time that the first chunk took
+PAUSE = 3.0
 
 log = logging.getLogger(__name__)
 
 
 class HostPage(NamedTuple):
-    """A page or a state in some blocks."""
+    """A page or a recurrent state, stored in one or several blocks."""
 
-    parts: list[Tensor]  # uint8, one after another
+    parts: list[Tensor]  # uint8, in order
     blocks: list[int]
 
     def buffer(self) -> Tensor:
-        """uint8 for all of it: its own memory where that is one block."""
+        """Returns a uint8 tensor of the page's size: the page's own memory if it has one block, else a new one."""
         if len(self.parts) == 1:
             return self.parts[0]
         return torch.empty(sum(len(part) for part in self.parts), dtype=torch.uint8)
 
     def joined(self) -> Tensor:
-        """All of it; a copy where there are several blocks."""
+        """Returns the page's bytes as one tensor, copied if the page has several blocks."""
         return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
 
     def fill(self, whole: Tensor) -> None:
-        """Copies all of it from `whole`, which may be its `buffer` or on a GPU: then on the current stream."""
+        """Copies `whole` into the page. `whole` may be the page's own `buffer`, or on a GPU: then the current stream
+        copies."""
         for part, piece in self._pieces(whole):
             if part.data_ptr() != piece.data_ptr():
                 part.copy_(piece, non_blocking=True)
 
     def copy_to(self, whole: Tensor) -> None:
-        """Copies all of it to `whole`, which may be on a GPU: then on the current stream."""
+        """Copies the page to `whole`. If `whole` is on a GPU, the current stream copies."""
         for part, piece in self._pieces(whole):
             piece.copy_(part, non_blocking=True)
 
@@ -52,18 +56,18 @@ class HostPage(NamedTuple):
 
 
 class HostBlocks:
-    """May be used by several threads. Memory comes by chunks, with its first use or by `grow_all`, and stays."""
+    """A thread-safe allocator of blocks. It allocates chunks at first use or in `grow_all`, and never frees them."""
 
     def __init__(self, block_bytes: int, max_bytes: int, *, pinned: bool) -> None:
         self.block_bytes = block_bytes
         self.is_pinned = pinned
         self._most = max_bytes // block_bytes
         self._chunk = max(1, min(self._most, CHUNK_BYTES // block_bytes))
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._growing = threading.Lock()
         self._chunks: list[Tensor] = []
         self._free: list[int] = []
-        self._pinned: list[int] = []  # their addresses
+        self._pinned: list[int] = []  # addresses of the pinned chunks
         if pinned:
             weakref.finalize(self, unpin, self._pinned)
 
@@ -72,7 +76,7 @@ class HostBlocks:
         return self._most * self.block_bytes
 
     def take(self, num_bytes: int) -> HostPage | None:
-        """Room for `num_bytes` bytes; None: there is none."""
+        """Allocates blocks for `num_bytes` bytes; None if not enough blocks are free."""
         count = -(-num_bytes // self.block_bytes)
         while True:
             with self._lock:
@@ -83,13 +87,13 @@ class HostBlocks:
                 return None
 
     def give(self, page: HostPage) -> None:
-        """Back what `take` has returned."""
+        """Frees a page that `take` returned."""
         with self._lock:
             self._free += page.blocks
 
     def grow_all(self) -> None:
-        """Allocates all of it: to pin a chunk takes longer than a step may wait. What a GPU is given meanwhile waits,
-        too, so that there are pauses for that."""
+        """Allocates all chunks ahead of use, because pinning a chunk takes longer than a step may wait. It pauses
+        between chunks, because other CUDA calls wait while one is pinned."""
         began = time.perf_counter()
         while self.grow():
             if self.is_pinned:
@@ -97,7 +101,7 @@ class HostBlocks:
             began = time.perf_counter()
 
     def grow(self) -> bool:
-        """Adds a chunk; False: there are all, or the machine has no more memory."""
+        """Allocates one chunk. Returns False if all chunks exist or the machine is out of memory."""
         with self._growing:
             first = len(self._chunks) * self._chunk
             count = min(self._chunk, self._most - first)
@@ -115,8 +119,8 @@ class HostBlocks:
             return True
 
     def _allocate(self) -> Tensor:
-        """A chunk's memory. The machine gives it while it is written to, not while the driver pins it: a machine that
-        takes long for that would hold up the GPU."""
+        """Allocates a chunk and touches its memory before the driver pins it: the machine may take long to supply
+        the pages, and during the pinning that would block the GPU."""
         if not self.is_pinned:
             return torch.empty(self._chunk, self.block_bytes, dtype=torch.uint8)
         chunk = torch.full((self._chunk, self.block_bytes), 1, dtype=torch.uint8)

@@ -1,5 +1,5 @@
-"""The memory of a token's keys and values, and of a sequence's recurrent state. No torch: placement and plan count by
-it."""
+"""Sizes of a token's keys and values and of a sequence's recurrent state. No torch, as placement and plan use it,
+too."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.interface import AttentionShape, ModelShape
 
-KV_BLOCK = 32  # numbers of a head side by side, which in q8_0 share a scale
+KV_BLOCK = 32  # consecutive numbers of a head that share a scale in q8_0
 
 
 @dataclass(frozen=True, slots=True)
 class KvDtype:
-    """How numbers lie in the cache."""
+    """A data type of the KV cache."""
 
-    name: str  # a page's fingerprint has it
+    name: str  # part of the pages' fingerprint
     number_bytes: int
-    # A float16 for each KV_BLOCK numbers, or for a token's head.
+    # Where the float16 scales apply: per KV_BLOCK numbers, or per token and head.
     scales: Literal["none", "block", "head"] = "none"
 
     def num_scales(self, head_dim: int) -> int:
-        """Scales of a token's head."""
+        """Scales of one vector of one head."""
         return {"none": 0, "block": head_dim // KV_BLOCK, "head": 1}[self.scales]
 
     def head_bytes(self, head_dim: int) -> int:
-        """Bytes of one vector, keys or values, of one head."""
+        """Bytes of one head's key or value vector of one token, with scales."""
         return head_dim * self.number_bytes + self.num_scales(head_dim) * SCALE_BYTES
 
 
@@ -39,7 +39,7 @@ Q8_0 = KvDtype("q8_0", 1, "block")  # int8
 FP8 = KvDtype("fp8", 1, "head")  # e4m3
 
 _BY_FLAG = {"auto": FLOAT16, "f16": FLOAT16, "bf16": BFLOAT16, "q8_0": Q8_0, "fp8": FP8}
-# What the CPU's attention does not read, and why.
+# Dtypes that the CPU's attention cannot read, with the reason.
 _GPU_ONLY = {
     BFLOAT16: ("bf16", "f16 is as small and as fast there, and closer to the model"),
     FP8: ("fp8", "CPUs have no instruction for its numbers; q8_0 is about as small, and closer to the model"),
@@ -48,36 +48,36 @@ _GPU_ONLY = {
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Keys and values of one model, token by token: [slots, kv_heads, width] of each layer, twice; of latent
-    attention one vector, [slots, 1, rank + rotary_dim]."""
+    """The KV layout of one model. Per layer: keys and values, [slots, kv_heads, width] each. In latent attention:
+    one tensor [slots, 1, rank + rotary_dim]."""
 
     shape: ModelShape
     dtype: KvDtype = FLOAT16
 
     @property
     def num_layers(self) -> int:
-        """With the layer that drafts, if there is one."""
+        """Number of layers, including the layer that drafts, if there is one."""
         return len(self.shape.loaded_layers)
 
     def layer_bytes(self, layer: int) -> int:
-        """Bytes of one token in one layer."""
+        """KV bytes of one token in `layer`."""
         attention = self.shape.loaded_layers[layer].attention
         if attention is None:
             return 0
         return attention.num_kv_heads * sum(self.dtype.head_bytes(width) for width in attention.kv_widths)
 
     def state_values(self, layer: int) -> int:
-        """Float32 numbers of one sequence's recurrent state in one layer; 0 where it attends instead."""
+        """Float32 numbers of one sequence's recurrent state in `layer`; 0 for an attention layer."""
         delta_net = self.shape.loaded_layers[layer].delta_net
         return 0 if delta_net is None else delta_net.heads.state_values
 
     def state_bytes(self, layers: Iterable[int] | None = None) -> int:
-        """Bytes of one sequence's recurrent state in these layers; None: in all."""
+        """Bytes of one sequence's recurrent state in `layers`; None: in all layers."""
         indices = range(self.num_layers) if layers is None else layers
         return 4 * sum(self.state_values(index) for index in indices)
 
     def is_windowed(self, layer: int) -> bool:
-        """It attends to the last tokens alone."""
+        """True if the layer attends only to a window of the last tokens."""
         attention = self.shape.loaded_layers[layer].attention
         return isinstance(attention, AttentionShape) and attention.window > 0
 
@@ -87,18 +87,18 @@ class KvLayout:
 
     @property
     def window(self) -> int:
-        """Tokens that a windowed layer attends to, at most; 0: there is none."""
+        """The largest window of all layers, in tokens; 0 if no layer has a window."""
         shapes = (self.shape.loaded_layers[layer].attention for layer in self.windowed_layers)
         return max((shape.window for shape in shapes if isinstance(shape, AttentionShape)), default=0)
 
     def token_bytes(self, layers: Iterable[int] | None = None) -> int:
-        """Bytes of one token in these layers; None: in all."""
+        """KV bytes of one token in `layers`; None: in all layers."""
         indices = range(self.num_layers) if layers is None else layers
         return sum(self.layer_bytes(index) for index in indices)
 
 
 def layout_of(config: ServerConfig, shape: ModelShape) -> KvLayout:
-    """As --kv-cache-dtype asks. Raises ConfigError for what this model cannot have."""
+    """Returns the layout for --kv-cache-dtype. Raises ConfigError for a dtype that the model does not support."""
     name = config.kv_cache_dtype
     dtype = _BY_FLAG[name]
     if dtype == FLOAT16:
@@ -123,7 +123,7 @@ def layout_of(config: ServerConfig, shape: ModelShape) -> KvLayout:
 
 
 def check_cpu_reads(layout: KvLayout) -> None:
-    """Raises ConfigError for a type that only a GPU's attention reads."""
+    """Raises ConfigError if only GPU attention can read the layout's dtype."""
     if layout.dtype in _GPU_ONLY:
         name, reason = _GPU_ONLY[layout.dtype]
         raise ConfigError(f"--kv-cache-dtype {name}: only a GPU's attention reads it. On the CPU, {reason}")

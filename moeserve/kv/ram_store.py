@@ -1,4 +1,4 @@
-"""The prefix cache's tier in RAM: pages by key, the least recently used out first."""
+"""The prefix cache's RAM tier: pages by key; the least recently used are evicted first."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from moeserve.kv.host_blocks import HostBlocks, HostPage
 @dataclass(slots=True)
 class _Entry:
     page: HostPage
-    users: int  # that read or write its blocks, which stay until then
+    users: int  # reads and writes in progress; the blocks stay until they end
     is_whole: bool = False
 
 
 class RamStore:
-    """May be used by several threads. What is reserved is there from `commit` on."""
+    """A thread-safe store of pages. A reserved page becomes readable with `commit`."""
 
     def __init__(self, blocks: HostBlocks) -> None:
         self._blocks = blocks
-        self._lock = threading.Lock()  # of what follows
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the least recently used first
+        self._lock = threading.Lock()  # guards the attributes below
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # least recently used first
 
     @property
     def max_bytes(self) -> int:
@@ -34,8 +34,8 @@ class RamStore:
             return [key for key, entry in self._entries.items() if entry.is_whole]
 
     def reserve(self, key: bytes, num_bytes: int) -> tuple[HostPage | None, list[bytes]]:
-        """Room for a new page, and the keys of the pages that had to go for it. None: it is there already, or there is
-        no room."""
+        """Reserves memory for a new page. Returns it and the keys of the pages evicted for it; None instead of the
+        page if the key is stored already or the memory is in use."""
         gone: list[bytes] = []
         with self._lock:
             if key in self._entries:
@@ -57,7 +57,7 @@ class RamStore:
             entry.users -= 1
 
     def get(self, key: bytes) -> HostPage | None:
-        """A page that stays until `release`; None: it is not there."""
+        """Returns the page of `key`, which stays in memory until `release`; None if it is not stored."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None or not entry.is_whole:
@@ -66,12 +66,12 @@ class RamStore:
             return entry.page
 
     def release(self, key: bytes) -> None:
-        """Ends a use that `get` has begun."""
+        """Ends one use begun by `get`."""
         with self._lock:
             self._entries[key].users -= 1
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Makes these pages the most recently used ones, the last most; keys without a page are ignored."""
+        """Marks these pages as most recently used, the last one most. Keys without a page are ignored."""
         with self._lock:
             for key in keys:
                 if key in self._entries:

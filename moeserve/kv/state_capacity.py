@@ -1,4 +1,4 @@
-"""How many slots of recurrent state there are: one for each running sequence, and the rest for snapshots."""
+"""Computes the number of recurrent-state slots: one per running sequence, the rest for snapshots."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 
-# Of the memory left after the weights, where the user does not say: a quarter of what the KV pool takes by itself.
+# Default share of the memory left after the weights that snapshots take: a quarter of the KV pool's default share.
 SNAPSHOT_SHARE_OF_FREE_MEMORY = 0.125
-MOST_SNAPSHOTS_PER_SEQUENCE = 4  # by default: more of them find few prefixes that these do not
+MOST_SNAPSHOTS_PER_SEQUENCE = 4  # default limit; more snapshots hardly find more prefixes
 
 
 @dataclass(frozen=True, slots=True)
 class StateCapacity:
-    """`num_slots` is WorkerReady.num_state_slots; `num_bytes` is what they take together."""
+    """`num_slots` is sent as WorkerReady.num_state_slots; `num_bytes` is the memory of all slots."""
 
     num_slots: int
     num_bytes: int
 
 
 def state_slots(config: ServerConfig, bytes_per_state: int, free_bytes: int) -> StateCapacity:
-    """The state slots that the flags ask for, where a state takes `bytes_per_state`. Raises as `plan_state_slots`."""
+    """Returns the state slots that the flags ask for; one state takes `bytes_per_state`. Raises as
+    `plan_state_slots`."""
     budget = config.state_snapshot_budget
     of_snapshots = None if budget is None else int(budget * GIB)
     return plan_state_slots(bytes_per_state, config.max_num_seqs, of_snapshots, free_bytes)
@@ -31,10 +32,10 @@ def state_slots(config: ServerConfig, bytes_per_state: int, free_bytes: int) -> 
 def plan_state_slots(
     bytes_per_state: int, max_num_seqs: int, budget_bytes: int | None, free_bytes: int
 ) -> StateCapacity:
-    """The state slots of a model, of which each takes `bytes_per_state`; none where that is 0.
+    """Returns the state slots of a model; one state takes `bytes_per_state` bytes. No slots if that is 0.
 
-    `budget_bytes` is the memory for snapshots, from --state-snapshot-budget; None: a share of `free_bytes`, which is
-    what the weights leave. Raises ConfigError where the running sequences' states, or what the user asked for, do not
+    `budget_bytes`: memory for snapshots, from --state-snapshot-budget; None: a share of `free_bytes`, the memory
+    left after the weights. Raises ConfigError if the running sequences' states or the requested snapshots do not
     fit.
     """
     if bytes_per_state == 0:

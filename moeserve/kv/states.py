@@ -1,4 +1,4 @@
-"""The recurrent states' memory, on one device: whole slots, so that a snapshot is one copy."""
+"""The tensor of recurrent states on one device. A slot is contiguous, so that one copy makes a snapshot."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from moeserve.kv.layout import KvLayout
 
 
 class StateCache:
-    """The states of some consecutive layers in `num_slots` slots. One writer: the recurrent blocks of those layers, but
-    for copies between slots.
+    """Recurrent states of consecutive layers in `num_slots` slots. Only those layers' recurrent blocks write to
+    them, apart from copies between slots.
 
-    states: float32 [slots, values], a slot's layers one after another. No kernel reads a slot that was not written or
-    zeroed before, and pages of RAM come with their first use.
+    states: float32 [slots, values]; a slot holds its layers one after another. Kernels read only slots that were
+    written or zeroed before; the operating system allocates RAM pages at first use.
     """
 
     def __init__(
@@ -25,11 +25,12 @@ class StateCache:
         *,
         zeroed: bool = False,
     ) -> None:
-        """zeroed: for dummy steps that are timed, whose KV must be finite."""
+        """zeroed: fill with zeros, for timed dummy steps, which must read finite numbers."""
         sizes = [layout.state_values(layer) for layer in layers]
         allocate = torch.zeros if zeroed else torch.empty
         self.states = allocate(num_slots, sum(sizes), device=device)
-        # Of each layer, where its values begin, with none for one that attends; empty if all of them attend.
+        # Per layer, the offset of its values in a slot; an attention layer has none. Empty for a model without
+        # recurrent layers.
         self.layers = [
             StateLayer(self.states, sum(sizes[:index])) for index in range(len(sizes)) if any(sizes)
         ]

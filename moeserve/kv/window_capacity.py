@@ -1,8 +1,8 @@
-"""How the KV memory is divided between the layers that attend to all tokens and the windowed ones.
+"""Divides the KV memory between full-attention layers and sliding-window layers.
 
-A running request needs the last tokens alone in windowed layers, so their pool is smaller
-(docs/explanation/windowed-kv.md). What running requests may need is taken first; the rest of the windowed pool is for
-the prefix cache.
+In sliding-window layers a running request needs only its last tokens, so their pool is smaller
+(docs/explanation/windowed-kv.md). The window pool has slots for all running requests first; the rest serves the
+prefix cache.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from moeserve.config import ServerConfig, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 
-SLOTS_FOR_EACH = 3  # slots of the other layers' pool for a windowed one, where the user does not say
+SLOTS_FOR_EACH = 3  # default ratio: slots of the full-attention pool per window slot
 
 NO_ROOM = "two would have no room for more tokens than one for all layers"
 
@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KvPools:
-    """Slots of the pool of all layers, or of the layers without a window, and of the windowed layers' pool, 0: none."""
+    """num_slots: slots of the pool for all layers, or for the full-attention layers only. num_window_slots: slots of
+    the sliding-window layers' pool; 0 if all layers share one pool."""
 
     num_slots: int
     num_window_slots: int = 0
@@ -32,33 +33,37 @@ class KvPools:
 
 @dataclass(frozen=True, slots=True)
 class WindowPool:
-    """The memory of a windowed pool in relation to the full one. Bytes are those of one token."""
+    """Sizes of a window pool relative to the full-attention pool. Bytes are per token."""
 
-    full_bytes: int  # in the layers that attend to all tokens
+    full_bytes: int  # in the full-attention layers
     windowed_bytes: int
-    share: float  # of the memory of both pools
+    share: float  # of the memory of both pools together
     least: int  # slots that running requests may need
 
     def slots_beside(self, slots: int) -> int:
-        """Window slots that are this share where `slots` slots are the rest. Never fewer for more."""
+        """Returns the window slots that make up `share` of the memory beside `slots` full slots. Monotonic in
+        `slots`."""
         of_share = slots * self.full_bytes * self.share / (self.windowed_bytes * (1 - self.share))
         return max(self.least, int(of_share))
 
     def num_bytes(self, tokens: int) -> int:
-        """Bytes of the KV of `tokens` tokens: in two pools, or in one for all layers where that takes no more."""
+        """Returns the KV bytes for `tokens` tokens: in two pools, or in one for all layers if that takes no more."""
         return min(self._in_two(tokens), tokens * (self.full_bytes + self.windowed_bytes))
 
     def _in_two(self, slots: int) -> int:
         return slots * self.full_bytes + self.slots_beside(slots) * self.windowed_bytes
 
     def divide(self, one_pool: int, most: int, num_bytes: int | None) -> KvPools | None:
-        """one_pool, most: as of `divide`; num_bytes: None: the slots are given. None: one pool holds as many tokens.
+        """Divides the memory into two pools; None if one pool would hold as many tokens. one_pool, most: see the
+        function `divide`. num_bytes: memory of both; None: the number of full slots is given.
 
-        More bytes never make a pool smaller, and as many slots have the same pool beside them when they are given as
-        when they were found: so a worker that is started again can stand in for the first."""
+        More bytes never make a pool smaller. A given number of slots gets the same window pool as when it was
+        computed from bytes, so that a restarted worker has the same pools as before.
+        """
         slots = one_pool
         if num_bytes is not None and one_pool < most:
-            slots = bisect_right(range(most + 1), num_bytes, key=self._in_two) - 1  # as many as fit
+            # the largest number that fits
+            slots = bisect_right(range(most + 1), num_bytes, key=self._in_two) - 1
         windows = self.slots_beside(slots)
         return KvPools(slots, windows) if windows < slots else None
 
@@ -66,10 +71,10 @@ class WindowPool:
 def window_pool(
     config: ServerConfig, layout: KvLayout, step_rows: int, *, is_divided: bool = False
 ) -> WindowPool | None:
-    """None where windowed layers have no pool of their own. step_rows: of the largest step. is_divided: layers' KV lies
-    in several memories.
+    """Returns the window pool's proportions; None if the sliding-window layers share the pool. step_rows: rows of
+    the largest step. is_divided: layers' KV is spread over several devices.
 
-    Raises ConfigError where --kv-window-ratio asks for one that there cannot be.
+    Raises ConfigError if --kv-window-ratio asks for a separate pool that is impossible.
     """
     if config.kv_window_ratio == 0:
         return None
@@ -81,10 +86,10 @@ def window_pool(
     windowed = layout.token_bytes(layout.windowed_layers)
     full = layout.token_bytes() - windowed
     share = config.kv_window_ratio
-    if share is None:  # what running requests do not need is for the prefix cache
+    if share is None:  # the default: what running requests do not need is for the prefix cache
         share = windowed / (windowed + SLOTS_FOR_EACH * full) if config.prefix_cache != "off" else 0.0
-    # Of running requests, with those that two plans grant ahead of need for drafts, and beside them the rows of a step,
-    # which may be padded to a larger one.
+    # Running requests: a window each, plus the slots granted ahead for drafts by two plans. In addition the rows of one
+    # step, which may be padded to a larger one.
     each = layout.window + 2 * num_drafts(config)
     return WindowPool(full, windowed, share, config.max_num_seqs * each + 2 * step_rows)
 
@@ -99,8 +104,9 @@ def divide(
     *,
     is_divided: bool = False,
 ) -> KvPools:
-    """one_pool: slots of a pool for all layers, of `num_bytes`; more than `most` are of no use. Otherwise as
-    `window_pool`, and one pool where two would hold no more."""
+    """Returns the slots of both pools, or of one pool if two would hold no more tokens. one_pool: slots that
+    `num_bytes` hold in one pool for all layers; most: upper limit of useful slots. Other arguments and errors as
+    `window_pool`."""
     second = window_pool(config, layout, step_rows, is_divided=is_divided)
     if second is None:
         return KvPools(one_pool)
@@ -113,7 +119,7 @@ def divide(
 
 
 def log_pools(config: ServerConfig, layout: KvLayout, pools: KvPools, *, is_divided: bool) -> None:
-    """Logs whether a model that could have two KV pools has them, and if not, why."""
+    """Logs whether a model with sliding-window layers got two KV pools and, if not, the reason."""
     if not layout.window or len(layout.windowed_layers) == layout.shape.num_layers:
         return
     if pools.num_window_slots:

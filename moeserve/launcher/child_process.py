@@ -1,4 +1,4 @@
-"""A process of the server, as the launcher starts it, watches it and ends it."""
+"""One process of the server, as the launcher sees it: start, watch, kill."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from moeserve.processes.lifecycle import python_environment
 from moeserve.processes.process_state import state_of
 from moeserve.processes.runtime_paths import RuntimePaths, has_working_directory
 
-END_S: Final = 10.0  # for a killed process to end: the kernel frees gigabytes of its memory first
+END_S: Final = 10.0  # wait for a killed process to end; the kernel first frees gigabytes of its memory
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _HINTS: dict[int, str] = {
 
 
 class ServerProcess(ABC):
-    """The life of one process, and how it ended. `returncode` is None while it runs, or minus the signal."""
+    """A process of the server and how it ended. `returncode` is None while it runs; a negative value is a signal."""
 
     def __init__(self, name: str, pid: int) -> None:
         self.name = name
@@ -45,9 +45,9 @@ class ServerProcess(ABC):
     def begin(self, pid: int) -> None:
         self.pid = pid
         self.started = time.monotonic()
-        self.is_reported = False  # the router wants another; written by the launcher
-        self.given_up: str | None = None  # why it was killed, where the router asked for it
-        self.was_stopped = False  # and stood still then, because somebody had sent it a SIGSTOP
+        self.is_reported = False  # the router asked for a replacement; set by the launcher
+        self.given_up: str | None = None  # why it was killed at the router's request
+        self.was_stopped = False  # it was stopped by a SIGSTOP when it was killed
         self._kills_for_memory = _kills_for_memory()
 
     @property
@@ -56,12 +56,12 @@ class ServerProcess(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends it, if it still runs."""
+        """Kills the process if it still runs."""
         ...
 
     @abstractmethod
     def close(self) -> None:
-        """Frees what is held of it."""
+        """Releases the process's resources."""
         ...
 
     @property
@@ -70,30 +70,31 @@ class ServerProcess(ABC):
 
     @property
     def died_by_itself(self) -> bool:
-        """It was not ended or stopped from outside."""
+        """True if the process ended without having been killed or stopped from outside."""
         if self.given_up is not None:
             return not self.was_stopped
         return self.returncode != -signal.SIGKILL or self._memory_ran_out
 
     @property
     def _memory_ran_out(self) -> bool:
-        """The kernel has killed some process for memory since this one was started; it may have been this one."""
+        """True if the kernel's OOM killer killed some process, possibly this one, since this one started."""
         return _kills_for_memory() > self._kills_for_memory
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process stands still, because it got a SIGSTOP."""
+        """True if the process is stopped by a SIGSTOP."""
         return state_of(self.pid).is_stopped
 
     def go_on(self) -> None:
-        """Continues the process if it was stopped."""
+        """Resumes the process if it was stopped."""
         if self.alive and self.is_stopped:
             log.warning("the %s process is needed, but was stopped; it is continued", self.name)
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGCONT)
 
     def give_up(self, cause: str, *, is_stopped: bool = False) -> None:
-        """Kills it, if it still runs. is_stopped: it waits for a process that stands still."""
+        """Kills the process, if it still runs, for the reason `cause`. is_stopped: a process that it waits for is
+        stopped."""
         if self.alive and self.given_up is None:
             self.given_up = cause
             self.was_stopped = is_stopped or self.is_stopped
@@ -111,7 +112,7 @@ class ServerProcess(ABC):
 
 
 class Adopted:
-    """A process that another one has forked and left to this one, which is its parent now."""
+    """A child process that another process forked; this process became its parent."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -129,8 +130,8 @@ class Adopted:
 
 
 class Child(ServerProcess):
-    """One of our processes. `descriptor` (a pidfd) becomes readable when it ends. `line` is the other end of its
-    standard input, where it was given one."""
+    """A child process of the launcher. `descriptor` (a pidfd) becomes readable when it ends. `line` is the
+    launcher's end of the socket at its standard input, if it has one."""
 
     def __init__(
         self, name: str, handle: subprocess.Popen[bytes] | Adopted, line: socket.socket | None
@@ -142,7 +143,7 @@ class Child(ServerProcess):
 
     @classmethod
     def adopt(cls, name: str, pid: int) -> Child:
-        """One that has been forked already, in a process group of its own."""
+        """Returns a Child for an already forked process, which has its own process group."""
         return cls(name, Adopted(pid), None)
 
     @classmethod
@@ -156,8 +157,8 @@ class Child(ServerProcess):
         variables: Mapping[str, str] = MappingProxyType({}),
         descriptors: Sequence[int] = (),
     ) -> Child:
-        """Starts `module`. It inherits `descriptors`, under the same numbers; `variables` are added to its
-        environment."""
+        """Starts `module` as a process, which inherits `descriptors` under the same numbers and gets `variables`
+        added to its environment."""
         environment = python_environment() | {
             ENV_PREFIX + "RUNTIME_DIR": str(paths.directory),
             LAUNCHER_PID_ENV: str(os.getpid()),
@@ -167,13 +168,14 @@ class Child(ServerProcess):
         stdin: socket.socket | None = None
         if has_line:
             line, stdin = socket.socketpair()
-        # A process group of its own: the terminal's Ctrl-C reaches only the launcher, even while the child is still
-        # importing.
+        # The child gets its own process group: the terminal's Ctrl-C then reaches only the launcher, even while the
+        # child is importing.
         popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "moeserve.processes.begin", module],
             env=environment,
             stdin=subprocess.DEVNULL if stdin is None else stdin.fileno(),
-            cwd=None if has_working_directory() else "/",  # all paths of the configuration are absolute
+            # possible because all paths of the configuration are absolute
+            cwd=None if has_working_directory() else "/",
             process_group=0,
             pass_fds=descriptors,
         )
@@ -189,12 +191,12 @@ class Child(ServerProcess):
         self._handle.send_signal(signum)
 
     def kill(self) -> None:
-        """And what it may have started itself: its whole process group."""
+        """Kills the process group: the process and the processes that it started."""
         if self.alive:
             os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Waits for its end, a bounded time: what waits for a disk or a driver ends when that answers."""
+        """Waits a bounded time for its end; a process blocked in a disk or driver call ends only when that returns."""
         if not has_ended(self.descriptor, END_S):
             log.error(
                 "the %s, process %d, has been killed, but has not ended; it is left", self.name, self.pid
@@ -206,8 +208,9 @@ class Child(ServerProcess):
 
 
 class Fork(ServerProcess):
-    """A worker forked by the process with the weights (`worker/loading/keeper.py`), which tells of its beginning and
-    end. `descriptor` (a pidfd) becomes readable when it ends; None: it has ended, or has not begun."""
+    """A worker that the keeper, the process with the weights (`worker/loading/keeper.py`), forked. The keeper
+    reports its start and end. `descriptor` (a pidfd) becomes readable when it ends; None: it has ended, or has not
+    started."""
 
     descriptor: int | None = None
 
@@ -215,13 +218,13 @@ class Fork(ServerProcess):
         """pid 0: not known yet."""
         super().begin(pid)
         self.close()
-        self.ended: int | None = None  # the exit code, or minus the signal; written by the launcher
+        self.ended: int | None = None  # exit code, or minus the signal; set by the launcher
         with suppress(ProcessLookupError):
             self.descriptor = os.pidfd_open(pid) if pid else None
 
     @property
     def awaits_keeper(self) -> bool:
-        """There is no such process, and its keeper has not said how it ended, or which is the next."""
+        """True if the worker is gone, and its keeper has reported neither its end nor its successor."""
         return self.alive and (self.descriptor is None or has_ended(self.descriptor))
 
     @property
@@ -240,14 +243,14 @@ class Fork(ServerProcess):
 
 
 def has_ended(pidfd: int, timeout: float = 0.0) -> bool:
-    """Whether a process has, by the end of `timeout` seconds."""
+    """Returns whether the process ends within `timeout` seconds."""
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     return bool(poller.poll(timeout * 1000))
 
 
 def _kills_for_memory() -> int:
-    """How many processes the kernel has killed for memory since the machine's start; 0 where it does not say."""
+    """Returns how many processes the kernel's OOM killer has killed since boot; 0 if the kernel does not tell."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             name, _, count = line.partition(" ")
@@ -257,7 +260,7 @@ def _kills_for_memory() -> int:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes, of shared pages a share (PSS); 0 if it is gone."""
+    """Returns the memory of a process in bytes, as proportional set size (PSS); 0 if it is gone."""
     try:
         process = psutil.Process(pid)
         try:

@@ -1,4 +1,5 @@
-"""When to stop starting processes again: too many deaths within a window of time, or without a start that worked."""
+"""Decides when to stop restarting processes: after too many deaths within a time window or without a successful
+start."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ WINDOW_S: Final = 60.0
 
 class CrashCount:
     def __init__(self, most: int) -> None:
-        """`most` deaths within WINDOW_S are too many, and so are `most` of processes that were never ready."""
+        """most: allowed deaths within WINDOW_S, and allowed deaths of one process without a successful start."""
         self._most = most
         self._times: deque[float] = deque(maxlen=most)
-        self._failed_starts: Counter[str] = Counter()  # since the last start that worked, by process
+        self._failed_starts: Counter[str] = Counter()  # by process, since its last successful start
 
     def add(self, name: str, *, was_ready: bool) -> str | None:
-        """Counts a death now. Returns in words why it is one too many, or None."""
+        """Counts a death. Returns the reason, in words, if it is one too many, else None."""
         self._times.append(time.monotonic())
         self._failed_starts[name] = 0 if was_ready else self._failed_starts[name] + 1
         if len(self._times) == self._most and self._times[-1] - self._times[0] < WINDOW_S:
@@ -27,10 +28,10 @@ class CrashCount:
         return None
 
     def __bool__(self) -> bool:
-        """Some death has been counted."""
+        """True if a death has been counted."""
         return bool(self._times)
 
     @property
     def since_last_s(self) -> float:
-        """Needs one to have been counted."""
+        """Seconds since the last death. At least one must have been counted."""
         return time.monotonic() - self._times[-1]

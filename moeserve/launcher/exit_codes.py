@@ -1,4 +1,4 @@
-"""How a server ends, for who started it: docs/reference/exit-codes.md has the table for users."""
+"""The server's exit codes; docs/reference/exit-codes.md has the table for users."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from typing import Final
 
 EXIT_STOPPED: Final = 0
 EXIT_FAILED: Final = 1
-# argparse's, and that of a process whose configuration cannot be used (process.EXIT_USER_ERROR).
+# The same code as argparse and as a process with an unusable configuration (process.EXIT_USER_ERROR).
 EXIT_USAGE: Final = 2
 EXIT_ENGINE_LOST: Final = 3

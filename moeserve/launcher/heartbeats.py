@@ -1,4 +1,4 @@
-"""Which processes still answer: the launcher asks each for a heartbeat, and ends one that stands still."""
+"""Finds processes that hang: the launcher asks each for a heartbeat, and kills one that does not answer."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-MOST_MISSED: Final = 4  # intervals without an answer
+MOST_MISSED: Final = 4  # unanswered intervals that make a process hung
 
 
 class Heartbeats:
-    """Counts the intervals in which a process owed an answer. Intervals, not seconds: where the whole machine stood
-    still for a while, no process has missed more than one."""
+    """Counts the intervals in which each process owed an answer. Intervals are counted instead of seconds so that a
+    pause of the whole machine counts as one."""
 
     def __init__(self, limit_s: float) -> None:
-        """After `limit_s` seconds without an answer a process counts as hung."""
+        """limit_s: seconds without an answer after which a process counts as hung."""
         self.interval_s = limit_s / MOST_MISSED
-        self._missed: dict[str, int] = {}  # by process that was asked and has not answered
+        self._missed: dict[str, int] = {}  # process → intervals since its unanswered request
         self._next = time.monotonic() + self.interval_s
 
     @property
@@ -24,7 +24,7 @@ class Heartbeats:
         return time.monotonic() >= self._next
 
     def beat(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Begins another interval with these processes. Returns who is to be asked, and who hangs."""
+        """Starts a new interval for these processes. Returns the processes to ask, and those that hang."""
         self._next = time.monotonic() + self.interval_s
         missed = {name: self._missed[name] + 1 if name in self._missed else 0 for name in names}
         hung = [name for name, times in missed.items() if times >= MOST_MISSED]

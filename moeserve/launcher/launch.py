@@ -1,32 +1,28 @@
-"""The launcher: starts the four processes, five where the model sees pictures, waits until they are ready, watches them
-and stops them in order.
+"""The launcher: starts the server's processes, waits until they are ready, watches them, and stops them in order.
 
     httpserver   SIGTERM makes it drain: no new requests, the running ones finish
     router       Shutdown message; it tells the worker
     detokenizer  Shutdown message
-    visualserver Shutdown message; it is there where the model has a tower
+    visualserver Shutdown message; exists only if the model has a vision tower
     worker       ends when the router tells it to
 
-What ends a server, and how:
+Events and their effects:
 
 - a process fails while starting: its message goes to stderr, the others are killed, exit code 1
-- SIGTERM or SIGINT: httpserver drains, the others follow, exit code 0; a second signal kills at once. SIGHUP ends
-  nothing: httpserver reads its file of keys again
-- SIGUSR2 or `moeserve reload` start the next server beside this one, which ends when that one is ready
+- SIGTERM or SIGINT: httpserver drains, the others follow, exit code 0; a second signal kills at once. SIGHUP makes
+  httpserver read its file of keys again
+- SIGUSR2 or `moeserve reload`: the next server starts beside this one, which ends when the new one is ready
   (`succession.py`)
-- the worker dies while serving, or the router says that it hangs: another one is started, and the router goes on
-  with the requests; /health is 503 meanwhile
-- the router, the detokenizer or the visual server dies while serving, or answers no heartbeat request: another one is
-  started, and httpserver sends it what it has of each request; the worker stays, and the next router connects to it
-- httpserver dies while serving, or answers no heartbeat request: its connections are gone, the router frees what it
-  ran for them, and another one is started. Clients that connect meanwhile wait, because the listening sockets are the
-  launcher's
-- processes die too often, or cannot be started again: the rest is killed, exit code 3
+- the worker dies while serving, or the router reports that it hangs: it is replaced, and the router continues the
+  requests; /health is 503 meanwhile
+- the router, the detokenizer or the visual server dies while serving or misses heartbeats: it is replaced, and
+  httpserver sends its requests to the new one again; the worker stays, and the next router connects to it
+- httpserver dies while serving or misses heartbeats: its connections are lost, the router cancels its requests, and
+  it is replaced. New connections wait meanwhile, because the launcher owns the listening sockets
+- processes die too often, or cannot be started again: the others are killed, exit code 3
 
-docs/reference/exit-codes.md has the table for users.
-
-Whatever happens, no process, socket or directory is left; only `kill -9` of the launcher leaves the directory
-until the next start (its children die with it).
+In all cases no process, socket or directory is left behind. After `kill -9` of the launcher its children die with
+it, and the next start removes the directory.
 """
 
 from __future__ import annotations
@@ -76,16 +72,15 @@ from moeserve.processes.listeners import Listeners, open_listeners, url_of, with
 from moeserve.processes.runtime_paths import RuntimePaths
 from moeserve.processes.silence import longest_silence
 
-DRAIN_MARGIN_S = 8.0  # for httpserver to close its connections, beyond the requests' own time
-EXIT_TIMEOUT_S = 10.0  # for the others after Shutdown; the worker frees gigabytes
-LAST_WORDS_S = 0.5  # for a dead child's ProcessFailed to come out of its socket
+DRAIN_MARGIN_S = 8.0  # for httpserver to close its connections, after the requests' own time limit
+EXIT_TIMEOUT_S = 10.0  # for the other processes after Shutdown; the worker has gigabytes to free
+LAST_WORDS_S = 0.5  # for the ProcessFailed message of a dead child to arrive
 
 log = logging.getLogger(__name__)
 
 
 def launch(config: ServerConfig, package: str = "moeserve") -> int:
-    """Runs a server until it is told to stop or fails; returns the exit code. Call it from the main thread.
-    The processes are the modules of `package`: `python -m moeserve.router` and so on."""
+    """Runs a server, whose processes are modules of `package`, until its end. Call it from the main thread."""
     setproctitle("moeserve: launcher")
     with ExitStack() as stack:
         try:
@@ -106,7 +101,7 @@ def launch(config: ServerConfig, package: str = "moeserve") -> int:
 
 
 class Launcher:
-    """The life of one server. Only the main thread touches it, and it sleeps unless something happens."""
+    """Runs one server. Single-threaded; it sleeps in a poll loop until something happens."""
 
     def __init__(
         self,
@@ -118,23 +113,24 @@ class Launcher:
         *,
         is_next: bool,
     ) -> None:
-        """Binds the launcher's sockets and takes over the signals; `stack` undoes both. `is_next`: a server before this
-        one accepts at the same `listeners`, and a launcher before this one is the parent (`succession.py`)."""
+        """Binds the launcher's sockets and installs the signal handlers; `stack` undoes both. `is_next`: an upgrade.
+        The previous server still accepts at the same `listeners`, and its launcher is this one's parent
+        (`succession.py`)."""
         self.config = config
         self.paths = paths
         self.ready: dict[str, ProcessReady] = {}
-        self.last_words: dict[str, str] = {}  # message of each process that failed, the first first
-        self.signals = 0  # stop signals so far
+        self.last_words: dict[str, str] = {}  # process → message of its failure, the first failure first
+        self.signals = 0  # stop signals received so far
         self._is_next = is_next
-        self._is_handed_over = False  # another server takes the new connections
+        self._is_handed_over = False  # True after another server took over the listening sockets
         self._is_upgrade_wanted = False
-        self._hung_up = False  # a SIGHUP came, and httpserver does not know yet
+        self._hung_up = False  # a SIGHUP arrived that httpserver has not been told of
         self._systemd = Systemd.from_env()
         self._listeners = listeners
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(self._context.destroy, linger=0)
         write_config(config, paths)
-        # Connected from the start: a socket's file may be removed while the server runs.
+        # Connect now: a socket's file may be deleted while the server runs.
         told = {ROUTER: paths.router, DETOKENIZER: paths.detokenizer, HTTPSERVER: paths.http}
         if config.mmproj:
             told[VISUALSERVER] = paths.visualserver
@@ -171,7 +167,7 @@ class Launcher:
         stack.callback(self._succession.close)
 
     def run(self) -> int:
-        """The exit code. All children are dead when it returns."""
+        """Runs the server. Returns the exit code when all children are dead."""
         try:
             self._spawn()
             if not self._wait_until_ready():
@@ -191,14 +187,14 @@ class Launcher:
         self._processes.start_all()
 
     def _wait_until_ready(self) -> bool:
-        """False when a child failed, with its message logged, or when told to stop."""
+        """Returns False if a child failed (its message is logged) or a stop signal arrived."""
         while len(self.ready) < len(self._processes.names):
             dead = self._processes.dead()
             if dead:
                 self._sleep_until(lambda: bool(self.last_words), LAST_WORDS_S)
             for name, message in self.last_words.items():
                 log.error("the server could not start: %s (%s)", message, name)
-                return False  # the first is the cause, others may have failed of it
+                return False  # only the first failure is logged: it may have caused the others
             if dead:
                 log.error("%s died while starting: %s", dead[0].name, dead[0].cause_of_death())
                 return False
@@ -209,8 +205,8 @@ class Launcher:
         return self._pin_config()
 
     def _pin_config(self) -> bool:
-        """For a worker that reads it anew (see `pinned`), at a time when the disk is seldom full. False when it cannot
-        be written."""
+        """Writes the configuration for restarted workers (see `pinned`) now, while the disk is unlikely to be full.
+        Returns False if that fails."""
         engine = self.ready[WORKER].engine
         if engine is not None:
             try:
@@ -229,14 +225,15 @@ class Launcher:
             tokens += f", {engine.device}"
             if self.config.mmproj and not engine.embedding_size:
                 log.warning("--mmproj has no effect: only the CPU engine computes pictures so far")
-        self._processes.listens_when_ready = False  # from here on this server alone accepts
+        self._processes.listens_when_ready = False  # from here on only this server accepts connections
         self._systemd.notify("READY=1")
         log.info("ready: %s, memory used %.2f GiB%s", url, self._processes.memory_used() / GIB, tokens)
         if self._listeners.health is not None:
             log.info("health and metrics: %s", url_of(self._listeners.health))
 
     def _watch(self) -> int | None:
-        """Sleeps while all is well. None when told to stop; else the exit code, after a death that ends the server."""
+        """Sleeps until something ends the server. Returns None for a stop signal, else the exit code after a fatal
+        death."""
         while not self.signals and not self._is_handed_over:
             dead = self._processes.dead()
             if not dead:
@@ -246,7 +243,8 @@ class Launcher:
         return None
 
     def _drain(self) -> int:
-        """The orderly end: httpserver first, so that every request gets its last message."""
+        """Stops the server in order: httpserver first, so that every request gets its last message. Returns the exit
+        code."""
         if not self._is_handed_over:
             self._systemd.notify("STOPPING=1")
             log.info("stopping: requests have %g s to finish", self.config.shutdown_timeout)
@@ -263,30 +261,31 @@ class Launcher:
         if httpserver.alive:
             httpserver.send_signal(signal.SIGTERM)
         if self._succession.current is None:
-            self._listeners.close()  # httpserver answers what comes; later no process does
+            # httpserver answers clients that still connect; after it no process would
+            self._listeners.close()
         self._sleep_until(
             lambda: not httpserver.alive or self._lost_while_draining(),
             self.config.shutdown_timeout + DRAIN_MARGIN_S,
         )
-        self._processes.go_on()  # a stop may have taken effect since
+        self._processes.go_on()  # a process may have been stopped (SIGSTOP) since
         for address in self._channels:
             if address != self.paths.http:
                 self._tell(address, Shutdown())
-        if self.config.worker is not None:  # the link lives for routers to come
+        if self.config.worker is not None:  # the link to the remote worker stays open for later routers
             self._sleep_until(lambda: not self._processes.is_alive(ROUTER), EXIT_TIMEOUT_S)
             self._processes[WORKER].kill()
         if not {ROUTER, WORKER} <= self.ready.keys():
-            self._processes[WORKER].kill()  # no process tells it to end
+            self._processes[WORKER].kill()  # no process would tell it to end
         self._processes.want_no_other_worker()
         self._sleep_until(lambda: len(self._processes.dead()) == len(self._processes), EXIT_TIMEOUT_S)
         return self._outcome()
 
     def _may_leave_no_longer(self) -> bool:
-        """Whether the server after this one ends too."""
+        """Returns whether the server after this one has to end, too."""
         return self.signals > 0 or self._succession.exit_code is not None
 
     def _follow(self) -> int:
-        """Sleeps while the servers after this one serve."""
+        """Sleeps while the successors of this server serve. Returns the exit code."""
         setproctitle("moeserve: parent")
         while (code := self._succession.exit_code) is None:
             self._sleep()
@@ -295,7 +294,8 @@ class Launcher:
         return code if code >= 0 else EXIT_FAILED
 
     def _outcome(self) -> int:
-        """The exit code of an orderly end: EXIT_STOPPED where every process but the worker ended by itself with 0."""
+        """Returns the exit code after draining: EXIT_STOPPED if every process but the worker exited by itself with
+        code 0."""
         if self.signals > 1:
             log.warning("second signal: stopping at once")
             return EXIT_FAILED
@@ -312,10 +312,10 @@ class Launcher:
     # ---------------------------------------------------------------- watching
 
     def _sleep(self, timeout: float | None = None) -> None:
-        """Until a message, a stop signal or a child's death, at most `timeout` seconds. Takes in the
+        """Sleeps until a message, a stop signal or a child's death, at most `timeout` seconds, and handles the
         messages.
 
-        Each death wakes once, so look at the dead and at `signals` after a sleep and before the next.
+        A death wakes the loop only once: check for dead children and `signals` between two sleeps.
         """
         timeout = min(filter(None, (timeout, self._systemd.interval_s, self._signs_of_life.interval_s)))
         woken_by = dict(self._poller.poll(math.ceil(timeout * 1000)))
@@ -360,9 +360,9 @@ class Launcher:
 
     def _give_up(self, message: ReplaceWorker) -> None:
         worker = self._processes[WORKER]
-        if worker.pid == message.pid and not worker.is_reported:  # else it is replaced already
+        if worker.pid == message.pid and not worker.is_reported:  # otherwise it is being replaced already
             worker.is_reported = True
-            # Often it has just died, and its end, which names the cause, is about to be noticed.
+            # Often the worker has just died, and its own end, which names the cause, is noticed in a moment.
             self._sleep_until(lambda: not worker.alive, LAST_WORDS_S)
             worker.give_up(message.cause)
 
@@ -370,7 +370,7 @@ class Launcher:
         if signum == signal.SIGUSR2:
             self._is_upgrade_wanted = True
             return
-        if signum == signal.SIGUSR1:  # from the launcher that has started this one
+        if signum == signal.SIGUSR1:  # sent by the launcher that started this one
             self._is_handed_over = self._is_handed_over or self._is_next
             return
         self._succession.pass_on(signum)
@@ -383,18 +383,18 @@ class Launcher:
         self._channels[address].send(message)
 
     def _sleep_until(self, done: Callable[[], bool], timeout: float) -> None:
-        """Returns early for a second stop signal."""
+        """Sleeps until `done()` is true or `timeout` seconds passed; returns early at a second stop signal."""
         deadline = time.monotonic() + timeout
         while not done() and self.signals < 2 and (left := deadline - time.monotonic()) > 0:
             self._sleep(left)
 
     def _lost_while_draining(self) -> bool:
-        """Whether the running requests cannot finish, because something is lost that cannot be replaced."""
+        """Returns whether the running requests cannot finish because a process died that cannot be replaced."""
         dead = [process for process in self._processes.dead() if process.name != HTTPSERVER]
         return bool(dead) and not self._replacement.replace(dead)
 
     def _log_death(self, child: ServerProcess) -> None:
-        if (child.returncode or 0) > 0:  # not killed from outside, so it may have said why
+        if (child.returncode or 0) > 0:  # not killed by a signal, so it may have sent its reason
             self._sleep_until(lambda: child.name in self.last_words, LAST_WORDS_S)
         said = self.last_words.get(child.name)
         log.error("%s died (%s)%s", child.name, child.cause_of_death(), f": {said}" if said else "")

@@ -1,4 +1,4 @@
-"""The configuration that the launcher writes for its children."""
+"""Writes the configuration for the child processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moeserve.processes.runtime_paths import RuntimePaths
 
 
 def write_config(config: ServerConfig, paths: RuntimePaths) -> None:
-    """Mode 0600 from the first moment, for it may hold the API key; and whole, whoever reads it meanwhile."""
+    """Writes the configuration file atomically and with mode 0600 from the start, as it may contain the API key."""
     unnamed = paths.config_file.with_suffix(".new")
     descriptor = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -22,8 +22,8 @@ def write_config(config: ServerConfig, paths: RuntimePaths) -> None:
 
 
 def pinned(config: ServerConfig, engine: WorkerReady) -> ServerConfig:
-    """For the workers after the first: what that one chose by the machine's free memory, the others are told. What is
-    recorded of steps is the first one's."""
+    """Returns the configuration for restarted workers, with the sizes that the first worker chose by the machine's
+    free memory, so that they choose the same. Only the first worker makes a debug dump and records a routing trace."""
     return dataclasses.replace(
         config,
         max_total_tokens=engine.num_kv_slots,

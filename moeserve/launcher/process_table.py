@@ -1,4 +1,4 @@
-"""The processes of one server by name: started, listened to, and forgotten when another takes a name over."""
+"""The processes of one server by name: starts, polls and replaces them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ ROUTER: Final = "router"
 DETOKENIZER: Final = "detokenizer"
 WORKER: Final = "worker"
 VISUALSERVER: Final = "visualserver"
-PROCESSES: Final = (HTTPSERVER, ROUTER, DETOKENIZER, WORKER)  # of every server
-LINK: Final = "moeserve.remote"  # the module in the worker's place where it is on another machine
-FORKED: Final = (ROUTER, DETOKENIZER)  # from the zygote, where there is one
-KEEPER: Final = "weights"  # the process that a worker is forked from, where there is one
+# of every server; some have a visual server, too
+PROCESSES: Final = (HTTPSERVER, ROUTER, DETOKENIZER, WORKER)
+LINK: Final = "moeserve.remote"  # module that takes the worker's place if the worker is on another machine
+FORKED: Final = (ROUTER, DETOKENIZER)  # forked from the zygote if it runs
+KEEPER: Final = "weights"  # the process that holds the weights and forks workers, where it is used
 
 
 class ProcessTable:
-    """The poller has what wakes the launcher when one of them ends or speaks."""
+    """Maps names to processes, and registers with the poller the descriptors that report a process's end or message."""
 
     def __init__(
         self,
@@ -41,11 +42,11 @@ class ProcessTable:
         *,
         has_tower: bool = False,
     ) -> None:
-        """The processes are the modules of `package`: `python -m moeserve.router` and so on, but for those that
-        `modules` has by name. httpserver inherits `listeners`. has_tower: there is a visual server."""
+        """Process NAME runs the module `package`.NAME, unless `modules` maps the name to another one. httpserver
+        inherits `listeners`. has_tower: the server has a visual server."""
         self.names = (*PROCESSES, VISUALSERVER) if has_tower else PROCESSES
-        self.listens_when_ready = False  # the next httpserver
-        self.first_request_id = 1  # of the next httpserver
+        self.listens_when_ready = False  # passed to the next httpserver
+        self.first_request_id = 1  # for the next httpserver
         self._package = package
         self._modules = modules or {}
         self._paths = paths
@@ -53,7 +54,7 @@ class ProcessTable:
         self._listeners = listeners
         self._processes: dict[str, ServerProcess] = {}
         self._zygote = client.Zygote(f"{package}.{client.MODULE}", paths, poller)
-        self._waiting: list[str] = []  # to be started as soon as the zygote is ready, or has died
+        self._waiting: list[str] = []  # to be started when the zygote is ready or has died
 
     def __getitem__(self, name: str) -> ServerProcess:
         return self._processes[name]
@@ -69,7 +70,7 @@ class ProcessTable:
         return self._processes.get(KEEPER)
 
     def child(self, name: str) -> Child | None:
-        """A process that this one has started itself; None while there is none."""
+        """Returns a process that the launcher started itself; None if there is none of this name."""
         process = self._processes.get(name)
         return process if isinstance(process, Child) else None
 
@@ -80,8 +81,8 @@ class ProcessTable:
         return name in self._processes and self._processes[name].alive
 
     def start_all(self) -> None:
-        """Starts the processes of one server. Forks follow when the zygote is ready, for which the worker's loading
-        leaves time."""
+        """Starts all processes of a server. Those forked from the zygote follow when it is ready, while the worker
+        loads."""
         self._zygote.start()
         for name in self.names:
             if name in FORKED:
@@ -108,16 +109,17 @@ class ProcessTable:
         return Child.spawn(name, module, self._paths, has_line=name == WORKER)
 
     def replace(self, name: str) -> None:
-        """Starts it again; what is left of the last one is killed."""
+        """Starts a process again, after killing what is left of the old one."""
         self._processes[name].kill()
         self._forget(self._processes[name])
         self.start(name)
 
     def replace_worker(self) -> None:
-        """Has the process with the weights fork another one; where there is none, starts one that loads the model."""
+        """Gets a new worker: forked by the process that holds the weights or, without one, started to load the
+        model."""
         keeper = self.child(KEEPER)
         if keeper is not None and keeper.alive and keeper.line is not None:
-            self._begin_fork(0)  # until it says which
+            self._begin_fork(0)  # pid 0 until the keeper reports it
             keeper.line.sendall(b"again\n")
             keeper.go_on()
             return
@@ -126,14 +128,13 @@ class ProcessTable:
         self.replace(WORKER)
 
     def _forget(self, process: ServerProcess) -> None:
-        """One that has ended."""
+        """Forgets a process that has ended."""
         del self._processes[process.name]
         self._unregister(process)
         process.close()
 
     def _unregister(self, process: ServerProcess) -> None:
-        """Unregisters the sockets by which the process wakes the launcher; `woken_by` may have unregistered some of
-        them."""
+        """Unregisters the descriptors of a process from the poller; `woken_by` may have unregistered some before."""
         assert isinstance(process, Child | Fork)
         line = process.line if isinstance(process, Child) else None
         for descriptor in (process.descriptor, None if line is None else line.fileno()):
@@ -141,7 +142,7 @@ class ProcessTable:
                 self._poller.unregister(descriptor)
 
     def woken_by(self, descriptors: dict[object, int]) -> None:
-        """Takes in what the poller has found. Each end of a process wakes once."""
+        """Handles the descriptors that the poller found readable. Each process's end is reported once."""
         self._zygote.woken_by(descriptors)
         if not self._zygote.is_starting:
             while self._waiting:
@@ -150,14 +151,15 @@ class ProcessTable:
             if child.line is not None and child.line.fileno() in descriptors:
                 self._hear(child, child.line)
             if child.descriptor in descriptors:
-                self._poller.unregister(child.descriptor)  # it stays readable for ever
+                self._poller.unregister(child.descriptor)  # otherwise it stays readable forever
         worker, keeper = self._processes.get(WORKER), self.keeper
         if isinstance(worker, Fork) and worker.descriptor in descriptors and keeper is not None:
             self._poller.unregister(worker.descriptor)
-            keeper.go_on()  # it has something to say
+            keeper.go_on()  # resume it, as it has a report to send
 
     def _hear(self, keeper: Child, line: socket.socket) -> None:
-        """What the process with the weights says of the worker that it has forked: see `worker/loading/keeper.py`."""
+        """Handles a report of the process with the weights about the worker that it forked: see
+        `worker/loading/keeper.py`."""
         said = line.recv(4096).decode()
         if not said:
             self._poller.unregister(line.fileno())
@@ -172,7 +174,7 @@ class ProcessTable:
                 worker.ended = int(words[2])
 
     def _begin_fork(self, pid: int) -> None:
-        """pid 0: it is not known yet."""
+        """pid 0: not known yet."""
         worker = self._processes[WORKER]
         assert isinstance(worker, Fork)
         self._unregister(worker)
@@ -181,16 +183,15 @@ class ProcessTable:
             self._poller.register(worker.descriptor, zmq.POLLIN)
 
     def end_with_keeper(self, worker: Fork) -> None:
-        """Notes the end of a worker that the kernel has killed, because its keeper died: that one said nothing of
-        it."""
+        """Marks a worker as ended that the kernel killed when its keeper died; the keeper could not report it."""
         keeper = self.keeper
         if worker.alive and keeper is not None and not keeper.alive:
             worker.ended = -signal.SIGKILL
             worker.given_up, worker.was_stopped = keeper.given_up, keeper.was_stopped
 
     def owing(self, ready: Container[str]) -> list[ServerProcess]:
-        """The processes that must do something. They start, and are not in `ready`; or one is the process with the
-        weights, which has to say what has become of its worker, or to fork another."""
+        """Returns the processes that have work to finish: those still starting (not in `ready`), and the process
+        with the weights while it has a worker's end to report or a worker to fork."""
         keeper, worker = self.keeper, self._processes.get(WORKER)
         awaited = keeper is not None and isinstance(worker, Fork) and worker.awaits_keeper
         starting = [
@@ -204,25 +205,25 @@ class ProcessTable:
         return [*starting, *self._zygote.processes(is_starting=True)]
 
     def never_stopped(self, ready: Container[str]) -> list[ServerProcess]:
-        """The processes that may be idle for long, and are not asked for a heartbeat."""
+        """Returns the processes that may be idle for long and are not asked for heartbeats."""
         worker = [self._processes[WORKER]] if WORKER in ready and self.is_alive(WORKER) else []
         return [*worker, *self._zygote.processes(is_starting=False)]
 
     def worker_is_left(self, ready: Container[str]) -> bool:
-        """Its router was lost, and it does not listen for the next: it still computes a step. (A link listens only
-        while it is connected.)"""
+        """True if the worker lost its router and is not listening for the next one yet, because it still computes a
+        step. (A link to a remote worker listens only while it is connected.)"""
         is_ours = WORKER in ready and WORKER not in self._modules and self.is_alive(WORKER)
         return (
             is_ours and ROUTER in self._processes and ROUTER not in ready and not self._paths.worker.exists()
         )
 
     def go_on(self) -> None:
-        """Continues all stopped processes."""
+        """Resumes all stopped processes."""
         for process in self.all():
             process.go_on()
 
     def want_no_other_worker(self) -> None:
-        """The process with the weights then ends with its worker."""
+        """Tells the process with the weights to end when its worker ends."""
         keeper = self.child(KEEPER)
         if keeper is not None and keeper.line is not None:
             keeper.line.shutdown(socket.SHUT_WR)
@@ -236,6 +237,7 @@ class ProcessTable:
             self._forget(process)
 
     def memory_used(self) -> int:
-        """Bytes of this process and these; shared pages, as of a mapped model, count once (PSS)."""
+        """Returns the memory of the launcher and all processes in bytes. Shared pages, such as a mapped model's,
+        count once (PSS)."""
         pids = [process.pid for process in (*self._zygote.processes(), *self.all())]
         return sum(map(memory_of, [os.getpid(), *pids]))

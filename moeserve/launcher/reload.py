@@ -1,4 +1,4 @@
-"""`moeserve reload`: has a running server start the program again beside itself and hand over (`succession.py`)."""
+"""`moeserve reload`: makes a running server start its successor and hand over to it (`succession.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from moeserve.launcher.runtime_directory import PREFIX, places
 from moeserve.launcher.succession import CONTROL
 
-LOOK_S = 1.0  # between two looks whether the server is still there
+LOOK_S = 1.0  # interval between checks whether the server still runs
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -60,7 +60,7 @@ _FAILURES = {
 
 
 def controls() -> list[Path]:
-    """The sockets of this user's servers that live."""
+    """Returns the control sockets of this user's running servers."""
     candidates = {path for base in places() for path in Path(base).glob(f"{PREFIX}*/{CONTROL}*")}
     return sorted(path for path in candidates if _is_heard(path))
 
@@ -71,7 +71,8 @@ def _is_heard(path: Path) -> bool:
 
 
 def ask(control: Path) -> str:
-    """The server's answer, which comes when the next one is ready or has failed; GONE if it ends before."""
+    """Asks a server to upgrade. Returns its answer, sent when the successor is ready or has failed; GONE if the
+    server ends first."""
     reply = control.with_name(f"reload.{os.getpid()}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(reply))

@@ -1,7 +1,6 @@
-"""Others in the place of processes that have died, and when that is of no use any more.
+"""Replaces processes that died while serving, and decides when that is pointless.
 
-What the launcher shares with it (`ready`, `last_words`) stays the launcher's: entries of a process that is started
-again are taken out here.
+`ready` and `last_words` belong to the launcher; this module removes the entries of processes that it restarts.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Replacement:
         tell: Callable[[str, msgspec.Struct], None],
         log_death: Callable[[ServerProcess], None],
     ) -> None:
-        """`tell` sends a message to an address of `paths`."""
+        """tell: sends a message to an address of `paths`."""
         self.crashes = CrashCount(config.max_engine_crashes)
         self._paths = paths
         self._processes = processes
@@ -57,7 +56,7 @@ class Replacement:
         self._log_death = log_death
 
     def replace(self, dead: list[ServerProcess]) -> bool:
-        """Has others in the place of dead processes. False when that is of no use."""
+        """Replaces the dead processes. Returns False if the server has to end."""
         names = {process.name for process in dead}
         if HTTPSERVER in names:
             return self._replace_httpserver()
@@ -69,7 +68,7 @@ class Replacement:
         return self._replace_worker()
 
     def _replace_httpserver(self) -> bool:
-        """Replaces httpserver, whose requests have lost their reader. False where it cannot be."""
+        """Replaces httpserver, whose requests have lost their connections. Returns False if that is impossible."""
         if not self._may_try_again(self._processes[HTTPSERVER]):
             return False
         self._processes.first_request_id += REQUEST_IDS_PER_HTTPSERVER
@@ -78,19 +77,20 @@ class Replacement:
         return True
 
     def _replace_router(self) -> bool:
-        """The detokenizer, which takes the longest to start, stays; the next router tells it to forget its requests."""
+        """Replaces the router. The detokenizer, which is slowest to start, stays; the new router tells it to drop
+        its requests."""
         router = self._processes[ROUTER]
         if not self._may_try_again(router):
             return False
         worker = self._processes[WORKER]
         if worker.is_stopped:
-            worker.give_up("the worker does not answer")  # the next router could not connect to it
+            worker.give_up("the worker does not answer")  # the new router could not connect to it
         self._tell(self._paths.http, ProcessLost(ROUTER, router.cause_of_death(), router.died_by_itself))
         self._start_again(ROUTER)
         return True
 
     def _replace_simply(self, name: Literal["detokenizer", "visualserver"]) -> bool:
-        """A process for which httpserver has all that is needed to go on with another."""
+        """Replaces a process whose work httpserver can send to the new one again."""
         lost = self._processes[name]
         if not self._may_try_again(lost):
             return False
@@ -106,7 +106,7 @@ class Replacement:
         log.warning("another %s is started; requests wait for it", name)
 
     def _replace_worker(self) -> bool:
-        """Has another worker in the place of one that has died, or whose weights have."""
+        """Replaces a worker that died, or whose weight-holding process died."""
         worker, keeper = self._processes[WORKER], self._processes.keeper
         if isinstance(worker, Fork):
             self._processes.end_with_keeper(worker)
@@ -123,7 +123,8 @@ class Replacement:
         return True
 
     def _may_try_again(self, process: ServerProcess) -> bool:
-        """Counts a death, and logs it. False when it is one too many, or another would not start either."""
+        """Counts and logs a death. Returns False if it is one too many, or a new process would fail to start as
+        well."""
         self._log_death(process)
         stays = process.returncode in (EXIT_USER_ERROR, EXIT_NOT_IMPORTED)
         could_not_start = stays and process.name not in self._ready

@@ -1,8 +1,7 @@
-"""The private directory in which a server's processes meet, and the ones that killed launchers left behind.
+"""Creates the private directory that holds a server's sockets, and removes directories that killed launchers left.
 
-A launcher holds a lock on a file in its directory for as long as it lives. The kernel drops it however the launcher
-ends, so a lock that can be had means a dead launcher; a process id could belong to another by now, or live in another
-container that shares the directory.
+A launcher keeps a lock on a file in its directory. The kernel releases the lock when the launcher ends in any way,
+so a free lock means a dead launcher. A process id would not: it may be reused, or belong to another container.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ log = logging.getLogger(__name__)
 
 
 def places() -> list[str]:
-    """Where such directories may be, the best first."""
+    """Returns the parent directories to try, the preferred one first."""
     bases = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
     return [os.path.abspath(base) for base in bases if base]
 
 
 @contextmanager
 def runtime_directory() -> Iterator[Path]:
-    """A new directory that only this user may enter (0700), removed with all in it at the end.
+    """Creates a directory with mode 0700; removes it with its contents at the end of the context.
 
-    In $XDG_RUNTIME_DIR, which is private and in memory, else in the temporary directory; a place whose name
-    makes the socket paths too long is passed over. What killed launchers of this user have left there goes first.
-    Raises ConfigError when there is no place.
+    It is created in $XDG_RUNTIME_DIR, which is private and in memory, else in the temporary directory; a parent that
+    makes the socket paths too long is skipped. Directories of this user's dead launchers are removed first. Raises
+    ConfigError if no parent can be used.
     """
     tried: list[str] = []
     for base in places():
@@ -64,9 +63,9 @@ def runtime_directory() -> Iterator[Path]:
 
 
 def remove_stale(base: Path) -> None:
-    """Removes directories of this user's whose launcher is dead. What is not certainly one stays."""
+    """Removes the directories of this user's dead launchers. A directory that is not certainly one of them stays."""
     for directory in base.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # it vanished, or is none of ours to look into
+        with suppress(OSError):  # it vanished, or belongs to someone else
             details = directory.lstat()
             if (
                 not stat.S_ISDIR(details.st_mode)
@@ -76,7 +75,8 @@ def remove_stale(base: Path) -> None:
                 continue
             descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: it lives
+                # BlockingIOError: its launcher is alive
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(directory)
                 log.info("removed %s, which a killed server had left", directory)
             finally:
@@ -85,7 +85,7 @@ def remove_stale(base: Path) -> None:
 
 @contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    """Holds the directory's lock. The file gets its name when it is locked: no process finds an unlocked one."""
+    """Holds the directory's lock. The file is renamed into place only once locked, so no process finds it unlocked."""
     unnamed = directory / f".{LOCK}"
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)  # not inherited by children
     try:

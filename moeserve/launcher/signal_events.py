@@ -15,8 +15,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def signals_as_events(
     handler: Callable[[int, FrameType | None], None], more: Sequence[signal.Signals] = ()
 ) -> Iterator[socket.socket]:
-    """Has `handler` called for each of SIGNALS and `more`; the socket becomes readable with each. A signal that our
-    parent ignores (nohup, a shell's background job) stays ignored. Only for the main thread."""
+    """Calls `handler` for each of SIGNALS and `more`, and yields a socket that becomes readable at each signal. A
+    signal that was already ignored (nohup, a shell's background job) stays ignored. Main thread only."""
     receiver, sender = socket.socketpair()
     receiver.setblocking(False)
     sender.setblocking(False)

@@ -1,11 +1,11 @@
-"""Who gives no sign of life: asked at intervals, and killed when there is none for too long. What follows is what
-follows any death.
+"""Detects processes that hang, by signs that depend on their state. A hung process is killed and then treated like
+any other that died.
 
-    serves        httpserver, router and detokenizer answer a heartbeat request; a worker answers its router
-    starts        uses processor time (`standstill.py`)
-    has forked    the process with the weights says within that time what has become of its worker
-    was left      a worker whose router was lost listens for the next within that time
-    any of them   is not stopped (SIGSTOP)
+    serving       httpserver, router and detokenizer answer heartbeat requests; a worker answers its router
+    starting      uses CPU time (`standstill.py`)
+    forking       the process with the weights reports within the limit what became of its worker
+    orphaned      a worker that lost its router listens for the next one within the limit
+    any state     is not stopped (SIGSTOP)
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class SignsOfLife:
         ready: Container[str],
         ask: Mapping[str, Callable[[], None]] = MappingProxyType({}),
     ) -> None:
-        """`limit_s`: `processes.silence.longest_silence`. `ready`: the names of the processes that are ready; written
-        by the owner. `ask` sends a heartbeat request to the process of a name."""
+        """`limit_s`: see `processes.silence.longest_silence`. `ready`: names of the ready processes, updated by the
+        caller. `ask`: by process name, a function that sends it a heartbeat request."""
         self._processes = processes
         self._ready = ready
         self._ask = ask
         self._heartbeats = Heartbeats(limit_s)
         self._standstill = Standstill(self._heartbeats.interval_s, MOST_MISSED)
-        self.interval_s = self._heartbeats.interval_s  # `turn` must be called as often
+        self.interval_s = self._heartbeats.interval_s  # `turn` must be called at least this often
 
     def answered(self, name: str) -> None:
-        """It has answered a request, or another process has this name now."""
+        """Notes an answer, or that a new process took over the name."""
         self._heartbeats.answered(name)
 
     def turn(self) -> None:
-        """Begins another interval, if one has ended."""
+        """Starts a new interval if the last one is over, and kills the processes that hang."""
         if not self._heartbeats.is_due:
             return
         alive = [name for name in self._ask if self._processes.is_alive(name)]
@@ -48,7 +48,7 @@ class SignsOfLife:
         if self._processes.worker_is_left(self._ready):
             due.append(WORKER)
         asked, hung = self._heartbeats.beat(due)
-        # Processes that start are asked, too: they may answer late, and know by it that the launcher lives.
+        # Starting processes are asked, too: they may answer late, and the request shows them that the launcher lives.
         for name in alive:
             if name in asked or name not in self._ready:
                 self._ask[name]()

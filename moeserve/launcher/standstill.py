@@ -1,8 +1,6 @@
-"""Which processes do nothing although others wait for them, where they cannot be asked for a heartbeat: they load a
-model, have just been forked, or compute.
+"""Detects hung processes that cannot answer heartbeats because they load a model, were just forked, or compute.
 
-A process that loads uses processor time; one that has been stopped, or waits for a disk that does not answer, uses
-none.
+A process that is loading uses CPU time; one that is stopped, or waits for an unresponsive disk, uses none.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Final
 from moeserve.launcher.child_process import ServerProcess
 from moeserve.processes.process_state import state_of
 
-# Without any processor time: a GPU's driver, or a file on another machine, may hold a process up for a while.
+# Allowed time without CPU use; a GPU driver or a network file system may block a process for a while.
 STILL_S: Final = 120.0
 
 
@@ -25,29 +23,30 @@ STILL_S: Final = 120.0
 class Hung:
     process: ServerProcess
     cause: str
-    is_stopped: bool  # itself, or one that it has started and waits for
+    is_stopped: bool  # the process, or a descendant that it waits for, is stopped
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The last observation of a process and its child processes."""
+    """The last observation of a process and its descendants."""
 
     activity: tuple[float, int]
-    still: int = 0  # looks since it last did something, where it owes something
-    stopped: int = 0  # looks since it, or one that it has started, was not stopped
+    still: int = 0  # consecutive looks without activity while it owed work
+    stopped: int = 0  # consecutive looks at which it or a descendant was stopped
 
 
 class Standstill:
-    """Counts looks, not seconds: where the whole machine stood still for a while, that is one look."""
+    """Counts looks instead of seconds, so that a pause of the whole machine counts as one."""
 
     def __init__(self, interval_s: float, most_stopped: int) -> None:
-        """`look` is called every `interval_s` seconds. `most_stopped`: how many looks a process may be stopped for."""
+        """`interval_s`: seconds between calls of `look`. `most_stopped`: looks for which a process may be stopped."""
         self._most_stopped = most_stopped
         self._most_still = max(STILL_S / interval_s, most_stopped)
         self._seen: dict[int, _Seen] = {}
 
     def look(self, owing: Iterable[ServerProcess], others: Iterable[ServerProcess]) -> list[Hung]:
-        """owing: processes that must do something; others: may sleep, but not be stopped."""
+        """Returns the processes that hang. owing: processes with work to finish; others: may be idle, but not
+        stopped."""
         hung: list[Hung] = []
         seen: dict[int, _Seen] = {}
         for process, owes in [*((each, True) for each in owing), *((each, False) for each in others)]:
@@ -70,8 +69,8 @@ class Standstill:
 
 
 def _look_at(pid: int) -> tuple[tuple[float, int], bool]:
-    """Processor seconds, and switches to and from the processor, of a process and its descendants; and whether one of
-    them is stopped."""
+    """Returns CPU seconds and context switches of a process with its descendants, and whether one of them is
+    stopped."""
     seconds, switches, is_stopped = 0.0, 0, False
     for member in _family(pid):
         state = state_of(member)
@@ -82,7 +81,7 @@ def _look_at(pid: int) -> tuple[tuple[float, int], bool]:
 
 
 def _family(pid: int) -> Iterator[int]:
-    """A process and its descendants, where the kernel tells of them (proc(5), /proc/PID/task/TID/children)."""
+    """Yields a process and its descendants, where the kernel lists them (proc(5), /proc/PID/task/TID/children)."""
     yield pid
     with suppress(FileNotFoundError, ProcessLookupError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -91,7 +90,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _switches(pid: int) -> int:
-    """The context switches of its main thread; 0 if it has ended."""
+    """Returns the context switches of the process's main thread; 0 if it has ended."""
     total = 0
     with suppress(FileNotFoundError, ProcessLookupError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():

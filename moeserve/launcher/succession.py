@@ -1,15 +1,14 @@
-"""Upgrades without loss: the launcher starts the program again beside its own server, and hands over to it.
+"""Upgrades without downtime: the launcher starts the program again beside its own server, and hands over to it.
 
-The next server is the same command line in a fresh interpreter, so that all of it is the code that is installed now,
-its launcher too. Between the two there are only interfaces that do not change with a version: inherited listening
-sockets (`listeners.py`), sd_notify(3) on a socket of ours, signals and the exit code.
+The next server runs the same command line in a fresh interpreter, so all of its code, including its launcher, is the
+currently installed version. The two servers communicate only by interfaces that do not change between versions:
+inherited listening sockets (`listeners.py`), sd_notify(3) on a socket of this launcher, signals and the exit code.
 
-    next server    READY=1 on its NOTIFY_SOCKET: it accepts connections, as the one before still does
-    this launcher  SIGUSR1 to the server before, which accepts no more, finishes what runs and ends
+    next server    READY=1 on its NOTIFY_SOCKET: it accepts connections, as the old server still does
+    this launcher  SIGUSR1 to the old server, which stops accepting, finishes its requests and ends
 
-Where the server before is this launcher's own, the launcher outlives it: it stays the parent, passes signals on, and
-ends with the exit code of the server that serves then. So its process id, by which systemd, a container or a shell
-knows the server, stays what it was.
+The first launcher outlives its own server: it remains the parent, forwards signals, and exits with the exit code of
+the last server. Its process id, by which systemd, a container or a shell knows the server, therefore never changes.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from moeserve.config import ADAPTERS_FILE, ADAPTERS_FILE_ENV, LAUNCHER_PID_ENV
 from moeserve.launcher.systemd import Systemd
 from moeserve.processes.listeners import Listeners
 
-CONTROL = "control."  # the socket's name, before the launcher's process id
+CONTROL = "control."  # prefix of the socket's name, before the launcher's process id
 REPLY = re.compile(r"reload\.\d+")
 
 log = logging.getLogger(__name__)
 
 
 class NextServer:
-    """A server that this launcher has started; `descriptor` (a pidfd) becomes readable when it ends."""
+    """A server started by this launcher; `descriptor` (a pidfd) becomes readable when it ends."""
 
     def __init__(self, listeners: Listeners, notify_socket: Path) -> None:
         environment = os.environ | listeners.environment()
         environment |= {"NOTIFY_SOCKET": str(notify_socket), LAUNCHER_PID_ENV: str(os.getpid())}
         environment.setdefault(ADAPTERS_FILE_ENV, str(notify_socket.parent / ADAPTERS_FILE))
-        environment.pop("WATCHDOG_PID", None)  # is ours
+        environment.pop("WATCHDOG_PID", None)  # they name this launcher, not the next server
         self.popen = subprocess.Popen(
             [sys.executable, *sys.orig_argv[1:]],
             env=environment,
@@ -59,17 +58,17 @@ class NextServer:
         return self.popen.poll() is None
 
     def close(self) -> None:
-        """Kills it, if it still runs; its own processes end with it."""
+        """Kills the server if it still runs; its processes end with it."""
         self.popen.kill()
         self.popen.wait()
         os.close(self.descriptor)
 
 
 class Succession:
-    """The servers after the launcher's own. Used by its thread alone."""
+    """The servers that follow the launcher's own. Single-threaded."""
 
     def __init__(self, directory: Path, listeners: Listeners, systemd: Systemd, poller: zmq.Poller) -> None:
-        """Opens a socket in `directory` for the next servers and for `moeserve reload`."""
+        """Opens a socket in `directory`, on which the next servers and `moeserve reload` send messages."""
         self._directory = directory
         self._listeners = listeners
         self._systemd = systemd
@@ -79,13 +78,14 @@ class Succession:
         self._control.bind(str(self._path))
         self._control.setblocking(False)
         poller.register(self._control.fileno(), zmq.POLLIN)
-        self._next: NextServer | None = None  # starts
-        self.current: NextServer | None = None  # serves; None: the launcher's own processes do
+        self._next: NextServer | None = None  # the server that is starting
+        self.current: NextServer | None = None  # the server that serves; None: the launcher's own processes
         self._leaving: list[NextServer] = []
-        self._askers: list[str] = []  # names of the sockets that wait for the outcome
+        # reply sockets of the `moeserve reload` commands that wait for the outcome
+        self._askers: list[str] = []
 
     def begin(self) -> None:
-        """Starts the next server, unless one starts already."""
+        """Starts the next server, unless one is starting already."""
         if self._next is not None:
             log.warning("an upgrade is under way already")
             return
@@ -95,7 +95,7 @@ class Succession:
         self._poller.register(self._next.descriptor, zmq.POLLIN)
 
     def turn(self) -> bool:
-        """Takes in what has happened. Returns whether `moeserve reload` has asked for the next server."""
+        """Handles events. Returns whether `moeserve reload` asked for the next server."""
         is_asked = False
         with suppress(BlockingIOError):
             while True:
@@ -137,24 +137,24 @@ class Succession:
         server.close()
 
     def refuse(self, cause: str) -> None:
-        """Says no to who has asked."""
+        """Answers the waiting `moeserve reload` commands that the upgrade failed, with the cause."""
         log.warning("no upgrade: %s", cause)
         self._answer(f"REFUSED={cause}")
 
     def _answer(self, text: str) -> None:
         for name in self._askers:
-            with suppress(OSError):  # it has left
+            with suppress(OSError):  # the command is gone
                 self._control.sendto(text.encode(), str(self._directory / name))
         self._askers.clear()
 
     def pass_on(self, signum: int) -> None:
-        """A signal of the launcher's, to all that serve."""
+        """Forwards a signal to all servers."""
         for server in [*self._leaving, *filter(None, [self.current])]:
             server.popen.send_signal(signum)
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the server that serves; None while it or one before runs."""
+        """Returns the exit code of the current server; None while it or an older one runs."""
         if (
             self.current is None
             or self.current.alive

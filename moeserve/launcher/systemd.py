@@ -1,4 +1,4 @@
-"""The messages of a Type=notify service to systemd: sd_notify(3), one datagram each."""
+"""Messages of a Type=notify service to systemd: sd_notify(3), one datagram each."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from contextlib import suppress
 
 
 class Systemd:
-    """Does nothing where systemd has not started us."""
+    """Sends messages to systemd; does nothing if systemd did not start this process."""
 
     def __init__(self, address: str | None, watchdog_s: float | None) -> None:
         self._address = address
-        self.interval_s = watchdog_s and watchdog_s / 2  # `still_alive` must be called as often; None: never
+        # longest interval between calls of `still_alive`; None: not needed
+        self.interval_s = watchdog_s and watchdog_s / 2
 
     @classmethod
     def from_env(cls) -> Systemd:
@@ -26,7 +27,7 @@ class Systemd:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
-            sender.setblocking(False)  # whether it listens is its affair
+            sender.setblocking(False)  # do not block if systemd does not read
             sender.sendto(state.encode(), address)
 
     def still_alive(self) -> None:

@@ -47,9 +47,7 @@ class AttentionShape:
     v_from_k: bool = False  # v has no matrix: it is k's product, before k's norm and rotation
     rope_theta: float | None = None  # None: the model's
     has_rope_factors: bool = False  # the file says by what each frequency is divided
-    has_positions: bool = (
-        True  # q and k are rotated; False: by no angle, so that order is told by the mask alone
-    )
+    has_positions: bool = True  # q and k are rotated; False: the mask alone tells the order
     value_dim: int | None = None  # of a head's value; None: head_dim
     v_scale: float = 1.0  # multiplies v
     norm_after: bool = False  # the norms of q and k, by head, are behind the rotation
@@ -193,6 +191,7 @@ class LayerShape:
     ffn_norm: str = n.FFN_NORM  # what files call the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added
     has_factor: bool = False  # x is multiplied by a number behind the layer
+    unread: tuple[str, ...] = ()  # tensors within the layer that its file may have and that change nothing
 
     @property
     def attention(self) -> AttentionShape | LatentAttentionShape | None:

@@ -41,7 +41,7 @@ class LatentAttentionShape:
     latent_eps: float = 1e-6
     input_bias: bool = False  # of `biased_parts`
     output_bias: bool = False
-    has_indexer: bool = False  # the file may have what chooses keys of long contexts, which is not read
+    has_positions: bool = True  # False: nothing rotates, so that the mask alone tells the order
 
     @property
     def num_kv_heads(self) -> int:
@@ -54,7 +54,13 @@ class LatentAttentionShape:
 
     @property
     def form(self) -> AttentionForm:
-        return AttentionForm(self.num_heads, self.num_kv_heads, self.head_dim, self.rotary_dim)
+        return AttentionForm(
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.rotary_dim,
+            has_positions=self.has_positions,
+        )
 
     @property
     def q_width(self) -> int:

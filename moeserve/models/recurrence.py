@@ -16,11 +16,18 @@ class GatedDeltaNetShape:
     heads: DeltaHeads
     # One matrix gives b and a: for each key head b, then a, of its value heads. Otherwise each has its own.
     merged_gates: bool
+    # Kimi Delta Attention: how many numbers of a token its decays are made from, and its output's gates. 0: both are
+    # made from the layer's input.
+    gate_rank: int = 0
 
     @property
     def input_parts(self) -> tuple[tuple[str, int], ...]:
-        """The matrices over the layer's input, by name and rows: qkv, z, then b and a."""
+        """The matrices over the layer's input, by name and rows: qkv, z, then b and a. Of Kimi's q, k, v, b, then what
+        a and z are made from."""
         h = self.heads
+        if h.is_kimi:
+            qkv = ((n.ATTN_Q, h.key_width), (n.ATTN_K, h.key_width), (n.ATTN_V, h.value_width))
+            return *qkv, (n.SSM_BETA, h.value_heads), (n.SSM_F_A, self.gate_rank), (n.SSM_G_A, self.gate_rank)
         parts = ((n.ATTN_QKV, h.channels), (n.ATTN_GATE, h.value_width))
         if self.merged_gates:
             return *parts, (n.SSM_BA, 2 * h.value_heads)
@@ -30,3 +37,40 @@ class GatedDeltaNetShape:
     def input_width(self) -> int:
         """Their rows together."""
         return sum(rows for _, rows in self.input_parts)
+
+    @property
+    def gate_parts(self) -> tuple[tuple[str, int], ...]:
+        """The matrices over what the last two of `input_parts` give, by name and rows: of a and of z."""
+        return ((n.SSM_F_B, self.heads.decays), (n.SSM_G_B, self.heads.value_width)) if self.gate_rank else ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that determine its matrices' rows and columns, by the metadata's names."""
+        h = self.heads
+        if h.is_kimi:
+            return {"kda.head_dim": h.key_dim, "columns of ssm_f_b.weight": self.gate_rank}
+        return {"ssm.state_size": h.key_dim, "ssm.inner_size / ssm.time_step_rank": h.value_dim}
+
+    @property
+    def output_part(self) -> str:
+        return n.ATTN_OUTPUT if self.heads.is_kimi else n.SSM_OUT
+
+    def tensors(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """By name within a layer, with their row-major shapes; without the norm of the layer's input."""
+        h = self.heads
+        parts: dict[str, tuple[int, ...]] = {
+            n.of_part(part): (rows, hidden) for part, rows in self.input_parts
+        }
+        parts |= {n.of_part(part): (rows, self.gate_rank) for part, rows in self.gate_parts}
+        if h.is_kimi:
+            widths = (h.key_width, h.key_width, h.value_width)
+            convs = zip(n.SSM_CONVS, widths, strict=True)
+            parts |= {n.of_part(part): (width, 1, h.conv_kernel) for part, width in convs}
+        else:
+            parts[n.of_part(n.SSM_CONV1D)] = (h.channels, h.conv_kernel)
+        return parts | {
+            n.SSM_A: (h.value_heads, 1) if h.is_kimi else (h.value_heads,),
+            n.bias_of_part(n.SSM_DT): (h.decays,),
+            n.of_part(n.SSM_NORM): (h.value_dim,),
+            n.of_part(self.output_part): (hidden, h.value_width),
+        }

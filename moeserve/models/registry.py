@@ -23,11 +23,13 @@ from moeserve.models.granitemoe.family import FAMILY as GRANITE_MOE
 from moeserve.models.hunyuanmoe.family import FAMILY as HUNYUAN_MOE
 from moeserve.models.hyv3.family import FAMILY as HY_V3
 from moeserve.models.interface import ModelFamily, ModelShape
+from moeserve.models.kimilinear.family import FAMILY as KIMI_LINEAR
 from moeserve.models.laguna.family import FAMILY as LAGUNA
 from moeserve.models.llama4.family import FAMILY as LLAMA4
 from moeserve.models.llamadense.family import FAMILY as LLAMA
 from moeserve.models.mimo2.family import FAMILY as MIMO2
 from moeserve.models.minimaxm2.family import FAMILY as MINIMAX_M2
+from moeserve.models.minimaxm3.family import FAMILY as MINIMAX_M3
 from moeserve.models.olmoe.family import FAMILY as OLMOE
 from moeserve.models.qwen2dense.family import FAMILY as QWEN2
 from moeserve.models.qwen2moe.family import FAMILY as QWEN2_MOE
@@ -74,6 +76,8 @@ _families: dict[str, ModelFamily] = {
         LLAMA4,
         LAGUNA,
         AFMOE,
+        MINIMAX_M3,
+        KIMI_LINEAR,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -162,6 +162,12 @@ class ShapeReader:
             is_tiled=is_tiled,
         )
 
+    def kimi_delta_heads(self, num_heads: int) -> DeltaHeads:
+        """The heads of Kimi Delta Attention, as many of q and k as of v."""
+        dim = self.integer("kda.head_dim", 1, 1024)
+        taps = self.integer("ssm.conv_kernel", 2, 16)
+        return DeltaHeads(num_heads, num_heads, dim, dim, taps, is_kimi=True)
+
     def _value_dim(self, value_heads: int) -> int:
         if self._key(n.SSM_VALUE_DIM) in self._metadata:
             return self.integer(n.SSM_VALUE_DIM, 1, 1024)

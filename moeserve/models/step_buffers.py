@@ -213,7 +213,7 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
     hidden = model.hidden_size
     unrouted = [_pair("unrouted_h", rows, model.unrouted_width)] if model.unrouted_width else []
     latent = [] if model.latent is None else _cpu_latent_buffers(model.latent, rows)
-    recurrent = [] if model.delta_net is None else [Buffer("delta", (rows, model.delta_net.input_width))]
+    recurrent = [] if model.delta_net is None else _cpu_delta_buffers(model.delta_net, rows)
     sandwich = [Buffer(name, (rows, hidden)) for name in ("block", "block_sum") if model.is_sandwiched]
     drafting: list[Buffer] = []
     if model.next_token_layer is not None:
@@ -239,6 +239,15 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
         Buffer("h_codes", (rows * model.top_k, int8_row_bytes(model.expert_width)), "uint8"),
         *(buffer for pair in unrouted for buffer in pair),
     )
+
+
+def _cpu_delta_buffers(shape: GatedDeltaNetShape, rows: int) -> list[Buffer]:
+    of_gates = [
+        buffer
+        for part, width in shape.gate_parts
+        for buffer in (*_pair(f"{part}_input", rows, shape.gate_rank), Buffer(part, (rows, width)))
+    ]
+    return [Buffer("delta", (rows, shape.input_width)), *of_gates]
 
 
 def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape, MoeShape
-from moeserve.models.latent import LatentAttentionShape
-from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -30,12 +28,10 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     """The layer's tensors outside the routed experts, by name, with their row-major shapes: matrices [out, in]."""
     of_layer = shape.loaded_layers[layer]
     parts: dict[str, tuple[int, ...]] = {n.of_part(n.ATTN_NORM): (shape.hidden_size,)}
-    if isinstance(of_layer.mixer, LatentAttentionShape):
-        parts |= of_layer.mixer.tensors(shape.hidden_size)
-    elif isinstance(of_layer.mixer, AttentionShape):
+    if isinstance(of_layer.mixer, AttentionShape):
         parts |= _attention_tensors(shape.hidden_size, of_layer.mixer)
     else:
-        parts |= _delta_net_tensors(shape.hidden_size, of_layer.mixer)
+        parts |= of_layer.mixer.tensors(shape.hidden_size)
     parts |= {n.of_part(of_layer.ffn_norm): (shape.hidden_size,)}
     if of_layer.is_sandwiched:
         parts |= _sandwich_tensors(shape.hidden_size, of_layer)
@@ -79,18 +75,6 @@ def _sandwich_tensors(hidden: int, layer: LayerShape) -> dict[str, tuple[int, ..
     if layer.moe is not None and layer.moe.parts_normed:
         norms += [n.POST_FFW_NORM_1, n.PRE_FFW_NORM_2, n.POST_FFW_NORM_2]
     return {n.of_part(norm): (hidden,) for norm in norms}
-
-
-def _delta_net_tensors(hidden: int, shape: GatedDeltaNetShape) -> dict[str, tuple[int, ...]]:
-    h = shape.heads
-    parts: dict[str, tuple[int, ...]] = {n.of_part(part): (rows, hidden) for part, rows in shape.input_parts}
-    return parts | {
-        n.of_part(n.SSM_CONV1D): (h.channels, h.conv_kernel),
-        n.SSM_A: (h.value_heads,),
-        n.bias_of_part(n.SSM_DT): (h.value_heads,),
-        n.of_part(n.SSM_NORM): (h.value_dim,),
-        n.of_part(n.SSM_OUT): (hidden, h.value_width),
-    }
 
 
 def _router_tensors(hidden: int, moe: MoeShape) -> dict[str, tuple[int, ...]]:
@@ -161,11 +145,9 @@ def unread_tensors(shape: ModelShape) -> frozenset[str]:
 
 
 def _unread_by(layer: LayerShape) -> tuple[str, ...]:
-    if isinstance(layer.mixer, LatentAttentionShape) and layer.mixer.has_indexer:
-        return n.INDEXER
     if isinstance(layer.mixer, AttentionShape) and layer.mixer.kv_from is not None:
-        return tuple(n.of_part(part) for part in (n.ATTN_K, n.ATTN_V, n.ATTN_K_NORM))
-    return ()
+        return *layer.unread, *(n.of_part(part) for part in (n.ATTN_K, n.ATTN_V, n.ATTN_K_NORM))
+    return layer.unread
 
 
 def check_tensors(shape: ModelShape, source: ModelSource) -> None:
@@ -189,7 +171,9 @@ def check_tensors(shape: ModelShape, source: ModelSource) -> None:
 
 
 def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int, ...]) -> None:
-    if tensor.shape != dimensions:
+    # Of vectors and convolutions converters have left further dimensions of one ahead of the others.
+    ahead = len(tensor.shape) - len(dimensions) if 1 in dimensions[1:] else 0
+    if tensor.shape != (1,) * ahead + dimensions:
         raise ModelError(
             source.path,
             f"tensor {tensor.name!r} has shape {list(tensor.shape)} (outermost dimension first), "

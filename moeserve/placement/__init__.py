@@ -1,8 +1,8 @@
-"""Which part of a model lies on which device. Pure: neither torch nor CUDA.
+"""Decides which part of a model is stored and computed on which device. Pure functions: no torch, no CUDA.
 
-options.placement_options(config, ...)  reads the flags and the files they name
-place.place(sizes, options, gpu)        decides
-placement.Placement                     what was decided: the engine obeys, `moeserve plan` prints
+options.placement_options(config, ...)  reads the flags and the files that they name
+place.place(sizes, options, gpu)        computes the placement
+placement.Placement                     the result; the engine follows it, `moeserve plan` prints it
 """
 
 from moeserve.placement.place import Gpu, PlacementOptions, place

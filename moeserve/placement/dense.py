@@ -1,8 +1,8 @@
-"""Where a model's dense parts go: the embedding, attention, norms, router and shared expert of
-each layer, the head.
+"""Places the dense parts of a model: embedding, head, and the attention, norms, router and shared expert of each
+layer.
 
-A step runs on the CPU first and then on the GPU, so what is in RAM is a beginning of the model: nothing, the embedding,
-or the embedding and the first layers. The head is on the GPU.
+A step runs on the CPU first and then on the GPU. So the parts in RAM are a prefix of the model: nothing, the
+embedding, or the embedding and the first layers. The head is on the GPU.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from moeserve.placement.sizes import ModelSizes
 
 
 class DensePlacement:
-    """As rules and --n-gpu-layers have them; without that flag, what no rule holds on the GPU can still move to RAM."""
+    """The placement of the dense parts by rules and --n-gpu-layers. Without that flag, parts that no rule assigns to
+    the GPU can be moved to RAM later."""
 
     def __init__(self, sizes: ModelSizes, n_gpu_layers: int | None, rules: Rules | None) -> None:
-        """Raises ConfigError, which quotes the rule, for what no step could run through."""
+        """Raises ConfigError, which quotes the rule, for a placement that would need more than one transfer to the
+        GPU."""
         self._sizes = sizes
         self._rules = rules
         self._may_move = n_gpu_layers is None
@@ -38,7 +40,7 @@ class DensePlacement:
 
     @property
     def in_ram(self) -> int:
-        """How many layers: the first ones."""
+        """Number of layers in RAM; they are the first ones."""
         return self.layers.count("cpu")
 
     def bytes_on(self, device: Device) -> int:
@@ -47,8 +49,9 @@ class DensePlacement:
         return sum(size.on(device) for size, where in parts if where == device)
 
     def move_next(self, held: Container[int]) -> bool:
-        """Moves the next part of the model to RAM: the embedding, which costs no speed there, then layer after layer.
-        False where a flag, a rule or `held` (layers) keeps it on the GPU, or it is the last."""
+        """Moves the next part of the model to RAM: first the embedding (which is not slower there), then layer by
+        layer. Returns False if a flag, a rule or `held` (layers that must stay) forbids it, or if it is the last
+        layer."""
         if not self._may_move:
             return False
         if self.embedding == "cuda":
@@ -85,7 +88,8 @@ class DensePlacement:
         first = self.layers.index("cuda")
         behind = next((i for i in range(first, len(self.layers)) if self.layers[i] == "cpu"), None)
         if behind is not None:
-            # By the flag alone no layer is behind: a rule has put this one into RAM, or the other on the GPU.
+            # The flag alone cannot cause this: either a rule put this layer into RAM, or a rule put the other on the
+            # GPU.
             decision = self._decisions[behind if _is_by_rule(self._decisions[behind]) else first]
             raise self._error(
                 decision,

@@ -1,4 +1,4 @@
-"""The memory of an engine beside weights, KV and streamed experts: counted from the same data by which it allocates."""
+"""Counts an engine's memory besides weights, KV and streamed experts, from the declarations by which it allocates."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from moeserve.placement.sizes import ModelSizes
 
 # CUDA graphs and the kernels' code. Measured: docs/results/experts-in-ram.md.
 GPU_OVERHEAD_BYTES = 640 << 20
-# Of a GPU's weights, what the allocator loses to rounding and to gaps between them: 3.1 of 134 GiB where a model of 133
-# had them full (docs/results/several-gpus.md).
-ALLOCATOR_LOSS = 32  # as a divisor
+# The allocator loses part of the GPU's weights memory to rounding and gaps: 3.1 of 134 GiB for a model that filled a
+# GPU with 133 GiB of weights (docs/results/several-gpus.md).
+ALLOCATOR_LOSS = 32  # loss as a fraction: 1/32
 
 
 def gpu_reserved_bytes(
@@ -35,10 +35,10 @@ def gpu_reserved_bytes(
     adapter_rank: int = 0,
     on_cuda: bool = True,
 ) -> int:
-    """Bytes that a GPU engine whose largest step has `max_tokens` rows takes beside weights and KV: the steps' buffers,
-    logits, tables of slots and angles, the sampler, staging for pages of KV, and on CUDA its overhead and what the
-    allocator loses of the weights. sizes: those of the weights. usable: bytes of the GPU that the engine may take.
-    adapter_rank: as `gpu_step_buffers` has it. on_cuda: no for Triton's interpreter, which multiplies float32."""
+    """Returns the bytes that a GPU engine needs besides weights and KV: step buffers for `max_tokens` rows, logits,
+    slot and RoPE tables, the sampler, staging for KV pages; on CUDA also its overhead and the allocator's loss.
+    sizes: the weights'. usable: bytes of GPU memory that the engine may use. adapter_rank: see `gpu_step_buffers`.
+    on_cuda: False for Triton's interpreter, which multiplies in float32."""
     length = config.max_model_len or shape.context_length
     head_rows = max(size for size in step_sizes(max_tokens) if size <= GPU_LOGIT_ROWS)
     logits = 4 * head_rows * shape.vocab_size
@@ -63,21 +63,22 @@ def gpu_reserved_bytes(
 
 
 def gpu_sampler_bytes(max_num_seqs: int, vocab: int, rows: int) -> int:
-    """The requests' history, and three rows of floats or ids for each row of logits."""
+    """Returns the sampler's bytes: the requests' token history, and three float or id arrays [rows, vocab]."""
     return 4 * vocab * (max_num_seqs + 3 * rows)
 
 
 def cpu_workspace_bytes(shape: ModelShape, rows: int) -> int:
-    """RAM of the CPU's step of up to `rows` rows, without logits."""
+    """Returns the bytes of RAM for the buffers of a CPU step of `rows` rows, without logits."""
     return sum(buffer.nbytes for buffer in cpu_step_buffers(shape, rows))
 
 
 def draft_record_bytes(config: ServerConfig, shape: ModelShape, step_tokens: int) -> int:
-    """RAM of what a CPU's recurrent layers keep of drafts; 0 where there are none."""
+    """Returns the bytes of RAM in which CPU recurrent layers record their states at drafts; 0 without drafts."""
     drafts = most_drafts(step_tokens, config.max_num_seqs, num_drafts(config))
     return sum(buffer.nbytes for buffer in draft_records(shape, drafts).values())
 
 
 def cpu_logits_bytes(shape: ModelShape, max_num_seqs: int) -> int:
-    """Bytes of the logits of as many rows as are ever sampled together: pages come with their first use."""
+    """Returns the bytes of logits for the largest number of rows sampled together; the memory is allocated at first
+    use."""
     return 4 * min(max_num_seqs, CPU_LOGIT_ROWS) * shape.vocab_size

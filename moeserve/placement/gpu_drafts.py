@@ -1,4 +1,4 @@
-"""What of --speculative-config a GPU computes, asked before anything is loaded."""
+"""Checks --speculative-config against the drafts that the GPU engine supports, before any weights are loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from moeserve.models.interface import ModelShape
 
 
 def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
-    """Raises ConfigError for drafts that only the CPU engine computes. With "auto" look-up drafts alone."""
+    """Raises ConfigError if the configured drafts need the CPU engine. "auto" uses prompt look-up only."""
     drafts = drafts_of(config)
     if drafts is None:
         return

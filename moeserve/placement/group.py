@@ -1,4 +1,4 @@
-"""Placement on one of several GPUs: its share of the model, in its memory and, of the experts, in RAM."""
+"""Places one rank's share of a model that several GPUs divide: in its GPU memory and, for experts, in RAM."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def share_among(
     num_ranks: int,
     counts: Sequence[Sequence[int]] | None,
 ) -> RankShare:
-    """Returns the share of the model that `rank` has. config: with --parallel chosen. counts: [layers][experts], tokens
-    routed to each. Raises ConfigError if the model cannot be divided so."""
+    """Returns the share of the model of `rank`. config: its --parallel must be resolved, not "auto". counts:
+    [layers][experts], tokens routed to each expert. Raises ConfigError if the model cannot be divided in this way."""
     try:
         if config.parallel == "layers":
             return stage_of(shape, tensors, rank, num_ranks)
@@ -41,7 +41,7 @@ def share_among(
 
 
 def share_sizes(sizes: ModelSizes, share: RankShare) -> ModelSizes:
-    """sizes: of a model of the share's shape, with all experts."""
+    """Returns the sizes of a rank's share. sizes: of the share's model shape, with all experts of the model."""
     own = sizes.with_experts([len(ids) for ids in share.experts])
     if share.is_stage and share.rank:
         return replace(own, embedding=Bytes(0, 0), head=Bytes(0, 0))
@@ -57,11 +57,12 @@ def place_share(
     counts: Sequence[Sequence[int]] | None,
     ram: int,
 ) -> Placement:
-    """sizes: `share_sizes`; counts: [layers][experts] of the whole model, tokens routed to each; ram: bytes that all
-    shares together can have. The experts of the result are places in `share.experts`.
+    """Places a rank's share on its GPU. sizes: from `share_sizes`. counts: [layers][experts] of the whole model,
+    tokens routed to each expert. ram: bytes of RAM for all ranks together. Expert ids in the result are indices into
+    `share.experts`.
 
-    Experts of whole layers may be copied to the GPU, as on one GPU alone; those of divided layers stay where they are.
-    Raises ConfigError where the dense parts do not fit.
+    Experts of undivided layers may be cached on the GPU, as on a single GPU; those of divided layers are static.
+    Raises ConfigError if the dense parts do not fit.
     """
     of_share = None if counts is None else share.counts_of(counts)
     options = with_state_slots(share_options(config, shape, of_share), config, sizes, gpu)
@@ -78,7 +79,7 @@ def place_share(
 
 
 def refuse_placement_flags(config: ServerConfig) -> None:
-    """Raises ConfigError for flags that have no meaning where several GPUs divide a model in this way."""
+    """Raises ConfigError for placement flags that do not apply when several GPUs divide a model in this way."""
     flags: dict[str, object] = {
         "--n-gpu-layers": config.n_gpu_layers,
         "--placement-rules": config.placement_rules,

@@ -1,10 +1,10 @@
-"""How often each expert was routed to: the file that the server exports and `--expert-heat` reads.
+"""Expert heat: how often each expert was routed to. The server exports the file, and `--expert-heat` reads it.
 
     {"format": "moeserve-expert-heat", "version": 1, "model": "Qwen3-30B-A3B-Q4_K_M",
      "layers": 48, "experts": 128, "experts_per_token": 8, "counts": [[…128 tokens routed to each…], …48 layers]}
 
-The file comes from anywhere and is checked as such. Another quantisation of the same model has the same heat, so the
-name is for people; the shape must fit.
+Files are untrusted and checked. Quantisations of one model share the same heat, so the model's name is only
+informative; the numbers of layers and experts must match.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from msgspec import Meta
 
 from moeserve.errors import ConfigError
 
-MAX_BYTES = 64 << 20  # 1,024 layers of 4,096 experts with counts of 14 digits
-MAX_COUNT = 1 << 53  # what every JSON reader keeps exact
+MAX_BYTES = 64 << 20  # enough for 1,024 layers of 4,096 experts with counts of 14 digits
+MAX_COUNT = 1 << 53  # largest integer that every JSON reader keeps exact
 
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
@@ -26,7 +26,7 @@ Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 class ExpertHeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(max_length=1024)]
     layers: Annotated[int, Meta(ge=1, le=1024)]
-    experts: Annotated[int, Meta(ge=1, le=4096)]  # of a layer
+    experts: Annotated[int, Meta(ge=1, le=4096)]  # per layer
     experts_per_token: Annotated[int, Meta(ge=1, le=4096)]
     counts: list[list[Count]]  # [layers][experts]: tokens routed to each since the server's start
     format: Literal["moeserve-expert-heat"] = "moeserve-expert-heat"
@@ -43,14 +43,15 @@ class ExpertHeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Written(msgspec.Struct):
-    """Both fields that ExpertHeat has defaults for, which a file must have."""
+    """The two fields that ExpertHeat has defaults for but a file must contain."""
 
     format: Literal["moeserve-expert-heat"]
     version: Literal[1]
 
 
 def read_heat(path: Path, layers: int, experts: int) -> ExpertHeat:
-    """The heat of a model with these numbers of layers and experts. Raises ConfigError, which names the file."""
+    """Reads a heat file for a model with `layers` layers of `experts` experts. Raises ConfigError, which names the
+    file."""
     try:
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -69,7 +70,7 @@ def read_heat(path: Path, layers: int, experts: int) -> ExpertHeat:
 
 
 def write_heat(heat: ExpertHeat) -> bytes:
-    """A layer a line, so that people and `diff` can read it."""
+    """Returns the file's bytes: JSON with one line per layer, readable for people and `diff`."""
     head = msgspec.json.format(
         msgspec.json.encode(
             {

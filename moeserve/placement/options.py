@@ -1,4 +1,4 @@
-"""The placement flags of a configuration, with the files they name, as `PlacementOptions`."""
+"""Builds `PlacementOptions` from the placement flags and the files that they name."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from moeserve.placement.sizes import ModelSizes
 
 log = logging.getLogger(__name__)
 
-CACHE_SHARE_OF_RAM = 0.9  # the rest is for what the processes take beside weights
-AMPLE_KV_TOKENS = 4096  # a talk: rather than less, a GPU that is too small for everything has fewer layers
+CACHE_SHARE_OF_RAM = 0.9  # the rest is for the processes' memory besides weights
+# tokens of a conversation: with less room for KV, a GPU that is too small gets fewer layers instead
+AMPLE_KV_TOKENS = 4096
 
 
 def with_state_slots(
     options: PlacementOptions, config: ServerConfig, sizes: ModelSizes, gpu: Gpu
 ) -> PlacementOptions:
-    """The same with the slots of recurrent state, snapshots among them, for which there is room on this GPU beside its
-    dense parts. Where the running sequences' alone are too many, `place` says so, or leaves layers in RAM. Raises
-    ConfigError for a --state-snapshot-budget that does not fit."""
+    """Returns `options` with the number of recurrent-state slots (running sequences and snapshots) that fit on this
+    GPU beside its dense parts. If even the running sequences' slots do not fit, `place` later reports it or moves
+    layers to RAM. Raises ConfigError for a --state-snapshot-budget that does not fit."""
     dense = sizes.embedding.cuda + sizes.head.cuda + sum(layer.dense.cuda for layer in sizes.layers)
     budget = gpu.free_bytes if options.gpu_memory_budget is None else options.gpu_memory_budget
     running = config.max_num_seqs * sizes.state_bytes()
@@ -41,14 +42,13 @@ def with_state_slots(
 def with_window_pool(
     options: PlacementOptions, config: ServerConfig, layout: KvLayout, step_rows: int
 ) -> PlacementOptions:
-    """The same with the windowed layers' own KV pool, where there is one. Raises ConfigError for a --kv-window-ratio
-    that cannot be."""
+    """Returns `options` with the sliding-window layers' separate KV pool, if they have one. Raises ConfigError for
+    an impossible --kv-window-ratio."""
     return replace(options, window_pool=window_pool(config, layout, step_rows))
 
 
 def with_expert_cache(placement: Placement, sizes: ModelSizes, config: ServerConfig, ram: int) -> Placement:
-    """The same with an expert cache where --expert-cache allows it and `ram`, the bytes that can be had, has room for
-    the copies."""
+    """Returns `placement` with an expert cache, if --expert-cache allows it and the copies fit into `ram` bytes."""
     if config.expert_cache == "off" or not any(layer.can_be_cached for layer in placement.layers):
         return placement
     cached = placement.with_cache(sizes)
@@ -63,21 +63,22 @@ def with_expert_cache(placement: Placement, sizes: ModelSizes, config: ServerCon
 
 
 def heat_counts(config: ServerConfig, shape: ModelShape) -> Sequence[Sequence[int]] | None:
-    """[layers][experts] of --expert-heat. Raises ConfigError for a file that cannot be used."""
+    """Returns the counts of --expert-heat, [layers][experts]; None without that flag. Raises ConfigError for an
+    unusable file."""
     if config.expert_heat is None:
         return None
     return read_heat(Path(config.expert_heat), shape.num_layers, shape.num_experts).counts
 
 
 def placement_options(config: ServerConfig, shape: ModelShape) -> PlacementOptions:
-    """Raises ConfigError for a heat or rules file that cannot be used."""
+    """Returns the placement options of the configuration. Raises ConfigError for an unusable heat or rules file."""
     return share_options(config, shape, heat_counts(config, shape))
 
 
 def share_options(
     config: ServerConfig, shape: ModelShape, counts: Sequence[Sequence[int]] | None
 ) -> PlacementOptions:
-    """The same for a part of a model, of this shape, with the counts of its experts."""
+    """Returns the placement options for a share of a model: `shape` and `counts` are the share's."""
     rules, budget = config.placement_rules, config.gpu_memory_budget
     longest = config.max_model_len or shape.context_length
     return PlacementOptions(

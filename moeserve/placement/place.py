@@ -1,16 +1,17 @@
-"""From a model's sizes, the user's options and a GPU's memory to a Placement. Pure: no torch, no CUDA, no clock.
+"""Computes a Placement from a model's sizes, the user's options and a GPU's memory. Pure: no torch, no CUDA, no
+clock.
 
-The order in which a GPU's memory is given away:
+GPU memory is assigned in this order:
 
-1. what the engine needs beside weights and KV (`Gpu.reserved_bytes`), and the slots of recurrent state;
-2. the dense parts: embedding, head, and of each layer attention, norms and router. With --n-gpu-layers of the last so
-   many; without it, where there is no room for them and some KV, first the embedding and then the first layers stay in
+1. the engine's needs besides weights and KV (`Gpu.reserved_bytes`), and the slots of recurrent state;
+2. the dense parts: embedding, head, and each layer's attention, norms and router. --n-gpu-layers N takes the last N
+   layers. Without it, if the dense parts and some KV do not fit, first the embedding and then the first layers stay in
    RAM;
-3. where RAM experts may be streamed to the GPU for long prompts, three buffers of a layer's; if that would take more
-   than half of what is left, nothing is streamed unless a rule asks for it;
-4. experts that rules or --num-gpu-experts put there;
-5. KV: what --max-total-tokens asks for, else a quarter of what is left, more when experts leave more;
-6. the other experts, hottest first, as far as they fit: unless 4. has said how many.
+3. if RAM experts may be streamed to the GPU for long prompts, three buffers of one layer's RAM experts. If they would
+   take more than half of the rest, nothing is streamed unless a rule asks for it;
+4. the experts that rules or --num-gpu-experts assign to the GPU;
+5. KV: what --max-total-tokens asks for, else a quarter of the rest, or more if experts leave more;
+6. the other experts, hottest first, as many as fit, unless step 4 fixed the number.
 """
 
 from __future__ import annotations
@@ -27,35 +28,38 @@ from moeserve.placement.placement import Device, LayerPlacement, Placement, Pref
 from moeserve.placement.rules import Decision, Rules
 from moeserve.placement.sizes import ModelSizes
 
-KV_SHARE = 0.25  # of what the dense parts leave, while experts could use all of it
+# share for KV of the memory that the dense parts leave, as long as experts could use all of it
+KV_SHARE = 0.25
 MIN_KV_TOKENS = 64
-COPIES = 2  # on their way to the GPU, as they lie in RAM; a third buffer has them unpacked
+# buffers of experts being copied to the GPU, in the CPU's format; a third buffer holds them unpacked
+COPIES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The GPU's memory, and what the GPU engine can do today: what it cannot do is an error at the start."""
+    """The GPU's memory, and the features of the GPU engine; a feature that it lacks causes an error at the start."""
 
     free_bytes: int
-    reserved_bytes: int  # what the engine takes beside weights and KV
-    can_stream: bool = True  # RAM experts' weights to the GPU, for long prompts
+    reserved_bytes: int  # what the engine needs besides weights and KV
+    can_stream: bool = True  # can stream RAM experts' weights to the GPU for long prompts
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """The placement flags, and what the KV pool is to hold."""
+    """The placement flags, and the wanted size of the KV pool."""
 
-    num_gpu_experts: int | None = None  # of each layer
+    num_gpu_experts: int | None = None  # per layer
     gpu_memory_budget: int | None = None  # bytes
     n_gpu_layers: int | None = None
     counts: Sequence[Sequence[int]] | None = None  # [layers][experts]: tokens routed to each
     rules: Rules | None = None
     max_total_tokens: int | None = None
-    most_kv_tokens: int = 1 << 40  # more would never be used
+    most_kv_tokens: int = 1 << 40  # a larger pool would never be used
     least_kv_tokens: int = MIN_KV_TOKENS
-    state_slots: int = 0  # of recurrent state, running or snapshot
-    ample_kv_tokens: int = MIN_KV_TOKENS  # with room for fewer, dense parts go to RAM where they may
-    window_pool: WindowPool | None = None  # of windowed layers, where all layers are the GPU's
+    state_slots: int = 0  # of recurrent state, for running sequences and snapshots
+    ample_kv_tokens: int = MIN_KV_TOKENS  # if fewer fit, dense parts move to RAM where allowed
+    # None: sliding-window layers share the pool, or some layers are in RAM
+    window_pool: WindowPool | None = None
 
     def given_flags(self) -> list[str]:
         flags = {
@@ -69,8 +73,8 @@ class PlacementOptions:
 
 
 def place(sizes: ModelSizes, options: PlacementOptions, gpu: Gpu | None) -> Placement:
-    """Where everything goes; without a GPU, into RAM. Raises ConfigError for options that cannot be met, with what
-    would fit."""
+    """Returns the placement; without a GPU everything is in RAM. Raises ConfigError for options that cannot be met;
+    the message says what would fit."""
     if gpu is None:
         return _all_in_ram(sizes, options)
     _check_counts(sizes, options)
@@ -104,7 +108,7 @@ def _check_counts(sizes: ModelSizes, options: PlacementOptions) -> None:
 
 
 class _Planner:
-    """Gives the memory away step by step; used once."""
+    """Assigns the GPU's memory step by step; an instance is used once."""
 
     def __init__(self, sizes: ModelSizes, options: PlacementOptions, gpu: Gpu) -> None:
         self._sizes = sizes
@@ -114,7 +118,8 @@ class _Planner:
         self._gpu = gpu
         self._num_layers = len(sizes.layers)
         self._dense = DensePlacement(sizes, options.n_gpu_layers, options.rules)
-        self._pinned: list[dict[int, Device]] = []  # of each layer: experts that rules have placed
+        # per layer: expert → device, for experts that rules placed
+        self._pinned: list[dict[int, Device]] = []
         self._prefill: list[Prefill] = []
         self._streaming_rule: str | None = None
         self._apply_expert_rules()
@@ -122,7 +127,7 @@ class _Planner:
     def place(self) -> Placement:
         chosen = [{e for e, where in pinned.items() if where == "cuda"} for pinned in self._pinned]
         kept = self._least_kv_bytes
-        if self._move_dense_to_ram(chosen):  # not to make room for experts
+        if self._move_dense_to_ram(chosen):  # only for the sake of KV, not for experts
             kept = self._ample_kv_bytes
         count = self._options.num_gpu_experts
         if count is not None:
@@ -141,9 +146,9 @@ class _Planner:
     # ---------------------------------------------------------------- dense parts
 
     def _move_dense_to_ram(self, chosen: list[set[int]]) -> bool:
-        """Where the dense parts leave too little for KV, as many as it takes; True where that were any. Experts that
-        rules have put on the GPU hold their layers there; a wish for experts stands, and is an error if it cannot be
-        met."""
+        """Moves dense parts to RAM until enough memory for KV is left. Returns True if any was moved. Layers whose
+        experts a rule put on the GPU stay there. A requested number of GPU experts is kept, and is an error if it
+        does not fit."""
         if self._options.num_gpu_experts:
             return False
         before = self._dense.bytes_on("cuda")
@@ -196,7 +201,7 @@ class _Planner:
             )
 
     def _open_experts(self, layer: int) -> list[int]:
-        """The experts without a rule that may go to the GPU."""
+        """Returns the layer's experts that no rule has placed and that may go to the GPU."""
         if self._dense.layers[layer] == "cpu":
             return []
         return [e for e in range(self._sizes.layers[layer].num_experts) if e not in self._pinned[layer]]
@@ -205,13 +210,14 @@ class _Planner:
         return 0 if self._options.counts is None else self._options.counts[layer][expert]
 
     def _most_used_of(self, layer: int, count: int) -> list[int]:
-        """Equally hot ones by id: without heat, the ids below `count`."""
+        """Returns the `count` most used experts of a layer; ties go to the lower id, so without heat the first
+        `count`."""
         return sorted(self._open_experts(layer), key=lambda e: (-self._token_count(layer, e), e))[:count]
 
     def _fill(self, chosen: list[set[int]], kv: int) -> None:
-        """Puts the hottest of all layers on the GPU, as many as leave room for `kv` bytes of KV; equally hot ones by
-        id, so that all layers get alike. An expert more may take less memory, by what the buffers for streaming
-        shrink: so the largest number that fits is looked for, from all of them down."""
+        """Puts the hottest experts of all layers on the GPU, as many as leave `kv` bytes for KV. Ties go to the
+        lower id, so that layers get equal numbers. One expert more can need less memory, because the streaming
+        buffers shrink; therefore the search for the largest number goes from all experts downwards."""
         units = [(at, e) for at, got in enumerate(chosen) for e in self._open_experts(at) if e not in got]
         units.sort(key=lambda unit: (-self._token_count(*unit), unit[1], unit[0]))
         for layer, expert in units:
@@ -227,8 +233,8 @@ class _Planner:
     # ---------------------------------------------------------------- memory
 
     def _left(self, chosen: list[set[int]]) -> int:
-        """Bytes of the budget that are left for KV and for more experts. Raises ConfigError where it is not enough
-        for the least KV."""
+        """Returns the bytes of the budget that are left for KV and further experts. Raises ConfigError if they do
+        not suffice for the smallest KV pool."""
         left = self._room(chosen)
         if left < self._least_kv_bytes:
             raise ConfigError(self._too_little(chosen))
@@ -242,7 +248,7 @@ class _Planner:
         return self._budget - taken - self._state_bytes
 
     def _stream_bytes(self, chosen: list[set[int]]) -> int:
-        """The buffers hold the RAM experts of whichever layer has most."""
+        """Returns the size of the streaming buffers: the RAM experts of the layer that has most."""
         return max(self._stream_bytes_of(layer, experts) for layer, experts in enumerate(chosen))
 
     def _stream_bytes_of(self, layer: int, experts: set[int]) -> int:
@@ -259,7 +265,7 @@ class _Planner:
         )
 
     def _too_little(self, chosen: list[set[int]]) -> str:
-        """Returns the message with the memory that is needed and the sizes that would fit."""
+        """Returns the error message with the memory that is needed and the settings that would fit."""
         parts = {
             "the engine itself": self._gpu.reserved_bytes,
             f"{self._options.state_slots} slots of recurrent state": self._state_bytes,
@@ -292,14 +298,14 @@ class _Planner:
         return "use the CPU engine, or a smaller model"
 
     def _layers_that_fit(self) -> int:
-        """How many layers' dense parts, from the last, with their KV and the head."""
+        """Returns how many layers' dense parts fit with their KV and the head, counted from the last layer."""
         tokens = self._least_kv_tokens
         room = self._budget - self._gpu.reserved_bytes - self._sizes.head.cuda
         for count, layer in enumerate(reversed(self._sizes.layers)):
             room -= layer.dense.cuda + tokens * layer.kv + self._options.state_slots * layer.state
             if room < 0:
                 return count
-        return self._num_layers - 1  # all of them did not fit, with the embedding
+        return self._num_layers - 1  # all layers with the embedding did not fit
 
     @property
     def _state_bytes(self) -> int:
@@ -307,11 +313,11 @@ class _Planner:
 
     @property
     def _kv_bytes_per_token(self) -> int:
-        """At least 1: the layers on the GPU may all be recurrent."""
+        """Returns the KV bytes per token of the layers on the GPU; at least 1, as all of them may be recurrent."""
         return max(1, self._sizes.kv_bytes(self._dense.in_ram))
 
     def _kv_bytes(self, tokens: int) -> int:
-        """Bytes of the KV pools for `tokens` tokens."""
+        """Returns the bytes of the KV pools for `tokens` tokens."""
         second = self._options.window_pool
         if second is None or self._dense.in_ram:
             return tokens * self._kv_bytes_per_token

@@ -1,7 +1,7 @@
-"""Placement: where every part of a model lies and computes. A frozen value; `place.py` makes it.
+"""Placement: where each part of a model is stored and computed. An immutable value, made by `place.py`.
 
-Experts in RAM are computed where they lie, by the CPU pool. In steps with many prompt tokens the weights of some or all
-may instead be streamed to the GPU, layer by layer; a layer's `prefill` says whether.
+The CPU pool computes the experts in RAM. In steps with many prompt tokens, the weights of some or all of them may
+instead be streamed to the GPU, layer by layer; a layer's `prefill` decides that.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Literal
 from moeserve.placement.sizes import ModelSizes
 
 Device = Literal["cpu", "cuda"]
-# Where the experts in RAM compute in a step with prompt tokens. "auto": on the GPU from --gpu-prefill-token-threshold
-# tokens on, or a part that grows with the tokens; "cuda": on the GPU, whatever their number; "cpu": never there.
+# Where RAM experts are computed in a step with prompt tokens. "auto": on the GPU from --gpu-prefill-token-threshold
+# tokens on, or a fraction of them that grows with the tokens; "cuda": always on the GPU; "cpu": never on the GPU.
 Prefill = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    dense: Device  # attention, norms, router, what every token passes, and the layer's KV
+    dense: Device  # attention, norms, router, shared experts, and the layer's KV
     num_experts: int
-    gpu_experts: tuple[int, ...] = ()  # ids, ascending; in GPU memory. The others are in RAM only
+    gpu_experts: tuple[int, ...] = ()  # ids in GPU memory, ascending; the others are only in RAM
     prefill: Prefill = "auto"
     fixed: frozenset[int] = frozenset()  # ids that rules have placed
-    # The experts in GPU memory that no rule has placed are copies, which the expert cache may exchange: all that it may
-    # move lie in RAM too.
+    # If true, the GPU experts that no rule placed are copies that the expert cache may exchange; every expert that it
+    # may move is also in RAM.
     is_cached: bool = False
 
     def __post_init__(self) -> None:
@@ -39,34 +39,34 @@ class LayerPlacement:
 
     @property
     def can_be_cached(self) -> bool:
-        """There are slots in GPU memory, and experts to exchange."""
+        """True if the layer has experts on the GPU that may be exchanged, and others to exchange them for."""
         return self.num_cpu_experts > 0 and not self.fixed.issuperset(self.gpu_experts)
 
     @property
     def copied_experts(self) -> tuple[int, ...]:
-        """The ids of those in GPU memory that lie in RAM too, ascending."""
+        """Ids of the experts in GPU memory that are also in RAM, ascending."""
         return tuple(e for e in self.gpu_experts if e not in self.fixed) if self.is_cached else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which device has what. On a machine without a GPU everything is on "cpu"."""
+    """The device of each part. Without a GPU everything is on "cpu"."""
 
     embedding: Device
     layers: tuple[LayerPlacement, ...]
     head: Device
-    gpu_weight_bytes: int  # as planes
+    gpu_weight_bytes: int  # in the planes format
     cpu_weight_bytes: int
-    stream_bytes: int = 0  # of GPU memory: the buffers through which RAM experts are streamed
-    kv_bytes: int | None = None  # of the GPU's memory; None: no layer's KV is there
-    kv_tokens: int | None = None  # that these hold in one pool for all layers
-    state_slots: int = 0  # of recurrent state, for which there is room where the layers are
-    # The first that asks for prefill "cuda", as it is quoted: it must be kept.
+    stream_bytes: int = 0  # GPU memory of the buffers through which RAM experts are streamed
+    kv_bytes: int | None = None  # of GPU memory; None: all layers' KV is in RAM
+    kv_tokens: int | None = None  # tokens that fit in `kv_bytes` with one pool for all layers
+    state_slots: int = 0  # recurrent-state slots that fit in the memory of the recurrent layers
+    # The first rule that asks for prefill "cuda", quoted: such a rule must be obeyed, not dropped for lack of memory.
     streaming_rule: str | None = None
 
     @property
     def num_experts(self) -> int:
-        """The experts of a layer that has any."""
+        """Experts per layer, in layers that have experts."""
         return max(layer.num_experts for layer in self.layers)
 
     @property
@@ -75,7 +75,7 @@ class Placement:
 
     @property
     def layers_in_ram(self) -> int:
-        """How many: the first ones. The others' dense parts are on the GPU."""
+        """Number of layers whose dense part is in RAM; they are the first ones."""
         return sum(layer.dense == "cpu" for layer in self.layers)
 
     @property
@@ -84,12 +84,12 @@ class Placement:
 
     @property
     def begins_in_ram(self) -> bool:
-        """A step's first part, the embedding at least, is the CPU's."""
+        """True if the CPU computes the first part of a step, at least the embedding."""
         return self.embedding == "cpu"
 
     @property
     def shares_layers(self) -> bool:
-        """Layers on the GPU have experts in RAM."""
+        """True if layers on the GPU have experts in RAM."""
         return any(layer.num_cpu_experts for layer in self.gpu_layers)
 
     @property
@@ -97,7 +97,8 @@ class Placement:
         return any(layer.is_cached for layer in self.layers)
 
     def with_cache(self, sizes: ModelSizes) -> Placement:
-        """The same with copies in RAM of the experts in GPU memory, where others may take their places."""
+        """Returns this placement with an expert cache: RAM copies of the GPU experts in layers where experts may be
+        exchanged."""
         layers = tuple(replace(layer, is_cached=layer.can_be_cached) for layer in self.layers)
         copies = sum(
             len(layer.copied_experts) * of.expert.cpu for layer, of in zip(layers, sizes.layers, strict=True)
@@ -105,12 +106,12 @@ class Placement:
         return replace(self, layers=layers, cpu_weight_bytes=self.cpu_weight_bytes + copies)
 
     def cpu_experts(self, layer: int) -> tuple[int, ...]:
-        """The ids of a layer's experts in RAM, ascending."""
+        """Returns the ids of a layer's experts in RAM, ascending."""
         own = self.layers[layer]
         gone = set(own.gpu_experts).difference(own.copied_experts)
         return tuple(e for e in range(self.layers[layer].num_experts) if e not in gone)
 
     @property
     def num_gpu_experts(self) -> int:
-        """In all layers together."""
+        """GPU experts of all layers together."""
         return sum(len(layer.gpu_experts) for layer in self.layers)

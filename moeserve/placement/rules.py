@@ -1,21 +1,21 @@
-"""The rules file: which parts of the model lie on which device, by regular expressions on names.
+r"""The rules file: assigns parts of the model to devices by regular expressions on their names.
 
     - match: '^blk\\.(0|1|2)\\.experts'    # a tensor's name, or a module's
-      device: cpu                         # it lies there, and computes there
+      device: cpu                         # stored and computed there
     - match: '\\.experts$'
       decode: cpu                         # in RAM; computed by the CPU pool in decode steps
       prefill: cuda                       # streamed to the GPU in every step with prompt tokens
 
-The first rule that matches a name decides; what none matches follows the flags. In the manner of KTransformers' YAML,
-with names as the GGUF has them and these modules:
+The first rule that matches a name decides; the flags decide for names that no rule matches. The format follows
+KTransformers' YAML, with the GGUF's tensor names and these modules:
 
     token_embd, output          the embedding; the head
     blk.3.dense                 attention, norms, router and KV of layer 3
     blk.3.experts               all experts of layer 3
     blk.3.experts.17            one of them
 
-Patterns are Rust's regular expressions, searched for anywhere in a name: no look-around or back-references, and hence
-no pattern that takes exponential time.
+Patterns are Rust regular expressions and match anywhere in a name. They have no look-around or back-references, so
+no pattern takes exponential time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from moeserve.placement.placement import Device
 
 MAX_BYTES = 256 << 10
 MAX_RULES = 256
-MAX_MATCH_S = 5.0  # for all names; the 7,000 of a 48-layer model take a rule 1 ms
+# time limit for matching all names; a rule takes 1 ms for the 7,000 names of a 48-layer model
+MAX_MATCH_S = 5.0
 
 Choice = Literal["cpu", "cuda"]
 
@@ -57,27 +58,27 @@ class RuleText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A rule's decision on a part. None: the flags decide."""
+    """A rule's decision for a part; a None field leaves it to the flags."""
 
-    rule: str  # as it is quoted in messages
+    rule: str  # the rule, as quoted in messages
     device: Device | None
     prefill: Choice | None
 
 
 class Rules:
-    """The rules of one file, applied to one model. `decide` every part, then `check_all_applied`."""
+    """The rules of one file, applied to one model. Call `decide` for each part, then `check_all_applied`."""
 
     def __init__(self, path: Path, texts: list[RuleText]) -> None:
         self._path = path
         self._rules = [self._compile(index, text) for index, text in enumerate(texts)]
         self._matched = [False] * len(texts)
         self._applied = [False] * len(texts)
-        self._first: dict[str, int | None] = {}  # the first rule that matches a name
+        self._first: dict[str, int | None] = {}  # name → index of the first rule that matches it
         self._seconds = 0.0
 
     @classmethod
     def read(cls, path: Path) -> Rules:
-        """Raises ConfigError, which names the file, the rule and what is wrong."""
+        """Reads a rules file. Raises ConfigError, which names the file, the rule and the error."""
         from moeserve.placement.strict_yaml import read_yaml  # few servers have rules
 
         try:
@@ -93,8 +94,8 @@ class Rules:
         return cls(path, [_convert(path, index, entry) for index, entry in enumerate(entries)])
 
     def decide(self, what: str, tensors: Iterable[str], modules: tuple[str, ...]) -> Decision | None:
-        """The rule for one part, of whose tensors each has its own name and those of its modules. Raises
-        ConfigError where rules would tear it apart."""
+        """Returns the decision for one part, whose names are its tensors' and its modules'. Raises ConfigError if
+        rules put its tensors on different devices."""
         from_modules = [self._first_match(module) for module in modules]
         by_tensor = {name: _least([self._first_match(name), *from_modules]) for name in tensors}
         for index in by_tensor.values():
@@ -111,7 +112,8 @@ class Rules:
         return decision
 
     def check_all_applied(self) -> None:
-        """Raises ConfigError for a rule without effect: a name that does not exist, or a rule that comes too late."""
+        """Raises ConfigError for a rule that no part uses: its name does not exist, or an earlier rule matches
+        first."""
         for index, (_, _, quoted) in enumerate(self._rules):
             if not self._matched[index]:
                 raise self._error(f"{quoted} matches nothing in this model")

@@ -1,8 +1,8 @@
-"""What each part of a model takes, in RAM and on a GPU, from the file's header alone.
+"""Sizes of a model's parts in RAM and on a GPU, computed from the file's header.
 
-A part is what can be placed by itself: the embedding, the head, the dense part of a layer (attention, norms, router,
-shared expert), one expert of a layer. Weights keep their bytes in the CPU's panels. On a GPU they lie in planes,
-lossless and up to 5% larger, with rows padded to a multiple of 128 columns.
+A part is the unit of placement: the embedding, the head, the dense part of a layer (attention, norms, router, shared
+expert), or one expert of a layer. In RAM, weights are repacked into panels of equal size. On a GPU they are stored
+as planes: lossless, up to 5% larger, with rows padded to a multiple of 128 columns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from moeserve.models.tensors import (
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Bytes of one part: where it lies decides which of the two counts."""
+    """Bytes of one part on the CPU and on a GPU."""
 
     cpu: int
     cuda: int
@@ -37,25 +37,25 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    dense: Bytes  # attention, norms, router, what every token passes; on a GPU also the biases of all experts
+    dense: Bytes  # attention, norms, router, shared experts; on a GPU also the biases of all experts
     num_experts: int
-    expert: Bytes  # one of them
-    kv: int  # bytes of one token
-    state: int = 0  # bytes of one sequence's recurrent state
-    dense_tensors: tuple[str, ...] = ()  # their names, which placement rules match
+    expert: Bytes  # of one expert
+    kv: int  # bytes per token
+    state: int = 0  # bytes of recurrent state per sequence
+    dense_tensors: tuple[str, ...] = ()  # tensor names, which placement rules match
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
     embedding: Bytes
-    # With the last norm, and the block that drafts, if there is one; with tied embeddings a second copy, made for
-    # multiplying.
+    # Includes the last norm and the block that drafts, if there is one. With tied embeddings, the head is a second copy
+    # of the embedding in a layout for multiplication.
     head: Bytes
     layers: tuple[LayerSizes, ...]
 
     @classmethod
     def of(cls, tensors: Mapping[str, TensorInfo], layout: KvLayout) -> ModelSizes:
-        """`tensors` as `check_tensors` has passed them."""
+        """Computes the sizes. tensors: checked by `check_tensors`."""
         shape = layout.shape
 
         def part(names: Iterable[str]) -> Bytes:
@@ -86,18 +86,18 @@ class ModelSizes:
         )
 
     def with_experts(self, counts: Sequence[int]) -> ModelSizes:
-        """The sizes of a part of the model with `counts` of each layer's experts."""
+        """Returns the sizes with `counts[layer]` experts in each layer."""
         layers = (replace(layer, num_experts=n) for layer, n in zip(self.layers, counts, strict=True))
         return replace(self, layers=tuple(layers))
 
     @property
     def num_experts(self) -> int:
-        """The experts of a layer that has any."""
+        """Experts per layer, in layers that have experts."""
         return max(layer.num_experts for layer in self.layers)
 
     @property
     def cpu_layer_bytes(self) -> int:
-        """Bytes of all layers together, in RAM."""
+        """Bytes of all layers together in RAM."""
         return sum(layer.dense.cpu + layer.num_experts * layer.expert.cpu for layer in self.layers)
 
     @property
@@ -107,7 +107,7 @@ class ModelSizes:
         return self.embedding.cuda + self.head.cuda + layers
 
     def kv_bytes(self, first: int = 0, end: int | None = None) -> int:
-        """Bytes of one token in the layers from `first` up to `end`."""
+        """Returns the KV bytes of one token in the layers from `first` up to `end`."""
         return sum(layer.kv for layer in self.layers[first:end])
 
     def state_bytes(self, first: int = 0, end: int | None = None) -> int:
@@ -116,7 +116,7 @@ class ModelSizes:
 
 
 def has_float_weights(tensors: Mapping[str, TensorInfo], shape: ModelShape) -> bool:
-    """Mixers or feed-forwards that are not quantised: what is between products is then kept in float32 on a GPU."""
+    """True if mixers or feed-forwards are not quantised; activations between products are then float32 on a GPU."""
     names: list[str] = []
     for index, layer in enumerate(shape.layers):
         gate, _, down = n.FFN_PARTS if layer.moe is None else n.EXPERT_PARTS
@@ -126,7 +126,8 @@ def has_float_weights(tensors: Mapping[str, TensorInfo], shape: ModelShape) -> b
 
 
 def plane_bytes(tensor: TensorInfo) -> int:
-    """Returns the bytes of the tensor on a GPU. Vectors become float32; matrices of floats stay unchanged."""
+    """Returns the bytes of the tensor on a GPU: quantised matrices as planes, vectors as float32, float matrices
+    unchanged."""
     if len(tensor.shape) == 1:
         return 4 * tensor.shape[0]
     rows = math.prod(tensor.shape[:-1])

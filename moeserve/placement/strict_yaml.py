@@ -1,4 +1,4 @@
-"""YAML in which no key is given twice."""
+"""A YAML reader that rejects duplicate keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import yaml
 
 
 def read_yaml(text: bytes) -> Any:
-    """Returns what one document says. Raises ValueError."""
+    """Parses one YAML document. Raises ValueError."""
     try:
         return _StrictLoader(text).get_single_data()
     except yaml.YAMLError as error:
@@ -16,7 +16,7 @@ def read_yaml(text: bytes) -> Any:
 
 
 class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Refuses a key that is given twice, of which YAML would keep the last."""
+    """Rejects duplicate keys, of which YAML would keep the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

@@ -1,8 +1,8 @@
-"""`python -P -m moeserve.processes.begin MODULE`: how the launcher starts a process of the server.
+"""`python -P -m moeserve.processes.begin MODULE`: the entry point of every process that the launcher starts.
 
-What such a process imports before it has a line to the launcher may fail: a library is missing or broken, or a file on
-PYTHONPATH has a library's name. Then its last line says what and where, and its exit code says that there is one.
--P: a file in the current directory does not stand in for a module.
+A process's imports run before it can report to the launcher, and may fail: a library is missing or broken, or a file
+on PYTHONPATH shadows a library. In that case the last line on stderr names the error and the module, and the exit
+code tells the launcher that such a line exists. -P keeps modules in the working directory from being imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def main() -> None:
     module = sys.argv[1]
     del sys.argv[1]
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)  # `run_process`, which does not return
+        # calls `run_process`, which does not return
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     except BaseException as error:  # noqa: BLE001  a module may raise anything, SystemExit too
         traceback.print_exc()
         last = traceback.extract_tb(error.__traceback__)[-1]

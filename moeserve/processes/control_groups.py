@@ -1,8 +1,8 @@
-"""The limits of the control groups that this process is in: memory and CPU time (cgroup v1 and v2).
+"""Reads the memory and CPU limits of this process's control groups (cgroup v1 and v2).
 
-A process belongs to one group of each hierarchy, and every group above it limits it too: systemd's `MemoryMax` stands
-at the service's group, a container's limit at the container's. `/proc/self/cgroup` names the group and
-`/proc/self/mountinfo` says where its hierarchy is mounted, and which part of it.
+A process belongs to one group per hierarchy, and all groups above it limit it as well: systemd's `MemoryMax` is set
+on the service's group, a container's limit on the container's group. `/proc/self/cgroup` names the group;
+`/proc/self/mountinfo` says where the hierarchy is mounted and which part of it.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 _ROOT: Final = Path("/")
-# v1 writes "no limit" as the greatest whole number of pages.
+# cgroup v1 writes "no limit" as the largest multiple of the page size; every value above this one means no limit.
 _NO_LIMIT: Final = 1 << 60
 
 
 class _Files(NamedTuple):
-    """The files of a memory group: what limits it, what it uses, and which of its counts the kernel can take back."""
+    """File names of a memory group: the limits, the usage, and the counts of memory that the kernel can reclaim."""
 
     limits: tuple[str, ...]
     usage: str
-    file_pages: tuple[str, ...]  # of memory.stat
+    file_pages: tuple[str, ...]  # keys in memory.stat
 
 
 _MEMORY_FILES: Final = (
-    # Above memory.high a group is slowed down until it is of no use.
+    # Above memory.high a group is throttled until it is unusable, so it counts as a limit.
     _Files(("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file")),
     _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
 )
 
 
 def memory_left(root: Path = _ROOT) -> int | None:
-    """Returns the bytes that this process may still take by its groups' limits; None without one. The pages of files
-    that a group has read count as left, as in MemAvailable: the kernel takes them back."""
+    """Returns the bytes that this process may still allocate under its groups' limits; None if no group has a limit.
+    Cached file pages count as available, as in MemAvailable, because the kernel reclaims them."""
     left = [
         max(0, limit - used) for group in _groups("memory", root) for limit, used in _limits_and_usage(group)
     ]
@@ -42,19 +42,19 @@ def memory_left(root: Path = _ROOT) -> int | None:
 
 
 def memory_limit(root: Path = _ROOT) -> int | None:
-    """Returns the lowest limit of the groups in bytes; None without one."""
+    """Returns the lowest memory limit of the groups in bytes; None if there is none."""
     limits = [limit for group in _groups("memory", root) for limit, _ in _limits_and_usage(group)]
     return min(limits, default=None)
 
 
 def cpu_quota(root: Path = _ROOT) -> int | None:
-    """Returns the cores' worth of time that the groups may use, rounded up; None without a quota."""
+    """Returns the CPU quota of the groups in cores, rounded up; None if there is none."""
     quotas = [cores for group in _groups("cpu", root) if (cores := _cores(group)) is not None]
     return min(quotas, default=None)
 
 
 def _limits_and_usage(group: Path) -> Iterator[tuple[int, int]]:
-    """Yields (limit, bytes in use that cannot be taken back) of the group's limits."""
+    """Yields (limit, unreclaimable bytes in use) for each memory limit of the group."""
     for files in _MEMORY_FILES:
         used = _number(group / files.usage)
         if used is None:
@@ -62,7 +62,7 @@ def _limits_and_usage(group: Path) -> Iterator[tuple[int, int]]:
         counts = dict(line.split() for line in _text(group / "memory.stat").splitlines())
         used = max(0, used - sum(int(counts.get(name, "0")) for name in files.file_pages))
         for name in files.limits:
-            limit = _number(group / name)  # "max", which is not a number: none
+            limit = _number(group / name)  # None for "max", which means no limit
             if limit is not None and limit < _NO_LIMIT:
                 yield limit, used
 
@@ -71,13 +71,14 @@ def _cores(group: Path) -> int | None:
     quota, _, period = _text(group / "cpu.max").partition(" ")
     if not quota:
         quota, period = (_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-    if not (quota.isdigit() and period.isdigit()):  # "max", -1, or no such file
+    if not (quota.isdigit() and period.isdigit()):  # "max", -1 or no such file: no quota
         return None
     return math.ceil(int(quota) / int(period))
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """Yields the folders of our groups with this controller, each before those above it, as far as they are mounted."""
+    """Yields the folders of this process's groups for a controller, from the process's own group upwards, as far as
+    they are mounted."""
     mounts = list(_mounts(root))
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -90,13 +91,14 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
 
 class _Mount(NamedTuple):
     is_v2: bool
-    controllers: frozenset[str]  # of v1; the mount's options besides
-    part: PurePosixPath  # the group that is seen at `point`
+    controllers: frozenset[str]  # of a v1 hierarchy, among the mount's other options
+    part: PurePosixPath  # the group that is mounted at `point`
     point: PurePosixPath
 
     def folders(self, path: str, root: Path) -> Iterator[Path]:
-        """A path outside the mounted part (a container that shares its host's namespace) leaves the part's root, which
-        is the container's own group then."""
+        """Yields the folder of the group `path` and those above it. If `path` is outside the mounted part, as in a
+        container with its host's cgroup namespace, only the mounted root is yielded: it is the container's own
+        group."""
         group = PurePosixPath(path)
         inside = group.relative_to(self.part) if group.is_relative_to(self.part) else PurePosixPath()
         if ".." in inside.parts:
@@ -115,7 +117,7 @@ def _mounts(root: Path) -> Iterator[_Mount]:
 
 
 def _unescaped(field: str) -> str:
-    """mountinfo writes blanks in octal."""
+    r"""Decodes mountinfo's octal escapes, such as \040 for a blank."""
     return field.replace("\\040", " ")
 
 
@@ -125,7 +127,7 @@ def _number(path: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """Returns "" for a file that is not there or may not be read."""
+    """Returns the file's text; "" if it is missing or not readable."""
     try:
         return path.read_text().strip()
     except OSError:

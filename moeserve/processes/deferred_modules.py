@@ -1,7 +1,7 @@
-"""Modules of other packages that are loaded when somebody uses them, not when they are imported.
+"""Defers the loading of modules of other packages until an attribute of theirs is used.
 
-Unlike those of `importlib.util.LazyLoader`, they are not loaded by a look at what every module has (`__file__`,
-`__spec__`), which `inspect` takes at all modules.
+Unlike `importlib.util.LazyLoader`, access to attributes that every module has (`__file__`, `__spec__`) does not load
+the module: `inspect` reads these from all modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _lock = threading.RLock()
 
 
 class DeferredModule(ModuleType):
-    """Becomes an ordinary module at the first look for a name that it lacks."""
+    """A module that loads itself at the first access to an attribute that it does not have yet."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -29,23 +29,24 @@ class DeferredModule(ModuleType):
 
 
 def defer(*names: str) -> None:
-    """Defers modules that have not been imported yet: an import of one only finds it."""
+    """Defers the named modules, unless they are imported already. A later import statement does not load them."""
     sys.meta_path.insert(0, _Finder(names))
 
 
 def load(module: ModuleType) -> None:
-    """Loads a deferred module; any other is left as it is."""
+    """Loads a deferred module; leaves any other module unchanged."""
     with _lock:
         if isinstance(module, DeferredModule):
             deferring = module.__loader__
             assert isinstance(deferring, _Deferring)
-            object.__setattr__(module, "__class__", ModuleType)  # before its code, which may import itself
+            # before the module's code runs, which may import itself
+            object.__setattr__(module, "__class__", ModuleType)
             module.__loader__ = deferring.loader
             deferring.loader.exec_module(module)
 
 
 def load_named(name: str) -> None:
-    """Imports a module, deferred or not."""
+    """Imports and loads a module, deferred or not."""
     load(importlib.import_module(name))
 
 

@@ -1,12 +1,12 @@
-"""Where the embeddings of requests lie between processes: files of a private folder in the run directory.
+"""Stores the embeddings of requests as files in a private folder of the runtime directory, shared by the processes.
 
-    sender      writes a file, and names it in GenerateRequest.spans; removes it when the request has ended
-    router      makes a link of its own as the request arrives, and removes it when no plan may name it any more
-    worker      reads of the router's link what a step computes, again after a preemption or its own replacement
+sender      writes a file and names it in GenerateRequest.spans; removes it when the request has ended
+router      hard-links the file when the request arrives; removes its link when no plan can use it any more
+worker      reads the rows that a step needs from the router's link, again after a preemption or a restart of the worker
 
-Each process removes only names that are its own, so no process waits for another to have read: the rows stay until the
-last name is gone, and at the latest until the server ends, whose launcher removes the run directory. A name's first
-digit says whose it is, so that whoever replaces a killed process finds the names that it left.
+Each process removes only its own links, so no process waits for another to finish reading. The rows exist until the
+last link is removed, at the latest until the launcher removes the runtime directory. The first character of a name
+tells its owner, so the successor of a killed process can remove the names that it left.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from moeserve.messages.prompt_embeddings import is_handle
 
 
 class Owner(StrEnum):
-    """The first digit of a name."""
+    """The process that owns a name, as the name's first character."""
 
-    SENDER = "a"  # of the request: httpserver, for which the visual server writes
+    SENDER = "a"  # httpserver; the visual server writes on its behalf
     ROUTER = "b"
 
 
 class EmbeddingFiles:
-    """Raises OSError where a file is not there or the disk is at fault, ValueError for what is no handle."""
+    """Reads and writes embedding files by handle. Raises OSError for a missing file or a disk error, ValueError for
+    a malformed handle."""
 
     def __init__(self, folder: Path) -> None:
-        """It is made with the first file."""
+        """folder: created when the first file is written."""
         self._folder = folder
 
     def write(self, rows: bytes | memoryview) -> str:
-        """The handle of a new file with these bytes."""
+        """Writes `rows` to a new file. Returns its handle."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         handle = Owner.SENDER + secrets.token_hex(16)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,7 +46,8 @@ class EmbeddingFiles:
         return handle
 
     def link(self, handle: str, num_bytes: int) -> str:
-        """Another handle of the same rows. Raises ValueError where the file has not `num_bytes`."""
+        """Makes a second link to the rows. Returns the new handle. Raises ValueError if the file's size is not
+        `num_bytes`."""
         name = Owner.ROUTER + secrets.token_hex(16)
         os.link(self._path(handle), self._path(name), follow_symlinks=False)
         found = os.lstat(self._path(name))
@@ -55,18 +57,19 @@ class EmbeddingFiles:
         return name
 
     def read(self, handle: str, rows: memoryview, offset: int, num_bytes: int) -> None:
-        """Fills a writable buffer from `offset` on. Raises ValueError where the file has not `num_bytes`."""
+        """Fills the writable buffer `rows` from byte `offset` on. Raises ValueError if the file's size is not
+        `num_bytes`."""
         with open(os.open(self._path(handle), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno()).st_size
             if found != num_bytes or os.preadv(file.fileno(), [rows], offset) != rows.nbytes:
                 raise ValueError(f"{found} bytes of embeddings, not {num_bytes}")
 
     def remove(self, handle: str) -> None:
-        """The rows are gone with their last handle."""
+        """Removes a handle. The rows are deleted with their last handle."""
         self._path(handle).unlink(missing_ok=True)
 
     def remove_left(self, owner: Owner, held: Container[str] = ()) -> None:
-        """Removes the owner's names except the held ones: a killed process left them."""
+        """Removes all names of `owner` except those in `held`: the leftovers of a killed process."""
         for path in self._folder.glob(f"{owner}*"):
             if path.name not in held:
                 path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""How much memory is left for the KV pool."""
+"""Measures the memory that is available for the KV pool."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ SPARE_ADDRESS_SPACE: Final = 256 << 20  # for threads' stacks and small allocati
 
 
 def available_bytes() -> int:
-    """Bytes that can be had without swapping: the machine's, or what is left of the control groups' limit (a
-    container's, systemd's MemoryMax) or of this process's address space (ulimit -v) if that is less."""
+    """Returns the bytes that can be allocated without swapping: the least of the machine's available memory, what is
+    left under the control groups' limits (a container's, systemd's MemoryMax), and the free address space (ulimit
+    -v)."""
     bounds = [int(psutil.virtual_memory().available)]
     if (left := memory_left()) is not None:
         bounds.append(left)
@@ -25,7 +26,8 @@ def available_bytes() -> int:
 
 
 def limit_note() -> str:
-    """Says, at the end of a sentence about free memory, what bounds it; "" where only the machine does."""
+    """Returns a phrase for the end of a message about free memory: which limit bounds it; "" if only the machine
+    does."""
     if (space := address_space_left()) is not None and space < psutil.virtual_memory().available:
         return f" (ulimit -v leaves this process {space / GIB:.2f} GiB)"
     limit = memory_limit()

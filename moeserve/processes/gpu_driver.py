@@ -1,15 +1,15 @@
-"""Whether NVIDIA's driver is loaded, without loading torch."""
+"""Detects NVIDIA's driver without loading torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-_WSL_DEVICE: Final = "dev/dxg"  # Windows' driver, as its Linux sees it
+_WSL_DEVICE: Final = "dev/dxg"  # the device of Windows' driver in WSL
 
 
 def driver_version(root: Path = Path("/")) -> str | None:
-    """The version of NVIDIA's kernel module; None where no driver is loaded. `root` has proc and dev."""
+    """Returns the version of NVIDIA's kernel module; None if no driver is loaded. `root` contains proc and dev."""
     try:
         text = (root / "proc/driver/nvidia/version").read_text()
     except OSError:

@@ -1,7 +1,7 @@
-"""Imports at the start of a process, without the garbage collector.
+"""Imports modules at process start with the garbage collector suspended.
 
-What a module makes stays until the process ends. The collector would look through all of it again and again while the
-modules are imported, and at every full collection later, when all streams wait.
+Module objects live until the process ends. The collector would scan them repeatedly during the imports, and again in
+every later full collection, which pauses all streams.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def imports_without_gc() -> Iterator[None]:
-    """Suspends the garbage collector, which then never looks at objects that were made within."""
+    """Suspends the garbage collector. Objects created inside the context are exempt from all later collections."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

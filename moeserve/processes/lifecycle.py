@@ -1,8 +1,8 @@
-"""What every child process does before and around its own work.
+"""Set-up and tear-down that all child processes share.
 
 `python -m moeserve.<name>` calls `run_process(name, main)`. The child finds its runtime directory in
-MOESERVE_RUNTIME_DIR, reads the configuration the launcher wrote there, names itself, and tells the launcher
-when it is ready or why it failed.
+MOESERVE_RUNTIME_DIR, reads the configuration that the launcher wrote there, sets its process name, and tells the
+launcher when it is ready or why it failed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ LISTEN_WHEN_READY_ENV = ENV_PREFIX + "LISTEN_WHEN_READY"
 FIRST_REQUEST_ENV = ENV_PREFIX + "FIRST_REQUEST_ID"
 EXIT_USER_ERROR = 2
 EXIT_BUG = 1
-BOUNDED = ("httpserver", "router", "detokenizer")  # by --max-process-memory; the worker's memory is planned
+# limited by --max-process-memory; the worker's memory is planned instead
+BOUNDED = ("httpserver", "router", "detokenizer")
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -50,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class Process:
-    """A child's surroundings: its configuration, its sockets' addresses and the line to the launcher."""
+    """A child process's context: its configuration, its socket addresses and its connection to the launcher."""
 
     def __init__(self, name: str, config: ServerConfig, paths: RuntimePaths) -> None:
         self.name = name
@@ -64,18 +65,19 @@ class Process:
         self.open_sockets()
 
     def open_sockets(self) -> None:
-        """Also in a fork: sockets must be closed before one, because a context has threads."""
+        """Opens the ZeroMQ context and the socket to the launcher. A fork calls it again: sockets are closed before
+        a fork because a context has threads."""
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._launcher = PushChannel(self.context, self.paths.launcher)
 
     def close_sockets(self) -> None:
-        """Waits, a bounded time, for the last messages to leave; then every socket of `context` is closed."""
+        """Closes all sockets of `context`, after a bounded wait for the last messages to be sent."""
         self._launcher.close()
         self.context.destroy()
 
     def ready(self, *, url: str | None = None, engine: WorkerReady | None = None) -> None:
-        """Tell the launcher that this process can do its work: call it once, with every socket bound.
-        httpserver tells its URL, the worker what it has allocated."""
+        """Tells the launcher that this process is ready. Call it once, with every socket bound. httpserver passes
+        its URL, the worker what it has allocated."""
         self.is_ready = True
         if self.name in BOUNDED and self.config.max_process_memory is not None:
             bound_memory(int(self.config.max_process_memory * GIB))
@@ -83,7 +85,7 @@ class Process:
         log.debug("ready")
 
     def heartbeat(self) -> None:
-        """Answers a HeartbeatRequest."""
+        """Answers a HeartbeatRequest of the launcher."""
         self.launcher.asked()
         self._launcher.send(Heartbeat(self.name))
 
@@ -92,34 +94,36 @@ class Process:
 
     @property
     def first_request_id(self) -> int:
-        """For httpserver: below are the ids of one that was lost."""
+        """For httpserver: the first request id to use. Smaller ids belong to a previous httpserver that died."""
         return int(os.environ.get(FIRST_REQUEST_ENV, "1"))
 
     @property
     def listens_when_ready(self) -> bool:
-        """For httpserver: another server accepts until the engine is ready."""
+        """For httpserver: True if it must not accept connections before the engine is ready, because another server
+        still does."""
         return LISTEN_WHEN_READY_ENV in os.environ
 
     @functools.cached_property
     def tracer(self) -> Tracer | None:
-        """Where this process's spans go; None: nowhere. For the processes that have some."""
+        """This process's tracer; None if tracing is off."""
         return open_tracer(self.name, self.config)
 
     def close(self) -> None:
-        """Also waits, a bounded time, for the last spans to leave."""
-        if (tracer := self.__dict__.get("tracer")) is not None:  # made by somebody
+        """Closes the tracer and the sockets, after a bounded wait for the last spans to be sent."""
+        if (tracer := self.__dict__.get("tracer")) is not None:  # only if `tracer` was used
             tracer.close()
         self.close_sockets()
 
 
 def python_environment() -> dict[str, str]:
-    """That of a child that runs the same moeserve as we do. Start it with -P: nothing of the working directory is on
-    its path, for which an empty entry of PYTHONPATH stands, too."""
+    """Returns the environment variables for a child process that must import the same moeserve. Start the child with
+    -P: an empty PYTHONPATH entry, which would mean the working directory, is left out as well."""
     environment = dict(os.environ)
     ours = Path(moeserve.__file__).resolve().parents[1]
     entries = [entry for entry in environment.pop("PYTHONPATH", "").split(os.pathsep) if entry]
     if ours.name not in ("site-packages", "dist-packages"):
-        # A checkout. (Site-packages it finds by itself, and PYTHONPATH would put them before the standard library.)
+        # Only for a checkout: a child finds site-packages by itself, and PYTHONPATH would put them before the standard
+        # library.
         entries.insert(0, str(ours))
     if entries:
         environment["PYTHONPATH"] = os.pathsep.join(entries)
@@ -127,13 +131,13 @@ def python_environment() -> dict[str, str]:
 
 
 def run_process(name: str, main: Callable[[Process], None]) -> NoReturn:
-    """Runs `main` as the process `name` and exits: 0 when it returns, 2 after an error the user can act on
-    (a UserError at any time; an OSError, such as a port in use, or too little memory before `ready()`), 1
-    after a bug, with its traceback in the log. The launcher gets the message as ProcessFailed."""
+    """Runs `main` as the process `name` and exits. Exit code 0: `main` returned. 2: an error that the user can act
+    on (a UserError at any time; before `ready()` also an OSError, such as a port in use, and MemoryError). 1: a bug,
+    with its traceback in the log. The launcher receives the message as ProcessFailed."""
     _leave_signals_to_launcher()
     if LAUNCHER_PID_ENV in os.environ:
         die_with(int(os.environ[LAUNCHER_PID_ENV]))
-    faulthandler.enable()  # a crash in C++ leaves the Python calls that led there in the log
+    faulthandler.enable()  # a crash in C++ logs the Python stack
     setproctitle(f"moeserve: {name}")
     paths = RuntimePaths.from_env()
     config = load_config(paths)
@@ -145,16 +149,16 @@ def run_process(name: str, main: Callable[[Process], None]) -> NoReturn:
 
 
 def end_at_once(code: int) -> NoReturn:
-    """Ends this process: the interpreter's own way out takes apart all that was imported, and an engine's memory piece
-    by piece, which the kernel does in one go."""
-    atexit._run_exitfuncs()  # logging's too, which is one
+    """Ends this process without the interpreter's own clean-up, which would free all modules and an engine's memory
+    piece by piece; the kernel frees them at once."""
+    atexit._run_exitfuncs()  # includes that of logging
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def guarded(process: Process, main: Callable[[Process], None]) -> int:
-    """The border where an exception becomes a message and an exit code."""
+    """Runs `main` and converts an exception into a log message and an exit code."""
     try:
         main(process)
     except UserError as error:
@@ -172,7 +176,7 @@ def guarded(process: Process, main: Callable[[Process], None]) -> int:
 
 
 def load_config(paths: RuntimePaths) -> ServerConfig:
-    """The configuration the launcher wrote, with every field's type checked. Raises ConfigError."""
+    """Reads the configuration that the launcher wrote, checking the type of every field. Raises ConfigError."""
     try:
         raw: dict[str, Any] = msgspec.json.decode(paths.config_file.read_bytes(), type=dict[str, Any])
         unknown = raw.keys() - ServerConfig.__dataclass_fields__.keys()
@@ -184,23 +188,23 @@ def load_config(paths: RuntimePaths) -> ServerConfig:
 
 
 def _leave_signals_to_launcher() -> None:
-    """Ctrl-C reaches a whole process group and systemd's stop a whole control group, but requests drain only
-    if the inner processes outlive httpserver. So children ignore them; httpserver then installs handlers of its
-    own for SIGTERM and SIGHUP."""
+    """Makes this process ignore SIGINT, SIGTERM and SIGHUP. Ctrl-C signals the whole process group and systemd the
+    whole control group, but requests can only drain if the inner processes outlive httpserver. httpserver later
+    installs its own handlers for SIGTERM and SIGHUP."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
 
 
 def line_to_launcher() -> socket.socket | None:
-    """Standard input, for a process that forks others. None where the launcher has given no line, as where a test
-    starts a worker by itself."""
+    """Returns the socket to the launcher (standard input) of a process that forks others; None if the launcher
+    passed none, or if a test started the process."""
     return socket.socket(fileno=0) if stat.S_ISSOCK(os.fstat(0).st_mode) else None
 
 
 def die_with(parent: int) -> None:
-    """The kernel kills us when our parent goes, however it goes: no orphan holds the model's memory."""
+    """Asks the kernel to kill this process when its parent dies, so that no orphan keeps the model in memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
-        os._exit(EXIT_BUG)  # it died before the call above took effect
+        os._exit(EXIT_BUG)  # the parent died before the call above took effect

@@ -1,4 +1,4 @@
-"""The kernel's limits of a process (getrlimit(2)): what a server needs of them, and the limits that it sets itself."""
+"""The kernel's resource limits of a process (getrlimit(2)): checks those that a server needs, and sets its own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from moeserve.errors import ConfigError
 
 MAX_OPEN_FILES: Final = 65536
 MIN_OPEN_FILES: Final = 256
-MIN_ADDRESS_SPACE: Final = 3 * GIB // 2  # what the worker maps before it has any weights: PyTorch's libraries
+# address space that PyTorch's libraries map in the worker before any weights are loaded
+MIN_ADDRESS_SPACE: Final = 3 * GIB // 2
 
 
 def prepare_limits() -> None:
-    """Raises the soft limit of open files, which all processes inherit: the usual 1024 is less than the connections
-    that the queue holds. Raises ConfigError where a limit is too low for any server."""
+    """Raises the soft limit of open files, which all child processes inherit; the usual 1024 is below the number of
+    connections that the queue holds. Raises ConfigError if a hard limit is too low for any server."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < MIN_OPEN_FILES:
         raise ConfigError(
@@ -35,7 +36,7 @@ def prepare_limits() -> None:
 
 
 def bound_memory(more: int) -> None:
-    """Lets this process take `more` bytes beyond what it has: an allocation that needs more fails (MemoryError)."""
+    """Limits this process to `more` bytes beyond its present size: an allocation above that raises MemoryError."""
     limit = _bytes_of(5) + more
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard == resource.RLIM_INFINITY or limit < hard:
@@ -43,11 +44,11 @@ def bound_memory(more: int) -> None:
 
 
 def address_space_left() -> int | None:
-    """Bytes that this process may still map; None where there is no limit."""
+    """Returns the bytes of address space that this process may still map; None if there is no limit."""
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if space == resource.RLIM_INFINITY else max(0, space - _bytes_of(0))
 
 
 def _bytes_of(field: int) -> int:
-    """A field of /proc/self/statm (proc(5)), which counts pages: 0 is the address space, 5 data and stack."""
+    """Returns a field of /proc/self/statm (proc(5)) in bytes. Field 0 is the address space, 5 data and stack."""
     return int(Path("/proc/self/statm").read_text().split()[field]) * resource.getpagesize()

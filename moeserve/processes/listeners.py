@@ -1,7 +1,7 @@
-"""The sockets at which a server listens. The launcher owns them, so that they outlive an httpserver: clients that
-connect while there is none wait in the backlog for the next.
+"""The server's listening sockets. The launcher owns them, so they survive the death of httpserver: connections made
+meanwhile wait in the backlog for its successor.
 
-systemd may have opened them before the server starts (socket activation, sd_listen_fds(3)).
+systemd may open the sockets before the server starts (socket activation, sd_listen_fds(3)).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SYSTEMD_FIRST: Final = 3  # <systemd/sd-daemon.h>, SD_LISTEN_FDS_START
 
 @dataclass(frozen=True)
 class Listeners:
-    """The API's, of which there is one at least, and that of --health-port."""
+    """The listening sockets of the API (at least one) and, if configured, of --health-port."""
 
     api: Sequence[socket.socket]
     health: socket.socket | None = None
@@ -37,7 +37,7 @@ class Listeners:
         return [listener.fileno() for listener in self.all()]
 
     def environment(self) -> dict[str, str]:
-        """For a process that inherits these descriptors."""
+        """Returns the environment variables that name the sockets to a process that inherits their descriptors."""
         health = {} if self.health is None else {HEALTH_LISTENER_ENV: str(self.health.fileno())}
         return {LISTENERS_ENV: ",".join(str(listener.fileno()) for listener in self.api), **health}
 
@@ -47,7 +47,8 @@ class Listeners:
 
 
 def open_listeners(config: ServerConfig) -> Listeners:
-    """The sockets that another process has opened for us, else those of `config`'s addresses. Raises ConfigError."""
+    """Returns the inherited sockets if another process opened them, else opens those that `config` asks for. Raises
+    ConfigError."""
     api, health = inherited_listeners(), _inherited(HEALTH_LISTENER_ENV)
     api = api or _from_systemd()
     if not api:
@@ -62,17 +63,17 @@ def open_listeners(config: ServerConfig) -> Listeners:
 
 
 def inherited_listeners() -> list[socket.socket]:
-    """The API's of the process that has started this one."""
+    """Returns the API's listening sockets that the parent process passed."""
     return _inherited(LISTENERS_ENV)
 
 
 def _inherited(variable: str) -> list[socket.socket]:
-    """Takes them out of the environment: no other process has them."""
+    """Returns the sockets that an environment variable names, and deletes the variable so that no child sees it."""
     return [_adopt(int(number)) for number in filter(None, os.environ.pop(variable, "").split(","))]
 
 
 def _from_systemd() -> list[socket.socket]:
-    """Raises ConfigError for one that is not a listening stream socket."""
+    """Returns the sockets that systemd passed. Raises ConfigError if one is not a listening stream socket."""
     process, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if process != str(os.getpid()) or not count.isdigit():
@@ -93,7 +94,7 @@ def _adopt(descriptor: int) -> socket.socket:
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """Opens a socket of the server; port 0 takes a free one. Raises ConfigError, which names the port's flag."""
+    """Opens a listening TCP socket; port 0 chooses a free port. Raises ConfigError, which names `flag`."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
@@ -106,7 +107,7 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
 
 
 def listen_at(path: Path) -> socket.socket:
-    """Opens a Unix socket, in place of one without a listener. Raises ConfigError."""
+    """Opens a listening Unix socket, and replaces one that has no listener any more. Raises ConfigError."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         if path.is_socket():
@@ -133,8 +134,8 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
 
 
 def with_addresses(config: ServerConfig, listeners: Sequence[socket.socket]) -> ServerConfig:
-    """`config`, saying where these listen: of several the one that most can reach, by which the server decides whom to
-    trust."""
+    """Returns `config` with the host and port of the listeners. If there are several, the most widely reachable one
+    is taken, because the server derives from it which clients to trust."""
     listener = max(listeners, key=_reach)
     if listener.family == socket.AF_UNIX:
         return dataclasses.replace(config, uds=str(listener.getsockname()))

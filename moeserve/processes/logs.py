@@ -1,11 +1,11 @@
-"""Log lines: every process writes them to stderr, as text or as JSON objects (`--log-format`), one a record.
+"""Log output: all processes write one line per record to stderr, as text or as JSON objects (`--log-format`).
 
     2026-11-20 12:00:00,123 INFO    router: [7f3a...] queued: 120 tokens
     {"time": "2026-11-20T12:00:00.123Z", "level": "info", "process": "router", "message": "queued: ...", ...}
 
-A line that belongs to a request has its id: that of `request_id` where the line is written in a request's own task, or
-the `extra={"request_id": ...}` of the call. `extra={"fields": {...}}` adds members to the JSON object; the text says
-them in its own words.
+A line about a request has its id, from the context variable `request_id` (set in the request's own task) or from the
+call's `extra={"request_id": ...}`. `extra={"fields": {...}}` adds members to the JSON object; text lines leave them
+out, because the message says the same.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final
 
-request_id: ContextVar[str] = ContextVar("request_id", default="")  # of the request whose task this is
+# id of the request that the current task handles
+request_id: ContextVar[str] = ContextVar("request_id", default="")
 
-# A path or an error may hold what a client sent: it must not be able to begin a line.
+# Control characters are escaped: a path or an error may contain client input, which must not start a new log line.
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))} | {
     ord("\n"): "\\n",
     ord("\r"): "\\r",
@@ -32,7 +33,8 @@ _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, process, the request's id where there is one, message; then a traceback, if any, indented."""
+    """Formats a record as text: time, level, process, the request's id if any, message; then an indented traceback,
+    if any."""
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)-7s {process}: %(message)s")
@@ -48,8 +50,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (UTC), level, process, pid, logger, message; request_id, exception and the call's own
-    fields where there are any."""
+    """Formats a record as one JSON object per line: time (UTC), level, process, pid, logger, message, and where
+    present request_id, exception and the call's `fields`."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -77,8 +79,8 @@ def _request_id(record: logging.LogRecord) -> str:
 
 
 def set_up_logging(process: str, level: str, log_format: str = "text") -> None:
-    """Everything that this process has to say goes to stderr in `log_format`: also Python's warnings and what ends
-    a thread or the process."""
+    """Sends all output of this process to stderr in `log_format`, including Python's warnings and the exceptions
+    that end a thread or the process."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""The kernel's view of a process: whether it is stopped, and how long it has computed (proc(5), /proc/PID/stat)."""
+"""Reads the state of a process from /proc/PID/stat (proc(5)): whether it is stopped, and its CPU time."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")  # the kernel counts no finer
+TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")  # resolution of the kernel's CPU times
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    is_stopped: bool  # by a SIGSTOP or SIGTSTP
-    cpu_seconds: float  # in all of its threads
+    is_stopped: bool  # by SIGSTOP or SIGTSTP
+    cpu_seconds: float  # sum of all threads
 
 
 GONE: Final = ProcessState(is_stopped=False, cpu_seconds=0.0)
 
 
 def state_of(pid: int) -> ProcessState:
-    """GONE where there is no such process."""
+    """Returns the state of a process; GONE if it does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()

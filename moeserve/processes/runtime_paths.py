@@ -1,4 +1,4 @@
-"""Where a server's processes meet, by the name of each socket."""
+"""The socket addresses and files through which a server's processes communicate."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from moeserve.config import ADAPTERS_FILE, ADAPTERS_FILE_ENV, ENV_PREFIX
 
 
 def has_working_directory() -> bool:
-    """It may have been deleted since this process began. Then no relative path means anything, and some libraries
-    cannot be loaded."""
+    """True if the working directory still exists. If it was deleted, relative paths fail, and some libraries cannot
+    be loaded."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -21,7 +21,7 @@ def has_working_directory() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RuntimePaths:
-    """Where a server's processes meet: Unix sockets in one private (0700) directory."""
+    """Paths in a server's runtime directory, which is private (mode 0700)."""
 
     directory: Path
 
@@ -30,7 +30,7 @@ class RuntimePaths:
 
     @property
     def config_file(self) -> Path:
-        """ServerConfig as JSON, mode 0600: it may hold the API key."""
+        """ServerConfig as JSON, mode 0600 because it may contain the API key."""
         return self.directory / "config.json"
 
     @property
@@ -70,8 +70,8 @@ class RuntimePaths:
 
     @property
     def adapters_file(self) -> Path:
-        """The present LoRA adapters, as JSON: written by the router, read by the router that follows it. Servers
-        that follow one another in an upgrade have one file."""
+        """The loaded LoRA adapters as JSON. The router writes the file, and its successor reads it. After an upgrade
+        the new server uses the same file."""
         return Path(os.environ.get(ADAPTERS_FILE_ENV) or self.directory / ADAPTERS_FILE)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""How long one process of a server may owe another an answer; and what its children do about a silent launcher."""
+"""Time limits for answers between a server's processes, and the children's reaction to a launcher that hangs."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from typing import Final
 
 from moeserve.processes.process_state import state_of
 
-DEFAULT_LIMIT_S: Final = 60.0  # a router waits as long for a worker that takes none of a long plan's bytes
+DEFAULT_LIMIT_S: Final = 60.0  # default; also the router's limit for a worker that stops reading a long plan
 LEAST_LIMIT_S: Final = 4.0
-MOST_COUNTED_S: Final = 1.0  # of the time between two looks
+# silence counted per look, at most: longer gaps mean that the child itself was stopped
+MOST_COUNTED_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
 
 def longest_silence(step_timeout: float | None) -> float:
-    """Seconds after which a process that owes an answer counts as hung; step_timeout: that of the configuration."""
+    """Returns the seconds after which a process that owes an answer counts as hung. step_timeout: from the
+    configuration."""
     return max(DEFAULT_LIMIT_S if step_timeout is None else step_timeout, LEAST_LIMIT_S)
 
 
 class LauncherWatch:
-    """What a child does where its launcher stands still: nothing that is lost would be replaced.
+    """A child's watch over its launcher. While the launcher hangs, no process that dies is replaced.
 
-    The launcher asks each child for heartbeats, and so one that asks for none is stopped or hangs. A stopped one is
-    continued. One that does nothing then, while something is lost, is killed, and the kernel ends its children with it:
-    a server that waits for ever becomes one that its supervisor starts again.
+    The launcher asks each child for heartbeats; if it stops asking, it is stopped or hangs. A stopped launcher is
+    resumed with SIGCONT. If that does not help while a process is missing, the launcher is killed, and the kernel
+    then ends its children: the supervisor restarts the server instead of it hanging forever.
 
-    The time in which the child would have heard nothing itself does not count: it was stopped, or busy."""
+    Time during which the child itself was stopped or busy does not count.
+    """
 
     def __init__(self, pid: int | None, limit_s: float) -> None:
-        """`pid` None: there is no launcher, and `look` does nothing."""
+        """`pid` of the launcher; None: there is none, and `look` does nothing."""
         self._pid = pid
         self._limit_s = limit_s
         self._silent_s = 0.0
@@ -41,20 +44,21 @@ class LauncherWatch:
 
     @property
     def is_silent(self) -> bool:
-        """It has not asked for a heartbeat for longer than it ever should."""
+        """True if the launcher has not asked for a heartbeat for longer than the limit."""
         return self._pid is not None and self._silent_s >= self._limit_s
 
     def asked(self) -> None:
-        """It has asked for a heartbeat."""
+        """Notes that the launcher asked for a heartbeat."""
         self._silent_s = 0.0
         self._was_continued = False
 
     def look(self, *, is_needed: bool) -> None:
-        """To be called once a second or oftener. is_needed: something is lost, which only the launcher replaces."""
+        """Checks the launcher; call it at least once a second. is_needed: a process has died that only the launcher
+        can replace."""
         now = time.monotonic()
         self._silent_s += min(now - self._looked_at, MOST_COUNTED_S)
         self._looked_at = now
-        if self._pid is None or not self.is_silent:  # the first for mypy
+        if self._pid is None or not self.is_silent:  # the first condition is for mypy
             return
         if not self._was_continued and state_of(self._pid).is_stopped:
             self._was_continued = True
@@ -66,4 +70,4 @@ class LauncherWatch:
         if is_needed and self._silent_s >= 2 * self._limit_s:
             log.error("the launcher does not answer, and something is lost: the server ends")
             os.kill(self._pid, signal.SIGKILL)
-            self._silent_s = 0.0  # where it cannot be killed from within its container, this is said again
+            self._silent_s = 0.0  # inside a container it may not be killable; then this repeats

@@ -59,7 +59,7 @@ def traces_url(flag: str | None, environment: Mapping[str, str]) -> str | None:
 
 
 class Span:
-    """A span that has begun. Its `traceparent` makes other spans its children, in any process."""
+    """An open span. Its `traceparent` makes spans of any process its children."""
 
     def __init__(self, span: OtelSpan, epoch_ns: int) -> None:
         self._span = span
@@ -139,12 +139,12 @@ class Tracer:
 
 
 def open_tracer(process: str, config: ServerConfig) -> Tracer | None:
-    """The tracer of a process; None where traces are off."""
+    """Returns the tracer of a process; None if tracing is off."""
     return None if config.otlp_endpoint is None else Tracer(process, config.otlp_endpoint)
 
 
 def _is_installed() -> bool:
     try:
         return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
-    except ModuleNotFoundError:  # of a package around it
+    except ModuleNotFoundError:  # the package that contains opentelemetry's exporter is missing
         return False

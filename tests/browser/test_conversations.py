@@ -64,6 +64,21 @@ def test_another_answer_stands_beside_the_first(page: Page, server: HttpServer) 
     expect(answers(page)).to_have_text(["one", "three"])
 
 
+def test_a_choice_survives_a_reload_at_once(page: Page, server: HttpServer) -> None:
+    page.goto(server.url)
+    server.answer = say("one")
+    ask(page)
+    server.answer = say("two")
+    page.get_by_role("button", name="Regenerate").click()
+    expect(answers(page)).to_have_text("two")
+    answered(page)
+    # As a browser does with what it has not yet written when a page is loaded again: nothing is written.
+    page.evaluate("() => { IDBObjectStore.prototype.put = function () {}; }")
+    page.get_by_label("Previous version").click()
+    page.reload()
+    expect(answers(page)).to_have_text("one")
+
+
 def test_an_edited_question_begins_a_branch(page: Page, server: HttpServer) -> None:
     page.goto(server.url)
     server.answer = say("one")
@@ -172,9 +187,9 @@ def test_two_tabs_keep_what_both_have_asked(page: Page, server: HttpServer) -> N
     ask(other, "There")
     ask(page, "Here")
     other.reload()
-    expect(other.locator(".words").last).to_have_text("Here")
-    other.get_by_label("Previous version").click()
     expect(other.locator(".words").last).to_have_text("There")
+    other.get_by_label("Next version").click()
+    expect(other.locator(".words").last).to_have_text("Here")
 
 
 def test_text_files_go_with_a_question(page: Page, server: HttpServer) -> None:

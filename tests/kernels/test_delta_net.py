@@ -1,4 +1,5 @@
-"""Gated DeltaNet on the CPU beside its float64 reference, and that nothing around a token changes its bits."""
+"""Gated DeltaNet and Kimi Delta Attention on the CPU beside their float64 reference, and that nothing around a token
+changes its bits."""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ each_isa = pytest.mark.parametrize("isa", ISAS)
 EPS = 1e-6
 GROUPED = DeltaHeads(key_heads=2, value_heads=6, key_dim=64, value_dim=96, conv_kernel=4)
 TILED = DeltaHeads(key_heads=2, value_heads=4, key_dim=32, value_dim=64, conv_kernel=3, is_tiled=True)
+KIMI = DeltaHeads(key_heads=3, value_heads=3, key_dim=64, value_dim=64, conv_kernel=4, is_kimi=True)
+FORMS = [pytest.param(GROUPED, id="grouped"), pytest.param(TILED, id="tiled"), pytest.param(KIMI, id="kimi")]
 BEFORE = 7  # values of other layers in a slot before this one's
 
 
@@ -40,7 +43,7 @@ class Inputs:
     @classmethod
     def random(cls, heads: DeltaHeads, n: int, seed: int = 0) -> Inputs:
         torch.manual_seed(seed)
-        widths = (heads.channels, heads.value_width, heads.value_heads, heads.value_heads)
+        widths = (heads.channels, heads.value_width, heads.value_heads, heads.decays)
         return cls(*(torch.randn(n, width) for width in widths))
 
     def rows(self, part: slice) -> Inputs:
@@ -60,7 +63,7 @@ def weights_of(heads: DeltaHeads) -> DeltaWeights:
     torch.manual_seed(99)
     rate = -torch.empty(heads.value_heads).uniform_(-4.0, 1.5).exp()
     conv = torch.randn(heads.conv_kernel, heads.channels) * 0.5
-    return DeltaWeights(conv, rate, torch.randn(heads.value_heads), torch.rand(heads.value_dim) + 0.5)
+    return DeltaWeights(conv, rate, torch.randn(heads.decays), torch.rand(heads.value_dim) + 0.5)
 
 
 class Layer:
@@ -91,6 +94,10 @@ class Layer:
         qkv, z, b, a = (torch.cat([getattr(part, name) for part in parts]) for name in ("qkv", "z", "b", "a"))
         if merged:
             b = Inputs(qkv, z, b, a).merged(self.heads)
+        of_heads: torch.Tensor | tuple[torch.Tensor, ...] = qkv
+        if self.heads.is_kimi:  # three products
+            widths = (self.heads.key_width, self.heads.key_width, self.heads.value_width)
+            of_heads = tuple(part.contiguous() for part in qkv.split(widths, dim=1))
         out = Activations(n + 1, self.heads.value_width)
         out.f32.fill_(12345.0)
         of_drafts = None
@@ -102,7 +109,7 @@ class Layer:
         sequences = StateSequences(*columns, of_drafts)
         w = weights_of(self.heads)
         self.stream.delta_net(
-            qkv, z, b, None if merged else a, DeltaParameters(w.conv, w.a, w.dt_bias, w.norm), EPS, self.heads,
+            of_heads, z, b, None if merged else a, DeltaParameters(w.conv, w.a, w.dt_bias, w.norm), EPS, self.heads,
             StateLayer(self.states, BEFORE), sequences, n, out, None if drafts is None else self.pending,
         )  # fmt: skip
         self.stream.wait()
@@ -133,8 +140,9 @@ class Layer:
 
 @each_isa
 @pytest.mark.parametrize("merged", [False, True], ids=["apart", "merged"])
-@pytest.mark.parametrize("heads", [GROUPED, TILED], ids=["grouped", "tiled"])
+@pytest.mark.parametrize("heads", FORMS)
 def test_against_float64(isa: str, heads: DeltaHeads, merged: bool) -> None:
+    merged = merged and not heads.is_kimi
     layer, x = Layer(stream_of(isa), heads), Inputs.random(heads, 150)
     (out,) = layer.step([x], [1], merged=merged)
     expected, state = delta_net(x.qkv, x.z, x.b, x.a, weights_of(heads), EPS, heads, DeltaState.empty(heads))
@@ -146,11 +154,12 @@ def test_against_float64(isa: str, heads: DeltaHeads, merged: bool) -> None:
 
 
 @each_isa
-def test_chunks_neighbours_threads_and_copies_do_not_change_a_bit(isa: str) -> None:
-    x, other = Inputs.random(GROUPED, 70), Inputs.random(GROUPED, 70, seed=1)
-    (whole,) = Layer(stream_of(isa, 1), GROUPED).step([x], [0])
+@pytest.mark.parametrize("heads", [GROUPED, KIMI], ids=["grouped", "kimi"])
+def test_chunks_neighbours_threads_and_copies_do_not_change_a_bit(isa: str, heads: DeltaHeads) -> None:
+    x, other = Inputs.random(heads, 70), Inputs.random(heads, 70, seed=1)
+    (whole,) = Layer(stream_of(isa, 1), heads).step([x], [0])
     for chunk in (1, 2, 33):
-        layer = Layer(stream_of(isa, 3), GROUPED)
+        layer = Layer(stream_of(isa, 3), heads)
         got = []
         for first in range(0, 70, chunk):
             part = slice(first, first + chunk)
@@ -162,9 +171,10 @@ def test_chunks_neighbours_threads_and_copies_do_not_change_a_bit(isa: str) -> N
 
 @each_isa
 @pytest.mark.parametrize("merged", [False, True], ids=["apart", "merged"])
-@pytest.mark.parametrize("heads", [GROUPED, TILED], ids=["grouped", "tiled"])
+@pytest.mark.parametrize("heads", FORMS)
 def test_drafts_move_no_state_until_they_are_accepted(isa: str, heads: DeltaHeads, merged: bool) -> None:
     """Whatever is drafted and rejected, outputs and states are those of rows without drafts, bit for bit."""
+    merged = merged and not heads.is_kimi
     texts = [Inputs.random(heads, 60), Inputs.random(heads, 60, seed=1)]
     wrong = Inputs.random(heads, 60, seed=2)
     whole = Layer(stream_of(isa, 1), heads)

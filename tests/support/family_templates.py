@@ -51,6 +51,34 @@ QWEN3_CODER: Final = (
 """
 )
 
+# Arguments are tags in tags; null is left out.
+MINIMAX_M3: Final = (
+    "{%- set mark = ']<]minimax[>[' %}"
+    + _TOOLS
+    + """{%- macro tags(value) -%}
+{%- if value is mapping -%}
+{%- for key, inner in value.items() if inner is not none -%}
+{{ mark }}<{{ key }}>{{ tags(inner) }}{{ mark }}</{{ key }}>
+{%- endfor -%}
+{%- elif value is iterable and value is not string -%}
+{%- for inner in value -%}{{ mark }}<item>{{ tags(inner) }}{{ mark }}</item>{%- endfor -%}
+{%- elif value is boolean -%}{{ value | tojson }}
+{%- elif value is not none -%}{{ value }}
+{%- endif -%}
+{%- endmacro -%}
+{% for m in messages -%}
+]~b]{{ 'ai' if m.role == 'assistant' else m.role }}
+{{ m.content }}
+{%- if m.tool_calls %}{{ mark }}<tool_call>
+{% for call in m.tool_calls -%}
+{{ mark }}<invoke name="{{ call.function.name }}">{{ tags(call.function.arguments) }}{{ mark }}</invoke>
+{% endfor -%}
+{{ mark }}</tool_call>
+{%- endif %}[e~[
+{% endfor -%}]~b]ai
+{% if thinking_mode is defined and thinking_mode == 'disabled' %}{{ '</mm:think>' }}{% endif %}"""
+)
+
 GLM: Final = (
     "[gMASK]<sop>"
     + _TOOLS
@@ -257,6 +285,7 @@ TEMPLATES: Final = {
     "qwen3_coder": QWEN3_CODER,
     "glm45": GLM,
     "minimax_m2": MINIMAX,
+    "minimax_m3": MINIMAX_M3,
     "gemma4": GEMMA,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
@@ -270,7 +299,7 @@ TEMPLATES: Final = {
     "hy_v3_preview": HY_V3_PREVIEW,
 }
 _AROUND: Final = {  # an assistant's message
-    "minimax_m2": ("]~b]ai\n", "[e~["),
+    **dict.fromkeys(("minimax_m2", "minimax_m3"), ("]~b]ai\n", "[e~[")),
     "glm45": ("<|assistant|>\n", "<|assistant|>"),
     "gemma4": ("<|turn>model\n", "<turn|>"),
     "deepseek_v3": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
@@ -281,6 +310,19 @@ _AROUND: Final = {  # an assistant's message
     **dict.fromkeys(("hy_v3", "hy_v3_preview"), ("<|hy_assistant|>", "<|hy_eos|>")),
     **dict.fromkeys(("granite", "hunyuan", "llama"), ("<|end_of_role|>", "<|end_of_text|>")),
 }
+
+
+def kept(name: str, calls: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Returns the calls as the format can say them: MiniMax-M3's has no null."""
+    return [(tool, _without_null(arguments)) for tool, arguments in calls] if name == "minimax_m3" else calls
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_null(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return ["" if inner is None else _without_null(inner) for inner in value]
+    return value
 
 
 def rendered(name: str, content: str, calls: list[tuple[str, Any]]) -> str:

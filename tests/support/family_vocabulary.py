@@ -21,6 +21,7 @@ _TAGS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     ),
     "gemma4": (_USER_DEFINED, ("<|tool_call>", "<tool_call|>", '<|"|>')),
     "minimax_m2": (_USER_DEFINED, ("<minimax:tool_call>", "</minimax:tool_call>")),
+    "minimax_m3": (_CONTROL, ("]<]minimax[>[", "<mm:think>", "</mm:think>", "]~b]")),
     "deepseek_v3": (
         _CONTROL,
         (

@@ -4,7 +4,6 @@ disk after a restart, the tokens are those of a server without a prefix cache.""
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,6 +14,7 @@ from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.snapshot_points import SnapshotSpacing
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner, load_cpu_model
 from moeserve.worker.runner import Runner
+from tests.conftest import OWN_FIXTURES
 from tests.gpu.driver import small_config
 from tests.support.router_world import World, request
 
@@ -23,12 +23,12 @@ GREEDY = SamplingParams(max_tokens=ANSWER, temperature=0.0)
 Answers = dict[int, list[int]]
 
 
-@pytest.fixture(scope="module", params=["qwen3next", "qwen35moe"])
-def model(
-    request: pytest.FixtureRequest, wide_fixtures: Path, tmp_path_factory: pytest.TempPathFactory
-) -> CpuModel:
+@pytest.fixture(scope="module", params=["qwen3next-q4_k_m", "qwen35moe-q4_k_m", "kimilinear-f16"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuModel:
     """With a disk tier, which its runners open one after the other."""
-    path = wide_fixtures / "families" / f"tiny-{request.param}-q4_k_m.gguf"
+    path = OWN_FIXTURES / f"tiny-{request.param}.gguf"
+    if not path.exists():
+        path = request.getfixturevalue("wide_fixtures") / "families" / path.name
     folder = tmp_path_factory.mktemp("disk") / "tier"
     config = small_config(path, device="cpu", threads=2, max_num_seqs=4, kv_disk=str(folder))
     return load_cpu_model(config, lambda *_: None)

@@ -17,7 +17,11 @@ from tests.conftest import OWN_FIXTURES, family_models
 from tests.gpu.driver import SCORED, Driver, small_config
 from tests.kernels.model_engine import Fixture
 
-MODELS = [OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf", *family_models("qwen35moe")[-1:]]
+MODELS = [
+    OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf",
+    OWN_FIXTURES / "tiny-kimilinear-f16.gguf",
+    *family_models("qwen35moe")[-1:],
+]
 PAGE = 48
 
 

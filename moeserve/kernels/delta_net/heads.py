@@ -1,4 +1,4 @@
-"""The heads of a gated DeltaNet and what its state takes.
+"""The heads of a gated DeltaNet or of Kimi Delta Attention, and what its state takes.
 
 It does not import torch: model shapes, which every process reads, contain these classes.
 """
@@ -24,6 +24,9 @@ class DeltaHeads:
     conv_kernel: int  # tokens that the convolution sees, at least 2
     # Value head h reads key head h % key_heads; otherwise h // (value_heads / key_heads).
     is_tiled: bool = False
+    # Kimi Delta Attention (https://arxiv.org/abs/2510.26692): each dimension of a key head decays by itself, and the
+    # output's gate is a sigmoid. key_heads is value_heads.
+    is_kimi: bool = False
 
     @property
     def key_width(self) -> int:
@@ -37,6 +40,11 @@ class DeltaHeads:
     def channels(self) -> int:
         """Channels of the convolution: q, k and v."""
         return 2 * self.key_width + self.value_width
+
+    @property
+    def decays(self) -> int:
+        """Decays of a token: one for each head, or for each dimension of all key heads."""
+        return self.key_width if self.is_kimi else self.value_heads
 
     @property
     def delta_values(self) -> int:
@@ -55,8 +63,8 @@ class DeltaHeads:
 
     @property
     def pending_values(self) -> int:
-        """Float32 numbers of a draft's record: its channels before and after the convolution, beta and decay."""
-        return 2 * self.channels + 2 * self.value_heads
+        """Float32 numbers of a draft's record: its channels before and after the convolution, beta and decays."""
+        return 2 * self.channels + self.value_heads + self.decays
 
     def key_head(self, value_head: int) -> int:
         """The key head that a value head reads."""

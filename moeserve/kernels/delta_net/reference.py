@@ -1,4 +1,5 @@
-"""The specification of the gated DeltaNet (Yang et al. 2024, https://arxiv.org/abs/2412.06464), in float64.
+"""The specification of the gated DeltaNet (Yang et al. 2024, https://arxiv.org/abs/2412.06464) and of Kimi Delta
+Attention (Kimi Team 2025, https://arxiv.org/abs/2510.26692), in float64.
 
 For one sequence and token by token: the recurrent form. q, k and v have passed a causal depthwise convolution and SiLU.
 """
@@ -19,7 +20,7 @@ L2_EPS = 1e-6  # under the root that normalises q and k
 class DeltaWeights(NamedTuple):
     conv: Tensor  # [conv_kernel, channels], the weight of the oldest token first
     a: Tensor  # [value_heads]: -exp(A_log)
-    dt_bias: Tensor  # [value_heads]
+    dt_bias: Tensor  # [decays]
     norm: Tensor  # [value_dim]
 
 
@@ -45,9 +46,10 @@ def delta_net(
     heads: DeltaHeads,
     state: DeltaState,
 ) -> tuple[Tensor, DeltaState]:
-    """n further tokens of a sequence. qkv [n, channels], z [n, value_width], b and a [n, value_heads].
+    """n further tokens of a sequence. qkv [n, channels], z [n, value_width], b [n, value_heads], a [n, decays].
 
-    Returns RMSNorm(o) * norm * silu(z) of every value head, float64 [n, value_width], and the state behind them.
+    Returns RMSNorm(o) * norm * silu(z) of every value head, of Kimi's with sigmoid(z), float64 [n, value_width], and
+    the state behind them.
     """
     mixed, conv = causal_conv(qkv.double(), w.conv.double(), state.conv)
     q, k, v = mixed.split([heads.key_width, heads.key_width, heads.value_width], dim=-1)
@@ -55,10 +57,12 @@ def delta_net(
     q = l2_normalize(q.unflatten(-1, (heads.key_heads, heads.key_dim)))[:, of_value_head]
     k = l2_normalize(k.unflatten(-1, (heads.key_heads, heads.key_dim)))[:, of_value_head]
     v = v.unflatten(-1, (heads.value_heads, heads.value_dim))
-    decay = (w.a.double() * F.softplus(a.double() + w.dt_bias.double())).exp()
+    speed = F.softplus(a.double() + w.dt_bias.double()).unflatten(-1, (heads.value_heads, -1))
+    decay = (w.a.double()[:, None] * speed).exp()
     o, delta = delta_rule(q * heads.key_dim**-0.5, k, v, decay, b.double().sigmoid(), state.delta)
     normed = o * torch.rsqrt(o.square().mean(dim=-1, keepdim=True) + eps) * w.norm.double()
-    gated = normed * F.silu(z.double().unflatten(-1, (heads.value_heads, heads.value_dim)))
+    gate = F.sigmoid if heads.is_kimi else F.silu
+    gated = normed * gate(z.double().unflatten(-1, (heads.value_heads, heads.value_dim)))
     return gated.flatten(1), DeltaState(delta, conv)
 
 
@@ -78,14 +82,14 @@ def l2_normalize(x: Tensor) -> Tensor:
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """S = decay * S + k (beta * (v - decay * S^T k))^T, o = S^T q, for one token after another.
+    """S = decay * S, then S = S + k (beta * (v - S^T k))^T, o = S^T q, for one token after another.
 
-    q, k [n, heads, key_dim], v [n, heads, value_dim], decay, beta [n, heads], state [heads, key_dim, value_dim].
-    Returns o [n, heads, value_dim] and the last state.
+    q, k [n, heads, key_dim], v [n, heads, value_dim], decay [n, heads, 1 or key_dim], beta [n, heads], state [heads,
+    key_dim, value_dim]. Returns o [n, heads, value_dim] and the last state.
     """
     outputs = []
     for t in range(len(q)):
-        state = state * decay[t, :, None, None]
+        state = state * decay[t, :, :, None]
         known = torch.einsum("hkv,hk->hv", state, k[t])
         change = (v[t] - known) * beta[t, :, None]
         state = state + k[t, :, :, None] * change[:, None, :]

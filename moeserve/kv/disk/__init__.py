@@ -1,9 +1,10 @@
-"""The prefix cache's tier on disk: pages of KV in append-only files.
+"""The prefix cache's disk tier: pages of KV in append-only files.
 
-segment.py      one pair of files: a header, pages, and a record of each page
-store.py        all of them, within a budget of bytes: by key, least recently used out
-directory.py    the folder: private, and of one server at a time
-fingerprint.py  what pages must have in common to be of use to each other
+segment.py      one pair of files: pages, and one index record per page
+store.py        all segments, within a budget of bytes; the least recently used segment is deleted first
+directory.py    the folder: private, and locked by one server at a time
+fingerprint.py  the properties that make pages of two servers interchangeable
 
-No page is trusted: each has a checksum that is bound to its key, and a key stands for all tokens up to the page's end.
+Pages are verified when they are read: each checksum covers the page and its key, and the key identifies all tokens
+up to the page's end.
 """

@@ -1,6 +1,7 @@
-"""`moeserve cache list|verify|prune FOLDER`: what lies in the folder of --kv-disk.
+"""`moeserve cache list|verify|prune FOLDER`: inspects and cleans the folder of --kv-disk.
 
-`list` and `verify` only read, and may be used while a server uses the folder; `prune` deletes, and may not.
+`list` and `verify` only read and are safe while a server uses the folder. `prune` deletes and needs the folder
+unused.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from moeserve.kv.disk.segment import (
 )
 
 EXIT_DAMAGED = 1
-EXIT_USAGE = 2  # argparse's
+EXIT_USAGE = 2  # argparse's exit code for wrong usage
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A segment's file; its header is missing where that is damaged or of another version."""
+    """One segment found in the folder. `fingerprint` and `segment` are None if its header is damaged or of another
+    version."""
 
     path: Path
     fingerprint: Fingerprint | None
@@ -44,12 +46,13 @@ class _Found:
 
     @property
     def server(self) -> Fingerprint | None:
-        """The fingerprint that its pages of KV and of states share."""
+        """The fingerprint without the fields in which pages of KV and of recurrent states differ, so that both group
+        together."""
         return None if self.fingerprint is None else replace(self.fingerprint, page_tokens=0, page_bytes=0)
 
     @property
     def page_tokens(self) -> int:
-        """0 for states."""
+        """Tokens per page; 0 for pages of recurrent state."""
         return 0 if self.fingerprint is None else self.fingerprint.page_tokens
 
     @property
@@ -58,7 +61,8 @@ class _Found:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit codes: 1 where `verify` finds damage, 2 for a folder that is none of --kv-disk or in use."""
+    """Runs the command. Returns the exit code: 1 if `verify` finds damage, 2 if the folder is in use or not one of
+    --kv-disk."""
     options = command_parser().parse_args(arguments)
     run_command: Callable[[argparse.Namespace], int] = options.run
     if not os.path.exists(options.folder / LOCK):
@@ -93,7 +97,8 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def _gib(text: str) -> float:
-    """An argparse type. What compares with nothing would let nothing stay."""
+    """Parses GiB (an argparse type). Rejects NaN, for which every size comparison is false, so `prune` would delete
+    all."""
     try:
         value = float(text)
     except ValueError:

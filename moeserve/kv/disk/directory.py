@@ -1,4 +1,4 @@
-"""The folder of the disk tier: private, and of one server at a time."""
+"""The folder of the disk tier: private, and locked by one server at a time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 from moeserve.errors import ConfigError
 
-LOCK = "lock"  # its presence also says that the folder is ours
+LOCK = "lock"  # its presence also marks the folder as one of --kv-disk
 FLAG = "--kv-disk"
 
 
 class DiskDirectory:
-    """A claimed folder. The claim ends with this object, or with the process that made it and all its forks, however
-    they end."""
+    """A locked folder. The lock ends with this object, or when the process that took it and all its forks have
+    ended."""
 
     def __init__(self, path: Path) -> None:
-        """Creates the folder if necessary. Raises ConfigError where it cannot be used: it cannot be written, holds
-        something else, or another server uses it."""
+        """Locks the folder, which is created if missing. Raises ConfigError if it is not writable, holds other
+        files, or another server uses it."""
         self.path = path
         try:
             self._lock = _claim(path)

@@ -1,22 +1,22 @@
-"""The properties that pages must share to be usable together: the model, how it is computed, and the layout of KV."""
+"""The properties that decide whether one server may use another's pages: the model, the engine and the KV layout."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Raised by whoever changes what a page's bytes mean, or what the engine computes for the same weights.
+# Raise it with each change of the pages' format, or of the numbers that the engine computes from the same weights.
 KV_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Pages of equal fingerprints hold the same numbers for the same tokens."""
+    """Identifies compatible pages: those with equal fingerprints hold the same numbers for the same tokens."""
 
     kv_version: int
-    model: str = field(compare=False)  # for people: its file's name
+    model: str = field(compare=False)  # file name of the model; for people only
     model_hash: str
     architecture: str
     kv_dtype: str
-    engine: str  # device, instruction set and weight layout, which round differently
+    engine: str  # device, instruction set and weight layout: they affect rounding
     page_tokens: int
     page_bytes: int

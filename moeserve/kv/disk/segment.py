@@ -1,14 +1,14 @@
-"""A segment: pages in one file, and a record of each in another.
+"""A segment of the disk tier: one file of pages, and one file with a record per page.
 
     segment-00000007.kv     header (4096 bytes) | page 0 | page 1 | ...
     segment-00000007.idx    record 0 | record 1 | ...                     (40 bytes each)
 
-A record is written after its page, so that whatever a crash leaves, each whole record stands for a page that was
-written to the end. Nothing is written to a segment that another process began: the next one begins its own. A segment
-is read from its records alone when it is opened; its pages are checked when they are read.
+A page is written before its record, so after a crash every complete record refers to a complete page. A process
+never appends to a segment of another process; it starts a new one. Opening a segment reads only its records; a page
+is checked when it is read.
 
-header   magic, length and CRC-32 of what follows, then JSON: the `Fingerprint`, for whoever looks into the file
-record   the page's key, the CRC-32 of the key and the page, the CRC-32 of the record so far
+header   magic, length and CRC-32 of the rest, then the `Fingerprint` as JSON, readable by people
+record   the page's key, the CRC-32 of key and page, the CRC-32 of the record so far
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _NAME: Final = re.compile(r"segment-(\d{8})\.kv")
 
 
 class SegmentError(ValueError):
-    """The file is no segment of ours, or its header is damaged; the message says which."""
+    """The file is not a segment, or its header is damaged; the message says which."""
 
 
 class IrregularFileError(SegmentError):
-    """Something else has a segment's name: a folder, a link, a FIFO. It is left alone."""
+    """The path with a segment's name is no regular file, but a folder, link or FIFO. It is left untouched."""
 
 
 def segment_path(folder: Path, number: int) -> Path:
@@ -49,13 +49,13 @@ def segment_path(folder: Path, number: int) -> Path:
 
 
 def segment_numbers(folder: Path) -> list[int]:
-    """Ascending. Raises OSError."""
+    """Returns the numbers of the segments in the folder, ascending. Raises OSError."""
     found = (_NAME.fullmatch(name) for name in os.listdir(folder))
     return sorted(int(match[1]) for match in found if match is not None)
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a segment's two files, as far as they are there."""
+    """Returns the bytes of a segment's two files; a missing file counts 0."""
     size = 0
     for part in (path, path.with_suffix(".idx")):
         with suppress(FileNotFoundError):
@@ -64,12 +64,12 @@ def size_of(path: Path) -> int:
 
 
 def page_checksum(key: bytes, page: bytes | bytearray | memoryview) -> int:
-    """Bound to the key, so that a page that is read from the wrong place is noticed, too."""
+    """Returns the CRC-32 of key and page. The key is included to detect a page read from a wrong position."""
     return zlib.crc32(page, zlib.crc32(key))
 
 
 def read_header(path: Path) -> Fingerprint:
-    """Raises SegmentError, OSError."""
+    """Reads a segment's fingerprint. Raises SegmentError and OSError."""
     file = _File(path, os.O_RDONLY)
     header = os.pread(file.fileno(), HEADER_BYTES, 0)
     if len(header) < HEADER_BYTES:
@@ -94,16 +94,17 @@ def _header(fingerprint: Fingerprint) -> bytes:
     return (_PREFIX.pack(MAGIC, len(text), zlib.crc32(text)) + text).ljust(HEADER_BYTES, b"\n")
 
 
-# What open(2) says of a link, a socket, and a folder that is to be written.
+# The errors of open(2) for a link, for a socket, and for a folder opened for writing.
 _IRREGULAR: Final = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
 
 
 class _File:
-    """A file descriptor that is closed with its last reference: another thread may be reading a page of a segment that
-    is being deleted."""
+    """A file descriptor, closed with the last reference to it: another thread may still read a page of a segment
+    that is being deleted."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        """Follows no link, and waits for no FIFO's other end. Raises IrregularFileError, OSError."""
+        """Opens the file without following links and without blocking on a FIFO. Raises IrregularFileError and
+        OSError."""
         try:
             self._number = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
@@ -122,14 +123,14 @@ class _File:
 
 
 class Segment:
-    """One writer at a time; pages may be read by other threads meanwhile. Its files are closed with the last use."""
+    """One segment. One thread may write while others read. Its files close when the last reference goes."""
 
     def __init__(self, path: Path, fingerprint: Fingerprint, *, create: bool) -> None:
-        """Opens the segment to be read, or begins it. Raises IrregularFileError, OSError."""
+        """Opens the segment for reading, or creates it. Raises IrregularFileError and OSError."""
         self.path = path
         self._page_bytes = fingerprint.page_bytes
-        self.checksums: dict[bytes, tuple[int, int]] = {}  # by key: the page's number and its checksum
-        self.num_damaged = 0  # records that are not what was written
+        self.checksums: dict[bytes, tuple[int, int]] = {}  # key → number of the page, its checksum
+        self.num_damaged = 0  # damaged records
         self._num_records = 0
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL if create else os.O_RDONLY
         self._pages = _File(path, flags)
@@ -145,7 +146,7 @@ class Segment:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both files, whatever they hold."""
+        """Bytes of both files on disk."""
         return size_of(self.path)
 
     def _read_records(self) -> None:
@@ -157,7 +158,7 @@ class Segment:
         with os.fdopen(os.dup(index.fileno()), "rb") as file:
             data = file.read(
                 (pages + 1) * _RECORD.size
-            )  # beyond the pages there is at most one that was cut off
+            )  # at most one page follows the last record: a write that was cut off
         whole = len(data) - len(data) % _RECORD.size
         for number, (key, checksum, own) in enumerate(_RECORD.iter_unpack(data[:whole])):
             start = number * _RECORD.size
@@ -167,7 +168,7 @@ class Segment:
                 self.num_damaged += 1
 
     def append(self, key: bytes, page: memoryview) -> None:
-        """Raises OSError; then the page is not there, and the next one takes its place."""
+        """Appends a page. Raises OSError; the page is then not stored, and the next one overwrites its place."""
         number = self._num_records
         checksum = page_checksum(key, page)
         record = key + struct.pack("<I", checksum)
@@ -178,8 +179,8 @@ class Segment:
         self.checksums[key] = (number, checksum)
 
     def read(self, key: bytes, page: memoryview) -> bool:
-        """Fills `page`; False where what is there is not what was written. Raises OSError; KeyError for a page that
-        the segment has not."""
+        """Reads the page of `key` into `page`. Returns False if its checksum does not match. Raises OSError, and
+        KeyError if the segment does not have the key."""
         number, checksum = self.checksums[key]
         at, offset = 0, HEADER_BYTES + number * self._page_bytes
         while at < len(page):
@@ -193,7 +194,7 @@ class Segment:
         self.checksums.pop(key, None)
 
     def damaged_pages(self) -> Iterator[bytes]:
-        """The keys of pages that are not what was written, after reading them all. Raises OSError."""
+        """Reads all pages and yields the keys of those whose checksum does not match. Raises OSError."""
         if not self.checksums:
             return
         page = memoryview(bytearray(self._page_bytes))
@@ -202,11 +203,11 @@ class Segment:
                 yield key
 
     def touch(self) -> None:
-        """Its time of modification is that of its last use, for the next process."""
+        """Sets the file's modification time to now: the next process reads it as the time of last use."""
         os.utime(self._pages.fileno())
 
     def delete(self) -> None:
-        """Records first: without them nothing of the pages is ever read. Raises OSError."""
+        """Deletes both files, the index first: without it the pages are never read. Raises OSError."""
         self.index_path.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 

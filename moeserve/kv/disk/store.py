@@ -1,4 +1,5 @@
-"""All segments of a folder: pages by key, within a budget of bytes, the least recently used segment out first."""
+"""All segments of a folder: pages by key, within a budget of bytes. The least recently used segment is deleted
+first."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from moeserve.kv.disk.segment import (
     size_of,
 )
 
-DEFAULT_GIB = 10.0  # of --kv-disk-gib
+DEFAULT_GIB = 10.0  # default of --kv-disk-gib
 MOST_SEGMENT_BYTES = GIB
-LEAST_SEGMENTS = 16  # that the budget is divided into, so that an eviction takes a small part of it
+LEAST_SEGMENTS = 16  # a segment has at most this fraction of the budget, so that one eviction deletes little
 TOUCH_EVERY_S = 60.0
 
 log = logging.getLogger(__name__)
@@ -34,24 +35,24 @@ class _Entry:
     path: Path
     num_bytes: int
     last_used: float  # seconds since the epoch
-    segment: Segment | None  # None: of another model or version, or damaged
-    touched: float = field(default=0.0)  # when the file's time was last set
+    segment: Segment | None  # None: from another model or version, or damaged
+    touched: float = field(default=0.0)  # when the file's modification time was last set
 
 
 class PageStore:
-    """Pages of one or several fingerprints, each with a page size of its own. `read` may be called by several threads,
-    `write` by one more."""
+    """Pages with one or several fingerprints, each of which has a fixed page size. Any thread may call `read`; one
+    thread calls `write`."""
 
     def __init__(self, folder: Path, budget_bytes: int, fingerprints: Sequence[Fingerprint]) -> None:
-        """Opens what is there; the caller has claimed the folder. Raises OSError."""
+        """Opens the folder's segments; the caller holds the folder's lock. Raises OSError."""
         self._folder = folder
         self._budget = budget_bytes
         self._fingerprints = {fingerprint.page_bytes: fingerprint for fingerprint in fingerprints}
         self._segment_bytes = min(MOST_SEGMENT_BYTES, budget_bytes // LEAST_SEGMENTS)
-        self._lock = threading.Lock()  # of all below
+        self._lock = threading.Lock()  # guards the attributes below
         self._entries: list[_Entry] = []
         self._by_key: dict[bytes, _Entry] = {}
-        self._open: dict[int, _Entry] = {}  # the segments that are being written, by page size
+        self._open: dict[int, _Entry] = {}  # page bytes → the segment being written
         self._last_number = 0
         self._has_warned = False
         self._read_folder()
@@ -99,8 +100,8 @@ class PageStore:
     # ---------------------------------------------------------------- reading
 
     def read(self, key: bytes, page: memoryview) -> bool:
-        """Fills `page` with what was written under `key`. False: it is not there, or not as it was written; then it is
-        forgotten."""
+        """Reads the page of `key` into `page`. Returns False if there is none or its checksum does not match; a
+        damaged page is forgotten."""
         with self._lock:
             entry = self._by_key.get(key)
         if entry is None or entry.segment is None:
@@ -144,8 +145,8 @@ class PageStore:
     # ---------------------------------------------------------------- writing
 
     def write(self, key: bytes, page: memoryview) -> list[bytes]:
-        """Adds a page; returns the keys of the pages that had to go for it. Raises OSError, and has not added it
-        then."""
+        """Stores a page. Returns the keys of the pages deleted to make room. Raises OSError; the page is then not
+        stored."""
         gone = self._make_room(len(page))
         entry = self._writable(len(page))
         assert entry.segment is not None
@@ -160,7 +161,7 @@ class PageStore:
 
     def _writable(self, page_bytes: int) -> _Entry:
         entry = self._open.get(page_bytes)
-        # One that somebody has deleted is left: to begin the next one shows whether there is still a folder.
+        # If the file was deleted by someone, start a new segment; that fails if the whole folder is gone.
         if entry is not None and entry.path.exists():
             return entry
         self._last_number += 1
@@ -172,7 +173,7 @@ class PageStore:
         return entry
 
     def _make_room(self, num_bytes: int) -> list[bytes]:
-        """Deletes segments until `num_bytes` more bytes are within the budget: first those of no use, then the least
+        """Deletes segments until `num_bytes` more bytes fit into the budget: unusable segments first, then the least
         recently used."""
         gone: list[bytes] = []
         while self.num_bytes + num_bytes > self._budget and self._entries:
@@ -190,7 +191,7 @@ class PageStore:
 
 
 def _last_used(path: Path) -> float:
-    """Seconds since the epoch; 0 for one that was deleted meanwhile."""
+    """Returns seconds since the epoch; 0 if the segment was deleted meanwhile."""
     try:
         return path.lstat().st_mtime
     except FileNotFoundError:

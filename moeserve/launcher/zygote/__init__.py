@@ -1,8 +1,8 @@
-"""The process that routers and detokenizers are forked from.
+"""The zygote: the process from which routers and detokenizers are forked.
 
-Python's imports, and a vocabulary of 150,000 tokens, take seconds, and a crash must not cost them again. So one process
-has them and does nothing else: it forks, and the fork is the router or the detokenizer. It has what took long at once,
-in memory that is shared copy-on-write.
+Python's imports and reading a vocabulary of 150,000 tokens take seconds, which a restart after a crash must not cost
+again. The zygote does both once, then only forks; a fork becomes the router or the detokenizer and shares this
+memory copy-on-write.
 
-`forking.py` is the fork, `moeserve/launcher/zygote/client.py` the launcher's side of it.
+`forking.py` is the forking side, `client.py` the launcher's side.
 """

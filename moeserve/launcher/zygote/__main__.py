@@ -1,4 +1,4 @@
-"""`python -m moeserve.launcher.zygote`: routers and detokenizers are forked from this process."""
+"""`python -m moeserve.launcher.zygote`: runs the zygote."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main(process: Process) -> None:
 
 
 def _vocabulary(model: Path) -> Vocabulary | None:
-    """Returns the vocabulary; None if it cannot be read: the detokenizer tries again, and says why."""
+    """Returns the vocabulary; None if it cannot be read. The detokenizer then tries again and reports the error."""
     try:
         return read_vocabulary(model)
     except (UserError, OSError, MemoryError) as error:

@@ -1,7 +1,7 @@
 """The launcher's side of the zygote, from which routers and detokenizers are forked (`launcher/zygote/forking.py`).
 
-Nothing depends on it but how fast another process is there: where it has died, or does not answer, a process is started
-the ordinary way, and another zygote beside it.
+The zygote only speeds up restarts. If it has died or does not answer, processes are started the ordinary way, and a
+new zygote is started beside them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import zmq
 from moeserve.launcher.child_process import Child
 from moeserve.processes.runtime_paths import RuntimePaths
 
-FORK_S: Final = 2.0  # for a zygote to fork, on a machine with much to do
-SETTLED_S: Final = 10.0  # one that has died earlier is replaced when a fork is wanted next
+FORK_S: Final = 2.0  # time limit for a fork, generous for a busy machine
+SETTLED_S: Final = 10.0  # a zygote that died sooner is replaced only when the next fork is wanted
 NAME: Final = "zygote"
-MODULE: Final = "launcher.zygote"  # within the package of a server's processes
+MODULE: Final = "launcher.zygote"  # module, relative to the package of the server's processes
 
 _PR_SET_CHILD_SUBREAPER: Final = 36  # <linux/prctl.h>
 
@@ -41,13 +41,14 @@ class Zygote:
         return self._child is not None and not self._is_ready
 
     def processes(self, *, is_starting: bool | None = None) -> list[Child]:
-        """The living zygote, if any; is_starting: only if it is still starting, or only if it has started."""
+        """Returns a list with the living zygote, if any. is_starting: True: only if it is still starting; False:
+        only if it is ready."""
         is_wanted = is_starting is None or is_starting == self.is_starting
         return [self._child] if self._child is not None and is_wanted else []
 
     def start(self) -> None:
-        """Without waiting until it is ready."""
-        # Numpy's library would start threads, which no fork has.
+        """Starts a zygote without waiting for it."""
+        # Keep numpy's BLAS from starting threads, which would be missing in a fork.
         self._child = Child.spawn(
             NAME, self._module, self._paths, has_line=True, variables={"OPENBLAS_NUM_THREADS": "1"}
         )
@@ -56,7 +57,7 @@ class Zygote:
         self._poller.register(self._child.line.fileno(), zmq.POLLIN)
 
     def woken_by(self, descriptors: dict[object, int]) -> None:
-        """Takes in what the poller has found. One that has died is replaced."""
+        """Handles the descriptors that the poller found readable. Replaces a zygote that died."""
         child = self._child
         if child is None or child.line is None:
             return
@@ -68,17 +69,18 @@ class Zygote:
         elif child.line.fileno() in descriptors:
             self._is_ready = child.line.recv(64) == b"ready\n"
             if not self._is_ready:
-                self._poller.unregister(child.line.fileno())  # it ends, as its descriptor will say
+                self._poller.unregister(child.line.fileno())  # it is ending; its pidfd reports when
 
     def fork(self, name: str) -> Child | None:
-        """Another process with this name; None where it has to be started the ordinary way."""
+        """Forks a process of this name. Returns None if the zygote cannot; the caller then starts the process
+        itself."""
         child = self._child
         if child is None:
             self.start()
         if child is None or child.line is None or not self._is_ready:
             return None
         said = b""
-        with suppress(OSError), _adopting():  # it has died, or takes too long
+        with suppress(OSError), _adopting():  # the zygote died, or takes too long
             child.line.settimeout(FORK_S)
             child.line.sendall(name.encode() + b"\n")
             said = child.line.recv(64)
@@ -93,7 +95,7 @@ class Zygote:
         self.close()
 
     def close(self) -> None:
-        """Kills it."""
+        """Kills the zygote."""
         child, self._child, self._is_ready = self._child, None, False
         if child is None:
             return
@@ -106,8 +108,8 @@ class Zygote:
 
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Meanwhile, children of a descendant that ends become this process's. At other times they are init's, which
-    waits for their ends."""
+    """Makes this process the parent of its descendants' orphans (PR_SET_CHILD_SUBREAPER) during the context.
+    Otherwise init adopts them and reaps them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")

@@ -1,15 +1,16 @@
-"""Forks that are processes of the server like any other, as the launcher asks for them.
+"""Forks processes of the server at the launcher's request.
 
-The zygote has no threads and no sockets when it forks, but one line to the launcher, its standard input:
+When it forks, the zygote has no threads and no sockets except its line to the launcher, its standard input.
+Messages:
 
     zygote    ready                   it can fork
-              failed                  it could not
-    launcher  NAME                    make one; the end of the line: exit
-    fork      started PID             it lives, and is the launcher's child
+              failed                  a fork failed
+    launcher  NAME                    fork the process NAME; end of file: exit
+    fork      started PID             it runs, and is the launcher's child
 
-A fork is its own process group and the child of the launcher, not of the zygote: it dies with the launcher, which waits
-for its end, and outlives the zygote. So it is forked twice. The process between ends at once, and the launcher adopts
-what it has left (PR_SET_CHILD_SUBREAPER).
+A fork has its own process group and is a child of the launcher, not of the zygote: it dies with the launcher, which
+reaps it, and survives the zygote. To that end the zygote forks twice: the process in between exits at once, and the
+launcher, as subreaper (PR_SET_CHILD_SUBREAPER), adopts the orphan.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from typing import Final, NoReturn
 
 from moeserve.processes.lifecycle import EXIT_BUG, Process, run_process
 
-ADOPTED_S: Final = 1.0  # until a fork is the launcher's child
+ADOPTED_S: Final = 1.0  # time limit for the launcher to adopt a fork
 _LOOK_S: Final = 0.0005
 
 Main = Callable[[Process], None]
 
 
 def serve_forks(process: Process, line: socket.socket, mains: Mapping[str, Main]) -> None:
-    """Has forks call one of `mains`, each as the process of that name; returns at the end of the line."""
+    """Forks at the launcher's request until end of file. Each fork calls the one of `mains` with the requested name."""
     process.close_sockets()
     launcher = os.getppid()
     gc.collect()
-    gc.freeze()  # a collection in a fork would write to, and so copy, what is shared
+    gc.freeze()  # a garbage collection in a fork would write to the shared pages, and so copy them
     line.sendall(b"ready\n")
     while name := line.recv(64).decode().strip():
         if not _fork_twice(partial(_live, line, launcher, name, mains[name])):
@@ -45,7 +46,7 @@ def serve_forks(process: Process, line: socket.socket, mains: Mapping[str, Main]
 
 
 def _fork_twice(live: Callable[[], NoReturn]) -> bool:
-    """Has an orphan call `live`. False where there is no memory, or no process, left for it."""
+    """Calls `live` in an orphaned process. Returns False if the kernel has no memory or process id left."""
     try:
         between = os.fork()
     except OSError:
@@ -61,20 +62,20 @@ def _fork_twice(live: Callable[[], NoReturn]) -> bool:
 
 
 def _live(line: socket.socket, launcher: int, name: str, main: Main) -> NoReturn:
-    """The fork's life."""
+    """Runs in the fork: becomes the process `name` and never returns."""
     try:
         _wait_for_parent(launcher)
         os.setpgid(0, 0)
         line.sendall(f"started {os.getpid()}\n".encode())
         os.dup2(os.open(os.devnull, os.O_RDONLY), line.fileno())
         run_process(name, main)
-    finally:  # it could not become one
+    finally:  # reached only if that failed
         logging.shutdown()
         os._exit(EXIT_BUG)
 
 
 def _wait_for_parent(launcher: int) -> None:
-    """Raises TimeoutError when it does not adopt this process."""
+    """Waits until the launcher is this process's parent. Raises TimeoutError."""
     deadline = time.monotonic() + ADOPTED_S
     while os.getppid() != launcher:
         if time.monotonic() > deadline:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.models.deepseek2.family import read_shape as read_latent_shape
-from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
-from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.interface import ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
 
@@ -20,13 +20,8 @@ def read_shape(source: ModelSource) -> ModelShape:
     """Raises ModelError."""
     shape = read_latent_shape(source)
     chosen = ShapeReader(source).integer("attention.indexer.top_k", 1, 1 << 24)
-    layers = tuple(map(_with_indexer, shape.layers))
+    layers = tuple(replace(layer, unread=n.INDEXER) for layer in shape.layers)
     return replace(shape, layers=layers, context_length=min(shape.context_length, chosen))
-
-
-def _with_indexer(layer: LayerShape) -> LayerShape:
-    assert isinstance(layer.mixer, LatentAttentionShape)
-    return replace(layer, mixer=replace(layer.mixer, has_indexer=True))
 
 
 FAMILY = ModelFamily("glm-dsa", read_shape)

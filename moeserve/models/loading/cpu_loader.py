@@ -221,17 +221,20 @@ class CpuLoader:
         return LinearGroup(matrices, biases)
 
     def _delta_net(self, index: int, shape: GatedDeltaNetShape) -> CpuDeltaNet:
-        conv = self._vector(n.of_layer(index, n.SSM_CONV1D))
+        taps = shape.heads.conv_kernel
+        convs = n.SSM_CONVS if shape.heads.is_kimi else (n.SSM_CONV1D,)
+        conv = torch.cat([self._vector(n.of_layer(index, part)).view(-1, taps) for part in convs])
         return CpuDeltaNet(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
             inputs=self._group(index, *(part for part, _ in shape.input_parts), has_bias=False),
+            gates=[self._group(index, part, has_bias=False) for part, _ in shape.gate_parts],
             parameters=DeltaParameters(
                 conv=conv.t().contiguous(),
-                rate=self._vector(n.in_layer(index, n.SSM_A)),
+                rate=self._vector(n.in_layer(index, n.SSM_A)).view(-1),
                 dt_bias=self._vector(n.bias_of_layer(index, n.SSM_DT)),
                 norm=self._vector(n.of_layer(index, n.SSM_NORM)),
             ),
-            output=self._group(index, n.SSM_OUT, has_bias=False),
+            output=self._group(index, shape.output_part, has_bias=False),
         )
 
     def _attention(self, index: int, shape: AttentionShape) -> CpuAttention:

@@ -78,6 +78,7 @@ class CpuLatentAttention:
 class CpuDeltaNet:
     norm: Tensor  # float32 [hidden]
     inputs: LinearGroup  # as GatedDeltaNetShape.input_parts
+    gates: list[LinearGroup]  # as GatedDeltaNetShape.gate_parts
     parameters: DeltaParameters
     output: LinearGroup  # [hidden, value_width]
 

@@ -26,8 +26,7 @@ def check_lanes(
     if shape.latent is not None:
         sizes |= shape.latent.sizes
     if shape.delta_net is not None:
-        sizes["ssm.state_size"] = shape.delta_net.heads.key_dim
-        sizes["ssm.inner_size / ssm.time_step_rank"] = shape.delta_net.heads.value_dim
+        sizes |= shape.delta_net.sizes
     for name, size in sizes.items():
         if size % LANES:
             raise ModelError(

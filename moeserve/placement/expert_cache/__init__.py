@@ -1,4 +1,5 @@
-"""Which experts in RAM have a copy in GPU memory: the policy, routing traces to judge it by, their replay. No torch.
+"""The expert cache: the policy that chooses which RAM experts have a copy in GPU memory, and routing traces with
+which the policy is evaluated. No torch.
 
-`docs/explanation/expert-cache.md` says why they are as they are.
+`docs/explanation/expert-cache.md` gives the reasons.
 """

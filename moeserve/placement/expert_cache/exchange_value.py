@@ -1,9 +1,9 @@
-"""What it is worth to exchange a cached expert for one that was missed: reads that the CPU is spared.
+"""Estimates the value of exchanging a cached expert for a missed one: the expert reads that it saves the CPU.
 
-Each exchange that could be made is watched for WATCHED steps, whether it is made or not: the steps that use the
-newcomer, less those that use what it would replace. So it is known before the first byte is copied whether a text
-repeats itself, and what a promotion brings where it does. Exchanges are told apart by their gain in score: of many
-streams, those of a small gain may cost more than they bring while others pay.
+Every possible exchange is watched for WATCHED steps, whether it is made or not: the number of steps that use the
+incoming expert, minus those that use the outgoing one. So the value is known before any weights are copied.
+Exchanges are grouped into bands by their gain in score, because with many concurrent streams small gains may cost
+more than they save while large gains pay.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 WATCHED = 32  # steps
-EDGES = np.array([0.5, 0.8, 1.2, 1.7, 2.5], np.float32)  # of gains in score: bands of like exchanges
+EDGES = np.array([0.5, 0.8, 1.2, 1.7, 2.5], np.float32)  # limits of the bands, as gains in score
 BANDS = len(EDGES) + 1
-KEEP = 1.0 - 1.0 / 64  # of the sums, a step
-EVIDENCE = 4 * WATCHED  # steps of exchanges watched, without which nothing is expected
-DOUBT = 2.0  # standard deviations that chance may have added
+KEEP = 1.0 - 1.0 / 64  # decay per step of the sums
+EVIDENCE = 4 * WATCHED  # watched steps without which the expected value is 0
+DOUBT = 2.0  # standard deviations subtracted from the mean as a safety margin
 NEVER = -(1 << 40)
 
 Ids = npt.NDArray[np.int64]
@@ -24,24 +24,25 @@ Mask = npt.NDArray[np.bool_]
 
 
 def band_of(gain: npt.NDArray[np.float32]) -> Ids:
-    """int64 [exchanges]."""
+    """Returns the band of each gain: int64 [exchanges]."""
     return np.searchsorted(EDGES, gain).astype(np.int64)
 
 
 class ExchangeValue:
-    """One step after another: `expected`, then `observe` and `watch`."""
+    """Estimates the saved reads. Per step call `expected`, then `observe` and `watch`."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        """shape: layers, experts of a layer."""
-        # The step in which an expert could last have come, or gone for one that came; and the band of that.
+        """shape: (layers, experts per layer)."""
+        # Per expert: when the watch of the last exchange that would promote it (came) or evict it (went) began, in
+        # steps; and that exchange's band.
         self._came, self._went = np.full(shape, NEVER), np.full(shape, NEVER)
         self._came_band, self._went_band = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self._step = 0
-        # By band, sums that decay: reads spared, reads seen of either expert, steps of exchanges watched.
+        # Decaying sums per band: saved reads, reads of either expert, watched steps.
         self._spared, self._seen, self._watched = np.zeros(BANDS), np.zeros(BANDS), np.zeros(BANDS)
 
     def observe(self, used: Mask) -> None:
-        """A step used these experts, [layers, experts]."""
+        """Records the experts that a step used, bool [layers, experts]."""
         self._step += 1
         since = self._step - WATCHED
         came, went = self._came >= since, self._went >= since
@@ -51,7 +52,8 @@ class ExchangeValue:
         self._watched = KEEP * self._watched + _by_band(self._came_band[came])
 
     def expected(self) -> npt.NDArray[np.float64]:
-        """float64 [BANDS]: reads that an exchange spares within WATCHED steps, at least; 0 where too few were seen."""
+        """Returns float64 [BANDS]: a lower bound of the reads that an exchange saves within WATCHED steps; 0 for
+        bands with too few observations."""
         found = np.zeros(BANDS)
         known = self._watched >= EVIDENCE
         least = self._spared - DOUBT * np.sqrt(self._seen)
@@ -59,8 +61,8 @@ class ExchangeValue:
         return found
 
     def watch(self, layers: Ids, incoming: Ids, outgoing: Ids, bands: Ids) -> None:
-        """int64 [exchanges] each, no expert twice: these could be made now. Those whose experts are being watched are
-        left out, but for a newcomer of a higher band."""
+        """Starts to watch possible exchanges, given as int64 [exchanges] each; no expert occurs twice. An exchange
+        is skipped if one of its experts is being watched already, except an incoming expert in a lower band."""
         since = self._step - WATCHED
         known = (self._came[layers, incoming] >= since) & (self._came_band[layers, incoming] >= bands)
         new = ~known & (self._went[layers, outgoing] < since)

@@ -1,7 +1,8 @@
-"""Traces with given reuse distances, for models whose weights are random and have no locality.
+"""Generates routing traces with given reuse distances, for models with random weights, whose routing has no
+locality.
 
-An expert's depth is how many others of its layer were used since it was. Each choice draws a depth, and the expert at
-that depth is chosen: so a cache of the C most recently used hits as often as depths up to C are drawn, whatever C.
+An expert's depth is the number of other experts of its layer used since its last use. Each choice draws a depth and
+takes the expert at that depth. So an LRU cache of any size C hits as often as a depth below C is drawn.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ReuseDistances:
-    """hits: of a cache of this part of a layer's experts, least recently used out first, the part of choices that it
-    has. Ascending in both; a cache of all has all. Empty: every expert is as likely as another."""
+    """Hit rates of LRU caches. hits: pairs (cache size as a fraction of the layer's experts, hit rate), ascending in
+    both; a cache of all experts always hits. Empty: all experts are equally likely."""
 
     hits: tuple[tuple[Fraction, float], ...]
 
 
-# Published for Qwen3-30B-A3B, of 8, 24, 49 and 81 of 128 experts; there 45% of a token's choices repeat at the next
-# token and 80% within eight.
+# Published for Qwen3-30B-A3B with caches of 8, 24, 49 and 81 of 128 experts. In that measurement 45% of a token's
+# experts repeat at the next token and 80% within eight tokens.
 LOCAL = ReuseDistances(
     ((Fraction(8, 128), 0.366), (Fraction(24, 128), 0.741), (Fraction(49, 128), 0.894), (Fraction(81, 128), 0.962))
 )  # fmt: skip
@@ -47,19 +48,19 @@ def generate(
     topic_tokens: int | None = None,
     seed: int = 0,
 ) -> RoutingTrace:
-    """topic_tokens: tokens of a topic; after a change all experts are equally likely. ValueError where top_k
-    is larger than experts."""
+    """Returns a random trace. topic_tokens: tokens per topic; when the topic changes, all experts are equally
+    likely. Raises ValueError if top_k exceeds experts."""
     if not 0 < top_k <= experts:
         raise ValueError(f"{top_k} of {experts} experts")
     rng = np.random.default_rng(seed)
     cumulative = np.cumsum(beyond(distances, experts, top_k))
-    # The token's own choices are on top of the stack: choice j takes one of the experts - j behind them.
+    # The token's earlier choices are on top of the stack: choice j takes one of the `experts - j` below them.
     room = cumulative[experts - np.arange(top_k) - 1]
     ids = np.empty((tokens, layers, top_k), np.uint16)
     for layer in range(layers):
         behind = np.searchsorted(cumulative, rng.random((tokens, top_k)) * room, side="right")
         depths = (behind + np.arange(top_k)).tolist()
-        stack: list[int] = rng.permutation(experts).tolist()  # the last used first
+        stack: list[int] = rng.permutation(experts).tolist()  # most recently used first
         for token, of_token in enumerate(depths):
             if topic_tokens is not None and token and token % topic_tokens == 0:
                 stack = rng.permutation(experts).tolist()
@@ -70,11 +71,11 @@ def generate(
 
 
 def beyond(distances: ReuseDistances, experts: int, top_k: int) -> Floats:
-    """[experts]: how likely each depth is behind the token's own choices, so that depths themselves are as
-    `distances` says: a token's j-th choice cannot have a depth below j."""
+    """Returns the probability [experts] of each depth below the token's own earlier choices. It corrects for the
+    j-th choice never having a depth below j, so that the depths overall follow `distances`."""
     if not distances.hits:
         return np.full(experts, 1.0 / experts)
-    # Of few experts, several parts are as many of them: the last one counts.
+    # With few experts, several fractions round to the same number of experts: the last one counts.
     known = {
         round(part * experts): hits for part, hits in distances.hits if 0 < round(part * experts) < experts
     }

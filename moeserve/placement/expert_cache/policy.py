@@ -1,10 +1,11 @@
-"""Which experts a layer's slots in GPU memory hold: recency with a little frequency, as far as it pays.
+"""Chooses the experts in a layer's GPU slots by recency with some frequency, if promotions are worth their cost.
 
-An expert's score is 1 for each step that used it, less by DECAY with each step since. Of the experts that a step
-missed, the one with the highest score may replace the one with the lowest of its layer, the next the next.
+An expert's score is the sum over the steps that used it of DECAY ** (steps since). Among the experts that a step
+missed, the one with the highest score may replace the cached one with the lowest score of its layer, the second the
+second lowest, and so on.
 
-Whether such an exchange pays is told by those of the last steps, made or not (`exchange_value.py`). This is the
-specification; servers run the same in C++ (`kernels/csrc/expert_cache`), with the same decisions to the bit.
+Recent exchanges, made or only possible, tell whether one pays (`exchange_value.py`). This module is the
+specification. Servers run the same algorithm in C++ (`kernels/csrc/expert_cache`), whose decisions are identical.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import numpy.typing as npt
 
 from moeserve.placement.expert_cache.exchange_value import ExchangeValue, band_of
 
-DECAY = 0.9  # 0.8 to 0.95 find as many on traces; 0.99 finds a tenth fewer
-PAYS = 1.0  # reads that an exchange must be expected to spare: a promotion is one itself
-# Promoted in the background of one step at most: 46 experts of Qwen3-30B-A3B in Q4_K_M.
+DECAY = 0.9  # on traces, 0.8 to 0.95 hit equally often; 0.99 hits a tenth less often
+PAYS = 1.0  # reads that an exchange must be expected to save; the promotion itself costs one
+# Bytes promoted in the background of one step, at most: 46 experts of Qwen3-30B-A3B in Q4_K_M.
 STEP_BYTES = 128 << 20
-# The same where no prompt is streamed: what they pass through has memory of its own then, within what the
-# placement leaves to CUDA itself.
+# The same limit for servers that stream no prompts: their staging buffer is separate, and has to fit in the memory that
+# the placement leaves to CUDA.
 UNSTREAMED_STEP_BYTES = 32 << 20
 
 Mask = npt.NDArray[np.bool_]
@@ -29,7 +30,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Move(NamedTuple):
-    """An expert takes the slot of another of its layer."""
+    """Replaces one expert of a layer by another in its GPU slot."""
 
     layer: int
     incoming: int
@@ -37,7 +38,7 @@ class Move(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """Exchanges that would raise a score, by layer and the best first: [candidates] each."""
+    """Exchanges that would raise the cache's score, by layer and best first; [candidates] each."""
 
     layer: Ids
     incoming: Ids
@@ -51,26 +52,27 @@ class _Candidates(NamedTuple):
 
 
 class CachePolicy:
-    """Owns scores and which experts are cached, those included that are on their way."""
+    """Owns the scores and the set of cached experts, including those being copied."""
 
     def __init__(self, cached: Mask, movable: Mask, decay: float = DECAY, pays: float = PAYS) -> None:
-        """cached: [layers, experts]. movable: the experts that may come and go; the others stay where they are."""
+        """cached: bool [layers, experts]. movable: bool [layers, experts]: the experts that may be promoted or
+        replaced."""
         self.cached = cached.copy()
         self._movable = movable
         self._decay = np.float32(decay)
         self._pays = pays
         self._scores = np.zeros(cached.shape, np.float32)
         self.value = ExchangeValue(cached.shape)
-        self._could: _Candidates | None = None  # what the last `choose` has found
+        self._could: _Candidates | None = None  # candidates of the last `choose`
 
     def observe(self, used: Mask) -> None:
-        """A step used these experts, each of which it read once."""
+        """Records the experts that a step used, bool [layers, experts]."""
         self._scores *= self._decay
         self._scores += used
 
     def choose(self, used: Mask, most: int, *, pays: bool = True) -> list[Move]:
-        """At most `most` moves with the greatest gains in score; they count as done. `used`: the step's, observed.
-        pays: only moves that are expected to pay."""
+        """Returns at most `most` exchanges with the greatest gains in score, and counts them as made. used: the
+        experts of the step last given to `observe`. pays: return only exchanges that are expected to pay."""
         found = self._candidates(used)
         if pays:
             self._could = found
@@ -81,8 +83,8 @@ class CachePolicy:
         return list(map(Move, found.layer.tolist(), found.incoming.tolist(), found.outgoing.tolist()))
 
     def learn(self, used: Mask) -> None:
-        """After `choose`: what the step tells of exchanges, made or not. Apart, as a server has time for it when the
-        next step is under way."""
+        """Updates the estimates of what exchanges save. Call it after `choose`; it is separate so that a server can
+        run it while the next step computes."""
         self.value.observe(used)
         if self._could is not None:
             could, self._could = self._could, None
@@ -92,7 +94,7 @@ class CachePolicy:
         layers, coming = np.nonzero(used & ~self.cached & self._movable)
         if not len(layers):
             return _Candidates(layers, coming, coming, np.zeros(0, np.float32))
-        # By layer, the highest score first, of equals the lower id; `rank` counts within the layer.
+        # Sorted by layer, then by descending score, then by id; `rank` counts within the layer.
         order = np.lexsort((-self._scores[layers, coming], layers))
         layers, coming = layers[order], coming[order]
         rank = np.arange(len(layers)) - np.searchsorted(layers, layers)
@@ -101,8 +103,8 @@ class CachePolicy:
         return _Candidates(layers, coming, going[rank, layers], gain).only(gain > 0)
 
     def _lowest(self, used: Mask, count: int) -> tuple[Ids, npt.NDArray[np.float32]]:
-        """[count, layers]: of each layer's experts that may go, those of the lowest scores, and these; infinite where
-        there are no more."""
+        """Returns ids and scores [count, layers] of each layer's replaceable experts with the lowest scores; the
+        score is infinite where a layer has fewer."""
         scores = np.where(self.cached & self._movable & ~used, self._scores, np.inf).astype(
             np.float32, copy=False
         )

@@ -1,7 +1,8 @@
-"""A trace through a cache policy, without weights: hit rates and how much would be promoted.
+"""Replays a routing trace through a cache policy, without weights: hit rates and promotions.
 
-A hit is an expert that a step uses and has in GPU memory; a step counts each expert once, as it reads its weights once.
-What a step has missed is there for the next step, or for the one after that: in the server most of it comes in time.
+A hit is an expert that a step uses and finds in GPU memory. A step counts each expert once, because it reads its
+weights once. A promoted expert is available to the next step or to the one after that; in the server most arrive for
+the next.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ import numpy.typing as npt
 from moeserve.placement.expert_cache.policy import DECAY, PAYS, CachePolicy, Mask
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace
 
-# Of a text, after which a cache has its experts, whatever it had before
-# (docs/results/planner.md, "A cold beginning").
+# Steps at the start of a text after which the cache no longer depends on its earlier contents (docs/results/planner.md,
+# "A cold beginning").
 SETTLING_STEPS = 64
 
 
 class StepUse(NamedTuple):
-    """The use of experts in one step: int [layers] each."""
+    """Experts used in one step: int64 [layers] each."""
 
     used: npt.NDArray[np.int64]
     missed: npt.NDArray[np.int64]
-    promoted: npt.NDArray[np.int64]  # because of it, beside the next step
+    promoted: npt.NDArray[np.int64]  # because of this step, copied beside the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Replayed:
 
 
 class Steps:
-    """A trace as the steps of several streams, each from another place of it on."""
+    """A trace, read as the steps of several concurrent streams that start at different positions."""
 
     def __init__(self, trace: RoutingTrace, streams: int) -> None:
         self._trace = trace
@@ -54,7 +55,7 @@ class Steps:
         self.count = tokens // streams
 
     def used(self, step: int) -> Mask:
-        """[layers, experts]: of any stream."""
+        """Returns bool [layers, experts]: the experts that any stream uses in this step."""
         return self._trace.used(*(start + step for start in self._starts))
 
 
@@ -81,17 +82,18 @@ def replay_cache(
     per_step: list[float] | None = None,
     uses: list[StepUse] | None = None,
 ) -> Replayed:
-    """cached: [layers, experts], what the cache begins with. movable: the experts that may come and go; None: all.
+    """Replays `steps` with a cache. cached: bool [layers, experts], the initial contents. movable: the experts that
+    may be promoted or replaced; None: all.
 
-    most: promotions a step; adapts: only promotions that are expected to spare `pays` reads. late: what a step has
-    missed is there for the step after the next. shared: a slot may go to an expert of any layer. per_step: gets each
-    step's hit rate; uses: what it used of each layer.
+    most: promotions per step, at most. adapts: promote only if `pays` reads are expected to be saved. late: a missed
+    expert is available two steps later instead of one. shared: a slot may hold an expert of any layer. per_step:
+    receives each step's hit rate. uses: receives each step's use per layer.
     """
     layers, experts = cached.shape
     rows = (1, layers * experts) if shared else (layers, experts)
     start = cached.reshape(rows)
     policy = CachePolicy(start, np.ones(rows, np.bool_) if movable is None else movable, decay, pays)
-    here = start.copy()  # what the step can use: a slot that is being written is of no use
+    here = start.copy()  # what the step can use: not a slot that is being written
     hits = used_in_all = promotions = 0
     for step in range(steps.count):
         used = steps.used(step).reshape(rows)
@@ -113,7 +115,8 @@ def replay_cache(
 
 
 def hottest(trace: RoutingTrace, slots: int) -> Mask:
-    """[layers, experts]: each layer's experts that the whole trace uses most, as in a static placement by heat."""
+    """Returns bool [layers, experts]: per layer the `slots` most used experts of the trace, as a static placement by
+    heat chooses them."""
     _, layers, _ = trace.ids.shape
     chosen = np.zeros((layers, trace.experts), np.bool_)
     for layer in range(layers):
@@ -123,7 +126,8 @@ def hottest(trace: RoutingTrace, slots: int) -> Mask:
 
 
 def first(trace: RoutingTrace, slots: int) -> Mask:
-    """[layers, experts]: of each layer the first by id, which a static placement without heat has."""
+    """Returns bool [layers, experts]: the first `slots` experts of each layer, as a static placement without heat
+    chooses them."""
     chosen = np.zeros((trace.ids.shape[1], trace.experts), np.bool_)
     chosen[:, :slots] = True
     return chosen

@@ -1,13 +1,12 @@
-"""Routing traces: which experts each token of a text was routed to, in every layer.
+"""Routing traces: the experts to which each token of a text was routed, in every layer.
 
-A file is a little-endian uint64, the length of a JSON header of that many bytes, and the ids:
+File format: a little-endian uint64 with the length of a JSON header, the header, and the expert ids:
 
     {"format": "moeserve-routing-trace", "version": 1, "source": "preset local, seed 0",
      "tokens": 4096, "layers": 48, "experts": 128, "experts_per_token": 8}
     uint16 [tokens, layers, experts_per_token], little-endian, to the end of the file
 
-A token's ids in a layer differ from one another; their order means nothing. The file comes from anywhere and is checked
-as such.
+A token's ids in a layer are distinct; their order has no meaning. Files are untrusted and checked.
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Annotated[str, Meta(max_length=1024)]
     tokens: Annotated[int, Meta(ge=1, le=1 << 24)]
     layers: Annotated[int, Meta(ge=1, le=1024)]
-    experts: Annotated[int, Meta(ge=1, le=4096)]  # of a layer
+    experts: Annotated[int, Meta(ge=1, le=4096)]  # per layer
     experts_per_token: Annotated[int, Meta(ge=1, le=4096)]
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingTrace:
-    source: str  # where it is from, for people
-    experts: int  # of a layer
+    source: str  # origin of the trace, for people
+    experts: int  # per layer
     ids: npt.NDArray[np.uint16]  # [tokens, layers, experts_per_token], below `experts`
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Layers, experts of a layer, experts of a token."""
+        """(layers, experts per layer, experts per token)."""
         _, layers, top_k = self.ids.shape
         return layers, self.experts, top_k
 
     def used(self, *tokens: int) -> npt.NDArray[np.bool_]:
-        """[layers, experts]: of any of the tokens."""
+        """Returns bool [layers, experts]: the experts used by any of these tokens."""
         layers = self.ids.shape[1]
         used = np.zeros((layers, self.experts), np.bool_)
         used[np.arange(layers)[:, None], self.ids[list(tokens)]] = True
@@ -60,7 +59,7 @@ class RoutingTrace:
 
 
 def read_trace(path: Path) -> RoutingTrace:
-    """Raises ConfigError, which names the file."""
+    """Reads and checks a trace file. Raises ConfigError, which names the file."""
     try:
         with open(path, "rb") as file:
             (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
@@ -82,7 +81,7 @@ def read_trace(path: Path) -> RoutingTrace:
 
 
 def write_trace(path: Path, trace: RoutingTrace) -> None:
-    """Raises OSError."""
+    """Writes a trace file. Raises OSError."""
     tokens, layers, top_k = trace.ids.shape
     header = msgspec.json.encode(
         _Header("moeserve-routing-trace", 1, trace.source, tokens, layers, trace.experts, top_k)

@@ -1,4 +1,4 @@
-"""Work on untrusted input (a chat template, a grammar) in a process of its own that is killed when it takes too long.
+"""Processes untrusted input (chat templates, grammars) in a separate process, which is killed if it takes too long.
 
-`Sandbox` is the parent's side, `child` the process's, `frames` the line between them.
+`Sandbox` is the parent's side, `child` the sandboxed process's side, `frames` the protocol between them.
 """

@@ -1,6 +1,6 @@
-"""What a sandboxed process does before it meets untrusted input: it gives up what its work has no use for.
+"""The sandboxed process's side: drops all privileges that its work does not need before it reads untrusted input.
 
-Its standard input is the socket to its parent. It dies with the thread that started it.
+Its standard input is the socket to its parent. It is killed when the thread that started it ends.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def begin(name: str) -> socket.socket:
-    """Takes the name `moeserve: <name>` and returns the line to the parent."""
+    """Sets the process name `moeserve: <name>` and returns the socket to the parent."""
     setproctitle.setproctitle(f"moeserve: {name}")
     channel = socket.socket(fileno=0)
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach whole groups; the parent alone decides
+    # a terminal or systemd signals the whole group; only the parent decides when this process ends
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -30,8 +31,8 @@ def begin(name: str) -> socket.socket:
 
 
 def confine(memory_bytes: int) -> None:
-    """From here on no file or socket can be opened, no core dumped, nothing done to another process or a file, and no
-    more than `memory_bytes` of address space taken beyond what is in use."""
+    """Drops privileges: from now on this process cannot open files or sockets, dump core, or affect other processes,
+    and can allocate at most `memory_bytes` more address space."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         in_use = int(statm.read().split()[0]) * resource.getpagesize()
     limit = in_use + memory_bytes
@@ -40,5 +41,6 @@ def confine(memory_bytes: int) -> None:
         limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))  # the socket, stdout and stderr: no descriptor is left
-    system_calls.restrict()  # where the kernel has it; the limits above hold everywhere
+    # the socket, stdout and stderr use all allowed descriptors
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    system_calls.restrict()  # only where the kernel supports seccomp; the limits above always hold

@@ -1,4 +1,4 @@
-"""The frames of a line between two processes: a little-endian u32 length and that many bytes."""
+"""Length-prefixed frames between two processes: a little-endian u32 length, then that many bytes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 20
 
-# Waits until the line can be read (select.POLLIN) or written to (POLLOUT); raises what ends the wait.
+# Called to wait until the socket is readable (select.POLLIN) or writable (POLLOUT); may raise to end the wait.
 Wait = Callable[[int], None]
 
 
 def send_frame(line: socket.socket, body: bytes, wait: Wait | None = None) -> None:
-    """ConnectionError when the other side is gone; what `wait` raises."""
+    """Sends a frame. Raises ConnectionError if the other side is gone, and what `wait` raises."""
     frame = _LENGTH.pack(len(body)) + body
     if wait is None:
         line.sendall(frame)
@@ -27,7 +27,8 @@ def send_frame(line: socket.socket, body: bytes, wait: Wait | None = None) -> No
 
 
 def receive_frame(line: socket.socket, max_bytes: int, wait: Wait | None = None) -> bytes:
-    """EOFError when the other side is gone, ValueError for a larger frame; what `wait` raises."""
+    """Receives a frame of at most `max_bytes`. Raises EOFError if the other side is gone, ValueError for a larger
+    frame, and what `wait` raises."""
     size = _LENGTH.unpack(_receive_exactly(line, _LENGTH.size, wait))[0]
     if size > max_bytes:
         raise ValueError(f"a frame of {size} bytes; {max_bytes} at most are accepted")

@@ -1,4 +1,4 @@
-"""A line in which tenants take turns: a tenant that sends much waits behind its own work only."""
+"""A fair queue in which tenants take turns, so that a busy tenant delays only itself."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from contextlib import asynccontextmanager
 
 
 class FairLine:
-    """One turn at a time. Of the tenants that wait, that one is next whose last turn is longest ago; of one tenant's,
-    who came first. To be used by one event loop at a time."""
+    """A mutex with a fair queue. The next holder is the tenant whose last turn was longest ago; within a tenant,
+    first in, first out. Not thread-safe: use it from one event loop at a time."""
 
     def __init__(self) -> None:
         self._is_taken = False
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next tenant first
+        # ordered: the next tenant first
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Waits for it."""
+        """Waits for the tenant's turn and holds it during the context."""
         if self._is_taken:
             await self._wait(tenant)
         self._is_taken = True
@@ -33,18 +34,18 @@ class FairLine:
         try:
             await mine
         except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():  # its turn had just come
+            if mine.done() and not mine.cancelled():  # cancelled just after its turn came: pass the turn on
                 self._pass_on()
             raise
 
     def _pass_on(self) -> None:
-        """To the next that has not been cancelled; the line stays taken until that one runs."""
+        """Gives the turn to the next waiter that is not cancelled. The queue stays locked until that task runs."""
         while self._waiting:
             tenant, queue = self._waiting.popitem(last=False)
             while queue and queue[0].done():  # cancelled
                 queue.popleft()
             if queue:
                 queue.popleft().set_result(None)
-                self._waiting[tenant] = queue  # behind the others
+                self._waiting[tenant] = queue  # moves the tenant to the end
                 return
         self._is_taken = False

@@ -1,4 +1,4 @@
-"""The parent's side of a sandboxed process: start it, ask it, kill it when it does not answer in time."""
+"""The parent's side of a sandboxed process: starts it, sends it requests, kills it if it does not answer in time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# By the clock a question may take this multiple of its limit of CPU time: a busy machine may make it so much slower.
+# Wall-clock limit of a request as a multiple of its CPU-time limit; a busy machine slows it down by up to this factor.
 PATIENCE = 10
-LAST_LINES_S = 2.0  # for a process that has closed its line to say why, and end
-START_SECONDS = 60.0  # until the process runs, before it has met its work: a cold disk, a busy machine
-# The process gets no more of the environment than Python needs to start: it might hold the API key.
+LAST_LINES_S = 2.0  # wait for a process that closed its socket to report the cause and exit
+# time limit for the process to start, before it reads any input; generous for a cold disk or a busy machine
+START_SECONDS = 60.0
+# The environment variables that the process gets: only what Python needs, as others could contain the API key.
 _PASSED_ENVIRONMENT = (
     "PATH",
     "PYTHONPATH",
@@ -43,8 +44,8 @@ _PASSED_ENVIRONMENT = (
 
 
 class SandboxTimeout(Exception):
-    """The process computed for too long and was killed. `stage` is what `ask` was given; `seconds` are those of CPU
-    time that it had."""
+    """The process exceeded its CPU time and was killed. `stage` is the argument of `ask`; `seconds` is the CPU-time
+    limit."""
 
     def __init__(self, stage: str, seconds: float) -> None:
         super().__init__(f"did not {stage} within {seconds:g} s and was stopped")
@@ -53,19 +54,19 @@ class SandboxTimeout(Exception):
 
 
 class SandboxLost(Exception):
-    """There is no process any more; another one may be asked the same."""
+    """The process is gone; the same request may be sent to a new one."""
 
 
 class SandboxDied(SandboxLost):
-    """The process ended unexpectedly: it ran out of memory, most likely."""
+    """The process ended unexpectedly, most likely out of memory."""
 
 
 class SandboxStopped(SandboxLost):
-    """The process had been stopped from outside, and was killed."""
+    """The process had been stopped by a signal (SIGSTOP), and was killed."""
 
 
 class SandboxUnavailable(UserError):
-    """No process can do the work at the moment, which is no fault of the work."""
+    """No process can be started at present; the input is not the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,51 +76,51 @@ class _Child:
 
 
 class Sandbox:
-    """One process at a time, `python -m <module>`, one question at a time; other questions wait in line, in which
+    """Runs `python -m <module>` in a sandbox, one process and one request at a time. Waiting requests queue up, and
     tenants take turns.
 
-    All that blocks runs on one thread, which also starts the process and which the process dies with. After a
-    time-out or a death the next question starts a new process.
+    All blocking calls run on one thread, which starts the process; the process dies with it. After a time-out or a
+    crash the next request starts a new process.
     """
 
     def __init__(
         self, module: str, work: str, *, timeout: float, max_reply_bytes: int, arguments: Sequence[str] = ()
     ) -> None:
-        """`work` says in messages what the process is for. `timeout` is seconds of CPU time for each question, which
-        may take PATIENCE times as long by the clock. Starts nothing yet."""
+        """`work` names the process's purpose in messages. `timeout` is the CPU-time limit of one request in seconds;
+        the wall-clock limit is PATIENCE times as much. Starts no process yet."""
         # -P: a file in the current directory must not stand in for a module.
         self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._name = f"the process for {work}"
         self._timeout = timeout
         self._max_reply_bytes = max_reply_bytes
         self._child: _Child | None = None
-        # Of the answers so far, those that never came included; the kernel counts 10 ms.
+        # CPU time of all requests so far, unanswered ones included, to the kernel's resolution of 10 ms.
         self.cpu_seconds = 0.0
         self._line = FairLine()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=module.rpartition(".")[2])
 
     async def run(self, work: Callable[[], T], tenant: str = "") -> T:
-        """`work()` on the sandbox's thread, where `start`, `ask` and `stop` belong."""
+        """Runs `work()` on the sandbox's thread, the only one that may call `start`, `ask` and `stop`."""
         async with self._line.turn(tenant):
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def run_sync(self, work: Callable[[], T]) -> T:
-        """As `run`, blocking: not for an event loop's thread."""
+        """Like `run`, but blocks; do not call it on an event loop's thread."""
         return self._thread.submit(work).result()
 
     def close(self) -> None:
-        """Ends the process. Waits for a question that is being answered."""
+        """Ends the process, after the request in progress."""
         self.run_sync(self.stop)
         self._thread.shutdown()
 
-    # ---- all below runs on the sandbox's thread
+    # ---- everything below runs on the sandbox's thread
 
     @property
     def is_running(self) -> bool:
         return self._child is not None
 
     def start(self) -> None:
-        """Starts the process and waits for its first frame. SandboxUnavailable."""
+        """Starts the process and waits for its first frame. Raises SandboxUnavailable."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -136,7 +137,8 @@ class Sandbox:
             raise self._unavailable(how) from error
 
     def ask(self, frame: bytes, stage: str) -> bytes:
-        """The answer to one frame; `stage` names the work for SandboxTimeout. SandboxLost, SandboxUnavailable."""
+        """Sends one frame and returns the answer. `stage` names the work in SandboxTimeout. Raises SandboxTimeout,
+        SandboxLost, SandboxUnavailable."""
         assert self._child is not None, "start comes first"
         pid, began = self._child.process.pid, time.monotonic()
         before = state_of(pid).cpu_seconds
@@ -145,7 +147,7 @@ class Sandbox:
         finally:
             if self.is_running:
                 self.cpu_seconds += state_of(pid).cpu_seconds - before
-            else:  # the kernel's count is gone with it
+            else:  # the process is gone, and the kernel's count with it
                 self.cpu_seconds += min(time.monotonic() - began, self._timeout)
 
     def _ask(self, frame: bytes, stage: str) -> bytes:
@@ -155,7 +157,7 @@ class Sandbox:
         return self._receive(stage, patience, frame)
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """Ends the process, unless it ends by itself within `grace_s` seconds."""
+        """Kills the process, unless it exits by itself within `grace_s` seconds."""
         child, self._child = self._child, None
         if child is None:
             return
@@ -167,7 +169,7 @@ class Sandbox:
             child.process.wait()
 
     def _receive(self, stage: str, patience: Patience, frame: bytes | None = None) -> bytes:
-        """The next frame, which `frame` asks for. The process is gone where it raises anything."""
+        """Sends `frame`, if given, and returns the next frame. On any exception the process is killed."""
         assert self._child is not None
         try:
             if frame is not None:

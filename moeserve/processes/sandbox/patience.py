@@ -1,4 +1,4 @@
-"""How long a Sandbox waits for its process: as long as it computes no more than it may, gets to compute, and is not
+"""Decides how long a Sandbox waits for its process: until it exceeds its CPU time, gets too little CPU, or is
 stopped."""
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ from typing import Final
 
 from moeserve.processes.process_state import TICK_S, state_of
 
-LOOK_S: Final = 0.5  # between two looks at a process that is waited for
+LOOK_S: Final = 0.5  # interval between checks of the process's state
 
 
 class UsedUp(Exception):
-    """It has computed for as long as it may."""
+    """The process used up its CPU-time limit."""
 
 
 class Starved(Exception):
-    """The time by the clock is over, and it has computed less than it may."""
+    """The wall-clock limit passed before the process could use its CPU time."""
 
 
 class Stopped(Exception):
-    """The process stands still, because it got a SIGSTOP."""
+    """The process was stopped by SIGSTOP."""
 
 
 class Patience:
-    """For one question. `wait` is a `frames.Wait`."""
+    """The time limits of one request. `wait` is a `frames.Wait`."""
 
     def __init__(self, pid: int, line: socket.socket, cpu_seconds: float, wall_seconds: float) -> None:
-        """A process that has ended, and was waited for, does nothing; its line says so."""
+        """cpu_seconds, wall_seconds: the limits. If the process has already exited, no limit applies: its socket
+        reports that."""
         self._pid = pid
         self._line = line
         self.cpu_seconds = cpu_seconds
@@ -38,7 +39,7 @@ class Patience:
         self._deadline = time.monotonic() + wall_seconds
 
     def wait(self, event: int) -> None:
-        """Raises UsedUp, Starved, Stopped."""
+        """Waits for a poll event on the socket. Raises UsedUp, Starved or Stopped."""
         poller = select.poll()
         poller.register(self._line, event)
         was_stopped = False

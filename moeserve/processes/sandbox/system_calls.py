@@ -1,8 +1,8 @@
-"""Which system calls a sandboxed process has left: the calls that computing, memory and its one socket take. Who breaks
-out of Jinja's sandbox, or through a fault in a library, finds a process that cannot open, remove, signal, trace or
-start anything, root's included, which RLIMIT_NOFILE alone would not stop. All else fails with EPERM.
+"""Restricts a sandboxed process to the system calls for computing, memory and its one socket; all others fail with
+EPERM. Input that escapes from Jinja's sandbox or exploits a library can then not open, delete, signal, trace or
+start anything, even as root, whom RLIMIT_NOFILE alone would not stop.
 
-A seccomp filter: https://docs.kernel.org/userspace-api/seccomp_filter.html.
+Uses a seccomp filter: https://docs.kernel.org/userspace-api/seccomp_filter.html.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import platform
 import struct
 from typing import Final
 
-# Numbers on x86-64 and on AArch64 (asm/unistd_64.h, asm-generic/unistd.h); -1: not there.
+# System call numbers on x86-64 and on AArch64 (asm/unistd_64.h, asm-generic/unistd.h); -1: does not exist there.
 _ALLOWED: Final[dict[str, tuple[int, int]]] = {
     "read": (0, 63), "write": (1, 64), "close": (3, 57), "fstat": (5, 80), "poll": (7, -1), "lseek": (8, 62),
     "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "rt_sigaction": (13, 134),
@@ -28,7 +28,7 @@ _ALLOWED: Final[dict[str, tuple[int, int]]] = {
 _MACHINES: Final = {
     "x86_64": (0, 0xC000003E, 317),
     "aarch64": (1, 0xC00000B7, 277),
-}  # column, AUDIT_ARCH, seccomp
+}  # machine → (column of _ALLOWED, AUDIT_ARCH, number of the seccomp call)
 
 _PR_SET_NO_NEW_PRIVS: Final = 38  # <linux/prctl.h>
 _SECCOMP_SET_MODE_FILTER: Final = 1  # <linux/seccomp.h>
@@ -46,7 +46,8 @@ class _Program(ctypes.Structure):
 
 
 def restrict() -> bool:
-    """For this process and all its threads, for good. False where the kernel or the machine has no such filter."""
+    """Installs the filter for all threads of this process, irrevocably. Returns False if the kernel or the
+    architecture is not supported."""
     machine = _MACHINES.get(platform.machine())
     if machine is None:
         return False

@@ -16,13 +16,14 @@ import pytest
 from moeserve.chatformat.values import argument_types
 from tests.support.chat_events import Answer, events_of
 from tests.support.chat_families import REASONING, answer_in, make_for
-from tests.support.family_templates import TEMPLATES
+from tests.support.family_templates import TEMPLATES, kept
 
 _PACKAGE: Final = importlib.util.find_spec("bfcl_eval")
 _TAGGED: Final = (
     "qwen3_coder",
     "glm45",
     "minimax_m2",
+    "minimax_m3",
 )  # values are plain text, and have the type of the schema
 # BFCL's names of types, and Java's and JavaScript's; all others are strings here.
 _TYPES: Final = {
@@ -107,6 +108,14 @@ def _as_the_schema_says(schemas: dict[str, Any], calls: Calls) -> Calls:
     ]
 
 
+def _in_plain_tags(calls: Calls) -> Calls:
+    """The arguments without lists and objects: the text of what they hold, `25`, is a number or a string."""
+    return [
+        (name, {key: value for key, value in arguments.items() if not isinstance(value, (list, dict))})
+        for name, arguments in calls
+    ]
+
+
 @pytest.mark.parametrize("name", [*TEMPLATES, "harmony"])
 def test_calls_come_back_cut_at_every_character(name: str) -> None:
     num_calls = num_arguments = num_kept = 0
@@ -115,6 +124,7 @@ def test_calls_come_back_cut_at_every_character(name: str) -> None:
         num_calls += len(calls)
         num_arguments += sum(len(arguments) for _, arguments in given)
         num_kept += sum(len(arguments) for _, arguments in calls)
+        calls = _in_plain_tags(kept(name, calls)) if name == "minimax_m3" else calls
         text = answer_in(name, REASONING, "Let me see.", calls)
         make = make_for(name, schemas)
         events = events_of(make, list(text))

@@ -16,7 +16,7 @@ from moeserve.chatformat.output import OutputParser
 from moeserve.config import ServerConfig
 from tests.support.chat_events import Answer, events_of
 from tests.support.chat_families import REASONING, answer_in, make_for
-from tests.support.family_templates import HARMONY, TEMPLATES
+from tests.support.family_templates import HARMONY, TEMPLATES, kept
 from tests.support.nightly import nightly_after
 
 CALLS: list[tuple[str, Any]] = [
@@ -44,7 +44,7 @@ def test_what_a_template_renders_comes_back_however_it_is_cut(name: str, step: i
     text = answer_in(name, REASONING, "Let me see.", CALLS)
     make = make_for(name)
     events = events_of(make, [text])
-    assert Answer.of(events) == Answer("Let me see.", REASONING, CALLS)
+    assert Answer.of(events) == Answer("Let me see.", REASONING, kept(name, CALLS))
     assert events_of(make, list(text)) == events
     for at in range(0, len(text), step):
         assert events_of(make, [text[:at], text[at:]]) == events
@@ -57,7 +57,7 @@ def test_an_answer_that_ends_anywhere_loses_nothing(name: str, step: int) -> Non
     text = answer_in(name, "", "Let me see.", CALLS[:2])
     for end in range(0, len(text), step):
         answer = Answer.of(events_of(make_for(name), [text[:end]]))
-        assert answer.calls == CALLS[: len(answer.calls)]
+        assert answer.calls == kept(name, CALLS)[: len(answer.calls)]
         if not answer.calls and "search" in text[:end]:
             assert text[:end].endswith(answer.text.removeprefix("Let me see.").lstrip())
             assert "search" in answer.text or name == "harmony"
@@ -90,6 +90,13 @@ def test_guided_calls_are_read_as_their_form_is_written(name: str) -> None:
     assert Answer.of(parser.push(text) + parser.finish()) == Answer("", "", [("f", {"a": "</"})] * 2)
 
 
+MARK = "]<]minimax[>["
+# Of a tool whose schema says nothing of what is within an argument.
+M3_CALL = (
+    '|<tool_call>|<invoke name="f">|<a>|<item>1|</item>|<item>|<b>x ]<|</b>|</item>|</a>|<c>2|</c>'
+    "|<d>|<e>true|</e>|</d>|</invoke>|</tool_call>"
+)
+M3_ARGUMENTS = [("f", {"a": [1, {"b": "x ]<"}], "c": "2", "d": {"e": True}})]
 BLOCK = "<｜tool▁calls▁begin｜>"
 ONE = "<｜tool▁call▁begin｜>"
 
@@ -104,6 +111,9 @@ ONE = "<｜tool▁call▁begin｜>"
         ),
         ("glm45", "<tool_call>\nf\n</tool_call>\n<tool_call>g</tool_call>", [("f", {}), ("g", {})]),
         ("minimax_m2", '<minimax:tool_call><invoke name="f"></invoke>', [("f", {})]),
+        ("minimax_m3", M3_CALL.replace("|", MARK), M3_ARGUMENTS),
+        ("minimax_m3", M3_CALL.replace("|", MARK).replace("><", ">\n <"), M3_ARGUMENTS),
+        ("minimax_m3", '|<tool_call>{"name": "f", "arguments": {}}'.replace("|", MARK), [("f", {})]),
         (
             "deepseek_v3",
             f"{ONE}f<｜tool▁sep｜>{{}}<｜tool▁call▁end｜>",
@@ -167,6 +177,9 @@ def test_variants_that_models_write(name: str, text: str, answer: list[tuple[str
         ("llama", '<|python_tag|>search.call(query="x")'),
         ("llama", '{"names": {}} and {"na'),
         ("minimax_m2", '<minimax:tool_call><invoke name="">'),
+        ("minimax_m3", '|<tool_call>|<invoke name="f">text'.replace("|", MARK)),
+        ("minimax_m3", '|<tool_call>|<invoke name="">'.replace("|", MARK)),
+        ("minimax_m3", f"a [>[ b ]<]mini and {MARK} c ]<]"),
         ("minimax_m2", '<invoke name="f"></invoke>'),
         ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="a">1</param'),
         ("minimax_m2", '<minimax:tool_call><invoke name="' + "f" * 2000),
@@ -260,6 +273,7 @@ PARTS = [
     *("</invoke>", BLOCK, ONE, "<｜tool▁sep｜>", "```json\n", "```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
     *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "analysis", "final"),
     *(" to=functions.f", "assistant", "commentary", "<think>", "</think>", '{"a": 1}', "{", '"', "<", "<|", "\n", " "),
+    *("]<]minimax[>[", "]<", "<tool_call>", "</item>", "<query>", "</query>"),
     *("x", "count", "7", TO_F, FINAL, ANALYSIS),
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PARTS), max_size=14).map("".join)

@@ -141,6 +141,7 @@ def test_a_next_call_closes_the_one_before(name: str) -> None:
         "qwen3_coder": "</function>\n</tool_call>",
         "glm45": "</tool_call>",
         "minimax_m2": "</invoke>\n",
+        "minimax_m3": "]<]minimax[>[</invoke>\n",
         "hermes": "}\n</tool_call>",
         "deepseek_v3": "<｜tool▁call▁end｜>",
         "deepseek_v31": "<｜tool▁call▁end｜>",
@@ -159,6 +160,8 @@ def test_a_next_call_closes_the_one_before(name: str) -> None:
     second = text
     if name == "minimax_m2":
         second = text.partition("<minimax:tool_call>")[2].lstrip()
+    elif name == "minimax_m3":
+        second = text.partition("<tool_call>")[2].lstrip()
     elif "tool▁" in text or "section" in text:
         second = text[text.index("tool▁call▁begin" if "▁" in text else "tool_call_begin") - 2 :]
     elif name == "harmony":

@@ -47,7 +47,7 @@ NOW = GrammarTool("now", '{"type": "object", "properties": {}, "additionalProper
 A_SUM, A_NOW = ("sum", '{"a": 2}'), ("now", "{}")
 
 # Formats in which no single token ends a call.
-UNENDED = ("minimax_m2", "mistral", "mistral_json", "granite", "llama")
+UNENDED = ("minimax_m2", "minimax_m3", "mistral", "mistral_json", "granite", "llama")
 World = Callable[[str], tuple[TextTokenizer, GrammarEngine, ChatFormats]]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,6 +121,25 @@ def test_the_document_has_keys_errors_and_streams() -> None:
     assert named("/v1/chat/completions", "200", "text/event-stream") == "ChatCompletionChunk"
     assert named("/v1/responses", "200", "text/event-stream") == "ResponseEvent"
     assert named("/api/chat", "200", "application/x-ndjson") == "ChatLine"
+
+
+def test_the_document_is_made_once_and_by_another_thread() -> None:
+    made_by = []
+
+    class Watched(Application):
+        def openapi(self) -> dict[str, Any]:
+            made_by.append(threading.current_thread())
+            return super().openapi()
+
+    async def ask_twice_at_once() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=Watched())
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await asyncio.gather(*(client.get("/openapi.json") for _ in range(2)))
+
+    answers = asyncio.run(ask_twice_at_once())
+    assert [answer.json() for answer in answers] == [Application().openapi()] * 2
+    assert len(made_by) == 1
+    assert made_by[0] is not threading.current_thread()
 
 
 def test_every_reference_of_the_document_leads_somewhere() -> None:

@@ -47,6 +47,13 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def minimax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    model = write_family_model("minimax_m3", tmp_path_factory.mktemp("minimax") / "model.gguf")
+    with http_server(model=str(model), context=2048) as running:
+        yield running
+
+
 def ask(server: HttpServer, **fields: Any) -> dict[str, Any]:
     server.requests.clear()
     response = server.post("/v1/chat/completions", {"model": NAME, "messages": MESSAGES} | fields)
@@ -58,6 +65,23 @@ def ask(server: HttpServer, **fields: Any) -> dict[str, Any]:
 def call_of(message: dict[str, Any]) -> tuple[str, Any]:
     (call,) = message["tool_calls"]
     return call["function"]["name"], json.loads(call["function"]["arguments"])
+
+
+def test_minimax_m3_thinks_and_calls_behind_its_control_token(minimax: HttpServer) -> None:
+    mark = "]<]minimax[>["
+    call = f'{mark}<invoke name="weather">{mark}<city>Paris{mark}</city>{mark}</invoke>\n{mark}</tool_call>'
+    minimax.answer = say("<mm:think>", "Hm.", f"</mm:think>Let me see.{mark}<tool_call>\n", call)
+    choice = ask(minimax, tools=TOOLS)["choices"][0]
+    assert (choice["message"]["content"], choice["message"]["reasoning"]) == ("Let me see.", "Hm.")
+    assert call_of(choice["message"]) == ("weather", PARIS)
+    assert choice["finish_reason"] == "tool_calls"
+    assert not prompt_of(minimax).endswith("</mm:think>")
+    for switched_off in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        ask(minimax, **switched_off)
+        assert prompt_of(minimax).endswith("</mm:think>")
+    # The template's own word comes first.
+    ask(minimax, chat_template_kwargs={"enable_thinking": False, "thinking_mode": "enabled"})
+    assert not prompt_of(minimax).endswith("</mm:think>")
 
 
 def test_thoughts_texts_and_calls_come_from_their_channels(harmony: HttpServer) -> None:

@@ -117,7 +117,7 @@ def formats_of(config: ServerConfig, tokenizer: TextTokenizer, *templates: str) 
         return ChatFormats(thinking=thinking)
     control = _control_tokens(tokenizer, tools.words)
     tool_open, call_end = (
-        control.get(tag, _token(tokenizer, tag)) for tag in (tools.tags.open, tools.call_end)
+        control.get(tag, _token(tokenizer, tag)) for tag in (tools.opening or tools.tags.open, tools.call_end)
     )
     own = None if tools.own_calls is None else _call_form(tools.own_calls, control)
     return ChatFormats(tools, thinking, _call_form(tools.guided, control), own, control, tool_open, call_end)

@@ -62,4 +62,7 @@ def _template_kwargs(prompt: ChatPrompt, formats: ChatFormats) -> dict[str, Any]
         return kwargs if effort is None else {"reasoning_effort": effort} | kwargs
     if prompt.thinking.is_enabled is not None:
         kwargs |= dict.fromkeys(_SWITCHES, prompt.thinking.is_enabled)
+    mode = "" if formats.thinking is None else formats.thinking.tags.mode
+    if mode and isinstance(kwargs.get(_SWITCHES[0]), bool):
+        kwargs.setdefault(mode, "enabled" if kwargs[_SWITCHES[0]] else "disabled")
     return kwargs

@@ -11,7 +11,7 @@ import { askForKey, awaitModel, setUpKeyDialog, setUpTheme } from "./page.js";
 import { keepPictures } from "./picture_store.js";
 import { requestFields, setUpSettings } from "./settings.js";
 import { setUpSidebar } from "./sidebar.js";
-import { keep, lastOpen, setOpen } from "./store.js";
+import { keep, lastShown, setShown } from "./store.js";
 import { isRunning, modelTurn, userTurn } from "./turns.js";
 
 const KEEP_MS = 2000; // how often an answer is kept while it comes
@@ -47,6 +47,7 @@ function versionsFor(message) {
   const all = versionsOf(conversation, message);
   const showVersion = (index) => {
     choose(conversation, all[index]);
+    setShown(conversation);
     show();
     keepOrSay(conversation);
   };
@@ -109,7 +110,7 @@ async function run(of, message, chunks, signal) {
   const draw = () => keepingTheEndInSight(() => view()?.show());
   let frame = 0; // pieces that come within one frame are drawn together
   of.updated = Date.now();
-  setOpen(of.id);
+  setShown(of);
   await keepOrSay(of);
   sidebar.refresh();
   const timer = setInterval(() => keepOrSay(of), KEEP_MS);
@@ -163,7 +164,7 @@ async function stop() {
 async function open(next) {
   await stop();
   conversation = next;
-  setOpen(next.messages.length ? next.id : null);
+  setShown(next.messages.length ? next : null);
   for (const message of next.messages) if (isRunning(message)) message.state = "stopped"; // when its page was closed
   show();
   scrollToEnd();
@@ -212,7 +213,7 @@ async function start() {
     opened: open,
     deleted: (id) => id === conversation.id && open(newConversation()),
   });
-  await open((await lastOpen()) ?? newConversation());
+  await open((await lastShown()) ?? newConversation());
   await awaitAndWelcome();
 }
 

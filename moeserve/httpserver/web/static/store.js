@@ -3,7 +3,7 @@
 import { merged } from "./conversation.js";
 import { hadRoom, openStore } from "./database.js";
 
-const OPEN = "moeserve.open"; // the id of the one that this tab shows
+const SHOWN = "moeserve.shown"; // what this tab shows: {id, chosen} of a conversation
 
 const transact = openStore("moeserve", "conversations");
 
@@ -33,12 +33,15 @@ export async function conversationOf(id) {
 }
 
 /** The conversation that this tab showed before it was loaded again, or null. */
-export async function lastOpen() {
-  const id = sessionStorage.getItem(OPEN);
-  return id === null ? null : conversationOf(id);
+export async function lastShown() {
+  const shown = JSON.parse(sessionStorage.getItem(SHOWN));
+  const kept = shown && (await conversationOf(shown.id));
+  return kept && { ...kept, chosen: { ...kept.chosen, ...shown.chosen } };
 }
 
-export function setOpen(id) {
-  if (id === null) sessionStorage.removeItem(OPEN);
-  else sessionStorage.setItem(OPEN, id);
+/** Remembers at once what this tab shows, or that it shows nothing: where the page is loaded again right after a choice,
+ *  the browser gives up what `keep` has not yet written. */
+export function setShown(conversation) {
+  if (conversation === null) sessionStorage.removeItem(SHOWN);
+  else sessionStorage.setItem(SHOWN, JSON.stringify({ id: conversation.id, chosen: conversation.chosen }));
 }

@@ -19,6 +19,8 @@ struct GroupMeta {
 };
 constexpr size_t quantized_row_bytes(int64_t cols) { return cols + cols / 32 * sizeof(GroupMeta); }
 
+constexpr int kMostKeyDim = 1024;  // of heads of Kimi Delta Attention
+
 // Tokens of one call of a panel kernel: its accumulators (64 x 32 floats, 8 KB) stay in L1, and a weight vector is
 // unpacked once for all of them.
 constexpr int kMostTokens = 64;
@@ -103,6 +105,9 @@ struct Kernels {
   void (*l2_normalize)(float* x, float factor, int n);
   void (*delta_step)(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,
                      float beta, float* out);
+  void (*delta_step_by_channel)(float* state, int key_dim, const float* q, const float* k, const float* v,
+                                const float* decay, float beta, float* out);
+  void (*channel_decays)(float* a, const float* bias, float rate, int n);
   // sum of a[i] * b[i], n % 16 == 0.
   float (*dot)(const float* a, const float* b, int n);
   // y += w * x, n % 16 == 0.

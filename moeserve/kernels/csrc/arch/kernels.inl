@@ -51,6 +51,8 @@ constexpr Kernels make_table() {
   k.conv_silu = conv_silu;
   k.l2_normalize = l2_normalize;
   k.delta_step = delta_step;
+  k.delta_step_by_channel = delta_step_by_channel;
+  k.channel_decays = channel_decays;
   k.dot = dot;
   k.axpy = axpy;
   k.dot_four = dot_four;

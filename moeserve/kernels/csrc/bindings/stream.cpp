@@ -113,7 +113,7 @@ Activations make_activations(nb::handle f32, nb::handle q8, int64_t cols) {
 LinearGroup::LinearGroup(const std::vector<const Matrix*>& matrices_, nb::object biases_)
     : matrices(matrices_), biases(matrices_.size(), nullptr) {
   if (matrices.empty() || matrices.size() > LinearOp::kMost)
-    throw std::invalid_argument("one to four matrices");
+    throw std::invalid_argument("one to six matrices");
   if (biases_.is_none()) return;
   held = nb::steal(PySequence_Tuple(biases_.ptr()));  // the caller's list may change
   if (!held.is_valid()) throw nb::python_error();

@@ -84,10 +84,10 @@ class Stream {
                     Tensor queries);
   void linear_by_head(const Activations& x, int n, const Matrix& weights, const Activations& out);
   // stream_states.cpp
-  void delta_net(Tensor qkv, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate, Tensor dt_bias,
-                 Tensor norm, float eps, const DeltaHeads& heads, Tensor states, int64_t first, Tensor row,
-                 Tensor count, Tensor slot, Tensor drafts, Tensor kept, Tensor pending, int n,
-                 const Activations& out);
+  void delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate,
+                 Tensor dt_bias, Tensor norm, float eps, const DeltaHeads& heads, Tensor states,
+                 int64_t first, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,
+                 Tensor pending, int n, const Activations& out);
   void commit_states(const DeltaHeads& heads, Tensor states, int64_t first, Tensor slot, Tensor kept,
                      Tensor accepted, Tensor pending);
   void copy_states(Tensor states, Tensor pairs);

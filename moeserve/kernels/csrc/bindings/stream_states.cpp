@@ -15,6 +15,9 @@ void check_delta_heads(const DeltaHeads& h) {
       h.key_dim < 32 || h.key_dim % 32 != 0 || h.value_dim < 32 || h.value_dim % 32 != 0) {
     reject("heads", "key heads that divide the value heads, dims that 32 divides and two taps wanted");
   }
+  if (h.kimi && (h.key_heads != h.value_heads || h.key_dim > kMostKeyDim)) {
+    reject("heads", "as many key heads as value heads, and keys of at most 1024 wanted");
+  }
 }
 
 // The sequences share out rows 0 .. n - 1 in order, and no two have one slot.
@@ -55,10 +58,10 @@ PendingStates pending_states(nb::handle pending, const DeltaHeads& heads, int nu
 
 }  // namespace
 
-void Stream::delta_net(Tensor qkv, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate, Tensor dt_bias,
-                       Tensor norm, float eps, const DeltaHeads& heads, Tensor states, int64_t first,
-                       Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept, Tensor pending,
-                       int n, const Activations& out) {
+void Stream::delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate,
+                       Tensor dt_bias, Tensor norm, float eps, const DeltaHeads& heads, Tensor states,
+                       int64_t first, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,
+                       Tensor pending, int n, const Activations& out) {
   check_delta_heads(heads);
   const TensorArg all = tensor_arg(states, "states", Element::kFloat32);
   if (first < 0 || first + heads.state_values() > all.cols)
@@ -69,16 +72,27 @@ void Stream::delta_net(Tensor qkv, Tensor z, Tensor b, Tensor a, Tensor conv, Te
   DeltaNetOp op{};
   op.k = kernels_;
   op.heads = heads;
-  op.qkv = rows_arg<float>(qkv, "qkv", n, heads.channels());
+  const int64_t key_width = int64_t{heads.key_heads} * heads.key_dim;
+  if (k.is_none()) {  // q has the three
+    op.qkv[0] = rows_arg<float>(q, "qkv", n, heads.channels());
+    op.qkv[1] = op.qkv[0] + key_width;
+    op.qkv[2] = op.qkv[1] + key_width;
+    std::fill(op.strides, op.strides + 3, heads.channels());
+  } else {
+    op.qkv[0] = rows_arg<float>(q, "q", n, op.strides[0] = key_width);
+    op.qkv[1] = rows_arg<float>(k, "k", n, op.strides[1] = key_width);
+    op.qkv[2] = rows_arg<float>(v, "v", n, op.strides[2] = width);
+  }
   op.z = rows_arg<float>(z, "z", n, width);
   const bool merged = a.is_none();
   op.gate_stride = heads.value_heads * (merged ? 2 : 1);
   op.group_stride = static_cast<int>(merged ? 2 * per_key : per_key);
   op.b = rows_arg<float>(b, "b", n, op.gate_stride);
-  op.a = merged ? op.b + per_key : rows_arg<float>(a, "a", n, op.gate_stride);
+  if (merged && heads.kimi) reject("a", "a tensor of its own wanted");
+  op.a = merged ? op.b + per_key : rows_arg<float>(a, "a", n, heads.decays());
   op.conv = sized_arg<float>(conv, "conv", heads.taps * heads.channels());
   op.rate = sized_arg<float>(rate, "rate", heads.value_heads);
-  op.dt_bias = sized_arg<float>(dt_bias, "dt_bias", heads.value_heads);
+  op.dt_bias = sized_arg<float>(dt_bias, "dt_bias", heads.decays());
   op.norm = sized_arg<float>(norm, "norm", heads.value_dim);
   op.eps = eps;
   op.states = static_cast<float*>(all.data) + first;

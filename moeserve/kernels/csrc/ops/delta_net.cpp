@@ -10,6 +10,16 @@ namespace {
 // log(1 + exp(x)), which is x for large x.
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
+// One token's step of a block of columns. decay: of the head, or of each dimension of its keys.
+void step(const Kernels* k, const DeltaHeads& h, float* state, const float* q, const float* key,
+          const float* v, const float* decay, float beta, float* out) {
+  if (h.kimi) {
+    k->delta_step_by_channel(state, h.key_dim, q, key, v, decay, beta, out);
+  } else {
+    k->delta_step(state, h.key_dim, q, key, v, *decay, beta, out);
+  }
+}
+
 }  // namespace
 
 // Heads count through q, k and v; a head's channels are convolved for all tokens of the sequence.
@@ -26,9 +36,11 @@ void DeltaNetOp::convolve(Team& team, int sequence, int head) const {
   for (int j = 0; j + 1 < h.taps; ++j)
     std::memcpy(window + j * width, state + j * channels, sizeof(float) * width);
   const float factor = head < h.key_heads ? 1.0f / std::sqrt(static_cast<float>(h.key_dim)) : 1.0f;
-  float* x = qkv + sequences.row[sequence] * channels + first;
+  const int which = is_value ? 2 : head / h.key_heads;
+  const int64_t within = first - int64_t{which} * h.key_heads * h.key_dim;
   const int sure = sequences.sure(sequence);
-  for (int t = 0; t < sequences.count[sequence]; ++t, x += channels) {
+  for (int t = 0; t < sequences.count[sequence]; ++t) {
+    float* x = part(which, sequences.row[sequence] + t) + within;
     float* kept = record(sequence, t);
     if (kept != nullptr) std::memcpy(kept + first, x, sizeof(float) * width);
     k->conv_silu(window, x, conv + first, channels, h.taps, width);
@@ -42,19 +54,25 @@ void DeltaNetOp::convolve(Team& team, int sequence, int head) const {
 
 void DeltaNetOp::make_gates(int sequence, int head) const {
   for (int t = 0; t < sequences.count[sequence]; ++t) {
-    const int64_t at = gate(sequences.row[sequence] + t, head);
+    const int64_t row = sequences.row[sequence] + t, at = gate(row, head);
+    float* decays = decay(row, head);
     b[at] = 1.0f / (1.0f + std::exp(-b[at]));
-    a[at] = std::exp(rate[head] * softplus(a[at] + dt_bias[head]));
+    if (heads.kimi) {
+      k->channel_decays(decays, dt_bias + int64_t{head} * heads.key_dim, rate[head], heads.key_dim);
+    } else {
+      *decays = std::exp(rate[head] * softplus(*decays + dt_bias[head]));
+    }
     if (float* kept = record(sequence, t)) {
-      kept[2 * heads.channels() + head] = b[at];
-      kept[2 * heads.channels() + heads.value_heads + head] = a[at];
+      const int width = heads.decays_of_head();
+      float* gates = kept + 2 * heads.channels();
+      gates[head] = b[at];
+      std::memcpy(gates + heads.value_heads + int64_t{head} * width, decays, sizeof(float) * width);
     }
   }
 }
 
 void DeltaNetOp::step_block(Team& team, int sequence, int head, int block) const {
   const DeltaHeads& h = heads;
-  const int64_t channels = h.channels(), key_width = int64_t{h.key_heads} * h.key_dim;
   float* state = states + sequences.slot[sequence] * slot_values +
                  (int64_t{head} * h.value_dim + block * kColumns) * h.key_dim;
   for (int t = 0; t < sequences.count[sequence]; ++t) {
@@ -62,11 +80,10 @@ void DeltaNetOp::step_block(Team& team, int sequence, int head, int block) const
       const size_t bytes = sizeof(float) * h.key_dim * kColumns;
       state = static_cast<float*>(std::memcpy(team.scratch(bytes), state, bytes));
     }
-    const int64_t row = sequences.row[sequence] + t, at = gate(row, head);
-    const float* q = qkv + row * channels + h.key_head(head) * h.key_dim;
+    const int64_t row = sequences.row[sequence] + t, key = int64_t{h.key_head(head)} * h.key_dim;
     const int64_t column = int64_t{head} * h.value_dim + block * kColumns;
-    const float* v = qkv + row * channels + 2 * key_width + column;
-    k->delta_step(state, h.key_dim, q, q + key_width, v, a[at], b[at], out.f32 + row * out.cols + column);
+    step(k, h, state, part(0, row) + key, part(1, row) + key, part(2, row) + column, decay(row, head),
+         b[gate(row, head)], out.f32 + row * out.cols + column);
   }
 }
 
@@ -74,7 +91,11 @@ void DeltaNetOp::write_out(int64_t row, int head) const {
   const int64_t first = int64_t{head} * heads.value_dim;
   float* o = out.f32 + row * out.cols + first;
   k->rms_norm(o, norm, eps, heads.value_dim, o);
-  k->silu_mul(z + row * out.cols + first, o, heads.value_dim, o);
+  if (heads.kimi) {
+    k->sigmoid_mul(z + row * out.cols + first, heads.value_dim, o);
+  } else {
+    k->silu_mul(z + row * out.cols + first, o, heads.value_dim, o);
+  }
   if (out.q8 != nullptr) k->quantize(o, heads.value_dim, out.codes(row) + first, out.metas(row) + first / 32);
 }
 
@@ -120,8 +141,8 @@ void CommitStatesOp::step_block(int sequence, int head, int block) const {
   for (int t = 0; t < accepted[sequence]; ++t) {
     const float* kept = pending.record(int64_t{first[sequence]} + t);
     const float *q = kept + channels + h.key_head(head) * h.key_dim, *gates = kept + 2 * channels;
-    k->delta_step(state, h.key_dim, q, q + key_width, kept + channels + 2 * key_width + column,
-                  gates[h.value_heads + head], gates[head], unused);
+    step(k, h, state, q, q + key_width, kept + channels + 2 * key_width + column,
+         gates + h.value_heads + int64_t{head} * h.decays_of_head(), gates[head], unused);
   }
 }
 

@@ -11,8 +11,13 @@ struct DeltaHeads {
   int key_heads, value_heads, key_dim, value_dim;
   int taps;  // tokens that the convolution sees
   bool tiled;
+  // Kimi Delta Attention: each dimension of a key head decays by itself, and the output's gate is a sigmoid. As many heads
+  // of q and k as of v.
+  bool kimi;
   int64_t channels() const { return int64_t{2} * key_heads * key_dim + int64_t{value_heads} * value_dim; }
   int64_t delta_values() const { return int64_t{value_heads} * key_dim * value_dim; }
+  int decays_of_head() const { return kimi ? key_dim : 1; }
+  int64_t decays() const { return int64_t{value_heads} * decays_of_head(); }
   int64_t state_values() const { return delta_values() + (taps - 1) * channels(); }
   int key_head(int value_head) const {
     return tiled ? value_head % key_heads : value_head / (value_heads / key_heads);
@@ -29,15 +34,15 @@ struct StateSequences {
   int sure(int i) const { return count[i] - (drafts ? drafts[i] : 0); }
 };
 
-// Of each draft, a record: its channels before and after the convolution, then beta and decay by value head.
+// Of each draft, a record: its channels before and after the convolution, then beta and decays by value head.
 struct PendingStates {
   float* records;
   int64_t record_values;
-  static int64_t values(const DeltaHeads& h) { return 2 * h.channels() + int64_t{2} * h.value_heads; }
+  static int64_t values(const DeltaHeads& h) { return 2 * h.channels() + h.value_heads + h.decays(); }
   float* record(int64_t i) const { return records + i * record_values; }
 };
 
-// out = RMSNorm(o) * norm * silu(z) of every value head.
+// out = RMSNorm(o) * norm * silu(z) of every value head, in Kimi Delta Attention with sigmoid(z).
 //
 // A state slot holds, for the layer, [value_heads, value_dim / 32, key_dim, 32] numbers of the delta state, so that a
 // block of columns is contiguous, then [taps - 1, channels] of the convolution's.
@@ -45,16 +50,18 @@ struct DeltaNetOp {
   static constexpr int kColumns = 32;
   const Kernels* k;
   DeltaHeads heads;
-  float* qkv;      // [n, channels]; becomes what the convolution gives, q and k normalised and q scaled
+  // q, k and v, a row every `strides` numbers; they become what the convolution gives, q and k normalised and q scaled.
+  float* qkv[3];
+  int64_t strides[3];
   const float* z;  // [n, value_heads * value_dim]
   // b and a of head h in row t: at t * gate_stride + h / r * group_stride + h % r with r = value_heads / key_heads; they
-  // become beta and the decay.
+  // become beta and the decay. In Kimi Delta Attention a is [n, value_heads, key_dim].
   float *b, *a;
   int gate_stride, group_stride;
-  const float* conv;  // [taps, channels]
-  const float* rate;  // [value_heads]: -exp(A_log)
-  const float* dt_bias;
-  const float* norm;  // [value_dim]
+  const float* conv;     // [taps, channels]
+  const float* rate;     // [value_heads]: -exp(A_log)
+  const float* dt_bias;  // [value_heads], or [value_heads, key_dim]
+  const float* norm;     // [value_dim]
   float eps;
   float* states;  // the layer's part of slot 0
   int64_t slot_values;
@@ -69,6 +76,10 @@ struct DeltaNetOp {
     const int r = heads.value_heads / heads.key_heads;
     return row * gate_stride + head / r * group_stride + head % r;
   }
+  float* decay(int64_t row, int head) const {
+    return heads.kimi ? a + (row * heads.value_heads + head) * heads.key_dim : a + gate(row, head);
+  }
+  float* part(int which, int64_t row) const { return qkv[which] + row * strides[which]; }
   void convolve(Team& team, int sequence, int head) const;
   void make_gates(int sequence, int head) const;
   void step_block(Team& team, int sequence, int head, int block) const;

@@ -145,7 +145,7 @@ inline void add_bias(const float* bias, int valid, int tokens, float* tile) {
 
 // out_j = x . W_j^T + b_j for up to four matrices over the same input; `add` adds that to what out holds (residual).
 struct LinearOp {
-  static constexpr int kMost = 4;
+  static constexpr int kMost = 6;
   const Kernels* k;
   Activations x;
   int n;

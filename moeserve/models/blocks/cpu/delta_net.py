@@ -1,4 +1,7 @@
-"""x += output(norm(delta rule(conv(qkv))) * silu(z)) with qkv, z, b, a of norm(x), queued on the pool's stream."""
+"""x += output(norm(delta rule(conv(qkv))) * silu(z)) with qkv, z, b, a of norm(x), queued on the pool's stream.
+
+Of Kimi Delta Attention with sigmoid(z), and a and z are products of few numbers of a token, f and g, that are made of
+norm(x)."""
 
 from __future__ import annotations
 
@@ -13,9 +16,16 @@ from moeserve.models.recurrence import GatedDeltaNetShape
 
 def project_delta(stream: CpuStream, w: CpuDeltaNet, eps: float, n: int, space: CpuWorkspace) -> None:
     """qkv, z, b, a: what of it needs nothing of a step but x."""
-    assert space.delta is not None
+    delta = space.delta
+    assert delta is not None
     stream.norm(space.x, w.norm, eps, n, space.y)
-    stream.linear(space.y, n, w.inputs, space.delta.inputs)
+    stream.linear(space.y, n, w.inputs, delta.inputs)
+    # f and g, into the form that products take.
+    for source, low_rank, weights, out in zip(
+        delta.inputs[-2:], delta.low_rank, w.gates, delta.gates, strict=False
+    ):
+        stream.gelu_gate(None, source, 0, n, low_rank)
+        stream.linear(low_rank, n, weights, [out])
 
 
 def recur(
@@ -32,7 +42,13 @@ def recur(
     n, delta = batch.n, space.delta
     assert delta is not None
     assert batch.states is not None
-    qkv, z, b = delta.inputs[:3]
-    a = None if shape.merged_gates else delta.inputs[3]
+    qkv: Tensor | tuple[Tensor, Tensor, Tensor]
+    a: Tensor | None
+    if shape.heads.is_kimi:
+        q, k, v, b = delta.inputs[:4]
+        qkv, (a, z) = (q, k, v), delta.gates
+    else:
+        qkv, z, b = delta.inputs[:3]
+        a = None if shape.merged_gates else delta.inputs[3]
     stream.delta_net(qkv, z, b, a, w.parameters, eps, shape.heads, state, batch.states, n, delta.out, pending)
     stream.linear(delta.out, n, w.output, [space.x], add=True)

@@ -60,8 +60,10 @@ class DeltaWorkspace:
     """Further buffers of recurrent layers."""
 
     def __init__(self, shape: GatedDeltaNetShape, tokens: int, within: Activations) -> None:
-        # One for each of GatedDeltaNetShape.input_parts: qkv, z, b and, where it is apart, a.
         self.inputs = [torch.empty(tokens, width) for _, width in shape.input_parts]
+        # What decays and output gates are made from, and both.
+        self.low_rank = [Activations(tokens, shape.gate_rank) for _ in shape.gate_parts]
+        self.gates = [torch.empty(tokens, width) for _, width in shape.gate_parts]
         self.out = Activations(tokens, shape.heads.value_width, within=within)
 
 

@@ -51,6 +51,12 @@ SSM_A = "ssm_a"  # the full name within its layer
 SSM_DT = "ssm_dt"  # a bias
 SSM_NORM = "ssm_norm"
 SSM_OUT = "ssm_out"
+# Of Kimi Delta Attention: its convolutions, and what decays (f) and output gates (g) are made from, and from that.
+SSM_CONVS = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
+SSM_F_A = "ssm_f_a"
+SSM_F_B = "ssm_f_b"
+SSM_G_A = "ssm_g_a"
+SSM_G_B = "ssm_g_b"
 FFN_NORM = "ffn_norm"
 POST_ATTENTION_NORM = "post_attention_norm"  # the same norm by another name, in some architectures
 # Of a layer whose blocks' outputs are normalised before they are added. There POST_ATTENTION_NORM is attention's.
@@ -74,6 +80,13 @@ INDEXER = (
     "indexer.proj.weight",
     "indexer.k_norm.weight",
     "indexer.k_norm.bias",
+)
+# What chooses blocks of keys in MiniMax-M3.
+BLOCK_INDEXER = (
+    "indexer.q_proj.weight",
+    "indexer.k_proj.weight",
+    "indexer.q_norm.weight",
+    "indexer.k_norm.weight",
 )
 FFN_GATE = "ffn_gate"  # of a layer without experts
 FFN_UP = "ffn_up"

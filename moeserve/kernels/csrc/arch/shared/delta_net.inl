@@ -1,4 +1,4 @@
-// Gated DeltaNet: the causal convolution and one token's step of a block of columns of the delta state.
+// Gated DeltaNet and Kimi Delta Attention: the causal convolution and one token's step of a block of columns of the delta state.
 
 // One token of n channels (n % 16 == 0): x = silu(sum_j w[j] * input[j]) over the taps - 1 inputs of `window`, the oldest
 // first, and x itself; the window then moves on. w: rows of taps, `stride` apart; window: rows of n.
@@ -25,39 +25,88 @@ void l2_normalize(float* x, float factor, int n) {
   for (int i = 0; i < n; i += 16) store_f(x + i, mul(load_f(x + i), inverse));
 }
 
-// S [key_dim, 32]: S = decay * S + k (beta * (v - decay * S^T k))^T, out = S^T q. key_dim % 2 == 0. The new S is not read
-// again: S^T q = decay * (S_before^T q) + (q . k) * change.
-void delta_step(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,
-                float beta, float* out) {
-  VF by_k[kStateRows][2], by_q[kStateRows][2];
-  for (int r = 0; r < kStateRows; ++r) by_k[r][0] = by_k[r][1] = by_q[r][0] = by_q[r][1] = zero_f();
+// by_k = S^T k, by_q = S^T q of S [key_dim, 32]. key_dim % kStateRows == 0.
+inline void sums_by_key(const float* state, int key_dim, const float* k, const float* q, VF (&by_k)[2],
+                        VF (&by_q)[2]) {
+  VF of_k[kStateRows][2], of_q[kStateRows][2];
+  for (int r = 0; r < kStateRows; ++r) of_k[r][0] = of_k[r][1] = of_q[r][0] = of_q[r][1] = zero_f();
   for (int d = 0; d < key_dim; d += kStateRows) {
     for (int r = 0; r < kStateRows; ++r) {
       const float* row = state + (d + r) * 32;
       const VF s0 = load_f(row), s1 = load_f(row + 16);
       const VF kd = set_f(k[d + r]), qd = set_f(q[d + r]);
-      by_k[r][0] = fma(s0, kd, by_k[r][0]);
-      by_k[r][1] = fma(s1, kd, by_k[r][1]);
-      by_q[r][0] = fma(s0, qd, by_q[r][0]);
-      by_q[r][1] = fma(s1, qd, by_q[r][1]);
+      of_k[r][0] = fma(s0, kd, of_k[r][0]);
+      of_k[r][1] = fma(s1, kd, of_k[r][1]);
+      of_q[r][0] = fma(s0, qd, of_q[r][0]);
+      of_q[r][1] = fma(s1, qd, of_q[r][1]);
     }
   }
-  for (int r = 1; r < kStateRows; ++r) {
-    for (int i = 0; i < 2; ++i) {
-      by_k[0][i] = add(by_k[0][i], by_k[r][i]);
-      by_q[0][i] = add(by_q[0][i], by_q[r][i]);
+  for (int i = 0; i < 2; ++i) {
+    by_k[i] = of_k[0][i];
+    by_q[i] = of_q[0][i];
+    for (int r = 1; r < kStateRows; ++r) {
+      by_k[i] = add(by_k[i], of_k[r][i]);
+      by_q[i] = add(by_q[i], of_q[r][i]);
     }
   }
+}
+
+// S [key_dim, 32]: S = decay * S + k (beta * (v - decay * S^T k))^T, out = S^T q. key_dim % 2 == 0. The new S is not read
+// again: S^T q = decay * (S_before^T q) + (q . k) * change.
+void delta_step(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,
+                float beta, float* out) {
+  VF by_k[2], by_q[2];
+  sums_by_key(state, key_dim, k, q, by_k, by_q);
   const VF g = set_f(decay), strength = set_f(beta), qk = set_f(dot(q, k, key_dim));
   VF change[2];
   for (int i = 0; i < 2; ++i) {
-    change[i] = mul(fnma(g, by_k[0][i], load_f(v + 16 * i)), strength);
-    store_f(out + 16 * i, fma(qk, change[i], mul(g, by_q[0][i])));
+    change[i] = mul(fnma(g, by_k[i], load_f(v + 16 * i)), strength);
+    store_f(out + 16 * i, fma(qk, change[i], mul(g, by_q[i])));
   }
   for (int d = 0; d < key_dim; ++d) {
     float* row = state + d * 32;
     const VF kd = set_f(k[d]);
     store_f(row, fma(kd, change[0], mul(g, load_f(row))));
     store_f(row + 16, fma(kd, change[1], mul(g, load_f(row + 16))));
+  }
+}
+
+// The same where row d of S decays by decay[d], key_dim % 16 == 0.
+void delta_step_by_channel(float* state, int key_dim, const float* q, const float* k, const float* v,
+                           const float* decay, float beta, float* out) {
+  alignas(64) float faded_k[kMostKeyDim], faded_q[kMostKeyDim];
+  for (int d = 0; d < key_dim; d += 16) {
+    const VF g = load_f(decay + d);
+    store_f(faded_k + d, mul(g, load_f(k + d)));
+    store_f(faded_q + d, mul(g, load_f(q + d)));
+  }
+  VF by_k[2], by_q[2];
+  sums_by_key(state, key_dim, faded_k, faded_q, by_k, by_q);
+  const VF strength = set_f(beta), qk = set_f(dot(q, k, key_dim));
+  VF change[2];
+  for (int i = 0; i < 2; ++i) {
+    change[i] = mul(sub(load_f(v + 16 * i), by_k[i]), strength);
+    store_f(out + 16 * i, fma(qk, change[i], by_q[i]));
+  }
+  for (int d = 0; d < key_dim; ++d) {
+    float* row = state + d * 32;
+    const VF kd = set_f(k[d]), g = set_f(decay[d]);
+    store_f(row, fma(kd, change[0], mul(g, load_f(row))));
+    store_f(row + 16, fma(kd, change[1], mul(g, load_f(row + 16))));
+  }
+}
+
+// a = exp(rate * log(1 + exp(a + bias))), n % 16 == 0. log(1 + t) = 2 artanh(t / (2 + t)) of t = exp(-|x|), at most 1, by
+// its series, whose next term is below 1e-8.
+void channel_decays(float* a, const float* bias, float rate, int n) {
+  const VF one = set_f(1.0f), two = set_f(2.0f), speed = set_f(rate);
+  for (int i = 0; i < n; i += 16) {
+    const VF x = add(load_f(a + i), load_f(bias + i));
+    const VF t = exp_f(sub(zero_f(), abs(x)));
+    const VF s = div(t, add(two, t)), square = mul(s, s);
+    VF series = set_f(1.0f / 13);
+    for (int odd = 11; odd > 0; odd -= 2) series = fma(series, square, odd == 1 ? one : set_f(1.0f / odd));
+    const VF softplus = fma(mul(two, s), series, max(x, zero_f()));
+    store_f(a + i, exp_f(mul(speed, softplus)));
   }
 }

@@ -1,0 +1,192 @@
+"""MiniMax-M3's calls, any number in a block. A token of its own stands before each tag, here `|`:
+
+|<tool_call>
+|<invoke name="name">|<key>value|</key>|<list>|<item>1|</item>|<item>2|</item>|</list>|<object>|<key>x|</key>|</object>
+|</invoke>
+|</tool_call>
+
+Tags within the token are an argument's name. Values are plain text, objects are tags in tags, and lists are `<item>`s.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from .call_body import MAX_NAME_CHARS, RecordingBody
+from .events import CallArguments, CallStart, Event
+from .guided import GuidedCalls
+from .json_reader import Status
+from .json_text import to_json
+from .tool_calls import CallTags
+from .values import (
+    Schema,
+    Schemas,
+    ValueReader,
+    argument_types,
+    item_schema,
+    property_schema,
+    types_of,
+    value_of_text,
+)
+
+MARK: Final = "]<]minimax[>["
+_INVOKE: Final = '<invoke name="'
+_CALL_ENDS: Final = ("</invoke>", "</tool_call>")
+TAGS: Final = CallTags(f"{MARK}<tool_call>", f"{MARK}</tool_call>", following=MARK + _INVOKE)
+# The mark is one token, so that it alone begins what a grammar enforces.
+GUIDED: Final = GuidedCalls(
+    open=MARK,
+    before_name='<tool_call>\n{"name": "',
+    before_arguments='", "arguments": ',
+    behind="}\n",
+    close=TAGS.close,
+    separator="\n",
+    is_block=False,
+)
+_NAME: Final = re.compile(r'<invoke name="([^"\n]+)">')
+_KEY: Final = re.compile(r"<([^/<>\s][^<>\n]*)>")
+_MAX_DEPTH: Final = 32  # of elements in elements
+
+
+@dataclass(slots=True)
+class Element:
+    """A tag's inside: text, or further elements by name."""
+
+    key: str
+    text: str = ""
+    children: list[Element] = field(default_factory=list)
+
+
+class MiniMaxM3Body(RecordingBody):
+    """Reads from behind the opening tag, or from the next call's, to `</invoke>`. See tool_calls.CallBody."""
+
+    def __init__(self, index: int, schemas: Schemas) -> None:
+        super().__init__(index)
+        self._schemas = schemas
+        self._name = ""
+        self._num_keys = 0
+        self._open: list[Element] = []  # the argument, and elements within it, that have not ended
+        self._value: ValueReader | None = None  # of an argument that is text
+
+    def finish(self, events: list[Event]) -> bool:
+        """Whether the call lacks its closing tag alone."""
+        if self._held or self._open or not self._num_keys:
+            return False
+        self._end(events)
+        return True
+
+    def _num_held(self) -> int:
+        return len(self._held)
+
+    def _push(self, char: str, events: list[Event]) -> Status:
+        held = self._held + char
+        if MARK.startswith(held) or (
+            held.startswith(MARK + "<") and char not in ">\n" and len(held) < MAX_NAME_CHARS
+        ):
+            self._held = held
+            return Status.GOING
+        if held.startswith(MARK + "<") and char == ">":
+            self._held = ""
+            return self._tag(held, events)
+        at = next(at for at in range(1, len(held) + 1) if MARK.startswith(held[at:]))
+        self._held = held[at:]  # may begin a mark
+        return self._text_of_value(held[:at], events)
+
+    def _tag(self, held: str, events: list[Event]) -> Status:
+        """held: a tag behind its mark."""
+        tag = held.removeprefix(MARK)
+        if not self._name:
+            found = _NAME.fullmatch(tag)
+            if found is None:
+                return self._broken(held)
+            self._name = found[1]
+            return Status.GOING
+        if tag in _CALL_ENDS or tag.startswith(_INVOKE):
+            while self._open:  # tags that the model has left out
+                self._close(events)
+            self._announce(held, events)
+            return self._end(events, "" if tag == "</invoke>" else held)
+        if self._open and tag == f"</{self._open[-1].key}>":
+            self._close(events)
+            return Status.GOING
+        found = _KEY.fullmatch(tag)
+        if found is None or self._value is not None or len(self._open) == _MAX_DEPTH:
+            return self._broken(held)
+        self._begin(Element(found[1]), held, events)
+        return Status.GOING
+
+    def _text_of_value(self, text: str, events: list[Event]) -> Status:
+        """Text in a value; elsewhere there is white space alone."""
+        if not self._open or self._open[-1].children:
+            return Status.GOING if text.isspace() else self._broken(text + self._held)
+        element = self._open[-1]
+        if self._value is not None:
+            self._emit(self._value.push(text), events)
+            return Status.GOING
+        element.text += text  # of nested elements, and white space that may stand before one
+        if len(self._open) == 1 and not text.isspace():
+            self._begin_text(element, events)
+        return Status.GOING
+
+    def _begin(self, element: Element, held: str, events: list[Event]) -> None:
+        self._announce(held, events)
+        if self._open:
+            self._open[-1].children.append(element)
+        else:
+            separator = ", " if self._num_keys else "{"
+            events.append(CallArguments(self._index, f"{separator}{to_json(element.key)}: "))
+            self._num_keys += 1
+        self._open.append(element)
+
+    def _begin_text(self, element: Element, events: list[Event]) -> None:
+        types = argument_types(self._schemas.get(self._name, {}), element.key)
+        self._value = ValueReader(types, False)
+        self._emit(self._value.begin() + self._value.push(element.text), events)
+
+    def _close(self, events: list[Event]) -> None:
+        element = self._open.pop()
+        if self._open:
+            return
+        if element.children or not element.text.strip():
+            schema = self._schemas.get(self._name, {})
+            types = argument_types(schema, element.key)
+            if element.children or types & {"array", "object"}:
+                self._emit(
+                    to_json(_value(element, property_schema(schema, element.key, schema), schema)), events
+                )
+                return
+        if self._value is None:
+            self._begin_text(element, events)
+        assert self._value is not None
+        value, self._value = self._value, None
+        self._emit(value.end(), events)
+
+    def _announce(self, held: str, events: list[Event]) -> None:
+        """The name is shown with the first tag behind it."""
+        if not self.announced:
+            self.announced = True
+            self._behind = len(held)
+            events.append(CallStart(self._index, self._name))
+
+    def _end(self, events: list[Event], unread: str = "") -> Status:
+        self._announce("", events)
+        events.append(CallArguments(self._index, "}" if self._num_keys else "{}"))
+        return self._done(events, unread)
+
+
+def _value(element: Element, schema: Schema, root: Schema) -> Any:
+    """Returns what the element stands for; schema: its own, empty where the tool's does not say."""
+    types = types_of(schema, root)
+    children = element.children
+    is_list = "array" in types or ("object" not in types and all(child.key == "item" for child in children))
+    if not children and not (types & {"array", "object"} and not element.text.strip()):
+        return value_of_text(element.text, types)
+    if is_list:
+        items = item_schema(schema, root)
+        return [_value(child, items, root) for child in children]
+    found: dict[str, Any] = {}
+    for child in children:
+        found[child.key] = _value(child, property_schema(schema, child.key, root), root)
+    return found

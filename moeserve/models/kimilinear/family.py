@@ -1,0 +1,70 @@
+"""Kimi-Linear (https://arxiv.org/abs/2510.26692): three of four layers are Kimi Delta Attention, a gated DeltaNet each
+of whose key dimensions decays by itself; the fourth is DeepSeek's latent attention without positions; the first layers
+without experts, then DeepSeek-V3's router beside an ungated shared expert.
+"""
+
+from __future__ import annotations
+
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
+from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Raises ModelError, for a file of keys and values that are not compressed too. Layers without KV heads are
+    recurrent; no key says that weights of experts are normalised, nor the base of a rotation, as there is none."""
+    reader = ShapeReader(source)
+    recurrent = [heads == 0 for heads in reader.layer_integers("attention.head_count_kv", 0, 1024)]
+    if all(recurrent):
+        raise reader.error("attention.head_count_kv", "has no layer that attends, which is not supported")
+    _check_up_projections(source, recurrent.index(False))
+    num_heads = reader.integer("attention.head_count", 1, 1024)
+    delta_net, attention = _delta_net(reader, num_heads), _attention(reader, num_heads)
+    mixtures = reader.sigmoid_mixtures(normalize=True)
+    layers = (
+        LayerShape(delta_net if is_recurrent else attention, ffn)
+        for is_recurrent, ffn in zip(recurrent, mixtures, strict=True)
+    )
+    return reader.model(tuple(layers), rope_theta=10000.0)
+
+
+def _check_up_projections(source: ModelSource, layer: int) -> None:
+    if (name := n.of_layer(layer, n.ATTN_KV_B)) in source.tensors:
+        raise ModelError(
+            source.path,
+            f"tensor {name!r} has the up-projections of keys and values as one; they are expected as attn_k_b and "
+            "attn_v_b: convert the model again",
+        )
+
+
+def _delta_net(reader: ShapeReader, num_heads: int) -> GatedDeltaNetShape:
+    """Decays and output gates are made from as many numbers as a head has."""
+    heads = reader.kimi_delta_heads(num_heads)
+    return GatedDeltaNetShape(heads, merged_gates=False, gate_rank=heads.key_dim)
+
+
+def _attention(reader: ShapeReader, num_heads: int) -> LatentAttentionShape:
+    """The dimensions of a key that other models rotate are beside the latent vector here, too, and do not."""
+    rank = reader.integer("attention.kv_lora_rank", 1, 1024)
+    beside = reader.integer("rope.dimension_count", 2, 1024)
+    if beside % 2:
+        raise reader.error("rope.dimension_count", f"is {beside}; an even number is supported")
+    reader.only("attention.key_length", rank + beside)
+    key_length = reader.integer("attention.key_length_mla", beside + 1, 2048)
+    return LatentAttentionShape(
+        num_heads=num_heads,
+        q_rank=reader.integer("attention.q_lora_rank", 0, 1 << 16, default=0),
+        rank=rank,
+        nope_dim=key_length - beside,
+        rotary_dim=beside,
+        value_dim=reader.integer("attention.value_length_mla", 1, 2048),
+        scale=key_length**-0.5,
+        has_positions=False,
+    )
+
+
+FAMILY = ModelFamily(architecture="kimi-linear", read_shape=read_shape)

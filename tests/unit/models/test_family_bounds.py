@@ -1,0 +1,81 @@
+"""Numbers of a file's header that a family reads for itself are range-checked before anything is allocated by them."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from moeserve.models.errors import ModelError
+from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.gguf import open_gguf
+from tests.conftest import OWN_FIXTURES, family_models
+
+KIMI = OWN_FIXTURES / "tiny-kimilinear-f16.gguf"
+HUGE = 1 << 31
+UINT32 = 4  # GGUF's number of the type
+
+
+def with_number(model: Path, to: Path, key: str, value: int) -> Path:
+    """A copy whose header has this number under `<architecture>.<key>`."""
+    data = bytearray(model.read_bytes())
+    at = data.index(f".{key}".encode()) + len(key) + 1
+    (kind,) = struct.unpack_from("<I", data, at)
+    assert kind == UINT32
+    struct.pack_into("<I", data, at + 4, value)
+    to.write_bytes(data)
+    return to
+
+
+def assert_refused(path: Path, cause: str) -> None:
+    with pytest.raises(ModelError, match=cause):
+        read_checked_shape(open_gguf(path))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "cause"),
+    [
+        ("kda.head_dim", HUGE, "is 2147483648; 1 to 1024 is supported"),
+        ("kda.head_dim", 32, r"tensor 'blk.0.attn_q.weight' has shape \[128, 128\]"),
+        ("ssm.conv_kernel", 1, "is 1; 2 to 16 is supported"),
+        ("ssm.conv_kernel", 5, r"tensor 'blk.0.ssm_conv1d_q.weight' has shape \[128, 1, 4\]"),
+        ("attention.head_count", HUGE, "is 2147483648; 1 to 1024 is supported"),
+        ("attention.kv_lora_rank", 0, "is 0; 1 to 1024 is supported"),
+        ("attention.key_length", 191, "is 191; 192 to 192 is supported"),
+        ("attention.key_length_mla", 64, "is 64; 65 to 2048 is supported"),
+        ("attention.value_length_mla", HUGE, "is 2147483648; 1 to 2048 is supported"),
+        ("rope.dimension_count", 63, "an even number is supported"),
+        ("rope.dimension_count", HUGE, "is 2147483648; 2 to 1024 is supported"),
+        ("expert_shared_count", HUGE, "is 2147483648; 0 to 64 is supported"),
+    ],
+)
+def test_kimi_linear(tmp_path: Path, key: str, value: int, cause: str) -> None:
+    assert_refused(with_number(KIMI, tmp_path / "model.gguf", key, value), cause)
+
+
+def test_kimi_linear_without_a_layer_that_attends(tmp_path: Path) -> None:
+    data = bytearray(KIMI.read_bytes())
+    key = b"attention.head_count_kv"
+    struct.pack_into("<I", data, data.index(key) + len(key) + 4 + 4 + 8 + 3 * 4, 0)  # behind types and length
+    (tmp_path / "model.gguf").write_bytes(data)
+    assert_refused(tmp_path / "model.gguf", "has no layer that attends")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "cause"),
+    [
+        ("attention.indexer.top_k", 0, "is 0; 1 to 65536 is supported"),
+        ("attention.indexer.block_size", HUGE, "is 2147483648; 1 to 65536 is supported"),
+        ("rope.dimension_count", 65, "is 65; 2 to 64 is supported"),
+    ],
+)
+@pytest.mark.parametrize("model", family_models("minimaxm3"), ids=lambda model: model.stem)
+def test_minimax_m3(tmp_path: Path, model: Path, key: str, value: int, cause: str) -> None:
+    assert_refused(with_number(model, tmp_path / "model.gguf", key, value), cause)
+
+
+@pytest.mark.parametrize("model", family_models("minimaxm3"), ids=lambda model: model.stem)
+def test_minimax_m3_is_served_up_to_the_blocks_that_are_chosen(tmp_path: Path, model: Path) -> None:
+    path = with_number(model, tmp_path / "model.gguf", "attention.indexer.top_k", 7)
+    assert read_checked_shape(open_gguf(path)).context_length == 7 * 16
