@@ -19,6 +19,8 @@ from tests.support.server import REPOSITORY, Server, clean_environment, imports_
 from tests.support.terminal import CTRL_C, CTRL_D, Terminal
 
 UP = "\x1b[A"
+TAKEN = "\x1b[?2004l"  # readline no longer wants marks around what is pasted
+GREEDY = ("--set", "temperature=0")
 SUM, FACT = "What is 27 + 15?", "Mia has a red ball.\rWhat does Mia have?"
 
 
@@ -41,20 +43,26 @@ def pasted(text: str) -> str:
     return f"\x1b[200~{text}\x1b[201~"
 
 
+def enter(terminal: Terminal, typed: str) -> None:
+    """Returns when the program has taken the line: what comes then is no echo of it."""
+    terminal.send(typed + "\r")
+    terminal.wait_for(TAKEN)
+
+
+def ask(terminal: Terminal, typed: str, answer: str) -> None:
+    enter(terminal, typed)
+    terminal.wait_for(f"{answer}\r\n")
+    terminal.wait_for(PROMPT)
+
+
 def test_a_chat(demonstration: Server, tmp_path: Path) -> None:
     """Pasted lines are one question (ggml-org/llama.cpp#26999: only the first line was taken)."""
-    with Terminal(command("--url", demonstration.base_url), environment(tmp_path)) as terminal:
+    with Terminal(command("--url", demonstration.base_url, *GREEDY), environment(tmp_path)) as terminal:
         terminal.wait_for(PROMPT)
-        terminal.send(f"{SUM}\r")
-        terminal.wait_for("27 + 15 = 42\r\n")
-        terminal.wait_for(PROMPT)
-        terminal.send(pasted(FACT) + "\r")
-        terminal.wait_for("\nMia has a red ball.\r\n")
-        terminal.wait_for(PROMPT)
-        terminal.send('"""Tom has a blue cup.\r')
-        terminal.send('What does Tom have?"""\r')
-        terminal.wait_for("\nTom has a blue cup.\r\n")
-        terminal.wait_for(PROMPT)
+        ask(terminal, SUM, "27 + 15 = 42")
+        ask(terminal, pasted(FACT), "Mia has a red ball.")
+        enter(terminal, '"""Tom has a blue cup.')
+        ask(terminal, 'What does Tom have?"""', "Tom has a blue cup.")
         terminal.send("é中\x7f\x7fabc\x7f\x7f\x7f/show\r")  # a character is erased whole
         terminal.wait_for("conversation   6 messages\r\n")
         terminal.send(CTRL_D)
@@ -67,11 +75,9 @@ def test_a_chat(demonstration: Server, tmp_path: Path) -> None:
 def test_the_next_chat_has_the_history(demonstration: Server, tmp_path: Path) -> None:
     """A question of two lines comes back as one."""
     for typed in (pasted(FACT), UP):
-        with Terminal(command("--url", demonstration.base_url), environment(tmp_path)) as terminal:
+        with Terminal(command("--url", demonstration.base_url, *GREEDY), environment(tmp_path)) as terminal:
             terminal.wait_for(PROMPT)
-            terminal.send(typed + "\r")
-            terminal.wait_for("\nMia has a red ball.\r\n")
-            terminal.wait_for(PROMPT)
+            ask(terminal, typed, "Mia has a red ball.")
             terminal.send("/bye\r")
             assert terminal.wait() == 0
 
@@ -79,11 +85,10 @@ def test_the_next_chat_has_the_history(demonstration: Server, tmp_path: Path) ->
 def test_without_a_history(demonstration: Server, tmp_path: Path) -> None:
     """ollama/ollama#6124, #3002."""
     with Terminal(
-        command("--url", demonstration.base_url, "--no-history"), environment(tmp_path)
+        command("--url", demonstration.base_url, "--no-history", *GREEDY), environment(tmp_path)
     ) as terminal:
         terminal.wait_for(PROMPT)
-        terminal.send(f"{SUM}\r")
-        terminal.wait_for("27 + 15 = 42\r\n")
+        ask(terminal, SUM, "27 + 15 = 42")
         terminal.send(CTRL_D)
         assert terminal.wait() == 0
     assert list(tmp_path.iterdir()) == []
@@ -91,7 +96,7 @@ def test_without_a_history(demonstration: Server, tmp_path: Path) -> None:
 
 def test_ctrl_c(server: Server, tmp_path: Path) -> None:
     """It stops an answer of two thousand tokens at once, clears a line, and leaves when it comes again."""
-    flags = ("--url", server.base_url, "--set", "temperature=0")
+    flags = ("--url", server.base_url, *GREEDY)
     with Terminal(command(*flags), environment(tmp_path)) as terminal:
         terminal.wait_for(PROMPT)
         terminal.send("x\r")
@@ -113,7 +118,7 @@ def test_ctrl_c(server: Server, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_of_one_question(server: Server, tmp_path: Path) -> None:
-    flags = ("--url", server.base_url, "-p", "x", "--set", "temperature=0")
+    flags = ("--url", server.base_url, "-p", "x", *GREEDY)
     with Terminal(command(*flags), environment(tmp_path)) as terminal:
         terminal.wait_for("errorcode")
         terminal.send(CTRL_C)
@@ -125,11 +130,9 @@ def test_a_server_that_is_gone(tmp_path: Path) -> None:
     """It is told in a line, and what was said can be saved."""
     own = Server(None)
     try:
-        with Terminal(command("--url", own.base_url), environment(tmp_path)) as terminal:
+        with Terminal(command("--url", own.base_url, *GREEDY), environment(tmp_path)) as terminal:
             terminal.wait_for(PROMPT)
-            terminal.send(f"{SUM}\r")
-            terminal.wait_for("27 + 15 = 42\r\n")
-            terminal.wait_for(PROMPT)
+            ask(terminal, SUM, "27 + 15 = 42")
             assert own.stop() == 0
             terminal.send("And now?\r")
             terminal.wait_for(f"error: no server answers at {own.base_url}")
@@ -144,7 +147,7 @@ def test_a_server_that_is_gone(tmp_path: Path) -> None:
 
 def test_a_pipe(demonstration: Server, tmp_path: Path) -> None:
     ran = subprocess.run(
-        command("--url", demonstration.base_url, "-p", "What does Mia have?"),
+        command("--url", demonstration.base_url, "-p", "What does Mia have?", *GREEDY),
         input=b"Mia has a red ball.\n",
         capture_output=True,
         check=False,
@@ -170,7 +173,7 @@ def test_a_models_escape_sequences_do_not_reach_the_terminal(tmp_path: Path) -> 
         body = {"messages": [{"role": "user", "content": "x"}]}
         answer = own.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
         assert answer.startswith("safe\x1b]52;c;cm0g\x07 and")
-        with Terminal(command("--url", own.base_url), environment(tmp_path)) as terminal:
+        with Terminal(command("--url", own.base_url, *GREEDY), environment(tmp_path)) as terminal:
             terminal.wait_for(PROMPT)
             terminal.send("x\r")
             shown = terminal.wait_for("sound.\r\n")
@@ -183,13 +186,12 @@ def test_a_models_escape_sequences_do_not_reach_the_terminal(tmp_path: Path) -> 
 def test_a_server_is_started_and_ends_with_the_chat(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with Terminal(command("--port", str(port)), environment(tmp_path)) as terminal:
+    with Terminal(command("--port", str(port), *GREEDY), environment(tmp_path)) as terminal:
         terminal.wait_for(
             f"no server runs at http://127.0.0.1:{port}; starting one, for this command, with the small"
         )
         terminal.wait_for(PROMPT)
-        terminal.send(f"{SUM}\r")
-        terminal.wait_for("27 + 15 = 42\r\n")
+        ask(terminal, SUM, "27 + 15 = 42")
         terminal.send(CTRL_D)
         assert terminal.wait() == 0
     with socket.create_server(("127.0.0.1", port)):
