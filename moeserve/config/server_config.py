@@ -51,10 +51,20 @@ class ServerConfig(EngineConfig):
         metavar="FILE",
     )
     image_min_tokens: int | None = option(
-        None, "Model", "enlarge pictures to at least N tokens (default: 8)", low=1, high=16384, metavar="N"
+        None,
+        "Model",
+        "enlarge pictures to at least N tokens (default: 8; not for Gemma 4)",
+        low=1,
+        high=16384,
+        metavar="N",
     )
     image_max_tokens: int | None = option(
-        None, "Model", "shrink pictures to at most N tokens (default: 4096)", low=4, high=16384, metavar="N"
+        None,
+        "Model",
+        "shrink pictures to at most N tokens (default: 4096; Gemma 4: 280)",
+        low=4,
+        high=16384,
+        metavar="N",
     )
     image_cache: float = option(
         0.5,

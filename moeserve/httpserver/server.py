@@ -272,7 +272,7 @@ def load_text(config: ServerConfig) -> tuple[ModelText, SamplingDefaults]:
         log.info("chat format: tool calls %s, reasoning %s", *formats.names())
         parses = config.control_tokens_in_text == "parse"
         facts = facts_of(gguf)
-        pictures = None if config.mmproj is None else PictureTokens.of(tokenizer)
+        pictures = None if config.mmproj is None else PictureTokens.of(tokenizer, renderer)
         text = ModelText.of(
             tokenizer, renderer, formats, parses_user_text=parses, facts=facts, pictures=pictures
         )

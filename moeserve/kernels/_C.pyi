@@ -87,6 +87,7 @@ class AttentionPlan:
         kv_heads: int,
         value_dim: int,
         threads: int,
+        ends: npt.NDArray[np.int32] | None = None,
     ) -> None: ...
 
 class DeltaHeads:

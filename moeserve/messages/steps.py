@@ -59,6 +59,9 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     max_drafts: int = 0  # positions of a row whose tokens are drafted; 0: its rows have none
     embedding_size: int = 0  # numbers of an embedding that may stand for a token; 0: none may
     rotates_in_sections: bool = False  # embeddings may have positions of their own (EmbeddingSpan.positions)
+    whole_spans: bool = (
+        False  # rows of a span of embeddings see those behind them: no row of a plan ends within one
+    )
 
 
 class NewSeq(msgspec.Struct, frozen=True, array_like=True):

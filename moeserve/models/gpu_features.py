@@ -12,7 +12,6 @@ from moeserve.models.sources.source import ModelSource
 # What a layer of the model has, and how to tell.
 _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
     "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
-    "Kimi Delta Attention": lambda layer: layer.delta_net is not None and layer.delta_net.heads.is_kimi,
     "weights of several experts' input": lambda layer: (
         layer.moe is not None and layer.moe.weighs_input and layer.moe.top_k > 1
     ),

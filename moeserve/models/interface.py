@@ -255,14 +255,15 @@ class ModelShape:
     tied_embeddings: bool  # the embedding is the output matrix too
     # Behind `layers` in the file: layers that predict tokens further ahead (MTP). See `skipped_layers.py`.
     num_skipped_layers: int = 0
-    next_token_layer: LayerShape | None = (
-        None  # that of the block which drafts (next_token.py); None: none does
-    )
+    next_token_layer: LayerShape | None = None  # of the block that drafts (next_token.py); None: none does
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits are c * tanh(logits / c); 0: as they are
     logit_scale: float = 1.0  # multiplies logits: the last norm's weight is loaded times it
     rope_sections: tuple[int, int, int] | None = None  # frequencies by time, height, width (t h w t h w)
     layer_input_width: int = 0  # numbers of each token's own input of each layer; 0: there are none
+    spans_see_ahead: bool = (
+        False  # in windowed layers, rows of a span of embeddings (a picture's) see it to its end
+    )
 
     def __post_init__(self) -> None:
         """Raises ValueError where no layer attends, for latent attention beside another form, and for recurrent layers

@@ -44,6 +44,11 @@ class GatedDeltaNetShape:
         return ((n.SSM_F_B, self.heads.decays), (n.SSM_G_B, self.heads.value_width)) if self.gate_rank else ()
 
     @property
+    def conv_parts(self) -> tuple[str, ...]:
+        """The convolutions' weights, in the order of the channels."""
+        return n.SSM_CONVS if self.heads.is_kimi else (n.SSM_CONV1D,)
+
+    @property
     def sizes(self) -> dict[str, int]:
         """The sizes that determine its matrices' rows and columns, by the metadata's names."""
         h = self.heads

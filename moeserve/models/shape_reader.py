@@ -307,6 +307,7 @@ class ShapeReader:
         rope_theta: float | None = None,
         rope_sections: tuple[int, int, int] | None = None,
         layer_input_width: int = 0,
+        spans_see_ahead: bool = False,
     ) -> ModelShape:
         """The shape of a decoder of these layers. yarn_truncates, rope_theta: where no key says so. rope_scaling: in
         place of what the keys say."""
@@ -329,6 +330,7 @@ class ShapeReader:
             logit_scale=logit_scale,
             rope_sections=rope_sections,
             layer_input_width=layer_input_width,
+            spans_see_ahead=spans_see_ahead,
         )
 
     def rope_sections(self, rotary_dim: int) -> tuple[int, int, int] | None:

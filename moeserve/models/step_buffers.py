@@ -117,6 +117,8 @@ def gpu_step_buffers(
         buffers.append(Buffer("router_input", (rows, hidden)))
     if delta_net is not None:
         buffers += _delta_net_buffers(delta_net, rows, wide)
+        if delta_net.gate_rank:
+            buffers += _activations("delta_low_rank", rows, delta_net.gate_rank, acts, quantised=small)
     if rows > UNPACK_ROWS:
         room = rows * UNPACK_BYTES_OF_ROW // BYTES[floats]
         buffers.append(Buffer("unpacked", (_unpacked_numbers(model, projected, room),), floats))
@@ -139,6 +141,9 @@ def gpu_step_buffers(
 def _delta_net_buffers(delta_net: GatedDeltaNetShape, rows: int, wide: GpuFloat) -> list[Buffer]:
     heads = delta_net.heads
     mixed = Buffer("delta_mixed", (rows, heads.channels), wide)  # q, k and v behind the convolution
+    if heads.is_kimi:
+        widths = {"delta_qkv": heads.channels, "delta_a": heads.decays, "delta_z": heads.value_width}
+        return [mixed, *(Buffer(name, (rows, width), wide) for name, width in widths.items())]
     if rows <= SMALL_BATCH_ROWS:
         return [mixed]
     return [mixed, Buffer("delta_inverse", (rows, heads.value_heads, DELTA_CHUNK), wide)]

@@ -120,7 +120,7 @@ def has_float_weights(tensors: Mapping[str, TensorInfo], shape: ModelShape) -> b
     names: list[str] = []
     for index, layer in enumerate(shape.layers):
         gate, _, down = n.FFN_PARTS if layer.moe is None else n.EXPERT_PARTS
-        output = n.SSM_OUT if layer.attention is None else n.ATTN_OUTPUT
+        output = n.ATTN_OUTPUT if layer.delta_net is None else layer.delta_net.output_part
         names += [n.of_layer(index, part) for part in (output, gate, down)]
     return any(not tensors[name].type.is_quantised for name in names)
 

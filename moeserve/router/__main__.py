@@ -60,6 +60,7 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         # A worker on another machine does not have the files of embeddings.
         embedding_bytes=0 if config.worker is not None else FLOAT32_BYTES * ready.embedding_size,
         rotates_in_sections=ready.rotates_in_sections,
+        whole_spans=ready.whole_spans,
     )
 
 

@@ -342,6 +342,7 @@ def _has_as_much(ready: WorkerReady, first: WorkerReady) -> bool:
     is_same = ready.vocab_size == first.vocab_size and ready.adapters == first.adapters
     is_same = is_same and (ready.num_window_slots > 0) == (first.num_window_slots > 0)
     is_same = is_same and ready.embedding_size == first.embedding_size
+    is_same = is_same and ready.whole_spans == first.whole_spans
     return is_same and all(
         getattr(ready, name) >= getattr(first, name)
         for name in (

@@ -23,7 +23,8 @@ from moeserve.visualserver.encoder import PictureEncoder, Tower
 from moeserve.visualserver.manager import serve
 from moeserve.visualserver.picture_decoder import PictureDecoder
 from moeserve.visualserver.picture_size import SizeRule
-from moeserve.visualserver.tower_file import TowerShape, open_tower
+from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
+from moeserve.visualserver.tower_file import AnyTowerShape, open_tower
 
 NICENESS: Final = 5  # the worker's threads, whose steps all answers wait for, come first
 
@@ -45,6 +46,7 @@ def main(process: Process) -> None:
         bounds = [each for each in (most, max_tokens) if each is not None]
         return shape.size_rule(config.image_min_tokens, min(bounds, default=None))
 
+    rule(None)  # a flag that the tower does not take is refused at the start
     cache = EmbeddingCache(int(config.image_cache * GIB))
     encoder = PictureEncoder(tower, decoder, rule, cache, EmbeddingFiles(process.paths.spans))
     process.ready()
@@ -54,13 +56,16 @@ def main(process: Process) -> None:
         decoder.close()
 
 
-def _load(path: Path, model: Path) -> tuple[Tower, TowerShape]:
+def _load(path: Path, model: Path) -> tuple[Tower, AnyTowerShape]:
     """Raises ModelError, ConfigError."""
     began = time.monotonic()
     file, shape = open_tower(path)
     text = read_checked_shape(open_metadata(model))
-    if text.rope_sections is None:
-        raise ConfigError(f"--mmproj: {text.architecture} sees no pictures so far; leave it out")
+    if not shape.fits(text):
+        raise ConfigError(
+            f"--mmproj: {path.name} has another family's tower than {text.architecture}; name the model's own file, or "
+            "leave it out"
+        )
     if text.hidden_size != shape.output:
         raise ModelError(
             path,
@@ -71,9 +76,10 @@ def _load(path: Path, model: Path) -> tuple[Tower, TowerShape]:
     with imports_without_gc():
         import torch
 
+        from moeserve.visualserver.towers.gemma4 import Gemma4Tower
         from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    tower = Qwen3VlTower(file, shape)
+    tower = Gemma4Tower(file, shape) if isinstance(shape, Gemma4Shape) else Qwen3VlTower(file, shape)
     tower.warm()
     log.info("the tower of %s is ready after %.1f s", path.name, time.monotonic() - began)
     return tower, shape

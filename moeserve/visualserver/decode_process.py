@@ -25,7 +25,7 @@ from moeserve.visualserver.decode_protocol import (
     decode_request,
     encode,
 )
-from moeserve.visualserver.picture_size import SizeRule
+from moeserve.visualserver.picture_size import SizeRule, StretchRule
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # of several frames the first
 # Other files that clients send, by bytes at a place.
@@ -107,15 +107,15 @@ def _load_the_rest() -> None:
     for name in _MODULES:
         import_module(f"PIL.{name}ImagePlugin")
     Image.MAX_IMAGE_PIXELS = None  # MOST_PIXELS is our own limit
-    rule = SizeRule(8, 64, 4096)
+    rule = StretchRule(8, 64, 4096)
     for name in FORMATS:
         for mode in ("RGB", "P", "RGBA"):
             if name == "JPEG" and mode != "RGB":
                 continue
             file = io.BytesIO()
             Image.new(mode, (16, 24)).save(file, name)
-            decode(Decode.of(file.getvalue(), rule))
-            decode(Decode.of(file.getvalue()[:-30], rule))
+            decode(Decode(file.getvalue(), rule))
+            decode(Decode(file.getvalue()[:-30], rule))
 
 
 if __name__ == "__main__":

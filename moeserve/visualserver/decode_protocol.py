@@ -14,17 +14,7 @@ MOST_MESSAGE: Final = 300  # characters
 
 class Decode(msgspec.Struct, frozen=True, array_like=True):
     data: bytes  # a file
-    factor: int  # of SizeRule
-    min_pixels: int
-    max_pixels: int
-
-    @classmethod
-    def of(cls, data: bytes, rule: SizeRule) -> Decode:
-        return cls(data, rule.factor, rule.min_pixels, rule.max_pixels)
-
-    @property
-    def rule(self) -> SizeRule:
-        return SizeRule(self.factor, self.min_pixels, self.max_pixels)
+    rule: SizeRule
 
 
 class Decoded(msgspec.Struct, frozen=True, tag=True):

@@ -40,7 +40,7 @@ class PictureDecoder:
     def decode(self, data: bytes, rule: SizeRule) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """uint8 [height, width, 3], of a size that `rule` gives. Raises PictureError, and SandboxUnavailable where the
         picture is not to blame. Blocks."""
-        return self._sandbox.run_sync(lambda: self._decode(encode(Decode.of(data, rule))))
+        return self._sandbox.run_sync(lambda: self._decode(encode(Decode(data, rule))))
 
     def start(self) -> None:
         """So that the first picture need not wait for it. Raises SandboxUnavailable."""

@@ -1,18 +1,18 @@
-"""To what size a picture is brought before a tower of Qwen's reads it."""
+"""To what size a picture is brought before a tower reads it, by the rule of the tower's publisher."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
-MOST_ASPECT: Final = 200  # of the longer side to the shorter
+import msgspec
+
+MOST_ASPECT: Final = 200  # of the longer side to the shorter, in Qwen's processor
 
 
-@dataclass(frozen=True, slots=True)
-class SizeRule:
-    """Sides become multiples of `factor` pixels, and the area lies between the two bounds; the picture is stretched,
-    not padded."""
+class StretchRule(msgspec.Struct, frozen=True, tag=True):
+    """Qwen's. Sides become multiples of `factor` pixels, and the area lies between the two bounds; the picture is
+    stretched, not padded."""
 
     factor: int  # pixels: a token's side
     min_pixels: int
@@ -36,3 +36,27 @@ class SizeRule:
             grow = math.sqrt(self.min_pixels / (height * width))
             rounded = [math.ceil(side * grow / self.factor) * self.factor for side in sides]
         return rounded[0], rounded[1]
+
+
+class LargestRule(msgspec.Struct, frozen=True, tag=True):
+    """Gemma 4's. A picture is shrunk or enlarged to the area of `max_tokens` tokens, and then its sides are cut down to
+    multiples of `factor` pixels."""
+
+    factor: int  # pixels: a token's side
+    max_tokens: int
+    max_side: int  # tokens
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width in pixels."""
+        scale = math.sqrt(self.max_tokens * self.factor**2 / (height * width))
+        rows, columns = (math.floor(scale * side / self.factor) for side in (height, width))
+        # A narrow picture has one row or column of tokens, and as many of them as the sides' ratio says.
+        if rows == 0:
+            rows, columns = 1, min(width // height, self.max_tokens)
+        elif columns == 0:
+            rows, columns = min(height // width, self.max_tokens), 1
+        rows, columns = min(rows, self.max_side), min(columns, self.max_side)
+        return rows * self.factor, columns * self.factor
+
+
+SizeRule = StretchRule | LargestRule

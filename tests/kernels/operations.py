@@ -117,6 +117,17 @@ def run_rope_store(
     return q
 
 
+def ends_of(sequences: List[Sequence], n: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]] | None:
+    """For `build_attention_plan`; None where all sequences are causal."""
+    if all(s.ends is None for s in sequences):
+        return None
+    ends = np.zeros(n, np.int32)
+    for s in sequences:
+        causal = np.arange(s.position + 1, s.position + s.count + 1)
+        ends[s.row : s.row + s.count] = causal if s.ends is None else s.ends.numpy()
+    return ends
+
+
 def run_attention(
     stream: CpuStream,
     q: torch.Tensor,
@@ -154,6 +165,7 @@ def run_attention(
         table,
         heads,
         {None: plan_threads or stream.threads, False: 0, True: 1 << 20}[split],
+        ends_of(sequences, n),
     )
     width = heads.value_width
     out = Activations(n * num, width) if heads.is_latent else Activations(n, num * width)

@@ -9,11 +9,21 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
+from moeserve.kernels.stream_operands import Activations
+from moeserve.models.blocks.cpu.workspace import DeltaWorkspace
 from moeserve.models.blocks.gpu.workspace import make_workspaces
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
-from moeserve.models.step_buffers import Buffer, arena_bytes, gpu_arena_bytes, gpu_step_buffers, step_sizes
+from moeserve.models.step_buffers import (
+    Buffer,
+    arena_bytes,
+    cpu_step_buffers,
+    gpu_arena_bytes,
+    gpu_step_buffers,
+    step_sizes,
+)
+from tests.conftest import OWN_FIXTURES
 from tests.support.gemma_file import write_gemma
 from tests.support.model_header import qwen3moe
 
@@ -38,6 +48,18 @@ def test_the_workspaces_of_layers_whose_heads_differ(tmp_path: Path) -> None:
     assert [tuple(each.q.shape) for each in of_form] == [(16, 2, 32), (16, 2, 64)]
     assert [each.attended.x.shape[1] for each in of_form if each.attended.x is not None] == [64, 128]
     assert of_form[0].q.data_ptr() == of_form[1].q.data_ptr() == space.q.data_ptr()
+
+
+def test_the_workspaces_of_kimi_delta_attention() -> None:
+    shape = read_shape(open_model(OWN_FIXTURES / "tiny-kimilinear-f16.gguf"))
+    for max_tokens in (16, 300):
+        assert_planned(shape, max_tokens, float_weights=False)
+    assert shape.delta_net is not None
+    space = DeltaWorkspace(shape.delta_net, 16, Activations(16, shape.mixed_width))
+    own = [*space.inputs, *space.gates, *(x for pair in space.low_rank for x in (pair.f32, pair.q8))]
+    names = ("delta", "ssm_f_b", "ssm_g_b")
+    planned = [buffer for buffer in cpu_step_buffers(shape, 16) if buffer.name.startswith(names)]
+    assert sum(x.nbytes for x in own) == sum(buffer.nbytes for buffer in planned)
 
 
 def assert_planned(shape: ModelShape, max_tokens: int, *, float_weights: bool) -> None:

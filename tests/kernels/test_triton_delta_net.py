@@ -27,6 +27,7 @@ from tests.kernels.weights import nmse
 EPS = 1e-6
 GROUPED = DeltaHeads(key_heads=2, value_heads=4, key_dim=32, value_dim=64, conv_kernel=4)
 TILED = DeltaHeads(key_heads=2, value_heads=4, key_dim=64, value_dim=32, conv_kernel=3, is_tiled=True)
+KIMI = DeltaHeads(key_heads=2, value_heads=2, key_dim=64, value_dim=64, conv_kernel=4, is_kimi=True)
 BEFORE = 16  # values of other layers in a slot before this one's
 SLOTS = 4
 
@@ -38,7 +39,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 def weights_of(heads: DeltaHeads) -> DeltaWeights:
     rate = -(normal(heads.value_heads, seed=5) - 1.0).exp()
     conv = normal(heads.conv_kernel, heads.channels, seed=6) * 0.5
-    bias, norm = normal(heads.value_heads, seed=7), normal(heads.value_dim, seed=8) * 0.1 + 1.0
+    bias, norm = normal(heads.decays, seed=7), normal(heads.value_dim, seed=8) * 0.1 + 1.0
     return DeltaWeights(conv, rate, bias, norm)
 
 
@@ -62,7 +63,7 @@ class Layer:
         h, n = self.heads, sum(counts)
         device = torch.full((rows, projected.shape[1]), float("nan"), device=DEVICE)
         device[:n] = projected.to(DEVICE)
-        qkv, z, b, a = device.split([h.channels, h.value_width, h.value_heads, h.value_heads], dim=1)
+        qkv, z, b, a = device.split([h.channels, h.value_width, h.value_heads, h.decays], dim=1)
         first = [sum(counts[:i]) for i in range(len(counts))]
         empty = [] if by_chunks else [0] * (rows - len(counts))
         of_row = [i for i, count in enumerate(counts) for _ in range(count)] + [0] * (rows - n)
@@ -85,7 +86,7 @@ class Layer:
         assert y.x is not None
         assert y.codes is not None
         y.x.fill_(77.0)
-        gated_norm(o, z, norm, EPS, counter(n), y.x, y.codes, y.scales)
+        gated_norm(o, z, norm, EPS, counter(n), y.x, y.codes, y.scales, sigmoid=h.is_kimi)
         assert (y.x[n:] == 77.0).all()
         q = quantize(y.x[:n].cpu())
         assert (y.codes[:n].cpu().int() - q.codes).abs().max() <= 1
@@ -101,7 +102,7 @@ class Layer:
 def check(layer: Layer, slot: int, projected: torch.Tensor, out: torch.Tensor) -> None:
     """out, and the layer's state in `slot`, after these tokens."""
     h = layer.heads
-    qkv, z, b, a = projected.split([h.channels, h.value_width, h.value_heads, h.value_heads], dim=1)
+    qkv, z, b, a = projected.split([h.channels, h.value_width, h.value_heads, h.decays], dim=1)
     expected, state = delta_net(qkv, z, b, a, weights_of(h), EPS, h, DeltaState.empty(h))
     assert nmse(out, expected) < 1e-10
     assert nmse(layer.state(slot).delta, state.delta) < 1e-10
@@ -110,10 +111,13 @@ def check(layer: Layer, slot: int, projected: torch.Tensor, out: torch.Tensor) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "heads", [pytest.param(GROUPED, marks=pytest.mark.slow), TILED], ids=["grouped", "tiled"]
+    "heads",
+    [pytest.param(GROUPED, marks=pytest.mark.slow), TILED, KIMI],
+    ids=["grouped", "tiled", "kimi"],
 )
 def test_sequences_of_several_lengths_over_steps(heads: DeltaHeads) -> None:
-    layer, width = Layer(heads), heads.channels + heads.value_width + 2 * heads.value_heads
+    width = heads.channels + heads.value_width + heads.value_heads + heads.decays
+    layer = Layer(heads)
     tokens = {slot: normal(12, width, seed=slot) for slot in (0, 2, 3)}
     done = dict.fromkeys(tokens, 0)
     got: dict[int, list[torch.Tensor]] = {slot: [] for slot in tokens}

@@ -10,16 +10,22 @@ from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import quantize
 
+from moeserve.models.sources.gguf.names import SPANS_SEE_AHEAD
+
 HIDDEN, HEADS, WINDOW, EXPERTS, TOP_K, WIDTH, DENSE_WIDTH = 64, 2, 5, 4, 2, 32, 96
 KV_HEADS = (2, 1)  # of the layer with a window, and of the one without
 HEAD_DIMS = (32, 64)
 VOCAB = 32
 
 
-def write_gemma(path: Path, matrices: Type, rope_scaling: str | None = None) -> Path:
+def write_gemma(
+    path: Path, matrices: Type, rope_scaling: str | None = None, *, causal_pictures: bool = False
+) -> Path:
     """matrices: a type of 32 columns a block at most; vectors and routers are float32. Its tokens are no text.
-    rope_scaling: a type, with the factor 4."""
+    rope_scaling: a type, with the factor 4. causal_pictures: as in the small models."""
     writer, rng = GGUFWriter(path, "gemma4"), np.random.default_rng(5)
+    if causal_pictures:
+        writer.add_bool(f"gemma4.{SPANS_SEE_AHEAD}", False)
 
     def add(name: str, values: npt.NDArray[np.float32], kind: Type = Type.F32) -> None:
         writer.add_tensor(f"{name}.weight", quantize(values, kind), raw_dtype=kind)

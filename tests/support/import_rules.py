@@ -291,6 +291,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.visualserver": FRAME
     | {
         "moeserve.models.errors",
+        "moeserve.models.interface",
         "moeserve.models.open",
         "moeserve.models.registry",
         "moeserve.models.sources.gguf",

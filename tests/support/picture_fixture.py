@@ -1,5 +1,5 @@
-"""The fixture of a model that sees: Qwen3.5-MoE with Qwen3-VL's tower, three pictures, and what transformers and
-llama.cpp make of them."""
+"""The fixtures of models that see: Qwen3.5-MoE with Qwen3-VL's tower and a dense Gemma 4 with its own, each with three
+pictures, and what transformers and llama.cpp make of them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ FIXTURES: Final = Path(__file__).resolve().parents[1] / "fixtures" / "pictures"
 NAME: Final = "tiny-qwen35moe-vision"
 MODEL: Final = FIXTURES / f"{NAME}-f16.gguf"
 TOWER: Final = FIXTURES / f"{NAME}-mmproj-f16.gguf"
+GEMMA_FIXTURES: Final = FIXTURES.with_name("gemma4_pictures")
+GEMMA_NAME: Final = "tiny-gemma4-vision"
+GEMMA_MODEL: Final = GEMMA_FIXTURES / f"{GEMMA_NAME}-f16.gguf"
+GEMMA_TOWER: Final = GEMMA_FIXTURES / f"{GEMMA_NAME}-f16-mmproj-f16.gguf"
+GEMMA_TOKENS: Final = 70  # of a picture, at most
 PICTURES: Final = ("square", "landscape", "wide")
 
 
@@ -22,7 +27,7 @@ class PictureCase(NamedTuple):
     name: str
     path: Path
     size: tuple[int, int]  # height and width as the processor resizes it
-    tokens: list[int]  # of the prompt, <|image_pad|> for each of the picture's
+    tokens: list[int]  # of the prompt, a placeholder for each of the picture's
     is_picture: list[bool]  # of each token
     truth: dict[str, np.ndarray]  # pixel_values, embeddings, position_ids, logits: transformers', float32
     llama_cpp: dict[str, np.ndarray]  # embeddings, text_logits
@@ -36,8 +41,14 @@ class PictureCase(NamedTuple):
         return sum(self.is_picture)
 
     @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
     def positions(self) -> bytes:
         """EmbeddingSpan.positions"""
+        if "position_ids" not in self.truth:
+            return b""
         ids = self.truth["position_ids"][:, self.start : self.start + self.num_tokens]
         return ids.astype(np.int32).tobytes()
 
@@ -50,14 +61,24 @@ class PictureCase(NamedTuple):
 
 @cache
 def picture_cases() -> dict[str, PictureCase]:
-    content = json.loads((FIXTURES / f"{NAME}-f16.golden.json").read_text())
-    truth = _by_picture(FIXTURES / f"{NAME}-f16.truth.npz")
-    llama_cpp = _by_picture(FIXTURES / f"{NAME}-f16.golden.npz")
+    """Qwen's."""
+    return _cases(FIXTURES, NAME)
+
+
+@cache
+def gemma_picture_cases() -> dict[str, PictureCase]:
+    return _cases(GEMMA_FIXTURES, GEMMA_NAME)
+
+
+def _cases(folder: Path, model: str) -> dict[str, PictureCase]:
+    content = json.loads((folder / f"{model}-f16.golden.json").read_text())
+    truth = _by_picture(folder / f"{model}-f16.truth.npz")
+    llama_cpp = _by_picture(folder / f"{model}-f16.golden.npz")
     return {
         name: PictureCase(
             name,
-            FIXTURES / case["picture"],
-            tuple(case["resized"]),
+            folder / case["picture"],
+            tuple(case["resized"]) if "resized" in case else (case["height"], case["width"]),
             case["tokens"],
             [kind == 1 for kind in case["mm_token_type_ids"]],
             truth[name],

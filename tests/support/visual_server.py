@@ -61,7 +61,7 @@ class VisualServer:
 
 @contextmanager
 def seeing_server(**config: Any) -> Iterator[tuple[HttpServer, VisualServer]]:
-    server = HttpServer(model=str(MODEL), mmproj=str(TOWER), **config)
+    server = HttpServer(**{"model": str(MODEL), "mmproj": str(TOWER)} | config)
     with ExitStack() as closing:
         closing.callback(server.close)
         visual = VisualServer(server)

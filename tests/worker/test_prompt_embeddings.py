@@ -52,7 +52,10 @@ class Served(NamedTuple):
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = tmp_path_factory.mktemp("spans")
     if request.param == "gemma4":
-        path, more = write_gemma(folder / "gemma.gguf", Type.F32), {"kv_window_ratio": 0.2}
+        path, more = (
+            write_gemma(folder / "gemma.gguf", Type.F32, causal_pictures=True),
+            {"kv_window_ratio": 0.2},
+        )
     else:
         path, more = FIXTURES / f"tiny-{request.param}-q4_k_m.gguf", {}
     model = load(path, **more)

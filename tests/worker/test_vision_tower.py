@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from moeserve.models.errors import ModelError
+from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower, merge_order
 from tests.support.picture_fixture import MODEL, PICTURES, TOWER, picture_cases
@@ -15,7 +16,9 @@ from tests.support.picture_fixture import MODEL, PICTURES, TOWER, picture_cases
 
 @pytest.fixture(scope="module")
 def tower() -> Qwen3VlTower:
-    return Qwen3VlTower(*open_tower(TOWER))
+    file, shape = open_tower(TOWER)
+    assert isinstance(shape, Qwen3VlShape)
+    return Qwen3VlTower(file, shape)
 
 
 def errors(found: np.ndarray, truth: np.ndarray) -> np.ndarray:

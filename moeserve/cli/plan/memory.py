@@ -22,7 +22,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
 from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes, draft_record_bytes
-from moeserve.visualserver.tower_file import DEFAULT_MAX_TOKENS, open_tower
+from moeserve.visualserver.tower_file import open_tower
 from moeserve.worker.adapters.memory import AdapterMemory
 
 PROCESSES_BYTES = 384 << 20
@@ -100,14 +100,14 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
 
 
 def tower_bytes(config: ServerConfig) -> int:
-    """RAM of the visual server with the largest picture, beside the embeddings that it keeps. Measured: 15,947 floats a
-    patch with Qwen3.6's shape. Raises ModelError for what is no tower."""
+    """RAM of the visual server with the largest picture, beside the embeddings that it keeps. Raises ModelError for
+    what is no tower."""
     if config.mmproj is None:
         return 0
-    file, shape = open_tower(Path(config.mmproj))
-    floats = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
-    patches = (config.image_max_tokens or DEFAULT_MAX_TOKENS) * shape.merge**2
-    return VISUALSERVER_BYTES + 4 * (floats + patches * (2 * shape.ffn + 7 * shape.hidden))
+    _, shape = open_tower(Path(config.mmproj))
+    floats = sum(map(math.prod, shape.tensor_shapes().values()))
+    tokens = config.image_max_tokens or shape.default_max_tokens
+    return VISUALSERVER_BYTES + 4 * (floats + tokens * shape.token_floats)
 
 
 def _handoff_bytes(model: ModelShape, rows: int) -> int:

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from moeserve.httpserver.generation.chat import chat_prompt
-from moeserve.httpserver.generation.chat.picture_tokens import PictureTokens
 from moeserve.httpserver.generation.request.caller import caller_of
 from moeserve.httpserver.generation.service import service_of
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
@@ -35,5 +34,7 @@ async def apply_template(request: Request) -> Response:
     text, limit = served.text, served.limit
     asked, prompt = body.asked(caller), body.chat_prompt()
     pieces = await chat_prompt.render(text, limit, asked, prompt)
-    applied: AppliedTemplate = {"prompt": PictureTokens.shown(pieces)}
+    applied: AppliedTemplate = {
+        "prompt": "".join(pieces) if text.pictures is None else text.pictures.shown(pieces)
+    }
     return JsonResponse(applied)

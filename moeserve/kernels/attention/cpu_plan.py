@@ -18,12 +18,14 @@ def build_attention_plan(
     slot_table: npt.NDArray[np.int32],
     heads: Heads,
     threads: int,
+    ends: npt.NDArray[np.int32] | None = None,
 ) -> None:
     """Sequence i: rows rows[i] .. +counts[i]-1 of the step, at positions[i] on, KV slots in slot_table[req_slots[i]].
 
-    The arrays need not outlive the call, but for slot_table (int32 [max_num_seqs, max_model_len], C order). Raises
-    ValueError as the stream's calls do, and IndexError for rows, positions or request slots beside the table.
+    ends: int32, for each row of the step, how many of its sequence's keys it sees (`reference.Sequence.ends`); None:
+    attention is causal. The arrays need not outlive the call, but for slot_table (int32 [max_num_seqs, max_model_len],
+    C order). Raises ValueError as the stream's calls do, and IndexError for rows, positions or request slots beside the
+    table, and for a row that does not see itself or sees beyond its sequence.
     """
-    plan.build(
-        rows, counts, positions, req_slots, slot_table, heads.num, heads.num_kv, heads.value_width, threads
-    )
+    widths = heads.num, heads.num_kv, heads.value_width
+    plan.build(rows, counts, positions, req_slots, slot_table, *widths, threads, ends)

@@ -21,6 +21,9 @@ class Sequence:
     count: int
     position: int
     slots: Tensor  # integers, at least [position + count]: the KV slot of each position
+    # integers [count]: how many positions each row sees, itself at least and none behind the sequence's last row: a
+    # picture's rows, say, see all of it. None: itself and what is before it.
+    ends: Tensor | None = None
 
 
 def attention(
@@ -34,11 +37,11 @@ def attention(
     gate: Tensor | None = None,
     gate_softplus: bool = False,
 ) -> Tensor:
-    """softmax(q k^T) v over the keys at or before each row's position, in float64: [n, heads * value_dim].
+    """softmax(q k^T) v over the keys that each row sees, in float64: [n, heads * value_dim].
 
     q [n, heads, dim], scaled already. keys [slots, kv_heads, dim], values [slots, kv_heads, value_dim]; query head h
     reads KV head h // (heads / kv_heads). Rows of no sequence are zero. window above 0: position p sees
-    p - window + 1 .. p alone. sinks [heads]: one more logit in each softmax, whose value is zero. gate
+    nothing before p - window + 1. sinks [heads]: one more logit in each softmax, whose value is zero. gate
     [n, heads * value_dim], or one number a head, [n, heads]: its sigmoid (or softplus) multiplies the result.
     """
     group = q.shape[1] // keys.shape[1]
@@ -50,7 +53,7 @@ def attention(
         scores = torch.einsum("qhd,khd->hqk", q[rows].double(), k)
         position = torch.arange(s.position, s.position + s.count)[:, None]
         key = torch.arange(len(context))
-        unseen = key > position
+        unseen = key > position if s.ends is None else key >= s.ends[:, None]
         if window > 0:
             unseen |= key <= position - window
         scores.masked_fill_(unseen, -torch.inf)

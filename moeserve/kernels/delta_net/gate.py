@@ -15,10 +15,11 @@ from moeserve.kernels.quantize.triton import store_quantized
 def gated_norm_kernel(
     o, z, norm, count, y, codes, scales,
     Z_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
-    PDL: tl.constexpr,
+    SIGMOID: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, HEADS). y = RMSNorm(o) * norm * silu(z) of each head, for the rows below count[0]. o [n, HEADS * DIM];
-    z, rows Z_STRIDE apart; norm float32 [DIM]. y, codes with scales: [n, HEADS * DIM] each, where given."""
+    """Grid (n, HEADS). y = RMSNorm(o) * norm * silu(z) of each head, with SIGMOID sigmoid(z), for the rows
+    below count[0]. o [n, HEADS * DIM]; z, rows Z_STRIDE apart; norm float32 [DIM]. y, codes with scales: [n, HEADS *
+    DIM] each, where given."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -32,7 +33,7 @@ def gated_norm_kernel(
     x = tl.load(o + row * width + head * DIM + c, live, 0.0).to(tl.float32)
     gate = tl.load(z + row * Z_STRIDE + head * DIM + c, live, 0.0).to(tl.float32)
     x *= tl.rsqrt(tl.sum(x * x, 0) / DIM + EPS) * tl.load(norm + c, live, 0.0)
-    x *= gate / (1.0 + tl.exp(-gate))
+    x *= (1.0 if SIGMOID else gate) / (1.0 + tl.exp(-gate))
     if y is not None:
         tl.store(y + row * width + head * DIM + c, x.to(y.dtype.element_ty), live)
     if codes is not None:

@@ -33,7 +33,8 @@ class StepSequences:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """b and a of value head h in row t: at [t, h // r * group + h % r] with r value heads to a key head."""
+    """b and a of value head h in row t: at [t, h // r * group + h % r] with r value heads to a key head. Of Kimi's a is
+    [n, decays]."""
 
     b: Tensor
     a: Tensor
@@ -48,7 +49,7 @@ class DeltaTensors:
     mixed: Tensor  # [n, channels]: scratch, what the convolution gives
     gates: Gates
     rate: Tensor  # float32 [value_heads]: -exp(A_log)
-    dt_bias: Tensor  # float32 [value_heads]
+    dt_bias: Tensor  # float32 [decays]
     # float32 [slots, values], rows at any stride: of a slot the first heads.state_values are the layer's,
     # [value_heads, key_dim, value_dim] and [conv_kernel - 1, channels].
     states: Tensor
@@ -78,7 +79,7 @@ def recurrent_rule(x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences)
         x.dt_bias, x.states, sequences.first, sequences.count, sequences.slot, x.out, x.qkv.stride(0),
         x.gates.b.stride(0), x.gates.a.stride(0), x.gates.group, x.states.stride(0), h.delta_values, h.key_heads,
         h.value_heads, h.key_dim, h.value_dim, h.is_tiled, h.conv_kernel,
-        next_power_of_2(h.key_dim), COLUMNS, _share(h), pdl(),
+        next_power_of_2(h.key_dim), COLUMNS, _share(h), h.is_kimi, pdl(),
         num_warps=4, launch_pdl=pdl(),
     )  # fmt: skip
 
@@ -86,7 +87,7 @@ def recurrent_rule(x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences)
 def chunked_rule(
     x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences, chunks: Tensor, inverse: Tensor
 ) -> None:
-    """The same by chunks, for sequences of many rows. None is empty.
+    """The same by chunks, for sequences of many rows. None is empty. Not of Kimi's, whose decays differ by dimension.
 
     chunks: int32 [chunks, 2], first row and rows of each of `chunks_of` the sequences; inverse: scratch of mixed's type
     [n, value_heads, DELTA_CHUNK].
@@ -127,8 +128,10 @@ def gated_norm(
     y: Tensor | None,
     codes: Tensor | None,
     scales: Tensor | None,
+    *,
+    sigmoid: bool = False,
 ) -> None:
-    """y[i] = RMSNorm(o[i]) * norm * silu(z[i]) of each head, for i < count[0].
+    """y[i] = RMSNorm(o[i]) * norm * silu(z[i]) of each head, for i < count[0]; or with sigmoid(z[i]).
 
     o [n, heads * dim]; z of that shape, rows at any stride; norm float32 [dim]; y and codes with scales: GpuActivations
     [n, heads * dim].
@@ -137,7 +140,7 @@ def gated_norm(
     n, width = o.shape
     gated_norm_kernel(
         (n, width // dim), o, z, norm, count, y, codes, scales, z.stride(0), width // dim, dim, eps,
-        next_power_of_2(dim), pdl(),
+        next_power_of_2(dim), sigmoid, pdl(),
         num_warps=1, launch_pdl=pdl(),
     )  # fmt: skip
 

@@ -45,13 +45,14 @@ def recurrent_kernel(
     QKV_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr, A_STRIDE: tl.constexpr, GROUP: tl.constexpr, SLOT: tl.constexpr,
     CONV: tl.constexpr, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, TILED: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    SHARE: tl.constexpr, PDL: tl.constexpr,
+    SHARE: tl.constexpr, BY_CHANNEL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (sequences, VALUE_HEADS, VALUE_DIM / BLOCK). seq_first, seq_count, seq_slot int32: a sequence's first row,
     rows (0: there is none) and state slot.
 
     mixed [n, channels]: what the convolution gave; qkv, rows QKV_STRIDE apart: what it read, of which the last rows
-    become its state. b, a: of value head h at h // R * GROUP + h % R with R = VALUE_HEADS / KEY_HEADS. states float32,
+    become its state. b, a: of value head h at h // R * GROUP + h % R with R = VALUE_HEADS / KEY_HEADS. BY_CHANNEL: a
+    and dt_bias are of each dimension of the key heads instead, of which there are VALUE_HEADS. states float32,
     slots SLOT apart: [VALUE_HEADS, KEY_DIM, VALUE_DIM], and from CONV on [TAPS - 1, channels]. out float32
     [n, VALUE_HEADS * VALUE_DIM]. SIZE: a power of two that holds KEY_DIM; SHARE: one that a program's part of the
     channels fits in.
@@ -84,14 +85,22 @@ def recurrent_kernel(
     at = state + (head * KEY_DIM + d)[:, None] * VALUE_DIM + c[None, :]
     s = tl.load(at, live[:, None], 0.0)
     gate = head // r * GROUP + head % r
-    speed, bias = tl.load(rate + head), tl.load(dt_bias + head)
+    speed = tl.load(rate + head)
+    if BY_CHANNEL:
+        bias = tl.load(dt_bias + head * KEY_DIM + d, live, 0.0)
+    else:
+        bias = tl.load(dt_bias + head)
     for t in range(tokens):
         row = (first + t).to(tl.int64)
         q = tl.load(mixed + row * channels + key_head * KEY_DIM + d, live, 0.0).to(tl.float32)
         k = tl.load(mixed + row * channels + (KEY_HEADS + key_head) * KEY_DIM + d, live, 0.0).to(tl.float32)
         v = tl.load(mixed + row * channels + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + c).to(tl.float32)
         beta = sigmoid(tl.load(b + row * B_STRIDE + gate))
-        s *= tl.exp(log_decay(tl.load(a + row * A_STRIDE + gate), speed, bias))
+        if BY_CHANNEL:
+            x = tl.load(a + row * A_STRIDE + head * KEY_DIM + d, live, 0.0)
+            s *= tl.exp(log_decay(x, speed, bias))[:, None]
+        else:
+            s *= tl.exp(log_decay(tl.load(a + row * A_STRIDE + gate), speed, bias))
         change = (v - tl.sum(s * k[:, None], 0)) * beta
         s += k[:, None] * change[None, :]
         tl.store(out + row * (VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + c, tl.sum(s * q[:, None], 0))

@@ -32,11 +32,13 @@ def read_shape(source: ModelSource) -> ModelShape:
     windowed = reader.flags("attention.sliding_window_pattern")
     attention = [_attention(reader, source, index, sees) for index, sees in enumerate(windowed)]
     layers = zip(_shared_kv(reader, attention), _feed_forwards(reader), strict=True)
+    input_width = reader.integer("embedding_length_per_layer_input", 0, 1 << 16, default=0)
     shape = reader.model(
         tuple(LayerShape(mixer, ffn, is_sandwiched=True, has_factor=True) for mixer, ffn in layers),
         embedding_scale=reader.hidden_size**0.5,
         logit_softcap=reader.number("final_logit_softcapping", 1e-3, 1e6),
-        layer_input_width=reader.integer("embedding_length_per_layer_input", 0, 1 << 16, default=0),
+        layer_input_width=input_width,
+        spans_see_ahead=_spans_see_ahead(reader, input_width),
     )
     if shape.rope_scaling.type != "none":
         raise reader.error(
@@ -49,6 +51,13 @@ def read_shape(source: ModelSource) -> ModelShape:
             "vocab_size", f"is {shape.vocab_size}; capped logits need a multiple of {CAPPED_TOGETHER}"
         )
     return shape
+
+
+def _spans_see_ahead(reader: ShapeReader, input_width: int) -> bool:
+    """Whether a picture's rows see one another. A folder says so. A GGUF does not; of the published models the small
+    ones, whose layers have inputs of their own, read pictures as they read text
+    (https://github.com/ggml-org/llama.cpp/issues/28318)."""
+    return reader.flag(n.SPANS_SEE_AHEAD, default=input_width == 0)
 
 
 def _feed_forwards(reader: ShapeReader) -> list[MoeShape | DenseFfnShape]:

@@ -42,6 +42,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         "attention.key_length": full_dim,
         "attention.head_count_kv": np.array(kv_heads, np.int64),
         n.VALUES_FROM_KEYS: np.array([from_keys and each == FULL for each in types]),
+        n.SPANS_SEE_AHEAD: config.get("use_bidirectional_attention") == "vision",
     }
 
 

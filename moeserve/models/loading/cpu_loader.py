@@ -222,8 +222,7 @@ class CpuLoader:
 
     def _delta_net(self, index: int, shape: GatedDeltaNetShape) -> CpuDeltaNet:
         taps = shape.heads.conv_kernel
-        convs = n.SSM_CONVS if shape.heads.is_kimi else (n.SSM_CONV1D,)
-        conv = torch.cat([self._vector(n.of_layer(index, part)).view(-1, taps) for part in convs])
+        conv = torch.cat([self._vector(n.of_layer(index, part)).view(-1, taps) for part in shape.conv_parts])
         return CpuDeltaNet(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
             inputs=self._group(index, *(part for part, _ in shape.input_parts), has_bias=False),

@@ -148,14 +148,17 @@ class GpuLoader:
         return _with_biases(merged, biases)
 
     def _delta_net(self, index: int, shape: GatedDeltaNetShape) -> GpuDeltaNet:
+        taps = shape.heads.conv_kernel
+        conv = torch.cat([self._vector(n.of_layer(index, part)).view(-1, taps) for part in shape.conv_parts])
         return GpuDeltaNet(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
             inputs=self._linear(index, *(part for part, _ in shape.input_parts), has_bias=False),
-            conv=self._vector(n.of_layer(index, n.SSM_CONV1D)).t().contiguous(),
-            rate=self._vector(n.in_layer(index, n.SSM_A)),
+            gates=[self._linear(index, part, has_bias=False)[0] for part, _ in shape.gate_parts],
+            conv=conv.t().contiguous(),
+            rate=self._vector(n.in_layer(index, n.SSM_A)).view(-1),
             dt_bias=self._vector(n.bias_of_layer(index, n.SSM_DT)),
             output_norm=self._vector(n.of_layer(index, n.SSM_NORM)),
-            output=self._linear(index, n.SSM_OUT, has_bias=False)[0],
+            output=self._linear(index, shape.output_part, has_bias=False)[0],
         )
 
     def _attention(self, index: int, shape: AttentionShape) -> GpuAttention:

@@ -80,15 +80,16 @@ class GpuLatentAttention:
 class GpuDeltaNet:
     norm: Tensor  # [hidden]
     inputs: list[MergedLinear]  # the rows of GatedDeltaNetShape.input_parts
+    gates: list[MergedLinear]  # as GatedDeltaNetShape.gate_parts
     conv: Tensor  # [conv_kernel, channels], the weight of the oldest token first
     rate: Tensor  # [value_heads]: -exp(A_log)
-    dt_bias: Tensor  # [value_heads]
+    dt_bias: Tensor  # [decays]
     output_norm: Tensor  # [value_dim]
     output: MergedLinear
 
     @property
     def nbytes(self) -> int:
-        return self.output.nbytes + sum(matrix.nbytes for matrix in self.inputs)
+        return self.output.nbytes + sum(matrix.nbytes for matrix in (*self.inputs, *self.gates))
 
 
 @dataclass(frozen=True, slots=True)

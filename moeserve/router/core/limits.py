@@ -49,6 +49,7 @@ class Limits:
     max_drafts: int = 0  # drafted positions of a decode row; 0: there are no drafts
     embedding_bytes: int = 0  # of an embedding that stands for a token; 0: the worker takes none
     rotates_in_sections: bool = False  # embeddings may have positions of their own
+    whole_spans: bool = False  # no chunk ends within a span of embeddings
 
     @property
     def max_running(self) -> int:
@@ -86,6 +87,12 @@ class Limits:
             return "prompt logprobs are of tokens: a prompt with embeddings has none"
         if not self.rotates_in_sections and any(span.positions for span in message.spans):
             return "embeddings have positions of their own, in sections by which this model does not rotate"
+        longest = max(span.count for span in message.spans)
+        if self.whole_spans and longest > self.max_num_batched_tokens:
+            return (
+                f"a picture of {longest} tokens is more than a step's {self.max_num_batched_tokens}, and this model "
+                "reads a picture as a whole: send a smaller one, or raise --max-num-batched-tokens"
+            )
         return fault_of(message.spans, prompt, self.embedding_bytes, self.max_model_len)
 
     def _refusal_of_beams(self, message: GenerateRequest, prompt: int, width: int) -> RequestError | None:

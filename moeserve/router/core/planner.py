@@ -153,6 +153,8 @@ class Planner:
             and (request := self._next_prompt(scheduled, now)) is not None
         ):
             count = min(self._chunk(scheduled, request, budget_ms), request.until_snapshot_point)
+            if self._limits.whole_spans:
+                count = request.without_cut_spans(count, self._most(scheduled, request))
             if count == 0:
                 break
             if count == request.until_snapshot_point < request.prompt_left:
@@ -219,13 +221,17 @@ class Planner:
     def _chunk(self, scheduled: ScheduledStep, request: Request, budget_ms: float) -> int:
         """How many tokens of the request's prompt fit into the step."""
         planned = scheduled.num_tokens
-        most = min(request.prompt_left, self._limits.max_num_batched_tokens - planned, self._memory.available)
-        fits = most
+        fits = most = self._most(scheduled, request)
         if scheduled.num_decode:
             fits = max(min(fits, self._cost.largest_trial - scheduled.prompt_tokens), 0)
         span = scheduled.prompt_span
         fits = self._cost.largest_chunk(planned, len(request.slots), fits, budget_ms, span=span)
         return fits if fits or scheduled.prompt_tokens else min(most, LEAST_CHUNK)
+
+    def _most(self, scheduled: ScheduledStep, request: Request) -> int:
+        """The same, whatever they cost."""
+        room = self._limits.max_num_batched_tokens - scheduled.num_tokens
+        return min(request.prompt_left, room, self._memory.available)
 
 
 def _outcome(entry: Sampled) -> tuple[int, int]:

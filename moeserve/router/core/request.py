@@ -193,6 +193,17 @@ class Request(HeldSequence):
         """Known tokens whose KV is not planned yet. After a preemption they include output tokens."""
         return self.target - len(self.slots)
 
+    def without_cut_spans(self, count: int, most: int) -> int:
+        """The next chunk, of `count` known tokens, with an end that is within no span: before it, or behind it where
+        the span is the chunk's first. 0: it has more than `most` tokens then."""
+        start = len(self.slots)
+        for span in self.spans:
+            if span.start < start + count < span.end:
+                if span.start > start:
+                    return span.start - start
+                return span.end - start if span.end - start <= most else 0
+        return count
+
     @property
     def until_snapshot_point(self) -> int:
         """Known tokens up to the next snapshot point or, without one, to the end of its prefill."""

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.sources.gguf import GGUFFile
-from moeserve.visualserver.tower_file import TowerShape, tensor_shapes
+from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -28,10 +28,10 @@ ROPE_THETA: Final = 10000.0
 class Qwen3VlTower:
     """One writer and reader: the visual server's thread."""
 
-    def __init__(self, file: GGUFFile, shape: TowerShape) -> None:
+    def __init__(self, file: GGUFFile, shape: Qwen3VlShape) -> None:
         """Reads all weights into RAM, in float32."""
         self.shape = shape
-        self._weights = {name: read_floats(file, name) for name in tensor_shapes(shape)}
+        self._weights = {name: read_floats(file, name) for name in shape.tensor_shapes()}
         # A still picture is the same at both times of a patch.
         later = self._weights.pop("v.patch_embd.weight.1")
         self._patches = (self._weights.pop("v.patch_embd.weight") + later).flatten(1)

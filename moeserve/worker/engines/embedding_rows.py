@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.processes.embedding_files import EmbeddingFiles
-from moeserve.worker.sequences import StepLayout
+from moeserve.worker.sequences import Int32s, StepLayout
 
 Rows = npt.NDArray[np.float32]
 
@@ -21,6 +21,7 @@ class StepSpan(NamedTuple):
 
     first: int
     rows: Rows  # float32 [count, hidden]
+    left: int  # positions of the span that a later step computes
 
 
 class EmbeddingRows:
@@ -51,12 +52,28 @@ class EmbeddingRows:
         for span in self._left[slot]:
             first, last = max(span.start, start), min(span.end, stop)
             if first < last:
-                yield StepSpan(first + shift, self._read(span, first - span.start, last - first))
+                rows = self._read(span, first - span.start, last - first)
+                yield StepSpan(first + shift, rows, span.end - last)
         left = [span for span in self._left[slot] if span.end > stop]
         if left:
             self._left[slot] = left
         else:
             del self._left[slot]
+
+    @staticmethod
+    def ends(found: Sequence[StepSpan], positions: Int32s) -> Int32s | None:
+        """How many positions each row sees where a span's rows see all of it: int32 [n]; None where the step has no
+        span. found: the step's; positions: of its rows. Raises ValueError for a span that the step does not end."""
+        if not found:
+            return None
+        ends: Int32s = positions + np.int32(1)
+        for first, rows, left in found:
+            if left:
+                raise ValueError(
+                    f"a step ends {left} positions before the end of a span that is computed whole"
+                )
+            ends[first : first + len(rows)] = ends[first + len(rows) - 1]
+        return ends
 
     def _read(self, span: EmbeddingSpan, first: int, count: int) -> Rows:
         rows = np.empty((count, self._hidden), np.float32)

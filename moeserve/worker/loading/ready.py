@@ -69,4 +69,5 @@ def ready_message(
         adapter_bytes={adapter.key: adapter.num_bytes for adapter in adapters},
         embedding_size=embedding_size,
         rotates_in_sections=embedding_size > 0 and layout.shape.rope_sections is not None,
+        whole_spans=embedding_size > 0 and layout.shape.spans_see_ahead,
     )

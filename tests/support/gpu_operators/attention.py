@@ -199,6 +199,21 @@ def delta_net(n: int, kind: torch.dtype, by_chunks: bool) -> None:
     delta.sigmoid_gate(y, z[:, : h.value_width // 128], 128, count, codes, scales, softplus=by_chunks)
 
 
+def kimi_delta(n: int, kind: torch.dtype) -> None:
+    h, at = DeltaHeads(32, 32, 128, 128, 4, is_kimi=True), empty(n, dtype=i32)
+    qkv, z, a = (empty(n, width, dtype=kind) for width in (h.channels, h.value_width, h.decays))
+    gates = delta.Gates(empty(n, 32, dtype=kind), a, 1)
+    mixed, out, states = (
+        empty(n, h.channels, dtype=kind),
+        empty(n, h.value_width, dtype=kind),
+        empty(3, h.state_values),
+    )
+    x = delta.DeltaTensors(qkv, mixed, gates, empty(32), empty(h.decays), states, out)
+    delta.recurrent_rule(x, h, delta.StepSequences(at, at, at, at))
+    y, codes, scales = both(n, h.value_width, kind)
+    delta.gated_norm(out, z, empty(128), 1e-6, empty(1, dtype=i32), y, codes, scales, sigmoid=True)
+
+
 def piecewise(dtype: torch.dtype, dim: int) -> None:
     q, k = empty(2, 8, 300, dim, dtype=dtype), empty(2, 2, 700, dim, dtype=dtype)
     piecewise_op.forward(

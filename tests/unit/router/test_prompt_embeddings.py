@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from array import array
-from hashlib import sha256
 
 import msgspec
 import pytest
@@ -21,22 +20,11 @@ from moeserve.router.core.memory.radix_node import Namespace
 from moeserve.router.core.memory.snapshot_points import SnapshotSpacing
 from moeserve.router.core.policy.preemption import PREEMPTIBLE
 from moeserve.router.core.tiers.page_keys import page_keys
-from tests.support.router_world import World, final_item, request
+from tests.support.prompt_spans import PLACEHOLDER, TEXT, ask, cached, span
+from tests.support.router_world import World, request
 
 ROW = 256  # bytes of an embedding
-PLACEHOLDER = 7
 SHARED: Namespace = ("", "")
-
-
-def span(start: int, count: int, content: str = "cat", handle: str = "aa") -> EmbeddingSpan:
-    return EmbeddingSpan(start, count, sha256(content.encode()).digest(), handle)
-
-
-def ask(id: int, tokens: list[int], *spans: EmbeddingSpan, max_tokens: int = 4) -> GenerateRequest:
-    ids = list(tokens)
-    for one in spans:
-        ids[one.start : one.end] = [PLACEHOLDER] * one.count
-    return msgspec.structs.replace(request(id, ids, max_tokens), spans=list(spans))
 
 
 def world_of(**limits: object) -> World:
@@ -49,15 +37,6 @@ def world_of(**limits: object) -> World:
         "embedding_bytes": ROW,
     }
     return World(Limits(**(usual | limits)))  # type: ignore[arg-type]
-
-
-def cached(world: World, id: int) -> int:
-    usage = final_item(world, id).usage
-    assert usage is not None
-    return usage.cached_tokens
-
-
-TEXT = list(range(100, 140))
 
 
 # ---------------------------------------------------------------- what is refused
@@ -108,6 +87,11 @@ def test_what_does_not_go_with_embeddings_is_refused_by_name() -> None:
         (good, {"embedding_bytes": 0}, "only the CPU engine"),
         (scored, {}, "prompt logprobs"),
         (beams, {}, "beam search"),
+        (
+            ask(1, TEXT, span(4, 20)),
+            {"whole_spans": True, "max_num_batched_tokens": 19},
+            "20 tokens is more than a step's 19",
+        ),
     ):
         world = world_of(**limits)
         world.add(message)

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from moeserve.visualserver.picture_decoder import PictureDecoder, PictureError
-from moeserve.visualserver.picture_size import SizeRule
+from moeserve.visualserver.picture_size import StretchRule
 
-RULE = SizeRule(32, 1024, 4194304)
+RULE = StretchRule(32, 1024, 4194304)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.visualserver.embedding_cache import EmbeddingCache, Embeddings
 from moeserve.visualserver.encoder import PictureEncoder
 from moeserve.visualserver.picture_decoder import PictureDecoder
-from moeserve.visualserver.picture_size import SizeRule
+from moeserve.visualserver.picture_size import StretchRule
 
 
 class SizeTower:
@@ -38,8 +38,8 @@ def picture(shade: int, size: tuple[int, int] = (96, 64)) -> bytes:
     return file.getvalue()
 
 
-def rule(max_tokens: int | None) -> SizeRule:
-    return SizeRule(32, 1024, 1024 * (max_tokens or 4096))
+def rule(max_tokens: int | None) -> StretchRule:
+    return StretchRule(32, 1024, 1024 * (max_tokens or 4096))
 
 
 @pytest.fixture

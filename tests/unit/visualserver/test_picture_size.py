@@ -9,15 +9,15 @@ import pytest
 
 from moeserve.cli.command_line import find_tower
 from moeserve.errors import ConfigError
-from moeserve.visualserver.picture_size import SizeRule
+from moeserve.visualserver.picture_size import LargestRule, StretchRule
 from moeserve.visualserver.tower_file import open_tower
-from tests.support.picture_fixture import MODEL, TOWER
+from tests.support.picture_fixture import GEMMA_TOWER, MODEL, TOWER
 
-RULES = (SizeRule(32, 8192, 4194304), SizeRule(32, 65536, 16777216), SizeRule(32, 8192, 256 * 1024))
+RULES = (StretchRule(32, 8192, 4194304), StretchRule(32, 65536, 16777216), StretchRule(32, 8192, 256 * 1024))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_as_the_processor(rule: SizeRule) -> None:
+def test_as_the_processor(rule: StretchRule) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     rng = random.Random(3)
@@ -30,6 +30,29 @@ def test_as_the_processor(rule: SizeRule) -> None:
             assert rule.resized(height, width) == expected, (height, width)
 
 
+@pytest.mark.parametrize("most", [70, 140, 280, 560, 1120])
+def test_as_gemma_s_processor(most: int) -> None:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
+
+    rng, rule = random.Random(4), LargestRule(48, most, most)
+    sizes = [(rng.randrange(1, 5000), rng.randrange(1, 5000)) for _ in range(150)]
+    sizes += [(rng.randrange(1, 60), rng.randrange(1, 60)) for _ in range(60)]
+    sizes += [(1, 1), (48, 48), (1, 200), (1, 5000), (5000, 3), (7, 2000), (2160, 4096), (336, 432)]
+    for height, width in sizes:
+        expected = get_aspect_ratio_preserving_size(height, width, 16, 9 * most, 3)
+        assert rule.resized(height, width) == expected, (height, width)
+
+
+def test_gemma_s_bounds_in_tokens() -> None:
+    """The tiny tower has positions for 64 patches a side."""
+    _, shape = open_tower(GEMMA_TOWER)
+    assert shape.size_rule(None, None) == LargestRule(48, 280, 21)
+    assert shape.size_rule(None, 4) == LargestRule(48, 4, 4)
+    assert LargestRule(48, 280, 21).resized(10, 5000) == (48, 21 * 48)
+    with pytest.raises(ConfigError, match="--image-min-tokens: Gemma 4's pictures are enlarged"):
+        shape.size_rule(8, None)
+
+
 def test_too_narrow() -> None:
     with pytest.raises(ValueError, match="at most 200 times"):
         RULES[0].resized(1, 201)
@@ -38,8 +61,8 @@ def test_too_narrow() -> None:
 def test_bounds_in_tokens() -> None:
     _, shape = open_tower(TOWER)
     assert shape.size_rule(None, None) == RULES[0]
-    assert shape.size_rule(None, 4) == SizeRule(32, 4096, 4096)
-    assert shape.size_rule(256, 1024) == SizeRule(32, 262144, 1048576)
+    assert shape.size_rule(None, 4) == StretchRule(32, 4096, 4096)
+    assert shape.size_rule(256, 1024) == StretchRule(32, 262144, 1048576)
 
 
 def test_the_flag(tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ class ModelText:
         mark = secrets.token_hex(16) if continue_final_message else ""
         if mark:
             messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + mark}]
+        if self.pictures is not None:
+            messages = self.pictures.text.placed(messages)
         literal = None
         if not self.parses_user_text:
             special = self.tokenizer.vocabulary.special

@@ -8,12 +8,37 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moeserve.errors import ConfigError
+from moeserve.httpserver.generation.chat.picture_text import PictureText
 from moeserve.httpserver.generation.engine.picture_client import EncodedPicture
 from moeserve.httpserver.generation.request.pictures import split_at_marks
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
+from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
-_PLACEHOLDERS: Final = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")  # Qwen's
+
+@dataclass(frozen=True, slots=True)
+class _Placeholders:
+    """What a family's vocabulary has for pictures."""
+
+    before: str
+    each: str
+    behind: str
+    written: str  # how chat templates write a picture
+    in_sections: bool  # a picture's rows rotate by time, row and column
+
+    @property
+    def all(self) -> tuple[str, str, str]:
+        return self.before, self.each, self.behind
+
+
+_QWEN: Final = _Placeholders(
+    "<|vision_start|>",
+    "<|image_pad|>",
+    "<|vision_end|>",
+    written="<|vision_start|><|image_pad|><|vision_end|>",
+    in_sections=True,
+)
+_GEMMA4: Final = _Placeholders("<|image>", "<|image|>", "<image|>", written="<|image|>", in_sections=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +60,24 @@ class PictureTokens:
     before: int
     each: int
     behind: int
+    of_family: _Placeholders
+    text: PictureText
 
     @classmethod
-    def of(cls, tokenizer: TextTokenizer) -> PictureTokens:
+    def of(cls, tokenizer: TextTokenizer, renderer: ChatRenderer) -> PictureTokens:
         """Raises ConfigError for a vocabulary without them."""
-        ids = [tokenizer.encode(text) for text in _PLACEHOLDERS]
-        lacking = [text for text, found in zip(_PLACEHOLDERS, ids, strict=True) if len(found) != 1]
-        if lacking:
-            raise ConfigError(f"--mmproj: the model's vocabulary has no token {lacking[0]}; leave it out")
-        return cls(*(found[0] for found in ids))
+        for family in (_QWEN, _GEMMA4):
+            ids = [tokenizer.encode(text) for text in family.all]
+            if all(len(found) == 1 for found in ids):
+                before, each, behind = (found[0] for found in ids)
+                return cls(before, each, behind, family, PictureText.of(renderer, family.written))
+        raise ConfigError(
+            f"--mmproj: the model's vocabulary has neither {_QWEN.before} nor {_GEMMA4.before}; leave it out"
+        )
 
-    @staticmethod
-    def shown(pieces: Sequence[str]) -> str:
+    def shown(self, pieces: Sequence[str]) -> str:
         """The pieces as text, with one placeholder for each picture."""
-        placeholder = "".join(_PLACEHOLDERS)
+        placeholder = "".join(self.of_family.all)
         return "".join(
             placeholder if at % 2 else part
             for piece in pieces
@@ -59,7 +88,7 @@ class PictureTokens:
         self, tokenizer: TextTokenizer, pieces: Sequence[str], pictures: Mapping[str, EncodedPicture]
     ) -> ChatTokens:
         """pieces: `ModelText.render_chat`'s; pictures: by their marks. Blocks."""
-        prompt = _Prompt()
+        prompt = _Prompt(self.of_family.in_sections)
         text: list[str] = []
         for piece in pieces:
             first, *rest = split_at_marks(piece)
@@ -82,22 +111,28 @@ def _encoded(tokenizer: TextTokenizer, parts: list[str], *, goes_on: bool) -> li
 
 @dataclass(slots=True)
 class _Prompt:
+    in_sections: bool
     ids: list[int] = field(default_factory=list)
     spans: list[EmbeddingSpan] = field(default_factory=list)
-    position: int = 0  # rotary position of the next row
+    position: int = 0  # rotary position of the next row, where pictures have sections
 
     def add_text(self, ids: list[int]) -> None:
         self.ids += ids
         self.position += len(ids)
 
     def add_picture(self, picture: EncodedPicture, each: int) -> None:
-        """Adds a picture's rows. All have the same time position; each has its (row, column) position from there on."""
+        """Adds a picture's rows."""
+        start, count = len(self.ids), picture.rows * picture.columns
+        positions = self._positions(picture) if self.in_sections else b""
+        self.spans.append(EmbeddingSpan(start, count, picture.sha256, picture.handle, positions))
+        self.ids += [each] * count
+        self.position += max(picture.rows, picture.columns)
+
+    def _positions(self, picture: EncodedPicture) -> bytes:
+        """EmbeddingSpan.positions. All rows have the same time position; each has its (row, column) position from there
+        on."""
         rows, columns, first = picture.rows, picture.columns, self.position
-        count = rows * columns
-        positions = array("i", [first]) * count
+        positions = array("i", [first]) * (rows * columns)
         positions.extend(first + row for row in range(rows) for _ in range(columns))
         positions.extend(array("i", range(first, first + columns)) * rows)
-        start = len(self.ids)
-        self.spans.append(EmbeddingSpan(start, count, picture.sha256, picture.handle, positions.tobytes()))
-        self.ids += [each] * count
-        self.position = first + max(rows, columns)
+        return positions.tobytes()

@@ -29,7 +29,7 @@ T* at(Address a) {
 // See build_attention_plan in kernels/attention/cpu_plan.py.
 void build_plan(AttentionPlan& plan, nb::handle rows, nb::handle counts, nb::handle positions,
                 nb::handle req_slots, nb::handle slot_table, int heads, int kv_heads, int value_dim,
-                int threads) {
+                int threads, nb::handle ends) {
   const HostInts row(rows, "rows", 1), count(counts, "counts", 1), position(positions, "positions", 1),
       req_slot(req_slots, "req_slots", 1), table(slot_table, "slot_table", 2);
   const int64_t n = row.size(0);
@@ -39,8 +39,13 @@ void build_plan(AttentionPlan& plan, nb::handle rows, nb::handle counts, nb::han
     if (column->size(0) == n) continue;
     reject(name, "shape (" + std::to_string(n) + ",) wanted, not (" + std::to_string(column->size(0)) + ",)");
   }
-  plan.build(static_cast<int>(n), row.data(), count.data(), position.data(), req_slot.data(), table.data(),
-             table.size(0), table.size(1), heads, kv_heads, value_dim, threads);
+  const auto build = [&](const int32_t* row_ends, int64_t num_ends) {
+    plan.build(static_cast<int>(n), row.data(), count.data(), position.data(), req_slot.data(), table.data(),
+               table.size(0), table.size(1), heads, kv_heads, value_dim, threads, row_ends, num_ends);
+  };
+  if (ends.is_none()) return build(nullptr, 0);
+  const HostInts of_rows(ends, "ends", 1);
+  build(of_rows.data(), of_rows.size(0));
 }
 
 }  // namespace
@@ -94,7 +99,8 @@ void bind_engine(nb::module_& m) {
       .def_ro("cuts", &AttentionPlan::cuts)
       .def_ro("slices", &AttentionPlan::slices)
       .def_ro("together", &AttentionPlan::together)
-      .def("build", &build_plan);
+      .def("build", &build_plan, "rows"_a, "counts"_a, "positions"_a, "req_slots"_a, "slot_table"_a,
+           "heads"_a, "kv_heads"_a, "value_dim"_a, "threads"_a, "ends"_a.none() = nb::none());
 
   nb::class_<Pool>(m, "Pool")
       .def_prop_ro("threads", &Pool::threads)

@@ -158,9 +158,8 @@ void merge(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, 
            State from) {
   const int group = op.part_heads(), dim = op.value_dim, queries = tile.count * group;
   for (int i = 0; i < parts * queries; ++i) {
-    const int position = tile.position + i % queries / group;
-    merge_query(op, position, segment, dim, into.softmax[i], into.acc + i * dim, from.softmax[i],
-                from.acc + i * dim);
+    merge_query(op, tile, i % queries / group, segment, dim, into.softmax[i], into.acc + i * dim,
+                from.softmax[i], from.acc + i * dim);
   }
 }
 
@@ -222,8 +221,10 @@ void attend_tile(const AttentionOp& op, const AttentionPlan::Tile& tile, int par
 
 void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
                           const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows,
-                          int64_t table_stride, int heads_, int kv_heads_, int value_dim_, int threads) {
+                          int64_t table_stride, int heads_, int kv_heads_, int value_dim_, int threads,
+                          const int32_t* ends, int64_t num_ends) {
   tiles.clear();
+  row_ends.assign(ends, ends + num_ends);
   rows = 0;
   heads = heads_;
   kv_heads = kv_heads_;
@@ -234,10 +235,14 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
       throw std::out_of_range("attention: sequence " + std::to_string(i) + " lies beside the slot table");
     }
     rows = std::max(rows, row[i] + count[i]);
-    for (int t = 0; t < count[i]; t += kTileTokens) {
-      tiles.push_back({row[i] + t, std::min(kTileTokens, count[i] - t), position[i] + t,
-                       slot_table + req_slot[i] * table_stride});
+    for (int t = 0; !row_ends.empty() && t < count[i]; ++t) {
+      if (row[i] + t < num_ends && ends[row[i] + t] > position[i] + t &&
+          ends[row[i] + t] <= position[i] + count[i])
+        continue;
+      throw std::out_of_range("attention: row " + std::to_string(row[i] + t) +
+                              " does not see itself, or sees beyond its sequence");
     }
+    add_tiles(row[i], count[i], position[i], slot_table + req_slot[i] * table_stride);
   }
   // Enough units without splitting: then a tile's segments are merged on the spot and need no memory. So are those of a
   // single segment: then it is one phase instead of two.
@@ -251,6 +256,19 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
   cuts = together = 1;
   cut_heads(split ? all : units, threads);
   join_heads(split ? all : units, threads);
+}
+
+// Of one sequence.
+void AttentionPlan::add_tiles(int row, int count, int position, const int32_t* slots) {
+  for (int t = 0; t < count; t += kTileTokens) {
+    const int n = std::min(kTileTokens, count - t);
+    Tile tile{row + t, n, position + t, position + t + n, slots, nullptr};
+    if (!row_ends.empty()) {
+      tile.ends = row_ends.data() + row + t;
+      tile.end = *std::max_element(tile.ends, tile.ends + n);
+    }
+    tiles.push_back(tile);
+  }
 }
 
 // A part for each segment, or, where nothing is split, for each tile. Returns how many scores they have.

@@ -19,7 +19,10 @@ class AttentionPlan {
     int32_t row;           // first row in the step
     int32_t count;         // <= kTileTokens
     int32_t position;      // of the first token
+    int32_t end;           // behind the last key that one of its tokens sees
     const int32_t* slots;  // KV slot of each position of the sequence
+    const int32_t* ends;   // the same by token, or nullptr: a token sees itself and what is before it
+    int end_of(int token) const { return ends == nullptr ? position + token + 1 : ends[token]; }
   };
   struct Part {  // a tile's work on one segment
     int32_t tile, segment;
@@ -28,10 +31,13 @@ class AttentionPlan {
   };
 
   // Sequence i: rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [table_rows, table_stride].
-  // Throws std::out_of_range where that would be read beside the table.
+  // ends: how many of its sequence's keys each row of the step sees, [num_ends], or nullptr for causal attention. A row
+  // sees its own key at least, and none behind its sequence's last row.
+  // Throws std::out_of_range where that would be read beside the table, or a row's end lies elsewhere.
   void build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
              const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows, int64_t table_stride,
-             int heads, int kv_heads, int value_dim, int threads);
+             int heads, int kv_heads, int value_dim, int threads, const int32_t* ends = nullptr,
+             int64_t num_ends = 0);
 
   int rows = 0;  // that the step has at least
   int heads = 0, kv_heads = 0, value_dim = 0;
@@ -50,13 +56,15 @@ class AttentionPlan {
   std::vector<float> scores;        // sliced only
 
  private:
+  std::vector<int32_t> row_ends;  // a copy of `ends`
+  void add_tiles(int row, int count, int position, const int32_t* slots);
   size_t add_parts();
   static bool leaves_threads_idle(int64_t units, int threads);
   void cut_heads(int64_t units, int threads);
   void join_heads(int64_t units, int threads);
 };
 
-// Causal attention of the plan's rows. A block of keys that a window only touches is read as a whole, so that keys up to
+// Attention of the plan's rows, causal but where the plan has ends. A block of keys that a window only touches is read as a whole, so that keys up to
 // 31 positions before it must be finite.
 struct AttentionOp {
   const Kernels* k;
@@ -68,7 +76,7 @@ struct AttentionOp {
   // The pools are one, [slots, dim]: all heads read the same key, whose first value_dim numbers are its value. kv_heads
   // is then into how many parts the heads are cut for the threads.
   bool is_latent;
-  int window;  // 0: none; else a position sees itself and the window - 1 before it
+  int window;  // 0: none; else a position sees nothing before itself and the window - 1 before it
   const float*
       gate;  // [n, heads, value_dim], by_head [n, heads]: out is multiplied by its sigmoid; or nullptr
   bool gate_by_head;

@@ -13,12 +13,12 @@ constexpr int kKeyBlock = 32;    // keys of one attend_block call
 constexpr int kValueSlice = 32;  // columns of a head's values; what is quantised together
 
 inline int segments_of(const AttentionPlan::Tile& tile) {
-  return (tile.position + tile.count + AttentionPlan::kSegment - 1) / AttentionPlan::kSegment;
+  return (tile.end + AttentionPlan::kSegment - 1) / AttentionPlan::kSegment;
 }
 
 // Blocks of keys that a tile has in a segment.
 inline int blocks_of(const AttentionPlan::Tile& tile, int segment) {
-  const int keys = tile.position + tile.count - segment * AttentionPlan::kSegment;
+  const int keys = tile.end - segment * AttentionPlan::kSegment;
   return (std::min(keys, AttentionPlan::kSegment) + kKeyBlock - 1) / kKeyBlock;
 }
 
@@ -39,7 +39,7 @@ struct KeyRange {
 };
 inline KeyRange keys_of(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment) {
   return {std::max(segment * AttentionPlan::kSegment, first_key(op, tile.position) / kKeyBlock * kKeyBlock),
-          std::min((segment + 1) * AttentionPlan::kSegment, tile.position + tile.count)};
+          std::min((segment + 1) * AttentionPlan::kSegment, tile.end)};
 }
 
 // Which keys of the block from key0 on each of the tile's queries sees: from first[i] to before end[i]. Query i is token
@@ -49,7 +49,7 @@ inline void seen_keys(const AttentionOp& op, const AttentionPlan::Tile& tile, in
   for (int i = 0; i < tile.count * group; ++i) {
     const int position = tile.position + i / group;
     first[i] = std::clamp(first_key(op, position) - key0, 0, kKeyBlock);
-    end[i] = std::clamp(position + 1 - key0, 0, count);
+    end[i] = std::clamp(tile.end_of(i / group) - key0, 0, count);
   }
 }
 
@@ -62,11 +62,11 @@ inline float normaliser(const AttentionOp& op, int64_t head, Softmax s) {
   return factor / (s.sum * factor + std::exp(op.sinks[head] - m));
 }
 
-// Adds a segment, of `dim` numbers, to what a query at `position` has of those before it.
-inline void merge_query(const AttentionOp& op, int position, int segment, int dim, Softmax& into,
-                        float* into_acc, const Softmax& from, const float* from_acc) {
-  const int first = first_key(op, position) / AttentionPlan::kSegment;
-  if (segment < first || segment > position / AttentionPlan::kSegment) return;
+// Adds a segment, of `dim` numbers, to what a query of the tile's `token` has of those before it.
+inline void merge_query(const AttentionOp& op, const AttentionPlan::Tile& tile, int token, int segment,
+                        int dim, Softmax& into, float* into_acc, const Softmax& from, const float* from_acc) {
+  const int first = first_key(op, tile.position + token) / AttentionPlan::kSegment;
+  if (segment < first || segment > (tile.end_of(token) - 1) / AttentionPlan::kSegment) return;
   if (segment == first) {  // nothing to merge with: its first segment, though not the tile's
     into = from;
     std::copy_n(from_acc, dim, into_acc);

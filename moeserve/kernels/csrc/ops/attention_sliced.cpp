@@ -157,8 +157,8 @@ void merge_slices(const AttentionOp& op, int64_t number, int kv_head, int slice,
         b.merged_softmax[i] = softmax[i];
         std::copy_n(acc, kValueSlice, into);
       } else {
-        merge_query(op, tile.position + i / queries.group, segment, kValueSlice, b.merged_softmax[i], into,
-                    softmax[i], acc);
+        merge_query(op, tile, i / queries.group, segment, kValueSlice, b.merged_softmax[i], into, softmax[i],
+                    acc);
       }
     }
   }
@@ -178,7 +178,7 @@ BytesAhead columns_ahead(const AttentionOp& op, int64_t part, const uint16_t* co
                          int count, int from, int keys) {
   const AttentionPlan::Tile& tile = op.plan->tiles[op.plan->parts[part].tile];
   const int first = op.plan->parts[part].segment * AttentionPlan::kSegment + from;
-  const int end = std::min(first + keys, tile.position + tile.count);
+  const int end = std::min(first + keys, tile.end);
   if (first >= end) return {};
   return {reinterpret_cast<const uint8_t*>(columns), 2 * stride, tile.slots + first, end - first, 2 * count};
 }

@@ -45,7 +45,9 @@ def attend(
     """Behind `project_qkv`."""
     n, plan, slots = batch.n, form.plan, batch.kv_slots
     if shape.window and batch.window_slots is not None:
-        plan, slots = form.window_plan, batch.window_slots
+        slots = batch.window_slots
+    if shape.window and batch.has_window_plan:
+        plan = form.window_plan
     cos, sin, positions = form.angles_at(batch.positions)
     k, v = (form.k, form.v) if shape.kv_from is None else (None, None)
     stream.rope_store(

@@ -115,18 +115,17 @@ class CpuDecoder:
         req_slots: Int32s,
         slot_table: Int32s,
         window_table: Int32s | None = None,
+        ends: Int32s | None = None,
     ) -> None:
-        """The sequences of the next `forward`, as `build_attention_plan` says. window_table: for windowed layers; None:
-        the same as the others'. No attention is queued."""
+        """The sequences of the next `forward`, as `build_attention_plan` says. window_table, ends: for windowed layers;
+        None: the same as the others', which are causal. No attention is queued."""
         threads = self._stream.threads
+        columns = (rows, counts, positions, req_slots)
         for form in self._forms.values():
-            build_attention_plan(
-                form.plan, rows, counts, positions, req_slots, slot_table, form.heads, threads
-            )
-            if window_table is not None:
-                build_attention_plan(
-                    form.window_plan, rows, counts, positions, req_slots, window_table, form.heads, threads
-                )
+            build_attention_plan(form.plan, *columns, slot_table, form.heads, threads)
+            if window_table is not None or ends is not None:
+                table = slot_table if window_table is None else window_table
+                build_attention_plan(form.window_plan, *columns, table, form.heads, threads, ends)
 
     @property
     def x(self) -> Tensor:

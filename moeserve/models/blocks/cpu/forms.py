@@ -33,7 +33,9 @@ class CpuForm:
         tokens = len(space.x)
         self.heads = _heads_of(shape)
         self.plan = AttentionPlan()  # of the step's sequences
-        self.window_plan = AttentionPlan()  # the same for windowed layers that have KV slots of their own
+        self.window_plan = (
+            AttentionPlan()
+        )  # of windowed layers, where they have KV slots or ends of their own
         self.cos, self.sin = angles
         self._sections = sections
         if isinstance(shape, AttentionShape):

@@ -14,7 +14,7 @@ from moeserve.models.recurrence import GatedDeltaNetShape
 class CpuBatch:
     """The rows of one step, on the host. `CpuDecoder.begin` has their tokens, `plan_attention` their sequences."""
 
-    __slots__ = ("adapters", "kv_slots", "n", "positions", "states", "window_slots")
+    __slots__ = ("adapters", "has_window_plan", "kv_slots", "n", "positions", "states", "window_slots")
 
     def __init__(
         self,
@@ -24,17 +24,20 @@ class CpuBatch:
         states: StateSequences | None = None,
         adapters: AdapterRows | None = None,
         window_slots: torch.Tensor | None = None,
+        *,
+        has_window_plan: bool = False,
     ) -> None:
         """positions: where each row rotates to, int32 [n], or [3, n] by section where the model has sections.
         kv_slots: where each row's KV goes, int32 [n]. states: whose recurrent states the rows move on,
         where the model has any. adapters: None where no row asks for one. window_slots: int32 [n], where the KV of
-        windowed layers goes; None: to kv_slots."""
+        windowed layers goes; None: to kv_slots. has_window_plan: `plan_attention` got a table or ends of theirs."""
         self.n = n
         self.positions = positions
         self.kv_slots = kv_slots
         self.states = states
         self.adapters = adapters
         self.window_slots = window_slots
+        self.has_window_plan = has_window_plan
 
 
 class SandwichWorkspace:

@@ -1,7 +1,9 @@
-"""output(norm(delta rule(conv(qkv))) * silu(z)) with qkv, z, b, a = in(y), as launches on the current stream."""
+"""output(norm(delta rule(conv(qkv))) * silu(z)) with qkv, z, b, a = in(y), as launches on the current stream: the same
+as blocks/cpu/delta_net.py."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from moeserve.kernels.delta_net.op import (
@@ -13,6 +15,7 @@ from moeserve.kernels.delta_net.op import (
     gated_norm,
     recurrent_rule,
 )
+from moeserve.kernels.latent.op import norm_rows
 from moeserve.kernels.stream_operands import StateLayer
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
 from moeserve.models.blocks.gpu.workspace import GpuStateRows, GpuWorkspace
@@ -34,23 +37,51 @@ def recur(
     assert delta is not None
     out = delta.out
     assert out.x is not None
-    qkv, z, b, *apart = multiply_all(
-        w.inputs, [width for _, width in shape.input_parts], s.y, count, s.projected, s.unpacked
-    )
-    per_key = heads.value_heads // heads.key_heads
-    gates = Gates(b, apart[0], per_key) if apart else Gates(b, b[:, per_key:], 2 * per_key)
+    qkv, z, gates = _project_kimi(shape, w, count, s) if heads.is_kimi else _project(shape, w, count, s)
     own_states = state.states[:, state.first :]
     x = DeltaTensors(qkv, delta.mixed, gates, w.rate, w.dt_bias, own_states, out.x)
     convolve(x, w.conv, heads, rows.sequences, count)
     if rows.num_recurrent:
         recurrent_rule(x, heads, _first(rows.sequences, rows.num_recurrent))
-    if rows.chunked is not None:
+    if rows.chunked is not None and heads.is_kimi:
+        recurrent_rule(x, heads, rows.chunked)
+    elif rows.chunked is not None:
         assert rows.chunks is not None
         assert delta.inverse is not None
         chunked_rule(x, heads, rows.chunked, rows.chunks, delta.inverse)
     # In place: a head's output is read before it is written.
-    gated_norm(out.x, z, w.output_norm, eps, count, out.x, out.codes, out.scales)
+    gated_norm(out.x, z, w.output_norm, eps, count, out.x, out.codes, out.scales, sigmoid=heads.is_kimi)
     multiply(w.output, out, count, s.output.view(s.rows, -1), s.unpacked)
+
+
+def _project(
+    shape: GatedDeltaNetShape, w: GpuDeltaNet, count: Tensor, s: GpuWorkspace
+) -> tuple[Tensor, Tensor, Gates]:
+    """qkv, z and the gates."""
+    heads = shape.heads
+    qkv, z, b, *apart = multiply_all(
+        w.inputs, [width for _, width in shape.input_parts], s.y, count, s.projected, s.unpacked
+    )
+    per_key = heads.value_heads // heads.key_heads
+    return qkv, z, Gates(b, apart[0], per_key) if apart else Gates(b, b[:, per_key:], 2 * per_key)
+
+
+def _project_kimi(
+    shape: GatedDeltaNetShape, w: GpuDeltaNet, count: Tensor, s: GpuWorkspace
+) -> tuple[Tensor, Tensor, Gates]:
+    """The same: matrices of several types leave q, k and v apart, and a and z take two products each."""
+    delta = s.delta
+    assert delta is not None
+    assert delta.kimi is not None
+    space = delta.kimi
+    q, k, v, b, *low_rank = multiply_all(
+        w.inputs, [width for _, width in shape.input_parts], s.y, count, s.projected, s.unpacked
+    )
+    torch.cat([q, k, v], dim=1, out=space.qkv)
+    for source, matrix, out in zip(low_rank, w.gates, (space.a, space.z), strict=True):
+        norm_rows(source, None, 0.0, count, space.low_rank.x, space.low_rank.codes, space.low_rank.scales)
+        multiply(matrix, space.low_rank, count, out, s.unpacked)
+    return space.qkv, space.z, Gates(b, space.a, 1)
 
 
 def _first(sequences: StepSequences, count: int) -> StepSequences:

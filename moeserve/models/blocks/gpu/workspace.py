@@ -104,12 +104,25 @@ class AttentionWorkspace(NamedTuple):
     mixed_decode: DecodeWorkspace  # beside prompts
 
 
+class KimiDeltaWorkspace(NamedTuple):
+    """Further buffers of Kimi Delta Attention."""
+
+    qkv: Tensor  # [rows, channels]
+    low_rank: GpuActivations  # what a is made from, then what z is
+    a: Tensor  # [rows, decays]
+    z: Tensor  # [rows, value_width]
+
+
 class DeltaWorkspace:
     """Further buffers of recurrent layers."""
 
     def __init__(self, views: dict[str, Tensor], shape: GatedDeltaNetShape) -> None:
         self.mixed = views["delta_mixed"]
         self.inverse = views.get("delta_inverse")
+        self.kimi = None
+        if shape.heads.is_kimi:
+            low_rank = _activations(views, "delta_low_rank")
+            self.kimi = KimiDeltaWorkspace(views["delta_qkv"], low_rank, views["delta_a"], views["delta_z"])
         self.out = _activations(views, "attended", shape.heads.value_width)
 
 

@@ -33,13 +33,16 @@ def launch(
 ) -> None:
     """Queues a step. The rows' KV slots are remembered. rotary: None where all rows rotate by their own positions."""
     adapters = adapter_rows(sequences.adapters[layout.sequence])
-    tokens, embedded = sequences.tokens[layout.sequence, layout.position], []
+    tokens, found = sequences.tokens[layout.sequence, layout.position], []
     if spans is not None and (found := spans.of_step(layout)):
-        embedded = [(first, torch.from_numpy(rows)) for first, rows in found]
-        tokens = np.maximum(tokens, 0)  # the spans' numbers, which no table has
+        # In place of the spans' numbers, which no table has, the padding token: Gemma's number 0, whose layers' own
+        # inputs pictures have.
+        tokens = np.maximum(tokens, 0)
+    embedded = [(span.first, torch.from_numpy(span.rows)) for span in found]
     model.begin(torch.from_numpy(tokens), adapters, embedded)
     positions = layout.position if rotary is None else rotary.of_step(layout)
-    model.forward(_batch(layout, sequences, model, adapters, positions), observer)
+    ends = EmbeddingRows.ends(found, layout.position) if model.shape.spans_see_ahead else None
+    model.forward(_batch(layout, sequences, model, adapters, positions, ends), observer)
 
 
 def _batch(
@@ -48,8 +51,9 @@ def _batch(
     model: CpuDecoder,
     adapters: AdapterRows | None,
     positions: Int32s,
+    ends: Int32s | None,
 ) -> CpuBatch:
-    """Plans the model's attention, too."""
+    """Plans the model's attention, too. ends: see `EmbeddingRows.ends`."""
     sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
     windows = None
     if sequences.has_window_slots:
@@ -58,6 +62,7 @@ def _batch(
     model.plan_attention(
         *(layout.offset, layout.count, layout.start, layout.req_slot, sequences.kv_slots),
         sequences.window_slots if sequences.has_window_slots else None,
+        ends,
     )
     return CpuBatch(
         n=layout.n,
@@ -66,6 +71,7 @@ def _batch(
         states=state_sequences(layout, sequences) if model.has_states else None,
         adapters=adapters,
         window_slots=windows,
+        has_window_plan=windows is not None or ends is not None,
     )
 
 

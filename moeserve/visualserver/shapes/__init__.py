@@ -1,0 +1,1 @@
+"""What `mmproj` files say of their towers, one module for each projector. No torch."""

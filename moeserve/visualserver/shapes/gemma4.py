@@ -1,0 +1,119 @@
+"""Gemma 4's tower (https://ai.google.dev/gemma/docs/core), as 26B-A4B and 31B have it, and the smaller one of E2B and
+E4B."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from moeserve.errors import ConfigError
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import ModelShape
+from moeserve.models.sources.gguf import GGUFFile
+from moeserve.visualserver.picture_size import LargestRule
+from moeserve.visualserver.shapes.shape import VISION, check_pixels
+
+PROJECTOR: Final = "gemma4v"
+DEFAULT_MAX_TOKENS: Final = 280  # transformers' `max_soft_tokens`; the file has none
+POOLED: Final = 3  # patches a side of what becomes one token, where the file does not say
+
+PRODUCTS: Final = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
+# What the inputs and outputs of a layer's products are clamped to, in the towers of E2B and E4B.
+BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
+# What is subtracted from a token, and what it is multiplied by then, in the tower of the others.
+STANDARD: Final = ("v.std_bias", "v.std_scale")
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Shape:
+    """See `TowerShape`."""
+
+    hidden: int
+    heads: int
+    layers: int
+    ffn: int
+    patch: int  # pixels a side
+    merge: int  # patches a side of what becomes one token
+    output: int  # the text model's hidden size
+    positions: int  # of each learned table, by column and by row
+    eps: float  # of RMS norms
+    is_standardized: bool
+    is_clamped: bool
+
+    @property
+    def token_side(self) -> int:
+        """Pixels."""
+        return self.patch * self.merge
+
+    @property
+    def default_max_tokens(self) -> int:
+        return DEFAULT_MAX_TOKENS
+
+    @property
+    def token_floats(self) -> int:
+        return self.merge**2 * (3 * self.ffn + 8 * self.hidden)
+
+    def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> LargestRule:
+        if min_tokens is not None:
+            raise ConfigError(
+                "--image-min-tokens: Gemma 4's pictures are enlarged to as many tokens as --image-max-tokens allows; "
+                "leave it out"
+            )
+        most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+        return LargestRule(self.token_side, most, min(most, self.positions // self.merge))
+
+    def fits(self, text: ModelShape) -> bool:
+        return text.architecture == "gemma4"
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        h, head = self.hidden, self.hidden // self.heads
+        shapes: dict[str, tuple[int, ...]] = {
+            "v.patch_embd.weight": (h, 3, self.patch, self.patch),
+            "v.position_embd.weight": (2, self.positions, h),
+            "mm.input_projection.weight": (self.output, h),
+        }
+        if self.is_standardized:
+            shapes |= dict.fromkeys(STANDARD, (h,))
+        widths = {"ffn_gate": (self.ffn, h), "ffn_up": (self.ffn, h), "ffn_down": (h, self.ffn)}
+        for layer in range(self.layers):
+            at = f"v.blk.{layer}."
+            shapes |= {f"{at}{name}.weight": widths.get(name, (h, h)) for name in PRODUCTS}
+            shapes |= {f"{at}{name}.weight": (head,) for name in ("attn_q_norm", "attn_k_norm")}
+            for name in ("ln1", "ln2", "attn_post_norm", "ffn_post_norm"):
+                shapes[f"{at}{name}.weight"] = (h,)
+            if self.is_clamped:
+                shapes |= {f"{at}{name}.{bound}": (1,) for name in PRODUCTS for bound in BOUNDS}
+        return shapes
+
+
+def read_shape(file: GGUFFile) -> Gemma4Shape:
+    """Raises ModelError."""
+    meta = file.metadata
+    check_pixels(file, 0.0, 1.0)
+    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
+    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
+    if hidden % (4 * heads):
+        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
+    merge = meta.require_int(VISION + "projector.scale_factor", 1, 8, default=POOLED)
+    return Gemma4Shape(
+        hidden=hidden,
+        heads=heads,
+        layers=meta.require_int(VISION + "block_count", 1, 512),
+        ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
+        patch=meta.require_int(VISION + "patch_size", 1, 64),
+        merge=merge,
+        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
+        positions=_num_positions(file, merge),
+        eps=meta.require_float(VISION + "attention.layer_norm_epsilon", 1e-12, 1e-2),
+        is_standardized=any(name in file.tensors for name in STANDARD),
+        is_clamped=any(f"v.blk.0.{name}.{bound}" in file.tensors for name in PRODUCTS for bound in BOUNDS),
+    )
+
+
+def _num_positions(file: GGUFFile, merge: int) -> int:
+    table = file.tensors.get("v.position_embd.weight")
+    if table is None or len(table.shape) != 3 or table.shape[1] < merge:
+        raise ModelError(
+            file.path, "v.position_embd.weight is no table of positions by column and row; convert it again"
+        )
+    return table.shape[1]

@@ -1,0 +1,122 @@
+"""Qwen3-VL's tower (https://arxiv.org/abs/2511.21631), without DeepStack: as Qwen3.5's and 3.6's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import ModelShape
+from moeserve.models.sources.gguf import GGUFFile
+from moeserve.visualserver.picture_size import StretchRule
+from moeserve.visualserver.shapes.shape import VISION, check_pixels
+
+PROJECTOR: Final = "qwen3vl_merger"
+# The file has no bounds of a picture's size; llama.cpp assumes these for the projector.
+DEFAULT_MIN_TOKENS: Final = 8
+DEFAULT_MAX_TOKENS: Final = 4096
+
+_HALF: Final = 0.5  # mean and deviation of the pixels, of each channel
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3VlShape:
+    """See `TowerShape`."""
+
+    hidden: int
+    heads: int
+    layers: int
+    ffn: int
+    patch: int  # pixels a side
+    merge: int  # patches a side of what becomes one token
+    output: int  # the text model's hidden size
+    positions: int  # a side of the learned table, in patches
+
+    @property
+    def token_side(self) -> int:
+        """Pixels."""
+        return self.patch * self.merge
+
+    @property
+    def default_max_tokens(self) -> int:
+        return DEFAULT_MAX_TOKENS
+
+    @property
+    def token_floats(self) -> int:
+        """Measured: 15,947 floats a patch with Qwen3.6's shape."""
+        return self.merge**2 * (2 * self.ffn + 7 * self.hidden)
+
+    def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
+        most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+        least = min(DEFAULT_MIN_TOKENS, most) if min_tokens is None else min_tokens
+        area = self.token_side**2
+        return StretchRule(self.token_side, least * area, most * area)
+
+    def fits(self, text: ModelShape) -> bool:
+        return text.rope_sections is not None
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        h, joined = self.hidden, self.hidden * self.merge**2
+        patch = (h, 3, self.patch, self.patch)
+        shapes: dict[str, tuple[int, ...]] = {
+            "v.patch_embd.weight": patch,
+            "v.patch_embd.weight.1": patch,
+            "v.patch_embd.bias": (h,),
+            "v.position_embd.weight": (self.positions**2, h),
+            "v.post_ln.weight": (h,),
+            "v.post_ln.bias": (h,),
+            "mm.0.weight": (joined, joined),
+            "mm.0.bias": (joined,),
+            "mm.2.weight": (self.output, joined),
+            "mm.2.bias": (self.output,),
+        }
+        products = {
+            "attn_qkv": (3 * h, h),
+            "attn_out": (h, h),
+            "ffn_up": (self.ffn, h),
+            "ffn_down": (h, self.ffn),
+        }
+        for layer in range(self.layers):
+            at = f"v.blk.{layer}."
+            for name, (rows, columns) in products.items():
+                shapes |= {f"{at}{name}.weight": (rows, columns), f"{at}{name}.bias": (rows,)}
+            for name in ("ln1", "ln2"):
+                shapes |= {f"{at}{name}.weight": (h,), f"{at}{name}.bias": (h,)}
+        return shapes
+
+
+def read_shape(file: GGUFFile) -> Qwen3VlShape:
+    """Raises ModelError."""
+    meta = file.metadata
+    layers = meta.require_int(VISION + "block_count", 1, 512)
+    deep = VISION + "is_deepstack_layers"
+    if deep in meta and any(meta.require_bools(deep, layers)):
+        raise ModelError(
+            file.path,
+            "adds to the first layers (DeepStack), which is not supported; leave --mmproj out",
+        )
+    check_pixels(file, _HALF, _HALF)
+    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
+    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
+    if hidden % (4 * heads):
+        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
+    return Qwen3VlShape(
+        hidden=hidden,
+        heads=heads,
+        layers=layers,
+        ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
+        patch=meta.require_int(VISION + "patch_size", 1, 64),
+        merge=meta.require_int(VISION + "spatial_merge_size", 1, 8),
+        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
+        positions=_position_side(file),
+    )
+
+
+def _position_side(file: GGUFFile) -> int:
+    table = file.tensors.get("v.position_embd.weight")
+    side = 0 if table is None or len(table.shape) != 2 else round(table.shape[0] ** 0.5)
+    if table is None or side < 1 or side * side != table.shape[0]:
+        raise ModelError(
+            file.path, "v.position_embd.weight is no square table of positions; convert it again"
+        )
+    return side
