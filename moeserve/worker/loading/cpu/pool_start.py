@@ -1,4 +1,4 @@
-"""The CPU pool of a configuration, and whether its weights fit the RAM."""
+"""Opens the CPU pool of a configuration, and checks that weights fit in RAM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def open_stream(config: ServerConfig) -> CpuStream:
-    """Raises ConfigError where the CPU lacks `config.isa` or the threads do not fit."""
+    """Opens the pool. Raises ConfigError if the CPU lacks `config.isa` or the threads do not fit."""
     placements = place_threads(config.threads or 1, config.numa_nodes, config.cpu_binding)
     try:
         return CpuStream(placements, "" if config.isa == "auto" else config.isa)
@@ -47,7 +47,7 @@ def choose_products(stream: CpuStream, config: ServerConfig, source: ModelSource
 
 
 def check_ram(weight_bytes: int, remedy: str = "or leave more experts to the GPU") -> None:
-    """Raises ConfigError where `weight_bytes` bytes are not free."""
+    """Raises ConfigError if fewer than `weight_bytes` bytes are free."""
     free = available_bytes()
     if weight_bytes > free:
         raise ConfigError(
