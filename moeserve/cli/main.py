@@ -172,6 +172,12 @@ def launch_agent(arguments: list[str]) -> int:
     return run_launch(arguments)
 
 
+def run_chat(arguments: list[str]) -> int:
+    from moeserve.cli.run.command import main as run_command
+
+    return run_command(arguments)
+
+
 def complete(arguments: list[str]) -> int:
     from moeserve.cli.bench.commands import COMMANDS as MEASUREMENTS
     from moeserve.cli.completion import main as run_completion
@@ -187,6 +193,7 @@ def complete(arguments: list[str]) -> int:
 # The modules of the other commands, with a `command_parser()` each.
 PARSERS = {
     "doctor": "moeserve.cli.doctor.command",
+    "run": "moeserve.cli.run.command",
     "launch": "moeserve.cli.agents.command",
     "pull": "moeserve.cli.models.pull",
     "list": "moeserve.cli.models.list",
@@ -202,6 +209,7 @@ PARSERS = {
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
     "doctor": Command(doctor, "check this machine: what is wrong with it, and the remedy"),
+    "run": Command(run_chat, "chat in the terminal, or ask one question"),
     "launch": Command(
         launch_agent, "start an agent (Claude Code, Codex, ...) that uses the server, and the server"
     ),

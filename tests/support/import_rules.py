@@ -302,6 +302,14 @@ ALLOWED: dict[str, set[str]] = {
     | {"moeserve.router.__main__", "moeserve.detokenizer.__main__", "moeserve.tokenizer"},
     "moeserve.launcher.zygote.forking": {"moeserve.processes.lifecycle"},
     "moeserve.launcher.zygote.client": FRAME | {"moeserve.launcher.child_process"},
+    "moeserve.cli.run": {
+        "moeserve.cli.background_server",
+        "moeserve.cli.command_line",
+        "moeserve.cli.running_server",
+        "moeserve.config",
+        "moeserve.errors",
+        "moeserve.sampling.parameters",
+    },
     "moeserve.cli.workload": {"moeserve.errors"},
     "moeserve.placement.expert_cache": {"moeserve.errors"},
     "moeserve.cli.simulate": FRAME
@@ -324,6 +332,7 @@ IMPORTED_FROM_ABOVE = {
     "moeserve.cli.bench": {"moeserve.cli.main", "moeserve.cli.plan"},
     "moeserve.cli.doctor": {"moeserve.cli.main"},
     "moeserve.cli.models": {"moeserve.cli.main"},
+    "moeserve.cli.run": {"moeserve.cli.main"},
     "moeserve.cli.plan": {"moeserve.cli.main", "moeserve.cli.models"},
     "moeserve.cli.simulate": {"moeserve.cli.main", "moeserve.cli.bench"},
 }
