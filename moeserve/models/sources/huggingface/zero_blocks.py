@@ -66,7 +66,7 @@ def _kind_of(first: StoredTensor, cols: int, bits: int, scales: StoredTensor, gr
 
 
 def _stored_scales(scales: StoredTensor) -> StoredScales:
-    """Returns how a block stores the scales: float32 only if 16 bits cannot hold all of them."""
+    """Returns how a block stores the scales. Raises ModelError for float32 scales that 16 bits cannot hold exactly."""
     if scales.dtype == "F16":
         return StoredScales.F16_ZERO
     if scales.dtype == "BF16":
