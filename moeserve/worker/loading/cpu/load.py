@@ -41,7 +41,7 @@ from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.engines.embedding_rows import EmbeddingRows
-from moeserve.worker.loading.cpu.pool_start import check_ram, open_stream
+from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, open_stream
 from moeserve.worker.loading.drafting import drafting_of, refuse_records_of_drafts
 from moeserve.worker.loading.ready import log_skipped, ready_message
 from moeserve.worker.loading.self_test import check_logits
@@ -147,6 +147,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
     layout = layout_of(config, shape)
     stream = open_stream(config)
+    choose_products(stream, config, loaded.source)
     has_drafts = config.speculative_config is not None
     constraints = Constraints(config.max_num_seqs, loaded.grammar.result, drafts=has_drafts)
     windows = capacity.num_window_slots

@@ -18,7 +18,7 @@ from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
 from moeserve.worker.adapters.gpu import LoadedAdapters, load_gpu_adapters
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import gpu_experts
-from moeserve.worker.loading.cpu.pool_start import check_ram, open_stream
+from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, open_stream
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan
 from moeserve.worker.loading.gpu.ram_expert_order import ram_expert_order
 from moeserve.worker.loading.gpu.rank_pool import open_rank_stream
@@ -55,6 +55,7 @@ def _in_ram(
     experts = None
     if placement.shares_layers:
         experts = load_ram_experts(stream, source, shape, ids, device, on_progress, first_layer=count)
+    choose_products(stream, config, source)
     return InRam(stream, first, experts)
 
 
