@@ -2,8 +2,8 @@
 models' servers as they are needed.
 
 It serves nothing itself. A front process that crashes, or says nothing for too long, takes the models' servers with it
-and is started again: clients that connect meanwhile wait, and models are loaded again as they are asked for. SIGTERM and
-SIGINT have the front drain; a second one kills everything at once. SIGHUP has it read its file of keys again.
+and is started again: clients that connect meanwhile wait, and models are loaded again as they are asked for. SIGTERM
+and SIGINT have the front drain; a second one kills everything at once. SIGHUP has it read its file of keys again.
 """
 
 from __future__ import annotations

@@ -98,7 +98,9 @@ def main(arguments: list[str]) -> int:
         parser.error(str(error))
     except UserError as error:
         screen.clear_status()
-        print(f"moeserve run: {safe_line(sentence(error))}", file=sys.stderr)
+        # Only a server that did not start has several lines: the last ones of its log.
+        lines = map(safe_line, sentence(error).splitlines())
+        print("moeserve run: " + "\n".join(lines), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         screen.clear_status()
