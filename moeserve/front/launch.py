@@ -213,6 +213,8 @@ class FrontLauncher:
         if signum == signal.SIGHUP:
             self._hung_up = True
         elif signum == signal.SIGUSR2:
-            log.error("SIGUSR2: a server with several models does not start the next beside itself yet; restart it")
+            log.error(
+                "SIGUSR2: a server with several models does not start the next beside itself yet; restart it"
+            )
         else:
             self._signals += 1
