@@ -118,8 +118,8 @@ class CpuDecoder:
         window_table: Int32s | None = None,
         ends: Int32s | None = None,
     ) -> None:
-        """The sequences of the next `forward`, as `build_attention_plan` says. window_table, ends: for windowed layers;
-        None: the same as the others', which are causal. No attention is queued."""
+        """Plans the attention of the next `forward`, without launching it; arguments as for `build_attention_plan`.
+        window_table and ends apply to sliding-window layers only; None: slot_table, and causal attention."""
         threads = self._stream.threads
         columns = (rows, counts, positions, req_slots)
         for form in self._forms.values():
