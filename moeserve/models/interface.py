@@ -236,13 +236,10 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder: embedding, layers of a mixer (attention or a recurrence) and a feed-forward, each behind an RMSNorm,
-    and a head.
+    """A decoder: embedding, layers of a mixer (attention or a recurrence) and a feed-forward, each normed, and a head.
 
-    Layers may differ, but for latent attention and recurrence; at least one attends. The properties that
-    speak of the whole model give the largest of all layers, which is what buffers are made for; 0 where no layer has
-    such a thing.
-    """
+    Layers may differ, but for latent attention and recurrence; at least one attends. The properties that speak of the
+    whole model give the largest of all layers, for which buffers are made; 0 where no layer has such a thing."""
 
     architecture: str
     hidden_size: int
@@ -261,13 +258,11 @@ class ModelShape:
     logit_scale: float = 1.0  # multiplies logits: the last norm's weight is loaded times it
     rope_sections: tuple[int, int, int] | None = None  # frequencies by time, height, width (t h w t h w)
     layer_input_width: int = 0  # numbers of each token's own input of each layer; 0: there are none
-    spans_see_ahead: bool = (
-        False  # in windowed layers, rows of a span of embeddings (a picture's) see it to its end
-    )
+    spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
+    deep_layers: int = 0  # first layers behind which more is added to the rows of a span (DeepStack)
 
     def __post_init__(self) -> None:
-        """Raises ValueError where no layer attends, for latent attention beside another form, and for recurrent layers
-        of several forms."""
+        """Raises ValueError where no layer attends, or those that do or recur are of kinds that do not go together."""
         kinds = {type(layer.attention).__name__ for layer in self.layers if layer.attention is not None}
         if len(kinds) != 1 or (self.latent is not None and len(self.forms) > 1):
             raise ValueError(f"layers with attention of one kind expected, not {sorted(kinds)}")
@@ -277,6 +272,11 @@ class ModelShape:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of a span's row, with what is added behind `deep_layers`."""
+        return self.hidden_size * (1 + self.deep_layers)
 
     @property
     def loaded_layers(self) -> tuple[LayerShape, ...]:

@@ -31,8 +31,18 @@ def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The interpreter of an environment with the wheel in it and what that depends on."""
     subprocess.run([request.param, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv/bin/python"
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
-    subprocess.run([*pip, "--no-index", "--no-deps", "--find-links", str(REPOSITORY / "dist"), "moeserve"], check=True)
+    pip = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--only-binary=:all:",
+    ]
+    subprocess.run(
+        [*pip, "--no-index", "--no-deps", "--find-links", str(REPOSITORY / "dist"), "moeserve"], check=True
+    )
     # The second command has no tools beside pip: nothing can be compiled.
     subprocess.run([*pip, "moeserve"], check=True, env=os.environ | {"PATH": "", "CC": "", "CXX": ""})
     return python
@@ -48,7 +58,9 @@ def test_the_wheel_answers_a_question(environment: Path) -> None:
 def test_a_wheel_is_for_old_systems_too(wheel: Path) -> None:
     """Its tag names a glibc, so that pip refuses it where it could not be loaded."""
     _, _, _, tags = parse_wheel_filename(wheel.name)
-    assert all(tag.platform.startswith("manylinux_") or tag.platform == "manylinux2014_x86_64" for tag in tags)
+    assert all(
+        tag.platform.startswith("manylinux_") or tag.platform == "manylinux2014_x86_64" for tag in tags
+    )
 
 
 def test_there_is_a_wheel_for_this_interpreter() -> None:
