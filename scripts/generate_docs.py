@@ -24,6 +24,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from api_reference import API_PAGES, SHARED, ApiReference  # noqa: E402  (beside this file)
 from command_reference import commands_page  # noqa: E402
+from front_metrics_reference import front_metrics  # noqa: E402
 from metrics_reference import dashboard, metrics_page  # noqa: E402
 from operator_reference import operator_pages  # noqa: E402
 from sampling_reference import sampling_page  # noqa: E402
@@ -88,7 +89,7 @@ def pages() -> Iterator[tuple[str, Iterable[str]]]:
     yield "docs/reference/commands.md", commands_page(MADE)
     heading = ("# Sampling parameters", "", MADE, "")
     yield "docs/reference/sampling-parameters.md", (*heading, *sampling_page())
-    yield "docs/reference/metrics.md", metrics_page(MADE)
+    yield "docs/reference/metrics.md", (*metrics_page(MADE), *front_metrics())
     yield DASHBOARD, dashboard(REPOSITORY / DASHBOARD)
     yield from api_pages()
     for name, lines in operator_pages(REPOSITORY):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,48 +15,71 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from moeserve.cli.command_line import flag_name
 from moeserve.cli.running_server import (
     ANSWER_S,
-    DIRECT,
     ServedModel,
     ServerGone,
     models_at,
+    opener_of,
     request_of,
     url_of,
 )
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
+from moeserve.hub import parse_name
+from moeserve.processes.logs import set_up_logging
 
 LOOK_S: Final = 0.3
+MOST_HEALTH_BYTES: Final = 1 << 16
 END_S: Final = 60.0  # within which a server that is told to stop has ended
 SERVER_OPTIONS: Final = ("model", "host", "port", "api_key", "max_model_len", "ssl_certfile", "ssl_keyfile")
 
 
 @contextmanager
 def server_for(
-    config: ServerConfig, given: dict[str, str | list[str] | None]
+    config: ServerConfig, given: dict[str, str | list[str] | None], *, needs_model: bool = True
 ) -> Iterator[tuple[str, ServedModel]]:
-    """The address of a server, and its model. `given`: the flags of SERVER_OPTIONS as they were given, for a server
-    that has to be started. Raises UserError."""
+    """The address of a server, and its model. `given`: the server's flags as they were given, for one that has to be
+    started. needs_model: no server is started without a model, rather than one with the demonstration model. Raises
+    UserError."""
     url, key = url_of(config), next(iter(config.api_key), None)
     try:
-        served = _wanted(url, models_at(url, key), config.model)
+        model = running_model(url, key, config.model)
     except ServerGone:
-        if not config.model:
+        if needs_model and not config.model:
             raise
     else:
-        # It may be loading still.
-        ready = wait_until_ready(url, key, None)
-        yield url, served if ready is None else served._replace(context_length=ready.context_length)
+        yield url, model
         return
+    _download(config.model)
+    if sys.stderr.isatty():
+        served = config.model or "the small demonstration model, which can do a few things only"
+        print(f"no server runs at {url}; starting one, for this command, with {served}", file=sys.stderr)
     with _started(given) as (server, log):
-        ready = wait_until_ready(url, key, server)
-        if ready is None:
+        if not wait_until_ready(url, server):
             raise UserError(f"the server did not start:\n{_last_lines(log)}")
-        yield url, ready
+        yield url, models_at(url, key)[0]
+
+
+def running_model(url: str, key: str | None, name: str, *, any_owner: bool = False) -> ServedModel:
+    """The model of a server that runs, once it can be asked. name: "" for the first. any_owner: as `models_at`.
+    Raises UserError."""
+    _wanted(url, models_at(url, key, any_owner=any_owner), name)
+    wait_until_ready(url, None)  # it may be loading still, and does not know its context then
+    return _wanted(url, models_at(url, key, any_owner=any_owner), name)
+
+
+def _download(model: str) -> None:
+    """In this process, whose terminal shows the progress, rather than in the server's. Raises UserError."""
+    name = None if os.path.exists(Path(model).expanduser()) else parse_name(model)
+    if name is not None:
+        from moeserve.hub.download import fetch  # only who asks for it needs the hub's library
+
+        set_up_logging("hub", "info")
+        fetch(name)
 
 
 def _wanted(url: str, served: list[ServedModel], model: str) -> ServedModel:
@@ -66,7 +91,7 @@ def _wanted(url: str, served: list[ServedModel], model: str) -> ServedModel:
             return one
     names = ", ".join(one.name for one in served)
     raise UserError(
-        f"the server at {url} serves {names}, not {model}; leave --model out, or choose another --port"
+        f"the server at {url} serves {names}, not {model}; leave the model out, or choose another --port"
     )
 
 
@@ -101,41 +126,67 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def wait_until_ready(url: str, key: str | None, server: subprocess.Popen[bytes] | None) -> ServedModel | None:
-    """The served model once the server answers questions; None where `server`, a process of ours, has ended. Raises
-    UserError where another's has."""
-    told = ""
-    while server is None or server.poll() is None:
-        state = _health(url)
-        if state.get("status") == "ok" or (server is None and not state):
-            _show("")
-            return models_at(url, key)[0]
-        text = f"server: {state.get('stage', 'starting')} {100 * float(state.get('fraction', 0)):.0f}%"
-        if text != told:
-            _show(text)
-        told = text
-        time.sleep(LOOK_S)
-    _show("")
-    return None
+def wait_until_ready(url: str, server: subprocess.Popen[bytes] | None) -> bool:
+    """True once the server answers questions; False where it has ended: `server`, a process of ours, or another's that
+    does not listen. A terminal shows the progress."""
+    told, progress = "", _Progress()
+    try:
+        while server is None or server.poll() is None:
+            state = _health(url)
+            if state.get("status") == "ok":
+                return True
+            if server is None and not state:
+                return False
+            text = f"server: {progress.text(state)}"
+            if text != told:
+                _show(text)
+            told = text
+            time.sleep(LOOK_S)
+        return False
+    finally:
+        _show("")
+
+
+class _Progress:
+    """The stages of loading, with the time that is left of each by its progress so far."""
+
+    def __init__(self) -> None:
+        self._stage, self._since, self._from = "", 0.0, 0.0
+
+    def text(self, state: dict[str, Any]) -> str:
+        """state: what /health says."""
+        stage, fraction = str(state.get("stage", state.get("status", "starting"))), state.get("fraction", 0)
+        fraction = float(fraction) if isinstance(fraction, int | float) else 0.0
+        now = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._since, self._from = stage, now, fraction
+        gained = fraction - self._from
+        left = "" if gained < 0.02 else f", {(now - self._since) / gained * (1 - fraction):.0f} s left"
+        return f"{stage[:30]} {100 * fraction:.0f}%{left}"
 
 
 def _show(text: str) -> None:
     """In place of what was shown before, on a terminal."""
     if sys.stderr.isatty():
-        print(f"\r{text:<60}\r", end="", file=sys.stderr, flush=True)
+        safe = "".join(char for char in text if char.isprintable())
+        print(f"\r{safe:<60}\r", end="", file=sys.stderr, flush=True)
 
 
-def _health(url: str) -> dict[str, str]:
-    """What /health says; {} while nothing listens."""
+def _health(url: str) -> dict[str, Any]:
+    """What /health says; {} while nothing listens, or where it is another program's."""
     try:
-        with DIRECT.open(request_of(f"{url}/health", None), timeout=ANSWER_S) as response:
-            found = json.loads(response.read())
+        with opener_of(url).open(request_of(f"{url}/health", None), timeout=ANSWER_S) as response:
+            body = response.read(MOST_HEALTH_BYTES)
     except urllib.error.HTTPError as error:
         with error:
-            found = json.loads(error.read())
-    except OSError:
+            body = error.read(MOST_HEALTH_BYTES)
+    except (OSError, http.client.HTTPException):
         return {}
-    return found if isinstance(found, dict) else {}
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and "status" in found else {}
 
 
 def _last_lines(log: IO[bytes], count: int = 5) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import itertools
 import logging
 import os
 import sys
@@ -26,6 +27,7 @@ from moeserve.cli.command_line import (
     unknown_variables,
 )
 from moeserve.cli.other_flags import hint, in_our_words
+from moeserve.cli.several_models import check_single, several_models, wants_several
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.launcher.exit_codes import EXIT_USAGE
@@ -71,7 +73,11 @@ def serve(arguments: list[str]) -> int:
 
     words, notes = in_our_words(arguments)
     try:
-        asked = parse(parser, words, os.environ)
+        named, given = given_options(parser, words)
+        if wants_several(named, given, os.environ):
+            return serve_several(parser, named, given, notes)
+        asked = read_options(given, os.environ)
+        check_single(asked)
         check_server(asked)
         check_certificate(asked)
     except UserError as error:
@@ -91,6 +97,36 @@ def serve(arguments: list[str]) -> int:
             "no --model was given: this is the small demonstration model, which can do a few things only"
         )
     return launch(config)
+
+
+def serve_several(
+    parser: argparse.ArgumentParser,
+    named: Sequence[str],
+    given: Mapping[str, str | list[str] | None],
+    notes: Sequence[str],
+) -> int:
+    """A server with several models. Exit codes as of `serve`."""
+    from moeserve.front.launch import launch_several
+    from moeserve.processes.logs import set_up_logging
+
+    try:
+        # Before the models are looked for, which may be downloaded.
+        common = read_options(
+            {"log_level": given.get("log_level"), "log_format": given.get("log_format")}, {}
+        )
+        set_up_logging("launcher", common.log_level, common.log_format)
+        for note in notes:
+            log.info("%s", note)
+        front = several_models(named, given, os.environ)
+        check_certificate(front.common)
+    except ConfigError as error:
+        parser.error(str(error))
+    except UserError as error:
+        log.error("%s", error)
+        return EXIT_USAGE
+    if unknown := unknown_variables(os.environ):
+        log.warning("no such option, so without effect: environment variable %s", ", ".join(unknown))
+    return launch_several(front)
 
 
 def worker(arguments: list[str]) -> int:
@@ -172,6 +208,12 @@ def launch_agent(arguments: list[str]) -> int:
     return run_launch(arguments)
 
 
+def run_chat(arguments: list[str]) -> int:
+    from moeserve.cli.run.command import main as run_command
+
+    return run_command(arguments)
+
+
 def complete(arguments: list[str]) -> int:
     from moeserve.cli.bench.commands import COMMANDS as MEASUREMENTS
     from moeserve.cli.completion import main as run_completion
@@ -187,6 +229,7 @@ def complete(arguments: list[str]) -> int:
 # The modules of the other commands, with a `command_parser()` each.
 PARSERS = {
     "doctor": "moeserve.cli.doctor.command",
+    "run": "moeserve.cli.run.command",
     "launch": "moeserve.cli.agents.command",
     "pull": "moeserve.cli.models.pull",
     "list": "moeserve.cli.models.list",
@@ -202,6 +245,7 @@ PARSERS = {
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
     "doctor": Command(doctor, "check this machine: what is wrong with it, and the remedy"),
+    "run": Command(run_chat, "chat in the terminal, or ask one question"),
     "launch": Command(
         launch_agent, "start an agent (Claude Code, Codex, ...) that uses the server, and the server"
     ),
@@ -230,14 +274,26 @@ def parse(
 ) -> ServerConfig:
     """What the user asked for, as asked; the first argument may be the model, without its flag. Raises ConfigError,
     which names the flag or the variable."""
-    named = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    found, unknown = parser.parse_known_args(arguments if named is None else arguments[1:])
+    _, given = given_options(parser, arguments)
+    return read_options(given, environment)
+
+
+def given_options(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[list[str], dict[str, str | list[str] | None]]:
+    """The models that are named before the flags, and the texts of the flags by field name. One model that is named so
+    is given as --model too. Raises ConfigError."""
+    named = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
+    found, unknown = parser.parse_known_args(arguments[len(named) :])
+    unknown = [word for word in named if word in COMMANDS] + unknown
     if unknown:
         flags = map(flag_name, vars(found))
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint(unknown, flags)}")
     given = vars(found)
-    if named is not None:
-        if given["model"] not in (None, named):
-            raise ConfigError(f"two models are named, {named} and --model {given['model']}; one is served")
-        given["model"] = named
-    return read_options(given, environment)
+    if len(named) == 1 and not given["models_file"]:
+        if given["model"] not in (None, named[0]):
+            raise ConfigError(
+                f"two models are named, {named[0]} and --model {given['model']}; name several before the flags"
+            )
+        given["model"] = named[0]
+    return named, given

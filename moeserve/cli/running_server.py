@@ -7,13 +7,24 @@ import json
 import urllib.error
 import urllib.request
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 
+MOST_ANSWER_BYTES: Final = 16 << 20
 ANSWER_S: Final = 5.0  # within which a server answers what it knows without its model
-# A proxy of the environment is for other hosts.
-DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an HTTPError: what it names would get the API key."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+_DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+_BY_ENVIRONMENT: Final = urllib.request.build_opener(_NoRedirects())
 
 
 class ServerGone(UserError):
@@ -27,6 +38,7 @@ class NotOurServer(UserError):
 class ServedModel(NamedTuple):
     name: str
     context_length: int | None  # tokens; None while the model is being loaded
+    sees_pictures: bool = False
 
 
 def url_of(config: ServerConfig) -> str:
@@ -41,26 +53,45 @@ def url_of(config: ServerConfig) -> str:
     return f"{scheme}://[{host}]:{config.port}" if ":" in host else f"{scheme}://{host}:{config.port}"
 
 
-def models_at(url: str, api_key: str | None) -> list[ServedModel]:
-    """What a server of ours at `url` serves. Raises ServerGone, NotOurServer, or another UserError
-    where it wants a key."""
+def opener_of(url: str) -> urllib.request.OpenerDirector:
+    """What opens addresses of the server at `url`: directly where that is this machine or a private network, else by
+    the proxy of the environment. Redirects are not followed."""
+    host = urlsplit(url).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+        is_near = address.is_loopback or address.is_private or address.is_link_local
+    except ValueError:
+        is_near = host == "localhost" or host.endswith(".localhost")
+    return _DIRECT if is_near else _BY_ENVIRONMENT
+
+
+def models_at(url: str, api_key: str | None, *, any_owner: bool = False) -> list[ServedModel]:
+    """What a server of ours at `url` serves; any_owner: also one of others, such as a gateway in front of ours. Raises
+    ServerGone, NotOurServer, or another UserError where it wants a key."""
     answer = ask(url, "/v1/models", api_key)
     try:
         found = json.loads(answer)["data"]
-        ours = [one for one in found if one["owned_by"] == "moeserve"]
-        models = [ServedModel(one["id"], one["context_length"]) for one in ours]
-    except (ValueError, KeyError, TypeError) as error:
+        models = [_served(one) for one in found if any_owner or one["owned_by"] == "moeserve"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotOurServer(f"what answers at {url} is no moeserve; choose another --port") from error
     if not models:
         raise NotOurServer(f"the server at {url} is no moeserve; choose another --port")
     return models
 
 
+def _served(card: dict[str, Any]) -> ServedModel:
+    name, context = card["id"], card.get("context_length")
+    if not isinstance(name, str):
+        raise TypeError(name)
+    sees = "image" in ((card.get("architecture") or {}).get("input_modalities") or ())
+    return ServedModel(name, context if isinstance(context, int) else None, sees)
+
+
 def ask(url: str, path: str, api_key: str | None) -> bytes:
     """The body of GET `path`. Raises as `models_at`."""
     try:
-        with DIRECT.open(request_of(url + path, api_key), timeout=ANSWER_S) as response:
-            return bytes(response.read())
+        with opener_of(url).open(request_of(url + path, api_key), timeout=ANSWER_S) as response:
+            return bytes(response.read(MOST_ANSWER_BYTES))
     except urllib.error.HTTPError as error:
         with error:
             if error.code in (401, 403):

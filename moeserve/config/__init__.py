@@ -15,6 +15,8 @@ from .option import (
     HEALTH_LISTENER_ENV,
     LAUNCHER_PID_ENV,
     LISTENERS_ENV,
+    LOGGED_MODEL_ENV,
+    MODEL_PLACE_ENV,
     PROCESS_VARIABLES,
     env_name,
 )
@@ -29,6 +31,8 @@ __all__ = [
     "HEALTH_LISTENER_ENV",
     "LAUNCHER_PID_ENV",
     "LISTENERS_ENV",
+    "LOGGED_MODEL_ENV",
+    "MODEL_PLACE_ENV",
     "PROCESS_VARIABLES",
     "DraftMethod",
     "Drafts",

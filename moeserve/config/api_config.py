@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeserve.config.option import option
+from moeserve.config.several_models import SeveralModelsConfig
 
 
 @dataclass(frozen=True, slots=True)
-class ApiConfig:
+class ApiConfig(SeveralModelsConfig):
     """How the API is reached, and how it reads and writes chats."""
 
     host: str = option(

@@ -12,8 +12,19 @@ HEALTH_LISTENER_ENV = ENV_PREFIX + "HEALTH_LISTENER"  # one descriptor
 LAUNCHER_PID_ENV = ENV_PREFIX + "LAUNCHER_PID"
 ADAPTERS_FILE = "adapters.json"  # in the runtime directory
 ADAPTERS_FILE_ENV = ENV_PREFIX + "ADAPTERS_FILE"  # in an upgrade: the path of the first server's
-PROCESS_VARIABLES = frozenset({LISTENERS_ENV, HEALTH_LISTENER_ENV, LAUNCHER_PID_ENV, ADAPTERS_FILE_ENV})
-GROUPS = ("Model", "Network", "Chat", "Capacity", "Device", "CPU engine", "GPU", "Server")
+MODEL_PLACE_ENV = ENV_PREFIX + "MODEL_PLACE"  # of several models: the place in the list, for its launcher
+LOGGED_MODEL_ENV = ENV_PREFIX + "LOGGED_MODEL"  # of several models: the name that log lines have
+PROCESS_VARIABLES = frozenset(
+    {
+        LISTENERS_ENV,
+        HEALTH_LISTENER_ENV,
+        LAUNCHER_PID_ENV,
+        ADAPTERS_FILE_ENV,
+        MODEL_PLACE_ENV,
+        LOGGED_MODEL_ENV,
+    }
+)
+GROUPS = ("Model", "Several models", "Network", "Chat", "Capacity", "Device", "CPU engine", "GPU", "Server")
 
 
 def option(

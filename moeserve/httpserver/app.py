@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -14,9 +14,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
+from moeserve.config import ServerConfig
 from moeserve.httpserver import anthropic, lightllm, llama_server, native, ollama, openai, responses, web
 from moeserve.httpserver.generation.service import Service
-from moeserve.httpserver.observability.access import Access
+from moeserve.httpserver.observability.access import Access, AnswerCounts
 from moeserve.httpserver.observability.request_record import record_of
 from moeserve.httpserver.transport.absent_paths import why_absent
 from moeserve.httpserver.transport.api_table import Api, ApiTable
@@ -33,6 +34,7 @@ from moeserve.httpserver.transport.sse import JsonResponse
 from moeserve.httpserver.transport.unknown_fields import UnknownFields
 from moeserve.messages.refusal import Refusal
 from moeserve.processes.sandbox.parent import SandboxUnavailable
+from moeserve.processes.tracing import Tracer
 
 # The only place that lists the APIs. /openapi.json has them in this order.
 APIS: Final[tuple[Api, ...]] = (
@@ -59,7 +61,7 @@ class Application(FastAPI):
         self._model = model
         self._document: bytes | None = None  # the answer to GET /openapi.json
         self._document_lock = asyncio.Lock()
-        self.router.routes.append(Route("/openapi.json", self._answer_document, include_in_schema=False))
+        self.router.routes.append(Route("/openapi.json", self.answer_document, include_in_schema=False))
         self.paths: set[str] = set()  # paths of all routes, with their parameters as `{name}`
         for api in self.apis.apis:
             for router in api.routers:
@@ -77,7 +79,7 @@ class Application(FastAPI):
         for route in self.routes:
             route.matches(dict(nowhere))
 
-    async def _answer_document(self, request: Request) -> Response:
+    async def answer_document(self, request: Request) -> Response:
         """Answers GET /openapi.json. A thread makes its bytes once: that takes a third of a second, in which the event
         loop has other requests."""
         async with self._document_lock:
@@ -103,52 +105,60 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     app = Application(apis, wants_key=bool(keys), model=service.model_name)
     app.state.service = service
     app.state.unknown_fields = UnknownFields(service.config.unknown_fields, service.metrics.unknown_fields)
-    _answer_errors(app)
-    # The last middleware added runs first.
-    app.add_middleware(HeadAsGet)
+    answer_errors(app)
     # With pictures the bound on bodies does not follow the context: a picture's bytes have no measure in tokens.
     sees = service.config.mmproj is not None
-    app.add_middleware(
-        BodyLimit, apis=app.apis, context=lambda: None if sees else service.engine.state.max_model_len
+    defend(
+        app,
+        app.apis,
+        service.config,
+        keys,
+        context=lambda: None if sees else service.engine.state.max_model_len,
     )
-    app.add_middleware(Decompress, apis=app.apis)
-    app.add_middleware(ForeignPages, apis=app.apis, allowed=service.config.allowed_origin)
+    note_requests(app, app.apis, service.metrics, service.engine.tracer)
+    app.complete_routes()
+    return app
+
+
+def defend(
+    app: FastAPI, apis: ApiTable, config: ServerConfig, keys: ApiKeys, *, context: Callable[[], int | None]
+) -> None:
+    """Adds the middleware between a connection and the routes, which bounds and refuses. `context` as `BodyLimit` has
+    it. The last middleware added runs first."""
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(BodyLimit, apis=apis, context=context)
+    app.add_middleware(Decompress, apis=apis)
+    app.add_middleware(ForeignPages, apis=apis, allowed=config.allowed_origin)
     if keys:
-        most = service.config.max_requests_per_key
-        app.add_middleware(
-            OpenRequests,
-            apis=app.apis,
-            most=most or service.config.max_num_queued_reqs + service.config.max_num_seqs,
-        )
-        app.add_middleware(ApiKey, apis=app.apis, keys=keys)
-    elif is_loopback(service.config.host):
-        app.add_middleware(KnownHost, apis=app.apis, allowed=service.config.allowed_host)
-    if service.config.allowed_origin:
+        most = config.max_requests_per_key or config.max_num_queued_reqs + config.max_num_seqs
+        app.add_middleware(OpenRequests, apis=apis, most=most)
+        app.add_middleware(ApiKey, apis=apis, keys=keys)
+    elif is_loopback(config.host):
+        app.add_middleware(KnownHost, apis=apis, allowed=config.allowed_host)
+    if config.allowed_origin:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=service.config.allowed_origin,
+            allow_origins=config.allowed_origin,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["*", "x-request-id", "retry-after"],
         )
-    _note_requests(app, service)
-    app.complete_routes()
-    return app
 
 
 def build_probe_app(service: Service) -> FastAPI:
     """The application of --health-port, which needs no key."""
     app = Application((native.PROBES,))
     app.state.service = service
-    _answer_errors(app)
+    answer_errors(app)
     app.add_middleware(HeadAsGet)
     if is_loopback(service.config.host):
         app.add_middleware(KnownHost, apis=app.apis, allowed=service.config.allowed_host)
-    _note_requests(app, service)
+    note_requests(app, app.apis, service.metrics, service.engine.tracer)
     return app
 
 
-def _answer_errors(app: Application) -> None:
+def answer_errors(app: FastAPI) -> None:
+    """Adds the answers to exceptions. `app` has the attributes `apis` and `paths` of `Application`."""
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
@@ -157,12 +167,10 @@ def _answer_errors(app: Application) -> None:
     app.add_exception_handler(Exception, _bug)
 
 
-def _note_requests(app: Application, service: Service) -> None:
+def note_requests(app: FastAPI, apis: ApiTable, metrics: AnswerCounts, tracer: Tracer | None) -> None:
     """Adds the outermost middleware."""
-    app.add_middleware(
-        Access, metrics=service.metrics, tracer=service.engine.tracer, quiet_paths=app.apis.quiet_paths
-    )
-    app.add_middleware(RequestId, apis=app.apis)
+    app.add_middleware(Access, metrics=metrics, tracer=tracer, quiet_paths=apis.quiet_paths)
+    app.add_middleware(RequestId, apis=apis)
 
 
 def _respond(request: Request, error: ApiError) -> Response:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
 import uvicorn
+from fastapi import FastAPI
 
-from moeserve.httpserver.app import build_probe_app
-from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.idle_connections import IdleConnections
 from moeserve.httpserver.transport.turns import Turns
@@ -23,11 +22,12 @@ LAST_BYTES_S: Final = 1  # seconds for answers that are being written at the end
 class ProbeServer(uvicorn.Server):
     """Answers as long as the API's server does, through its drain, and until `should_exit`."""
 
-    def __init__(self, service: Service) -> None:
-        turns = Turns(is_busy=lambda: not service.engine.room.is_empty)
+    def __init__(self, app: FastAPI, is_busy: Callable[[], bool]) -> None:
+        """`app`: of the probes. is_busy: answers of the API are under way."""
+        turns = Turns(is_busy=is_busy)
         idle = IdleConnections(MAX_CONNECTIONS)
         config = uvicorn.Config(
-            build_probe_app(service),
+            app,
             http=partial(BoundedHttpProtocol, idle=idle, turns=turns),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",

@@ -8,7 +8,6 @@ import logging
 import signal
 import socket
 from collections.abc import Coroutine, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ import zmq.asyncio
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.httpserver.app import APIS, build_app
+from moeserve.httpserver.app import APIS, build_app, build_probe_app
 from moeserve.httpserver.generation.chat.chat_formats import formats_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.chat.picture_tokens import PictureTokens
@@ -31,10 +30,8 @@ from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.probe_server import ProbeServer
 from moeserve.httpserver.transport.api_table import Api, ApiTable
-from moeserve.httpserver.transport.connection import BoundedHttpProtocol
+from moeserve.httpserver.transport.bounded_config import bounded_config
 from moeserve.httpserver.transport.hosts import is_loopback
-from moeserve.httpserver.transport.idle_connections import IdleConnections
-from moeserve.httpserver.transport.turns import RawHeaders, Turns
 from moeserve.messages.adapters import ServedAdapter
 from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
@@ -45,18 +42,15 @@ from moeserve.models.facts import facts_of
 from moeserve.models.open import open_metadata
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.lifecycle import Process
-from moeserve.processes.listeners import BACKLOG, Listeners, open_listeners, url_of
+from moeserve.processes.listeners import Listeners, open_listeners, url_of
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVE_S: Final = 120  # without a request: longer than clients' pools keep connections
-LAST_BYTES_S: Final = 3  # for clients to read what is written when all requests have ended
 # For the first request of a connection that was accepted just before a hand-over.
 FIRST_BYTES_S: Final = 1.0
 READY_INTERVAL_S: Final = 0.02  # between two looks
-SPARE_CONNECTIONS: Final = 256  # for /health, /metrics and refusals, beside the requests
 
 
 async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
@@ -131,7 +125,7 @@ class Server(uvicorn.Server):
         self.listening = asyncio.Event()
         super().__init__(_uvicorn_config(service, apis))
         self._tasks: list[asyncio.Task[None]] = []
-        self.probes = ProbeServer(service)
+        self.probes = ProbeServer(build_probe_app(service), lambda: not service.engine.room.is_empty)
         self._probing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
 
@@ -292,39 +286,12 @@ def _template_of(config: ServerConfig) -> str | None:
 
 
 def _uvicorn_config(service: Service, apis: ApiTable) -> uvicorn.Config:
-    config = service.config
-    most_requests = config.max_num_queued_reqs + config.max_num_seqs
-    idle = IdleConnections(config.max_idle_connections_per_address or most_requests + SPARE_CONNECTIONS // 2)
     app = build_app(service, apis.apis)
-
-    keys = service.keys
-    assert keys is not None, "`build_app` has read them"
-
-    def is_known(headers: RawHeaders) -> bool:
-        return keys.key_in(headers) is not None
-
-    turns = Turns(is_busy=lambda: not service.engine.room.is_empty, is_known=is_known, is_open=not keys)
-    made = uvicorn.Config(
+    assert service.keys is not None, "`build_app` has read them"
+    return bounded_config(
         app,
-        http=partial(  # type: ignore[arg-type]
-            BoundedHttpProtocol, idle=idle, turns=turns, count_refusal=service.metrics.refused
-        ),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="debug" if config.log_level == "debug" else "warning",
-        access_log=False,  # `observability/access.py` writes it
-        server_header=False,
-        backlog=BACKLOG,
-        limit_concurrency=most_requests + SPARE_CONNECTIONS,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=LAST_BYTES_S,
-        ssl_certfile=config.ssl_certfile,
-        ssl_keyfile=config.ssl_keyfile,
+        service.config,
+        service.keys,
+        is_busy=lambda: not service.engine.room.is_empty,
+        count_refusal=service.metrics.refused,
     )
-    try:
-        made.load()
-    except OSError as error:  # ssl.SSLError is one
-        files = f"{config.ssl_certfile}, {config.ssl_keyfile or 'the same file'}"
-        raise ConfigError(f"--ssl-certfile, --ssl-keyfile: {files}: {error}") from error
-    return made

@@ -113,6 +113,12 @@ class Pool:
     @staticmethod
     def phase_ticks_per_second() -> float: ...
 
+class ProductChoice:
+    type: int
+    tokens: int
+    isa: str
+    speed: float
+
 class Stream:
     isa: str
     threads: int
@@ -121,6 +127,9 @@ class Stream:
     pool: Pool
     def __init__(self, threads: list[tuple[int, list[int]]], isa: str = "") -> None: ...
     def wait(self) -> None: ...
+    def choose_products(
+        self, types: list[int], weight_bytes: int, least_gain: float
+    ) -> list[ProductChoice]: ...
     def pack(self, source: int, bytes: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
     def view(self, source: int, bytes: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
     def embed(
@@ -387,8 +396,7 @@ class Handoff:
     FLAG_BYTES: int
     def __init__(
         self,
-        pool: Pool,
-        isa: str,
+        stream: Stream,
         layers: list[HandoffLayer],
         requests: int,
         answers: int,

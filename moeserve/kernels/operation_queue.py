@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from moeserve.kernels import _C
+from moeserve.kernels.codebooks import bring_codebook
 from moeserve.kernels.stream_operands import ThreadPlacement
+
+LEAST_GAIN: Final = 1.03  # of a product's speed, below which the noise of measuring would choose
 
 
 class OperationQueue:
@@ -29,6 +33,26 @@ class OperationQueue:
     @property
     def isa(self) -> str:
         return self._native.isa
+
+    @property
+    def native(self) -> _C.Stream:
+        return self._native
+
+    def choose_products(
+        self, types: Iterable[int], weight_bytes: int, least_gain: float = LEAST_GAIN
+    ) -> list[_C.ProductChoice]:
+        """Measures which of this CPU's instruction sets multiplies packed weights of `types` (ggml's numbers) by one to
+        four tokens the fastest, from memory and with all threads, and uses it from now on where it is at least
+        `least_gain` times as fast as `self.isa`. The bits of the results do not depend on it. Takes some 0.1 s a type,
+        about a second at most, and nothing where there is no choice or where caches hold all `weight_bytes`. No
+        operation may be queued.
+
+        Returns for each type and number of tokens that another instruction set computes: `type`, `tokens`, `isa`, and
+        `speed`, a multiple of the speed with `self.isa`."""
+        numbers = list(types)
+        for number in numbers:
+            bring_codebook(number)
+        return self._native.choose_products(numbers, weight_bytes, least_gain)
 
     @property
     def threads(self) -> int:

@@ -1,8 +1,8 @@
 r"""The rules file: assigns parts of the model to devices by regular expressions on their names.
 
-    - match: '^blk\\.(0|1|2)\\.experts'    # a tensor's name, or a module's
+    - match: '^blk\.(0|1|2)\.experts'    # a tensor's name, or a module's
       device: cpu                         # stored and computed there
-    - match: '\\.experts$'
+    - match: '\.experts$'
       decode: cpu                         # in RAM; computed by the CPU pool in decode steps
       prefill: cuda                       # streamed to the GPU in every step with prompt tokens
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import threading
 import time
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final
+
+from moeserve.config import LOGGED_MODEL_ENV
 
 # id of the request that the current task handles
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -80,7 +83,9 @@ def _request_id(record: logging.LogRecord) -> str:
 
 def set_up_logging(process: str, level: str, log_format: str = "text") -> None:
     """Sends all output of this process to stderr in `log_format`, including Python's warnings and the exceptions
-    that end a thread or the process."""
+    that end a thread or the process. With several models, the process is named with its model."""
+    if model := os.environ.get(LOGGED_MODEL_ENV):
+        process = f"{process} of {model}"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

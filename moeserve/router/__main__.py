@@ -1,4 +1,4 @@
-"""`python -m moeserve.router`: the process that owns every request's state and every KV slot."""
+"""`python -m moeserve.router`: the scheduling process, which owns every request's state and every KV slot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FLOAT32_BYTES = 4
 
 
 def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
-    """The scheduler's limits, from the user's options and what the worker has."""
+    """Returns the scheduler's limits, from the configuration and the worker's sizes."""
     return Limits(
         num_kv_slots=ready.num_kv_slots,
         max_num_seqs=ready.max_num_seqs,
@@ -57,7 +57,7 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         window=ready.window,
         snapshot_spacing=_spacing(ready),
         event_block_size=None if config.kv_events_endpoint is None else config.kv_events_block_size,
-        # A worker on another machine does not have the files of embeddings.
+        # A worker on another machine cannot read the embedding files.
         embedding_bytes=0 if config.worker is not None else FLOAT32_BYTES * ready.embedding_size,
         rotates_in_sections=ready.rotates_in_sections,
         whole_spans=ready.whole_spans,
@@ -81,8 +81,8 @@ def _prefill_share(config: ServerConfig, ready: WorkerReady) -> float:
 def connect(
     workers: LaunchedWorkers, inbox: PullChannel[ToRouter], process: Process
 ) -> tuple[WorkerClient | None, list[ToRouter]]:
-    """Waits until a worker has loaded its model and connects to it; None when the server stops before that. Also
-    returns what has come meanwhile: a router that replaces another gets requests at once."""
+    """Waits until a worker has loaded its model, and connects to it. Returns the worker, or None if the server stops
+    first, and the messages that arrived meanwhile: a restarted router receives requests at once."""
     early: list[ToRouter] = []
     while True:
         worker = workers.connect()

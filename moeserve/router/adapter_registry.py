@@ -1,8 +1,10 @@
-"""AdapterRegistry: which LoRA adapters exist. Only the router changes the list; httpserver and the worker follow it.
+"""AdapterRegistry: the list of LoRA adapters. The router owns the list; httpserver and the worker receive its
+changes.
 
-The list survives the process: a file in the runtime directory has the served adapters and those that open requests
-need. The next router reads it, and so does the next server of an upgrade. A worker that is started anew is told all of
-it before it gets the first plan."""
+The list survives the router: a file in the runtime directory records the served adapters and those that open
+requests use. A restarted router reads it, and so does the next server of an upgrade. A restarted worker receives the
+whole list before its first plan.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +30,23 @@ from moeserve.messages.steps import WorkerReady
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.02  # between two questions to a worker that is reading an adapter
-LINGER_S = 10.0  # for which a new router keeps unreferenced adapters: requests of the last router come again
+LOOK_S = 0.02  # interval at which a worker that is reading an adapter is asked for its state
+# time for which a restarted router keeps adapters without requests, until clients have sent their requests again
+LINGER_S = 10.0
 
 
 class _Entry(msgspec.Struct):
     name: str
     path: str
     key: str
-    is_served: bool = True  # False: only requests that have it already may use it
+    is_served: bool = True  # False: only requests that already use it may continue
     order: int = -1
     num_bytes: int = 0
-    is_there: bool = False  # the worker has it
+    is_there: bool = False  # the worker has loaded it
 
 
 class _Saved(msgspec.Struct, frozen=True):
-    """An _Entry in the file."""
+    """The part of an _Entry that the file stores."""
 
     name: str
     path: str
@@ -52,8 +55,8 @@ class _Saved(msgspec.Struct, frozen=True):
 
 
 class AdapterRegistry:
-    """The caller sends `due` to the worker and what `take_messages` returns to httpserver. Times are seconds of one
-    clock, the caller's."""
+    """The caller sends `due` to the worker and `take_messages` to httpserver. All times are seconds of the caller's
+    clock."""
 
     def __init__(
         self,
@@ -63,8 +66,9 @@ class AdapterRegistry:
         most: int = 0,
         now: float = 0.0,
     ) -> None:
-        """ready: the worker's message, which has the adapters that the worker loads by itself. paths: their files, by
-        name. file: None if adapters neither come nor go. most: adapters at once."""
+        """ready: the worker's message; it lists the adapters that the worker loads at its start. paths: their files,
+        by name. file: where the list is stored; None if adapters cannot be added or removed. most: adapters loaded
+        at once, at most."""
         self._file = file
         self._most = most
         self._orders = 0
@@ -72,12 +76,12 @@ class AdapterRegistry:
             _Entry(name, paths.get(name, ""), key, num_bytes=ready.adapter_bytes.get(key, 0))
             for name, key in ready.adapters.items()
         ]
-        self._loads: dict[int, LoadAdapter] = {}  # by order
-        self._failed: list[tuple[str, str]] = []  # key and cause of adapters that could not be restored
+        self._loads: dict[int, LoadAdapter] = {}  # order → request to load
+        self._failed: list[tuple[str, str]] = []  # (key, cause) of adapters that could not be restored
         self._out: list[AdaptersServed | AdapterAnswer] = []
         self._linger_until = 0.0
-        self._is_awaited = False  # a report of the worker
-        self._is_news = False  # there is something to tell the worker
+        self._is_awaited = False  # the worker owes a report
+        self._is_news = False  # the list changed since the worker was last told
         self._next_look = 0.0
         saved = _read(file)
         if saved is not None:
@@ -90,7 +94,7 @@ class AdapterRegistry:
     # ---------------------------------------------------------------- what httpserver asks for
 
     def load(self, message: LoadAdapter) -> None:
-        """Orders an adapter. The answer follows when the worker has it."""
+        """Starts to load an adapter. The answer follows when the worker has loaded it or failed."""
         refusal = self._refusal(message)
         if refusal is not None:
             self._answer(message, 400, refusal)
@@ -130,7 +134,8 @@ class AdapterRegistry:
     # ---------------------------------------------------------------- what the worker has
 
     def due(self, now: float, in_use: Callable[[], Collection[str]]) -> AdaptersWanted | None:
-        """Returns what the worker must be told now; None if nothing. in_use: the keys of open requests' adapters."""
+        """Returns the list to send to the worker now; None if it is up to date. in_use: keys of open requests'
+        adapters."""
         if self._file is None or self._is_awaited:
             return None
         self._drop_unused(now, in_use)
@@ -180,7 +185,7 @@ class AdapterRegistry:
         self._answer(message, 200, f"Success: LoRA adapter '{message.name}' added successfully.")
 
     def _restored(self, entry: _Entry, state: AdapterState) -> None:
-        """Takes the state of an adapter that existed before this worker."""
+        """Handles the worker's state of an adapter that the previous worker had."""
         if state.error is None and not state.key:
             return
         if state.key == entry.key:
@@ -189,14 +194,14 @@ class AdapterRegistry:
         cause = state.error or "its files have changed since it was loaded"
         log.error("adapter %s: what was loaded is lost: %s", entry.name, cause)
         self._failed.append((entry.key, f"the adapter {entry.name} could not be loaded again: {cause}"))
-        if state.key and entry.is_served:  # whoever asks from now on gets what lies there
+        if state.key and entry.is_served:  # later requests use the file's present contents
             entry.key, entry.is_there, entry.num_bytes = state.key, True, state.num_bytes
         else:
             self._entries.remove(entry)
         self._changed()
 
     def worker_lost(self, cause: str) -> None:
-        """Gives up the adapters that were being loaded: one of them may have ended the worker."""
+        """Fails the adapters that were being loaded when the worker died: one of them may have killed it."""
         for message in self._loads.values():
             self._answer(message, 503, f"the engine was lost while it loaded the adapter: {cause}")
         self._loads.clear()
@@ -211,17 +216,17 @@ class AdapterRegistry:
 
     @property
     def is_restoring(self) -> bool:
-        """The worker lacks an adapter that its rows may name, so it must not get a plan."""
+        """True while the worker lacks an adapter that its rows may need; no plan may be sent."""
         return not all(entry.is_there for entry in self._entries)
 
     @property
     def is_waiting(self) -> bool:
-        """The worker is reading an adapter."""
+        """True while the worker is reading an adapter."""
         return bool(self._loads) or self.is_restoring
 
     @property
     def is_busy(self) -> bool:
-        """`due` is to be asked every LOOK_S."""
+        """True if the caller must call `due` every LOOK_S."""
         return self._file is not None and (
             self.is_waiting or not all(entry.is_served for entry in self._entries)
         )
@@ -245,7 +250,7 @@ class AdapterRegistry:
         return out
 
     def take_failed(self) -> list[tuple[str, str]]:
-        """Returns keys and causes of adapters that are gone although requests may name them."""
+        """Returns (key, cause) of adapters that are lost although requests may use them."""
         failed, self._failed = self._failed, []
         return failed
 
@@ -262,7 +267,7 @@ class AdapterRegistry:
         self._out.append(AdaptersServed(self.served))
 
     def _save(self) -> None:
-        """Writes the file. Called before any process is told of the change."""
+        """Writes the file, before any process learns of the change."""
         if self._file is None:
             return
         saved = [_Saved(entry.name, entry.path, entry.key, entry.is_served) for entry in self._entries]

@@ -1,5 +1,5 @@
-"""The router's own names of requests' embeddings, which are there as long as a plan may name them: the sender of a
-request may remove its own."""
+"""The router's links to the embedding files of requests. They exist as long as a plan may use them, even if the
+sender removes its own."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ log = logging.getLogger(__name__)
 
 class EmbeddingLinks:
     def __init__(self, files: EmbeddingFiles, row_bytes: int) -> None:
-        """row_bytes: of an embedding that the worker takes. Removes the links of a router that was killed, whose plans
-        the worker must have left."""
+        """row_bytes: bytes of one embedding vector. Removes the links of a router that was killed; the worker must
+        be done with its plans."""
         files.remove_left(Owner.ROUTER)
         self._files = files
         self._row_bytes = row_bytes
         self._own: set[str] = set()
 
     def linked(self, message: GenerateRequest) -> GenerateRequest | RequestError:
-        """The request with handles of the router's own, which `remove` is told of in the end; or what its client gets
-        where an embedding is not there, or not whole."""
+        """Returns the request with handles of the router's own links, to be removed with `remove`; or an error for
+        the client if an embedding file is missing or truncated."""
         spans: list[EmbeddingSpan] = []
         try:
             for span in message.spans:
@@ -40,7 +40,7 @@ class EmbeddingLinks:
         return replace(message, spans=spans)
 
     def remove(self, handles: Iterable[str]) -> None:
-        """Those of them that are the router's own."""
+        """Removes those of the handles that are the router's own."""
         for handle in self._own.intersection(handles):
             self._own.remove(handle)
             self._files.remove(handle)

@@ -1,13 +1,13 @@
-"""Sends KV events to gateways: a PUB socket for the batches as they come, a ROUTER socket for missed batches.
+"""Publishes KV events to gateways: new batches on a PUB socket, missed batches on request on a ROUTER socket.
 
-A thread owns both sockets, so that neither a slow subscriber nor a replay delays the router's next plan. What is held
-for others is bounded:
+A thread owns both sockets, so that neither a slow subscriber nor a replay delays the router's next plan. All buffers
+are bounded:
 
-- The PUB socket holds SUBSCRIBER_BATCHES for each subscriber and drops what comes beyond. The subscriber sees that a
-  sequence number is missing, and asks for a replay.
+- The PUB socket queues SUBSCRIBER_BATCHES per subscriber and drops further ones. The subscriber notices the missing
+  sequence number and asks for a replay.
 - The last REPLAY_BATCHES batches, of at most REPLAY_BYTES, are kept for replays.
-- QUEUED_BATCHES may wait for the thread. One that does not fit is lost, and its number with it, so that subscribers see
-  a gap that no replay fills.
+- QUEUED_BATCHES may wait for the thread. A batch that does not fit is lost with its number, so that subscribers see a
+  gap that no replay fills.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ REPLAY_BATCHES: Final = 10_000
 REPLAY_BYTES: Final = 64 << 20
 QUEUED_BATCHES: Final = 10_000
 SEQUENCE_BYTES: Final = 8
-REPLAY_END: Final = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)  # the number of a replay's last message
-MAX_REQUEST_BYTES: Final = 1024  # of a replay
+REPLAY_END: Final = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)  # the number in a replay's last message
+MAX_REQUEST_BYTES: Final = 1024  # of a replay request
 LINGER_MS: Final = 200
 _QUEUE: Final = "inproc://kv-events"
 _STOP: Final = b""
@@ -42,7 +42,7 @@ _Socket = zmq.Socket[bytes]
 
 
 class KvEventPublisher:
-    """`publish` and `close` are for one thread, the router's."""
+    """`publish` and `close` may only be called from one thread, the router's."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class KvEventPublisher:
 
     @classmethod
     def wanted(cls, context: zmq.Context[_Socket], config: ServerConfig) -> KvEventPublisher | None:
-        """None: the user has named no endpoint. Raises ConfigError."""
+        """Returns the publisher for the configuration; None if no endpoint is set. Raises ConfigError."""
         if config.kv_events_endpoint is None:
             if config.kv_events_replay_endpoint is not None:
                 raise ConfigError("--kv-events-replay-endpoint needs --kv-events-endpoint")
@@ -83,7 +83,7 @@ class KvEventPublisher:
         )
 
     def publish(self, events: list[KvEvent]) -> None:
-        """Queues one batch; nothing for no events. Never waits."""
+        """Queues one batch, unless `events` is empty. Never blocks."""
         if not events:
             return
         number = self._next.to_bytes(SEQUENCE_BYTES, "big")
@@ -99,20 +99,20 @@ class KvEventPublisher:
             self._is_full = False
 
     def close(self) -> None:
-        """Ends the thread after the batches that are queued."""
+        """Ends the thread after it has sent the queued batches."""
         self._queue.send(_STOP)
         self._thread.join()
         self._queue.close()
 
 
 class _Sender:
-    """The thread's part."""
+    """The sending thread."""
 
     def __init__(
         self, context: zmq.Context[_Socket], endpoint: str, replay_endpoint: str | None, topic: str
     ) -> None:
         self._topic = topic.encode()
-        self._kept: deque[tuple[bytes, bytes]] = deque()  # sequence numbers and payloads, in order
+        self._kept: deque[tuple[bytes, bytes]] = deque()  # (sequence number, payload), in order
         self._kept_bytes = 0
         self._queue = context.socket(zmq.PULL)
         self._queue.setsockopt(zmq.RCVHWM, QUEUED_BATCHES)
@@ -120,7 +120,7 @@ class _Sender:
         self._publication = _bound(context.socket(zmq.PUB), endpoint, SUBSCRIBER_BATCHES)
         self._replay: _Socket | None = None
         if replay_endpoint is not None:
-            # A whole replay fits in the queue of one client, so that sending it never waits.
+            # A whole replay fits into one client's queue, so sending it never blocks.
             self._replay = _bound(context.socket(zmq.ROUTER), replay_endpoint, REPLAY_BATCHES + 1)
 
     def run(self) -> None:
@@ -142,7 +142,7 @@ class _Sender:
                 socket.close()
 
     def _send(self, number: bytes, payload: bytes) -> None:
-        # A PUB socket drops, and never waits.
+        # A PUB socket drops messages instead of blocking.
         self._publication.send_multipart([self._topic, number, payload])
         self._kept.append((number, payload))
         self._kept_bytes += len(payload)
@@ -150,13 +150,13 @@ class _Sender:
             self._kept_bytes -= len(self._kept.popleft()[1])
 
     def _answer(self, replay: _Socket) -> None:
-        """A request is the first number that is wanted, behind the empty frame of a REQ socket. Those of another form
-        are ignored. The answer ends with the number -1, also where the client takes no more of it."""
+        """Answers a replay request: an empty frame, as a REQ socket sends it, then the first wanted number.
+        Malformed requests are ignored. The answer ends with the number -1, even if the client reads no more of it."""
         frames = replay.recv_multipart()
         if len(frames) != 3 or frames[1] or len(frames[2]) != SEQUENCE_BYTES:
             return
         client, empty, first = frames
-        with contextlib.suppress(zmq.Again):  # a client that asks again and again, and reads nothing
+        with contextlib.suppress(zmq.Again):  # a client that keeps asking without reading
             for number, payload in self._kept:
                 if number >= first:
                     replay.send_multipart([client, empty, number, payload], zmq.NOBLOCK)

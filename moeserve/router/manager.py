@@ -1,6 +1,6 @@
-"""The router's event loop: it feeds `core.Scheduler` from the inbox, and sends its plans and messages.
+"""The router's event loop: passes messages from the inbox to `core.Scheduler`, and sends its plans and messages.
 
-One thread. It sleeps in one poll over the inbox and the connection to the worker, and uses no CPU while idle.
+Single-threaded. It sleeps in one poll over the inbox and the worker's connection, and uses no CPU while idle.
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ from moeserve.router.worker_deadline import StepDeadline
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.05
-HEARTBEAT_S = 1.0  # between two reports where nothing changes
-CONNECT_INTERVAL_S = 0.02  # between two looks whether the next worker is there
-IDLE_PING_S = 15.0  # between two signs of life of a worker that computes nothing
+HEARTBEAT_S = 1.0  # interval between reports while nothing changes
+CONNECT_INTERVAL_S = 0.02  # interval between attempts to connect to the next worker
+IDLE_PING_S = 15.0  # interval between pings of an idle worker
 PING_MS = 1.0
-MESSAGES_PER_TURN = 256  # bounded, so that a burst of requests does not delay the worker's next plan
+MESSAGES_PER_TURN = 256  # limit per turn, so that a burst of requests does not delay the worker's next plan
 
 
 class RouterManager:
-    """Owns the scheduler. Sends messages about requests to the detokenizer, and to httpserver load reports, expert use
-    and whether there is a worker.
+    """Owns the scheduler. Sends messages about requests to the detokenizer; sends load reports, expert use and the
+    worker's state to httpserver.
 
-    A worker that is lost (its process ended, its answers mean nothing, or a step's deadline has passed) is replaced.
-    The requests that it was computing then go on from their tokens."""
+    A lost worker (its process ended, its answers are invalid, or a step's deadline passed) is replaced. The requests
+    that it was computing then continue from their tokens.
+    """
 
     def __init__(
         self,
@@ -79,14 +80,14 @@ class RouterManager:
         idle_ping: float = IDLE_PING_S,
         spans: EmbeddingLinks | None = None,
     ) -> None:
-        """`worker` is the first one, `workers` has those after it. `step_timeout` in seconds: see StepDeadline. Without
-        `continue_requests`, a worker's loss fails the requests that it was computing. `heartbeat` is called when the
-        launcher asks for one. A worker that computes nothing is asked something every `idle_ping` seconds. `adapters`:
-        where they may come and go. `spans`: None where requests have none."""
+        """worker: the first one; workers: supplies later ones. step_timeout: seconds, see StepDeadline.
+        continue_requests: False: the loss of a worker fails the requests that it was computing. heartbeat: called
+        when the launcher asks for one. idle_ping: seconds between questions to an idle worker. adapters: set if LoRA
+        adapters can be added and removed. spans: None if requests have no embeddings."""
         self._scheduler = scheduler
         self._request_tracer = request_tracer
         self._kv_events = kv_events
-        self._worker: WorkerClient | None = worker  # None: it is lost, and the next one not there yet
+        self._worker: WorkerClient | None = worker  # None after it was lost, until the next one is ready
         self._workers = workers
         self._first = worker.ready()
         self._adapters = AdapterRegistry(self._first, {}) if adapters is None else adapters
@@ -95,29 +96,30 @@ class RouterManager:
         self._launcher = launcher
         self._spans = spans
         self._idle_ping = idle_ping
-        self._heard_at = time.monotonic()  # when the worker last answered, or was connected to
+        self._heard_at = time.monotonic()  # when the worker last answered or was connected
         self._deadline = StepDeadline(step_timeout)
-        self._exit: WorkerExited | None = None  # of the lost worker, once the launcher has told
-        self._crashed_by_itself = False  # any worker since the last that was ready
-        self._first_id = 0  # of the requests of the httpserver that lives
+        self._exit: WorkerExited | None = None  # of the lost worker, once the launcher reported it
+        self._crashed_by_itself = False  # a worker has crashed since the last one was ready
+        self._first_id = 0  # first request id of the current httpserver
         self._inbox = inbox
         self._detokenizer = detokenizer
         self._http = http
         self._poller = zmq.Poller()
         self._poller.register(inbox.socket, zmq.POLLIN)
-        self._worker_fd = worker.fileno()  # kept, because a broken connection has none
+        self._worker_fd = worker.fileno()  # kept because a broken connection has none
         self._poller.register(self._worker_fd, zmq.POLLIN)
-        self._awaits_expert_use = False  # requested from the worker and not answered yet
+        self._awaits_expert_use = False  # requested from the worker but not answered yet
         self._stopping = False
         self._was_idle = True
-        self._report: LoadReport | None = None  # the last one sent
-        self._report_at = 0.0  # when there was last a look whether one is due
+        self._report: LoadReport | None = None  # last report sent
+        self._report_at = 0.0  # time of the last check whether a report is due
         self._sent_at = 0.0
-        self._report_is_due = False  # something may have changed since
+        self._report_is_due = False  # something may have changed since the last report
 
     def run(self, early: Sequence[ToRouter] = ()) -> None:
-        """Serves until Shutdown, then ends the worker. `early` has come before there was one. Raises ChannelFull when
-        httpserver or the detokenizer takes no messages, RuntimeError when a new worker has less than the first."""
+        """Serves until Shutdown, then ends the worker. early: messages that arrived before the worker was ready.
+        Raises ChannelFull if httpserver or the detokenizer stops reading, RuntimeError if a new worker has smaller
+        limits than the first."""
         for message in early:
             self._receive(message)
         wait_ms = 0
@@ -127,12 +129,12 @@ class RouterManager:
             wait_ms = self._wait_ms()
         self._scheduler.close("the server is shutting down")
         self._flush()
-        worker = self._worker or self._workers.connect()  # it may just have become ready
+        worker = self._worker or self._workers.connect()  # the next worker may just have become ready
         if worker is not None:
             worker.shutdown()
 
     def turn(self) -> None:
-        """Does what can be done now, without waiting: messages in, plans to the worker, then messages out."""
+        """Does all work that needs no waiting: handles messages, sends plans to the worker, then sends messages."""
         for message in self._inbox.drain(MESSAGES_PER_TURN):
             self._receive(message)
         if self._worker is None:
@@ -200,7 +202,7 @@ class RouterManager:
             )
 
     def _serve(self, worker: WorkerClient) -> None:
-        """Raises WorkerDied, ProtocolError."""
+        """Exchanges plans and results with the worker. Raises WorkerDied and ProtocolError."""
         try:
             answers: Sequence[WorkerAnswer] = worker.poll()
         except WorkerDied as error:
@@ -229,7 +231,7 @@ class RouterManager:
             match answer:
                 case ExpertUse():
                     self._awaits_expert_use = False
-                    self._http.try_send(answer)  # dropped when httpserver is too busy: the client asks again
+                    self._http.try_send(answer)  # dropped if httpserver is too busy; the client asks again
                 case AdaptersReport():
                     self._adapters.report(answer)
                     for key, cause in self._adapters.take_failed():
@@ -238,13 +240,14 @@ class RouterManager:
                     self._scheduler.step_result(answer, time.monotonic())
 
     def _ask_expert_use(self) -> None:
-        """Requests that overlap get one answer together. A lost worker gives none; httpserver has EngineLost then."""
+        """Requests the experts' use; overlapping requests share one answer. If the worker is lost there is none, and
+        httpserver gets EngineLost."""
         if self._worker is not None and not self._awaits_expert_use:
             self._awaits_expert_use = True
             self._worker.request_expert_use()
 
     def _lose_worker(self, worker: WorkerClient, cause: str) -> None:
-        """Has the worker replaced; until then requests wait."""
+        """Asks for a new worker; requests wait until it is ready."""
         scheduler = self._scheduler
         log.error("%s, %s; %d requests are open", cause, scheduler.in_flight_shape, scheduler.num_open)
         self._worker = None
@@ -258,14 +261,14 @@ class RouterManager:
         self._http.send(EngineLost(cause=cause if self._exit is None else self._exit.cause))
 
     def _worker_exited(self, exited: WorkerExited) -> None:
-        """May come before or after the connection breaks."""
+        """Handles the launcher's report, which may come before or after the connection breaks."""
         self._exit = exited
         self._crashed_by_itself |= exited.by_itself
         if self._worker is None:
-            self._http.send(EngineLost(cause=exited.cause))  # it names the signal
+            self._http.send(EngineLost(cause=exited.cause))  # this cause names the signal
 
     def _find_worker(self) -> None:
-        """Goes on with the next worker if it is there."""
+        """Connects to the next worker if it is ready."""
         worker = self._workers.connect()
         if worker is None:
             return
@@ -304,9 +307,9 @@ class RouterManager:
             self._kv_events.publish(self._scheduler.take_kv_events())
 
     def _report_load(self, now: float) -> None:
-        """Sends a LoadReport when something has changed: at most every REPORT_INTERVAL_S, but at once when the last
-        request ends, so that metrics read then show its slots as free. A report that the full channel refuses is sent
-        again later."""
+        """Sends a LoadReport if something changed: at most every REPORT_INTERVAL_S, but at once when the last
+        request ends, so that metrics read then show its slots as free. A report that the full channel refuses is
+        sent again later."""
         idle = self._scheduler.is_idle
         self._report_is_due = True
         if idle or now - self._report_at >= REPORT_INTERVAL_S:
@@ -323,7 +326,7 @@ class RouterManager:
         self._was_idle = idle
 
     def _wait_ms(self) -> int:
-        """Milliseconds that the poll may sleep, unless a message arrives."""
+        """Returns the milliseconds that the poll may sleep if no message arrives."""
         if self._worker is not None and self._worker.has_read_ahead:
             return 0
         now = time.monotonic()
@@ -338,7 +341,8 @@ class RouterManager:
 
 
 def _has_as_much(ready: WorkerReady, first: WorkerReady) -> bool:
-    """Whether a worker can stand in for the first one, of whose limits the scheduler was made."""
+    """Returns whether a worker's sizes are at least those of the first one, on which the scheduler's limits are
+    based."""
     is_same = ready.vocab_size == first.vocab_size and ready.adapters == first.adapters
     is_same = is_same and (ready.num_window_slots > 0) == (first.num_window_slots > 0)
     is_same = is_same and ready.embedding_size == first.embedding_size

@@ -1,5 +1,5 @@
-"""The way to another worker when one is lost: the launcher ends what is left of it and starts the next, which is
-connected to as soon as it has loaded the model."""
+"""Obtains a new worker when one is lost: the launcher ends the old process and starts another, to which the router
+connects once it has loaded the model."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from moeserve.router.worker_client import RpycWorker
 
 
 class WorkerSource(Protocol):
-    """Where a router gets its next worker from."""
+    """Supplies a router's next workers."""
 
     @abstractmethod
     def replace(self, pid: int, cause: str) -> None:
-        """Has this worker's process ended, and another started."""
+        """Has the worker process `pid` ended and another one started."""
         ...
 
     @abstractmethod
     def connect(self) -> WorkerClient | None:
-        """The next worker, or None while there is none. Does not wait."""
+        """Connects to the next worker. Returns None if it is not ready; does not wait."""
         ...
 
 
 class LaunchedWorkers(WorkerSource):
-    """Worker processes of the launcher; each listens at `path` when it is ready."""
+    """Worker processes started by the launcher; each listens at `path` when ready."""
 
     def __init__(self, path: Path, launcher: PushChannel) -> None:
         self._path = path
@@ -51,12 +51,12 @@ class LaunchedWorkers(WorkerSource):
 
 
 class LinkedWorkers(LaunchedWorkers):
-    """A worker on another machine, behind the link process, which finds the next one by itself. The launcher is asked
-    for another link only where this one does not answer."""
+    """A worker on another machine behind the link process, which finds the next worker by itself. The launcher
+    starts another link only if this one does not answer."""
 
     def __init__(self, path: Path, launcher: PushChannel) -> None:
         super().__init__(path, launcher)
-        self._client: RpycWorker | None = None  # the last one
+        self._client: RpycWorker | None = None  # the last client
 
     def replace(self, pid: int, cause: str) -> None:
         if self._client is None or not self._client.has_ended:

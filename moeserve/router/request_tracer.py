@@ -1,4 +1,4 @@
-"""Log lines and spans about requests in this process: lines at debug level, and spans where traces are exported."""
+"""Debug log lines and trace spans about the requests of this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class _Open(NamedTuple):
 class RequestTracer:
     """Observes the messages that the manager receives and sends; the scheduler does not depend on it.
 
-    A request's debug lines take some 15 us of CPU time, its spans 0.5 ms."""
+    A request's debug lines cost some 15 us of CPU time, its spans 0.5 ms.
+    """
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer
@@ -38,11 +39,11 @@ class RequestTracer:
 
     @classmethod
     def wanted(cls, tracer: Tracer | None) -> RequestTracer | None:
-        """None where neither debug lines nor traces are wanted."""
+        """Returns None if neither debug lines nor traces are enabled."""
         return cls(tracer) if tracer is not None or log.isEnabledFor(logging.DEBUG) else None
 
     def received(self, message: GenerateRequest) -> None:
-        """Called when a request arrives."""
+        """Notes an arrived request."""
         self._open[message.id] = _Open(message.context, message.arrival, time.monotonic())
         _say(message.context, "queued: %d prompt tokens", len(message.token_ids) // 4)
 

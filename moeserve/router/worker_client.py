@@ -1,4 +1,4 @@
-"""The router's way to reach a worker, a process of its own. `messages/worker.py` states what the calls mean."""
+"""The router's connection to the worker process. `messages/worker.py` specifies the calls."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Expected = TypeVar("Expected", StepResult, ExpertUse, AdaptersReport)
 
 
 class RpycWorker(Worker, WorkerClient):
-    """A worker process, reached through its Unix socket.
+    """A client of the worker process, over its Unix socket.
 
-    The router calls `submit` and `poll`. `step`, `expert_use` and `adapters` wait for their answer and are for callers
-    that execute one plan at a time; while submitted calls are unanswered, they must not be called.
+    The router uses `submit` and `poll`. `step`, `expert_use` and `adapters` block until their answer arrives; they
+    are for callers that execute one plan at a time, and must not be called while submitted calls are unanswered.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError while no worker listens at `path`."""
+        """Connects. Raises OSError if no worker listens at `path`."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect(os.fspath(path))
@@ -44,13 +44,13 @@ class RpycWorker(Worker, WorkerClient):
         self._pid = peer_pid(sock)
         self._stream = rpc.DuplexStream(sock)
         self._connection = rpc.connection(VoidService(), self._stream)
-        self._answers: deque[Any] = deque()  # AsyncResults ready, in order
+        self._answers: deque[Any] = deque()  # finished AsyncResults, in order
         self._ready: WorkerReady | None = None
         self._remote_step: Any = None  # the worker's methods, asynchronous; set by `ready`
         self._remote_expert_use: Any = None
         self._remote_adapters: Any = None
         self._remote_shutdown: Any = None
-        self.has_ended = False  # the other end has closed the connection
+        self.has_ended = False  # the worker closed the connection
 
     def ready(self) -> WorkerReady:
         if self._ready is None:
@@ -60,7 +60,7 @@ class RpycWorker(Worker, WorkerClient):
     def _hello(self) -> WorkerReady:
         try:
             root = self._connection.root
-            # Kept, because rpyc asks the other side again each time a method is looked up.
+            # Kept, because rpyc asks the other side at each method look-up.
             self._remote_step = rpyc.async_(root.step)
             self._remote_expert_use = rpyc.async_(root.expert_use)
             self._remote_adapters = rpyc.async_(root.adapters)
@@ -119,7 +119,7 @@ class RpycWorker(Worker, WorkerClient):
                 pass
         except EOFError as error:
             self.has_ended = True
-            # A WorkerError among the last answers names the cause better than the lost connection does.
+            # A WorkerError among the last answers describes the cause better than the lost connection.
             raise WorkerDied(f"the worker process has gone ({error})", self._take_answers()) from error
         return self._take_answers()
 
@@ -154,7 +154,7 @@ class RpycWorker(Worker, WorkerClient):
             answer.set_expiry(SHUTDOWN_TIMEOUT_S)
             answer.wait()
         except (EOFError, TimeoutError) as error:
-            # It has died already, or is in a long step, after which the closed connection ends it.
+            # It has died, or is in a long step, after which the closed connection ends it.
             log.debug("the worker did not answer shutdown: %s", error)
         self.close()
 
@@ -163,6 +163,6 @@ class RpycWorker(Worker, WorkerClient):
 
 
 def peer_pid(sock: socket.socket) -> int:
-    """The process at the other end of a Unix socket (unix(7), SO_PEERCRED)."""
+    """Returns the process id at the other end of a Unix socket (unix(7), SO_PEERCRED)."""
     pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     return pid

@@ -1,18 +1,20 @@
-"""How long a worker may take over a step before it counts as hung: then the launcher replaces it.
+"""Decides when a worker that computes a step counts as hung; the launcher then replaces it.
 
-Other waits: `launcher/standstill.py` while it loads, `launcher/heartbeats.py` for the other processes."""
+Related: `launcher/standstill.py` while it loads, `launcher/heartbeats.py` for the other processes.
+"""
 
 from __future__ import annotations
 
-# Where the user names no limit. A step may be slow for reasons that no model of its cost knows: another process takes
-# the cores, the weights have to be read from disk again.
+# Slack if the user set no limit. A step may be slow for reasons that no cost model knows: another process takes the
+# cores, or the weights must be read from disk again.
 GRACE_S = 30.0
 TIMES_EXPECTED = 20.0
-UNKNOWN_S = 600.0  # nothing was measured yet; kernels may be compiled, and weights be read for the first time
+# limit before anything was measured; kernels may be compiled and weights read for the first time
+UNKNOWN_S = 600.0
 
 
 class StepDeadline:
-    """Watches the oldest plan that is not answered. `limit_s`: the longest step; None: by what it should take."""
+    """Watches the oldest unanswered plan. limit_s: the longest step; None: derived from the expected duration."""
 
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s
@@ -20,8 +22,8 @@ class StepDeadline:
         self._due = 0.0
 
     def watch(self, awaited: tuple[int, float] | None, now: float) -> None:
-        """Called after every turn: the step whose result is awaited and its expected milliseconds, 0 where they are not
-        known. A step's time begins when it becomes the oldest."""
+        """Call it after every turn. awaited: the step whose result is awaited and its expected milliseconds (0:
+        unknown). A step's time starts when it becomes the oldest."""
         if awaited is None:
             self._step = None
         elif awaited[0] != self._step:
@@ -35,5 +37,5 @@ class StepDeadline:
 
     @property
     def due(self) -> float | None:
-        """When the worker counts as hung, in the caller's clock; None: nothing is awaited."""
+        """Returns the time, on the caller's clock, at which the worker counts as hung; None if nothing is awaited."""
         return None if self._step is None else self._due

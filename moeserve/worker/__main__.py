@@ -1,9 +1,9 @@
 """`python -m moeserve.worker`: the worker process, started by the launcher.
 
-It keeps what a crash must not cost again, and what serves is a fork (`keeper.py`). On the CPU that is the model. On a
-GPU, whose driver survives no fork, it is what comes before the GPU is asked: the modules and the vocabulary
-(`inherited.py`); each fork loads the model. Where several GPUs have the model, or no launcher asks for forks, one
-process does everything.
+The process keeps what is slow to load, so that a crash does not cost it again, and forks the process that serves
+(`keeper.py`). On the CPU it keeps the model. On a GPU, whose driver does not survive a fork, it keeps the imported
+modules and the vocabulary (`inherited.py`), and each fork loads the model. With several GPUs, or without a launcher
+that asks for forks, a single process does everything.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ TORCH_META: Final = "torch._meta_registrations"
 
 
 def main(process: Process, *, outlives_routers: bool = False) -> None:
-    """outlives_routers: none of them may end it."""
-    # Here, not above: torch takes seconds to import, and a machine on which it or our extension cannot be
-    # loaded gets told so through the launcher.
+    """Runs the worker. outlives_routers: a router's shutdown message does not end it."""
+    # Imported late: torch takes seconds to import, and an import error must be reported through the launcher.
     defer(TORCH_META)
     with imports_without_gc():
         from moeserve.worker.loading import keeper
@@ -74,7 +73,7 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
             if is_first:
                 serve_with(_load(process, Start(inherited, clock=StartClock(began))))
             else:
-                process.config = load_config(process.paths)  # as the first worker has chosen
+                process.config = load_config(process.paths)  # includes the sizes that the first worker chose
                 serve_with(_load(process, Start(inherited, is_first=False)))
 
         keeper.keep(process, line, live, "worker start", lambda: inherited.prepare(process.config))
@@ -92,8 +91,8 @@ def _load(process: Process, start: Start) -> Runner:
 
 
 def _import_for_gpu() -> None:
-    """Imports the modules that forks need for a GPU. If a module is missing, the forks report it, as they do on a
-    machine without a GPU."""
+    """Imports the modules that forks need for a GPU. If one is missing, the forks report it, as on a machine without
+    a GPU."""
     try:
         import moeserve.worker.loading.gpu.load  # noqa: F401
     except ImportError as error:

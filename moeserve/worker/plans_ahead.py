@@ -1,7 +1,8 @@
-"""Calls that come while a step is computed, for a worker that may launch the next plan before it has the result.
+"""Handles calls that arrive while a step is computed, in a worker that can launch the next plan before it has the
+result.
 
-A call that is taken meanwhile is nested in the call that waits. Answers leave in the order of the calls, whichever call
-carries them: the nested one returns the result of the step before it, and the waiting one what was called last.
+Such a call is executed nested inside the waiting call. Answers are sent in the order of the calls, whichever call
+returns them: the nested call returns the previous step's result, and the waiting call that of the last call.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from moeserve.messages.worker import OverlappingWorker, Worker, WorkerAnswer
 
 
 class PlansAhead:
-    """Executes the calls of one line, in their order."""
+    """Executes the calls of one connection in order."""
 
     def __init__(self, worker: Worker, take_call: Callable[[], None]) -> None:
-        """take_call: executes a call if one comes soon; it calls `step` or `answer` here."""
+        """take_call: executes a call if one arrives soon; that calls `step` or `answer` of this object."""
         self._worker = worker
         self._overlapping = cast(OverlappingWorker, worker) if worker.runs_ahead else None
         self._take_call = take_call
-        # Of the nested call that was last, what its place in the order does not let it do before it returns.
+        # Work of the last nested call that must wait until its answer has been sent.
         self._plan: StepPlan | None = None
         self._call: Callable[[], WorkerAnswer] | None = None
 
@@ -38,7 +39,7 @@ class PlansAhead:
         return worker.finish()
 
     def answer(self, call: Callable[[], WorkerAnswer]) -> WorkerAnswer:
-        """Answers a call that needs the steps before it to have ended."""
+        """Answers a call that needs all earlier steps to have ended."""
         worker = self._overlapping
         if worker is None or not worker.is_under_way:
             return call()
@@ -46,8 +47,8 @@ class PlansAhead:
         return worker.finish()
 
     def _result(self, worker: OverlappingWorker) -> WorkerAnswer:
-        """The result of the last call, with the results that come meanwhile. What a nested call has left is done when
-        its answer, the result of the step before, is on its way."""
+        """Returns the result of the last call, and meanwhile those of calls that arrive. A nested call's remaining
+        work is done after its answer (the previous step's result) was sent."""
         while worker.is_under_way:
             worker.launch_rest()
             if worker.is_computed:

@@ -1,8 +1,8 @@
 """Executes plans: bind -> layout -> forward -> prompt logprobs -> sample -> result. No loop here runs over tokens.
 
-What differs by device is an `Engine` (`worker/engines`). Where it `runs_ahead`, the layers of a plan that is there may
-be launched before the tokens of the step under way are read, so that the device does not wait for the host between the
-two: forward of N+1, tokens and result of N, then N+1's sampling, which waits for N's grammars.
+An `Engine` (`worker/engines`) does the device-specific work. If it `runs_ahead`, the layers of the next plan may be
+launched before the running step's tokens are read, so that the device does not idle: forward of N+1, tokens and
+result of N, then N+1's sampling, which waits for the grammar masks after N.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """Its result is still to come."""
+    """A launched step whose result is not read yet."""
 
     plan: StepPlan
     layout: StepLayout
     record: StepRecord | None
     started: float
-    compiled: int  # StepResult.kernels_compiled, once all is launched
+    compiled: int  # StepResult.kernels_compiled, after all is launched
     prompt_logprobs: dict[int, list[TokenLogprob]]
-    sampled: list[Sampled] = field(default_factory=list)  # the tokens that have been read
+    sampled: list[Sampled] = field(default_factory=list)  # tokens read so far
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
-    drafted: list[int] | None = None  # drafts of each row; None: there are none
+    drafted: list[int] | None = None  # drafts of each row; None: no drafts
     draft_ms: float = 0.0  # StepResult.draft_ms
-    launched: float = 0.0  # when its layers were
-    is_launched: bool = False  # all of it; else all but the sampling
-    unread: slice | None = None  # of the sampled rows, the group whose tokens are not read yet
+    launched: float = 0.0  # time when its layers were launched
+    is_launched: bool = False  # True: all of it is launched; False: all but the sampling
+    unread: slice | None = None  # the group of sampled rows whose tokens are not read yet
 
 
 class Runner:
-    """Owns the requests' tokens and grammars; the engine owns model, KV cache and sampler. Steps run one at a time, in
-    the order of the calls."""
+    """Owns the requests' tokens and grammars; the engine owns model, KV cache and sampler. Steps run one at a time,
+    in the order of the calls."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Runner:
         adapters: ResidentAdapters[Any] | None = None,
         drafting: Drafting | None = None,
     ) -> None:
-        """pages: of the tiers behind the KV pool, if there are any. adapters: None
-        where requests cannot ask for any. drafting: None where rows have no drafts."""
+        """pages: the tiers behind the KV pool; None: there are none. adapters: None if requests cannot use any.
+        drafting: None if rows have no drafts."""
         self.engine = engine
         self._ready = ready
         self._adapters = adapters
@@ -93,17 +93,17 @@ class Runner:
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
         self._pages = pages
-        self._grammars: dict[int, str] = {}  # of StepPlan.grammars, until they are dropped
+        self._grammars: dict[int, str] = {}  # grammars of plans, by number, until they are dropped
         self._step_ended = time.perf_counter()
         self._under_way: LaunchedStep | None = None
-        # Whether any plan `may_follow`.
+        # True if some plan `may_follow`.
         self.runs_ahead = engine.runs_ahead and recorder is None
 
     def ready(self) -> WorkerReady:
         return self._ready
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Runs one plan. The plan is the router's and trusted; any exception is fatal to the worker."""
+        """Runs one plan. Plans come from the router and are trusted; any exception is fatal to the worker."""
         if not plan.rows:
             idle_ms = (time.perf_counter() - self._step_ended) * 1e3
             self._move_state(plan)
@@ -115,7 +115,7 @@ class Runner:
     # ---------------------------------------------------------------- a step in two halves
 
     def start(self, plan: StepPlan) -> None:
-        """Launches a plan with rows, while none is under way: `finish` gives its result."""
+        """Launches a plan with rows while no step is running; `finish` returns its result."""
         self.engine.begin()
         self._under_way = self._launch(plan)
         self.launch_rest()
@@ -126,12 +126,12 @@ class Runner:
 
     @property
     def is_computed(self) -> bool:
-        """Whether `finish` would not wait. After `launch_rest`."""
+        """Returns whether `finish` would return without waiting. After `launch_rest`."""
         return self.engine.is_computed
 
     def may_follow(self, plan: StepPlan) -> bool:
-        """Whether `advance` takes this plan: it has rows alone, whose tokens are known or being sampled, and they are
-        launched so fast that the result of the step under way is not late."""
+        """Returns whether `advance` accepts this plan: it has only rows of known or currently sampled tokens, and is
+        launched fast enough not to delay the running step's result."""
         step = self._under_way
         return (
             self.runs_ahead
@@ -142,27 +142,27 @@ class Runner:
             and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
             and not (plan.grammars or plan.dropped_grammars)
             and all(self._sequences.prompt_logprobs[row.req_slot] is None for row in plan.rows)
-            # Where drafts begin and end, only the tokens before them say.
+            # positions with drafts depend on the tokens before
             and step.drafted is None
             and not any(row.start == CONTINUES and row.count > 1 for row in plan.rows)
         )
 
     def advance(self, plan: StepPlan) -> StepResult:
-        """Launches a plan's layers behind the step under way, and gives the result of that one. `launch_rest`
-        follows."""
+        """Launches a plan's layers after the running step, and returns the running step's result. Call `launch_rest`
+        next."""
         step = self._launch(plan)
         result = self.finish()
         self._under_way = step
         return result
 
     def launch_rest(self) -> None:
-        """The sampling of the step under way, if it is still to be launched. It may wait for the masks that the tokens
-        of the step before lead to."""
+        """Launches the running step's sampling, if it is not launched. May wait for masks that depend on the
+        previous step's tokens."""
         if self._under_way is not None and not self._under_way.is_launched:
             self._sample(self._under_way)
 
     def finish(self) -> StepResult:
-        """Waits for the step under way."""
+        """Waits for the running step, and returns its result."""
         step = self._under_way
         assert step is not None
         assert step.is_launched
@@ -176,7 +176,7 @@ class Runner:
         draft_wait_ms = 0.0
         compute_ms = device_ms or (ended - max(step.started, self._step_ended)) * 1e3
         if device_ms and step.drafted is not None:
-            # Nothing is launched behind a step with drafts, so that the device waits for the host.
+            # Nothing is launched after a step with drafts, so the device waits for the host.
             compute_ms = (ended - step.started) * 1e3
             before, after = (step.launched - step.started) * 1e3, max(compute_ms - device_ms, 0.0)
             draft_wait_ms = max(before - step.draft_ms, 0.0) + after
@@ -204,7 +204,7 @@ class Runner:
         )
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
-        """All but the sampling."""
+        """Launches all but the sampling."""
         started = time.perf_counter()
         self._move_state(plan)
         self._hold_grammars(plan)
@@ -217,7 +217,7 @@ class Runner:
         if self._drafts is not None:
             rows, drafts = self._drafts.place(rows, is_awaited=self._under_way is not None)
             draft_ms = self._drafts.draft_ms
-            # Without drafts its tokens need not be waited for, where steps are launched ahead.
+            # Without drafts the tokens need not be waited for if steps are launched ahead.
             drafted = drafts if any(drafts) or not self.runs_ahead else None
         layout = StepLayout(rows, drafted)
         recorder = self._recorder
@@ -250,7 +250,7 @@ class Runner:
         return None if self._pages is None else self._pages.report(may_wait=may_wait)
 
     def rehearse(self, plan: StepPlan) -> StepResult:
-        """`step` before the first request, in slots that are still free: no KV, no count and no record stays of it."""
+        """`step` before the first request, in free slots: leaves no KV, counts or records."""
         recorder, self._recorder = self._recorder, None
         pages, self._pages = self._pages, None
         result = self.step(plan)
@@ -260,11 +260,11 @@ class Runner:
 
     def warm_on(self, *, is_idle: bool) -> bool:
         is_left = self.engine.warm_on(is_idle=is_idle)
-        self._step_ended = time.perf_counter()  # what follows is the wait for a plan
+        self._step_ended = time.perf_counter()  # what follows counts as waiting for a plan
         return is_left
 
     def router_lost(self) -> None:
-        """The next plan is another router's, which knows nothing of the plans so far."""
+        """Forgets the plans so far: the next one comes from another router."""
         self._grammars.clear()
         if self._pages is not None:
             self._pages.start_again()
@@ -301,7 +301,7 @@ class Runner:
         return found
 
     def _sample(self, step: LaunchedStep) -> None:
-        """Launches it; of several groups of rows all but the last are read."""
+        """Launches the sampling; with several groups of rows, all but the last are read."""
         layout = step.layout
         if step.drafted is not None:
             computed_s = time.perf_counter() - step.started if self.engine.waits_for_logits else math.inf
@@ -317,7 +317,7 @@ class Runner:
             logits = self.engine.logits(layout, first)
             if step.record is not None:
                 step.record.logits(first, logits)
-            # Asked for only now: a mask may have to be waited for, while a GPU computes the logits.
+            # Asked late, because masks may have to be waited for while a GPU computes the logits.
             asked = time.perf_counter()
             computed_s = asked - step.started - step.mask_wait_s if self.engine.waits_for_logits else math.inf
             masks = self._constraints.masks_for(slots, computed_s)
@@ -335,7 +335,7 @@ class Runner:
         step.is_launched = True
 
     def _read(self, step: LaunchedStep) -> None:
-        """The tokens that are being sampled, if there are any."""
+        """Reads the tokens being sampled, if any."""
         if step.unread is None:
             return
         part, step.unread = step.unread, None

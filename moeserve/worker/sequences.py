@@ -1,4 +1,4 @@
-"""The worker's view of requests and of a step's rows: plans become arrays, and chosen tokens become results."""
+"""The worker's record of requests and of a step's rows: converts plans to arrays, and chosen tokens to results."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ NO_TOKEN_ALLOWED = (
 
 
 class PromptSpan(NamedTuple):
-    row: int  # of the plan
-    logit_rows: Int32s  # rows of the step whose logits say how likely the targets were
+    row: int  # index in the plan
+    logit_rows: Int32s  # rows of the step whose logits predict the targets
     targets: Int32s  # token ids
     top_n: int
 
 
 class Sequences:
-    """The worker's record of each request slot. One writer: the runner.
+    """The worker's record of each request slot. Owned by the runner.
 
-    tokens, kv_slots, window_slots: int32 [max_num_seqs, max_model_len], by position. The pages of slots that were never
-    used take no memory. window_slots equals kv_slots if windowed layers have no pool of their own; otherwise only the
-    entries of the last positions are valid."""
+    tokens, kv_slots, window_slots: int32 [max_num_seqs, max_model_len], by position. Memory of unused request slots
+    is never allocated. window_slots equals kv_slots if windowed layers share the pool; otherwise only the last
+    positions' entries are valid.
+    """
 
     def __init__(
         self,
@@ -47,24 +48,24 @@ class Sequences:
         *,
         has_window_slots: bool = False,
     ) -> None:
-        """adapter_numbers: of the keys of the LoRA adapters, as the engine numbers them; adapters come and go in it."""
+        """adapter_numbers: adapter key → number in the engine; its entries change while the server runs."""
         self.tokens: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
         numbers = np.zeros(max_num_seqs * max_model_len + 1, np.int32)
         self.kv_slots: Int32s = numbers[:-1].reshape(max_num_seqs, max_model_len)
-        # The same memory: at each position, the KV slot of the next one.
+        # A view of the same memory, shifted: at each position the KV slot of the next one.
         self.kv_slots_ahead: Int32s = numbers[1:].reshape(max_num_seqs, max_model_len)
         self.has_window_slots = has_window_slots
         self.window_slots: Int32s = np.zeros_like(self.kv_slots) if has_window_slots else self.kv_slots
-        # Where a sequence's recurrent state lives.
+        # Slot of each sequence's recurrent state.
         self.state_slots: Int32s = np.full(max_num_seqs, -1, np.int32)
-        self.adapters: Int32s = np.full(max_num_seqs, -1, np.int32)  # -1: the model itself
+        self.adapters: Int32s = np.full(max_num_seqs, -1, np.int32)  # -1: no adapter
         self._adapter_numbers = {"": -1} if adapter_numbers is None else adapter_numbers
         self.num_prompt = [0] * max_num_seqs
         self.prompt_logprobs: list[int | None] = [None] * max_num_seqs
         self.request_ids = [""] * max_num_seqs
 
     def bind(self, seq: NewSeq) -> Int32s:
-        """Returns the known tokens, prompt first."""
+        """Initialises a request slot. Returns the known tokens, prompt first."""
         tokens = np.frombuffer(seq.token_ids, np.int32)
         prefix = np.frombuffer(seq.prefix_slots, np.int32)
         self.tokens[seq.req_slot, : len(tokens)] = tokens
@@ -72,8 +73,8 @@ class Sequences:
         if self.has_window_slots:
             windows = np.frombuffer(seq.prefix_window_slots, np.int32)
             first = len(prefix) - len(windows)
-            # Attention reads masked keys before the window: not from slots that the request before was granted for
-            # drafts, in which nothing may ever have been stored.
+            # Attention reads masked keys before the window: they must not be in slots granted to the previous request
+            # for drafts, which may never have been written.
             self.window_slots[seq.req_slot, :first] = 0
             self.window_slots[seq.req_slot, first : len(prefix)] = windows
         self.state_slots[seq.req_slot] = seq.state_slot
@@ -84,8 +85,8 @@ class Sequences:
         return tokens
 
     def fork(self, forks: Sequence[Fork]) -> tuple[Int32s, Int32s, int]:
-        """See `Fork`. Returns the request slots that have taken over the tables of others, the others, and up to which
-        position: the farthest, because what is behind a slot's own is not read."""
+        """See `Fork`. Returns the target request slots, the source request slots, and the largest copied position:
+        entries beyond a slot's own length are not read."""
         target, source, position, token = np.array([astuple(fork) for fork in forks], np.int32).T
         copied = target != source
         targets, sources, end = target[copied], source[copied], int(position[copied].max(initial=0))
@@ -97,20 +98,20 @@ class Sequences:
         return targets, sources, end
 
     def expect(self, slots: Int32s, positions: Int32s) -> None:
-        """Tokens that are being sampled: until `append`, -1 - i stands in the i-th one's place."""
+        """Writes placeholders for tokens that are being sampled: -1 - i for the i-th, until `append`."""
         inside = positions < self.tokens.shape[1]
         self.tokens[slots[inside], positions[inside]] = -1 - np.flatnonzero(inside)
 
     def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
-        """Appends sampled tokens. The last one of a full context is never an input and has no place. The plan in flight
-        has a row of a request that has just failed, too: in place of its token there is 0, which has an embedding."""
+        """Stores sampled tokens. The last token of a full context is never an input and has no place. The plan in
+        flight may have a row of a request that has just failed; its token is replaced by 0, which has an embedding."""
         if positions.max(initial=0) >= self.tokens.shape[1]:
             inside = positions < self.tokens.shape[1]
             slots, positions, tokens = slots[inside], positions[inside], tokens[inside]
         self.tokens[slots, positions] = np.maximum(tokens, 0)
 
     def prompt_spans(self, rows: list[Row], layout: StepLayout, at_most: int) -> Iterator[PromptSpan]:
-        """What prompt logprobs a step owes, in order, in spans of up to `at_most` tokens."""
+        """Yields the prompt logprobs that a step must compute, in order, in spans of up to `at_most` tokens."""
         for index, row in enumerate(rows):
             top_n = self.prompt_logprobs[row.req_slot]
             if top_n is None:
@@ -124,7 +125,7 @@ class Sequences:
 
 
 def log_bound(seq: NewSeq, num_tokens: int) -> None:
-    """Logs that a request has its slot, with `num_tokens` tokens."""
+    """Logs that a request got its slot, with `num_tokens` tokens."""
     if log.isEnabledFor(logging.DEBUG):
         cached = len(seq.prefix_slots) // 4
         extra = {"request_id": seq.request_id}
@@ -132,10 +133,10 @@ def log_bound(seq: NewSeq, num_tokens: int) -> None:
 
 
 class StepLayout:
-    """A plan's rows as arrays; `offset[i]` is row i's first place in the step."""
+    """A plan's rows as arrays; `offset[i]` is row i's first index in the step."""
 
     def __init__(self, rows: list[Row], drafted: Sequence[int] | None = None) -> None:
-        """drafted: how many of each row's last tokens are drafts; None: none."""
+        """drafted: number of trailing drafts in each row; None: no drafts."""
         self.rows = rows
         self.drafted: Int32s | None = None if drafted is None else np.array(drafted, np.int32)
         counts = [row.count for row in rows]
@@ -154,9 +155,9 @@ class StepLayout:
             np.int32,
         )
         self.kv_slots = np.frombuffer(b"".join([row.kv_slots for row in rows]), np.int32)
-        # In the windowed layers' own pool; empty: they have none.
+        # slots in the windowed layers' own pool; empty without one
         self.window_slots = np.frombuffer(b"".join([row.window_slots for row in rows]), np.int32)
-        # [n] each. Of a step of a token a row, the usual one, they are what is there: its host has microseconds.
+        # [n] each. With one token per row, the usual case, they equal the row arrays, which saves microseconds.
         self.sequence: Int32s = self.req_slot
         self.position: Int32s = self.start
         if self.n != len(rows):
@@ -166,7 +167,7 @@ class StepLayout:
             )
         self.sampled_slots: Int32s = self.req_slot
         self.sampled_rows: Int32s = self.offset + self.count - 1
-        self.sampled_positions: Int32s = self.start + self.count  # where the new tokens will stand
+        self.sampled_positions: Int32s = self.start + self.count  # positions of the new tokens
         if not all(row.sample for row in rows):
             sampling = [row.sample for row in rows]
             self.sampled_slots = self.sampled_slots[sampling]
@@ -176,7 +177,8 @@ class StepLayout:
             self._sample_drafts(np.array([row.sample for row in rows], np.bool_))
 
     def _sample_drafts(self, is_sampling: npt.NDArray[np.bool_]) -> None:
-        """First the token behind the known ones of each sampling row, then those behind the first draft, and so on."""
+        """Orders the sampled positions: first each sampling row's token after the known ones, then those after first
+        drafts, etc."""
         assert self.drafted is not None
         drafted, first = self.drafted[is_sampling], self.sampled_rows - self.drafted[is_sampling]
         rounds = [np.flatnonzero(drafted >= number) for number in range(int(drafted.max()) + 1)]
@@ -191,8 +193,8 @@ class StepLayout:
 def entries(
     tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str], late: Collection[int]
 ) -> list[Sampled]:
-    """failed: of some rows, why their requests cannot go on; late: rows without a token in this step. Where there is no
-    token, there is -1."""
+    """Returns a step's results. failed: row → why its request cannot continue. late: rows without a token in this
+    step. A missing token is -1."""
     chosen = tokens.tolist()
     if NONE_ALLOWED in chosen:
         rows = (row for row, token in enumerate(chosen) if token == NONE_ALLOWED)

@@ -1,12 +1,11 @@
-"""The worker's end of the line to the router: an rpyc server of one client at a time, one thread, bytes only.
+"""The worker's connection to the router: an rpyc server for one client at a time, single-threaded, exchanging bytes.
 
-Calls are executed one after another in the order they were sent, which is what lets the router hand out a KV
-slot again while a stale row for it is still on its way. The thread that answers the calls is the thread that
-computes; between calls it sleeps in poll(2). While it computes, the next plan waits in the socket, unless the worker
-runs ahead: see `PlansAhead`.
+Calls are executed in the order in which they were sent; so the router can reassign a KV slot while a stale row for
+it is still on its way. The thread that answers calls also computes; between calls it sleeps in poll(2). While it
+computes, the next plan waits in the socket, unless the worker runs ahead: see `PlansAhead`.
 
-A round trip of an empty step (encode, rpyc, decode, and back) takes 80 us, of 256 decode rows 125 us
-(medians on two virtual cores with rpyc 6.0).
+A round trip of an empty step (encode, rpyc, decode, and back) takes 80 us, of 256 decode rows 125 us (medians on two
+virtual cores with rpyc 6.0).
 """
 
 from __future__ import annotations
@@ -30,66 +29,66 @@ from moeserve.messages.steps import WorkerError
 from moeserve.messages.worker import Worker, WorkerAnswer
 from moeserve.worker.plans_ahead import PlansAhead
 
-# Without a call: then nothing waits for the worker, which may do what it has put off. A router that has just connected
-# needs a moment for its first plan.
+# Time without a call after which postponed work is done. A router that has just connected needs a moment for its first
+# plan.
 IDLE_S: Final = 0.25
-# Between two looks for a call while a step is computed. Other threads of the process run then.
+# Interval of checks for a call while a step is computed; other threads of the process run in between.
 LOOK_S: Final = 20e-6
-# For a thread that reads an adapter, or compiles a grammar, to let the computing thread go on: that one waits so long
-# whenever it comes back from C++, many times a step. Python's own is 5 ms.
+# Python's thread switch interval: how long the computing thread waits for the GIL, many times per step, while another
+# thread reads an adapter or compiles a grammar. Python's default is 5 ms.
 SWITCH_S: Final = 2e-4
 
 log = logging.getLogger(__name__)
 
 
 class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
-    """The calls a router can make; each takes bytes or nothing and returns bytes."""
+    """The calls of the router; each takes bytes or nothing and returns bytes."""
 
     def __init__(self, runner: Worker, *, outlives_routers: bool = False) -> None:
-        """outlives_routers: `shutdown` ends nothing."""
+        """outlives_routers: `shutdown` does not end the worker."""
         self._runner = runner
         self._plans = PlansAhead(runner, self._take_call)
         self._connection: Connection | None = None
         self._outlives_routers = outlives_routers
         self.is_done = False
-        self.error: BaseException | None = None  # of the call that failed
+        self.error: BaseException | None = None  # of the failed call
 
     def exposed_hello(self) -> bytes:
-        """A WorkerReady."""
+        """Returns a WorkerReady."""
         return codec.encode(self._runner.ready())
 
     def exposed_step(self, plan: bytes) -> bytes:
-        """A StepPlan in, a StepResult out; or a WorkerError, after which the worker ends."""
+        """Takes a StepPlan. Returns a StepResult, or a WorkerError, after which the worker ends."""
         return self._answer(lambda: self._plans.step(codec.STEP_PLAN.decode(plan)))
 
     def exposed_expert_use(self) -> bytes:
-        """An ExpertUse, or a WorkerError as above. Between two steps, as every call."""
+        """Returns an ExpertUse, or a WorkerError as above. Like all calls, between two steps."""
         return self._answer(lambda: self._plans.answer(self._runner.expert_use))
 
     def exposed_adapters(self, wanted: bytes) -> bytes:
-        """AdaptersWanted in, an AdaptersReport out, or a WorkerError as above."""
+        """Takes AdaptersWanted. Returns an AdaptersReport, or a WorkerError as above."""
         adapters, decode = self._runner.adapters, codec.ADAPTERS_WANTED.decode
         return self._answer(lambda: self._plans.answer(partial(adapters, decode(wanted))))
 
     def _answer(self, call: Callable[[], WorkerAnswer]) -> bytes:
         try:
             return codec.encode(call())
-        except BaseException as error:  # noqa: BLE001  any failure, Rust's panics too: `serve` raises it after the reply
+        except BaseException as error:  # noqa: BLE001  including panics of Rust code; `serve` raises it after the reply
             self.error = error
             self.is_done = True
             return _error_bytes(error)
 
     def take_calls_of(self, connection: Connection | None) -> None:
-        """connection: whose calls may run while a step is computed; None: no calls may."""
+        """connection: its calls may run while a step is computed; None: no calls may."""
         self._connection = connection
 
     def _take_call(self) -> None:
-        """While a step is computed: executes a call if one is there, else waits LOOK_S. Raises what the call raised."""
+        """While a step is computed: executes a waiting call, else waits LOOK_S. Raises what the call raised."""
         has_taken = False
         if self._connection is not None:
             try:
                 has_taken = self._connection.poll(0)
-            except EOFError:  # the answer to the step's own call meets it too, and tells who serves
+            except EOFError:  # the step's own answer meets it too, and reports it
                 self._connection = None
         if self.error is not None:
             raise self.error
@@ -101,7 +100,7 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
         return self._runner.warm_on(is_idle=is_idle)
 
     def exposed_shutdown(self) -> bytes:
-        """Ends the worker after this reply, where it is the router's to end."""
+        """Ends the worker after this reply, if the router may end it."""
         self.is_done = not self._outlives_routers
         return b""
 
@@ -118,12 +117,13 @@ def serve(
     *,
     outlives_routers: bool = False,
 ) -> None:
-    """Serves a router on the Unix socket `path`, which lies in the private runtime directory, and when that one is
-    lost, another; calls `on_listening` once the first can connect, and `on_router_lost` before another is served.
-    Returns when a router says shutdown, unless the worker `outlives_routers`; raises what a step raised, after the
-    router was told.
+    """Serves a router on the Unix socket `path`, in the private runtime directory, and when it is lost, the next
+    one. Calls `on_listening` when the first can connect, and `on_router_lost` before each further one. Returns when
+    a router sends shutdown, unless the worker `outlives_routers`. Raises what a step raised, after telling the
+    router.
 
-    A router knows nothing of the slots that the one before it used: each of its sequences is bound anew."""
+    A new router knows nothing of the slots in use: each of its sequences is bound anew.
+    """
     sys.setswitchinterval(SWITCH_S)
     service = WorkerService(runner, outlives_routers=outlives_routers)
     _serve_client(service, _accept(path, on_listening))
@@ -132,14 +132,14 @@ def serve(
 
 
 def _accept(path: Path, on_listening: Callable[[], None]) -> socket.socket:
-    """The next router. Called before it: `on_listening`; a router that connects meanwhile waits."""
+    """Waits for the next router. Calls `on_listening` once the socket listens."""
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(os.fspath(path))
         listener.listen(1)
         on_listening()
         client, _ = listener.accept()
-    path.unlink()  # no other process may connect while this one is served
+    path.unlink()  # no other process may connect while this client is served
     return client
 
 
@@ -152,11 +152,12 @@ def _serve_client(service: WorkerService, client: socket.socket) -> None:
             has_served = connection.serve(None if is_warm else wait)
             wait = IDLE_S if has_served else 0.0
             is_warm = is_warm or service.is_done or not service.warm_on(is_idle=not has_served)
-            service.take_calls_of(connection if is_warm else None)  # no step runs ahead of what is put off
+            # while warm-up work is postponed, no step runs ahead
+            service.take_calls_of(connection if is_warm else None)
     except EOFError:
         log.info("the router has gone; another may come")
     finally:
         service.take_calls_of(None)
-        stream.close()  # not connection.close(), which would wait for the router's answer
+        stream.close()  # connection.close() would wait for the router's answer
     if service.error is not None:
         raise service.error

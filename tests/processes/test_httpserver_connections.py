@@ -18,8 +18,8 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from moeserve.httpserver.server import SPARE_CONNECTIONS
 from moeserve.httpserver.transport.api_table import ApiTable
+from moeserve.httpserver.transport.bounded_config import SPARE_CONNECTIONS
 from moeserve.httpserver.transport.connection import SPARE_DESCRIPTORS
 from moeserve.httpserver.transport.decompress import Decompress
 from moeserve.httpserver.transport.errors import ApiError

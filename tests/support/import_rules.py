@@ -83,6 +83,7 @@ HTTPSERVER: dict[str, set[str]] = {
         "moeserve.config",
         "moeserve.errors",
         "moeserve.messages.refusal",  # which an error carries, here and from the router
+        "moeserve.processes.listeners",
         "moeserve.processes.logs",
     },
     "moeserve.httpserver.observability": {
@@ -124,6 +125,13 @@ HTTPSERVER: dict[str, set[str]] = {
         "moeserve.placement.heat",
         "moeserve",
     },
+}
+
+# The models of a front, without processes and HTTP.
+FRONT_POOL = {
+    *(f"moeserve.front.{module}" for module in ("config", "lives", "memory", "pooled_model", "schedule")),
+    "moeserve.httpserver.transport.errors",
+    "moeserve.messages.refusal",
 }
 
 # What each package may import of ours, besides itself. What is not listed here may import anything of ours.
@@ -302,6 +310,14 @@ ALLOWED: dict[str, set[str]] = {
     | {"moeserve.router.__main__", "moeserve.detokenizer.__main__", "moeserve.tokenizer"},
     "moeserve.launcher.zygote.forking": {"moeserve.processes.lifecycle"},
     "moeserve.launcher.zygote.client": FRAME | {"moeserve.launcher.child_process"},
+    "moeserve.cli.run": {
+        "moeserve.cli.background_server",
+        "moeserve.cli.command_line",
+        "moeserve.cli.running_server",
+        "moeserve.config",
+        "moeserve.errors",
+        "moeserve.sampling.parameters",
+    },
     "moeserve.cli.workload": {"moeserve.errors"},
     "moeserve.placement.expert_cache": {"moeserve.errors"},
     "moeserve.cli.simulate": FRAME
@@ -313,6 +329,14 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.launcher": FRAME,
     "moeserve.launcher.exit_codes": set(),
+    # What decides is pure; what answers knows of HTTP; the launchers know the launcher.
+    "moeserve.front.memory": {"moeserve.config.units"},
+    "moeserve.front.schedule": {"moeserve.front.memory"},
+    "moeserve.front.config": {"moeserve.config", "moeserve.errors"},
+    **{f"moeserve.front.{module}": FRONT_POOL for module in ("pooled_model", "lives", "pool")},
+    "moeserve.front.model_launcher": FRAME | {"moeserve.launcher"},
+    "moeserve.front.launch": FRAME | {"moeserve.front.config", "moeserve.launcher"},
+    "moeserve.front": FRAME | {"moeserve.httpserver", "moeserve.launcher.child_process"},
 }
 # Who alone may import what stands above the processes: the command line, what it starts and what it runs; or beside
 # them.
@@ -320,10 +344,19 @@ IMPORTED_FROM_ABOVE = {
     # The operator library, with its code generation and its attention: for other programs, nothing of the server.
     "moeserve.kernels.operators": set(),
     "moeserve.cli.main": {"moeserve.__main__"},
-    "moeserve.launcher": {"moeserve.cli.main", "moeserve.cli.remote_worker", "moeserve.remote.host"},
+    "moeserve.launcher": {
+        "moeserve.cli.main",
+        "moeserve.cli.remote_worker",
+        "moeserve.front.instance",
+        "moeserve.front.launch",
+        "moeserve.front.model_launcher",
+        "moeserve.remote.host",
+    },
+    "moeserve.front": {"moeserve.cli.main", "moeserve.cli.models.model_needs", "moeserve.cli.several_models"},
     "moeserve.cli.bench": {"moeserve.cli.main", "moeserve.cli.plan"},
     "moeserve.cli.doctor": {"moeserve.cli.main"},
     "moeserve.cli.models": {"moeserve.cli.main"},
+    "moeserve.cli.run": {"moeserve.cli.main"},
     "moeserve.cli.plan": {"moeserve.cli.main", "moeserve.cli.models"},
     "moeserve.cli.simulate": {"moeserve.cli.main", "moeserve.cli.bench"},
 }

@@ -168,9 +168,9 @@ class Server:
         """From the sockets: a process that names itself may overwrite what /proc shows of its environment."""
         for process in self.family:
             for socket in process.net_connections(kind="unix"):
-                if Path(str(socket.laddr)).name == "router":
+                if Path(str(socket.laddr)).name == "launcher":
                     return Path(str(socket.laddr)).parent
-        raise RuntimeError("no process listens on the router's socket")
+        raise RuntimeError("no process listens on the launcher's socket")
 
 
 def title_of(process: psutil.Process) -> str:

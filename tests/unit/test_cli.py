@@ -145,7 +145,7 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
         (["serve", "a.gguf", "--model", "b.gguf"], "two models are named, a.gguf and --model b.gguf"),
         (
             ["srve"],
-            "there is no command 'srve', only serve, doctor, launch, pull, list, show, rm, worker, reload, plan, "
+            "there is no command 'srve', only serve, doctor, run, launch, pull, list, show, rm, worker, reload, plan, "
             "bench, simulate, cache, compare-dumps, completion; a model is named by --model; did you mean serve?",
         ),
     ],

@@ -103,7 +103,9 @@ def test_no_flag_is_documented_that_is_not_there(page: str) -> None:
 def exposed_metrics() -> set[str]:
     """Counters without their suffix."""
     exposition = Metrics("model").render()[0].decode()
-    return {name.removesuffix("_total") for name in re.findall(r"^# TYPE (\S+)", exposition, re.MULTILINE)}
+    names = {name.removesuffix("_total") for name in re.findall(r"^# TYPE (\S+)", exposition, re.MULTILINE)}
+    script = runpy.run_path(str(REPOSITORY / "scripts" / "front_metrics_reference.py"))
+    return names | {family.name for family in script["front_families"]()}
 
 
 def test_pages_name_metrics_that_there_are() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from moeserve.grammar import check_process, checker
-from moeserve.httpserver import server
 from moeserve.httpserver.generation.engine import open_generations
 from moeserve.httpserver.generation.request import pictures
 from moeserve.httpserver.generation.resolve import request_builder
 from moeserve.httpserver.responses import store
 from moeserve.httpserver.transport import (
+    bounded_config,
     connection,
     middleware,
     request_model,
@@ -68,10 +68,10 @@ def row(beginning: str) -> str:
         ),
         ("the event loop's time for requests without a key", f"{turns.SHARE:.0%}, "),
         ("bodies of all requests", f"{middleware.MAX_BODIES_BYTES // MIB} MiB;"),
-        ("connections |", f"+ {server.SPARE_CONNECTIONS} "),
-        ("a connection that is kept alive", f"{server.KEEP_ALIVE_S} s "),
-        ("connections of one client address", f"by default {server.SPARE_CONNECTIONS // 2} fewer "),
-        ("open requests of one API key", f"by default {server.SPARE_CONNECTIONS} fewer "),
+        ("connections |", f"+ {bounded_config.SPARE_CONNECTIONS} "),
+        ("a connection that is kept alive", f"{bounded_config.KEEP_ALIVE_S} s "),
+        ("connections of one client address", f"by default {bounded_config.SPARE_CONNECTIONS // 2} fewer "),
+        ("open requests of one API key", f"by default {bounded_config.SPARE_CONNECTIONS} fewer "),
         ("grammar, stop strings and biases", f"{request_builder.MAX_CONSTRAINT_BYTES // MIB} MiB "),
         ("grammars of all requests", f"{open_generations.MAX_CONSTRAINT_BYTES // MIB} MiB "),
         ("`echo` with `logprobs`", f"{request_builder.MAX_PROMPT_LOGPROBS:,} "),

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Set
-from typing import Final
+from typing import Final, Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.observability.request_record import RequestRecord, record_of
 from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST
 from moeserve.httpserver.transport.refuse import refusal_of
+from moeserve.messages.refusal import Refusal
 from moeserve.processes.tracing import Span, Tracer
 
 # Operators filter by this name: docs/reference/logs-and-traces.md.
@@ -26,9 +27,19 @@ MAX_PATH_CHARS: Final = 500  # in a log line; a client may send 64 kB
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"})
 
 
+class AnswerCounts(Protocol):
+    """Where answers and refusals are counted."""
+
+    @abstractmethod
+    def answered(self, method: str, handler: str, status: int) -> None: ...
+
+    @abstractmethod
+    def refused(self, reason: Refusal) -> None: ...
+
+
 class Access:
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, tracer: Tracer | None, quiet_paths: Set[str] = frozenset()
+        self, app: ASGIApp, metrics: AnswerCounts, tracer: Tracer | None, quiet_paths: Set[str] = frozenset()
     ) -> None:
         """`quiet_paths` are polled every few seconds: logged at debug level, and not traced."""
         self.app = app

@@ -67,7 +67,7 @@ class _Awaited(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
-            await _unless_gone(receive, self._send(scope, receive, send))
+            await unless_gone(receive, self._send(scope, receive, send))
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = _Parts(send, self.headers.raw, BLANKS_AFTER_S, b"\n")
@@ -114,7 +114,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
-            await _unless_gone(receive, self._send_all(scope, send))
+            await unless_gone(receive, self._send_all(scope, send))
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
         parts = _Parts(send, self.raw_headers, COMMENTS_AFTER_S, self.comment)
@@ -189,7 +189,7 @@ class _Parts:
             if not self.have_begun:
                 self.have_begun = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-            await _send_part(self._send, part, more)
+            await send_part(self._send, part, more)
             self._sent_at = time.monotonic()
 
 
@@ -205,7 +205,7 @@ def _named_event(chunk: Mapping[str, Any]) -> bytes:
     return b"event: " + str(chunk["type"]).encode() + b"\n" + _event(chunk)
 
 
-async def _send_part(send: Send, part: bytes, more: bool) -> None:
+async def send_part(send: Send, part: bytes, more: bool) -> None:
     """Waits while the client's socket is full; this back-pressure affects this request only."""
     try:
         async with asyncio.timeout(SEND_TIMEOUT_S):
@@ -214,7 +214,7 @@ async def _send_part(send: Send, part: bytes, more: bool) -> None:
         raise ClientGone from None
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Returns the result of `work`. If the client disconnects first, cancels `work`, waits for its end and raises
     ClientGone."""
     working = asyncio.ensure_future(work)

@@ -264,8 +264,7 @@ class ExpertHandoff:
         even, odd = self._region.slots
         starts, active, sorted_routes = (t.data_ptr() for t in self._sorted)
         return _C.Handoff(
-            self._stream.pool,
-            self._stream.isa,
+            self._stream.native,
             [
                 _native_layer(e, token_counts)
                 for e, token_counts in zip(self._layers, self._token_counts, strict=True)

@@ -1,22 +1,22 @@
-"""The owner of every KV slot: free + private to one request or to a load from a tier + in the prefix tree = all slots,
-after every call.
+"""Owns every KV slot. After every call, each slot is free, private to one request or to a load from a tier, or in
+the prefix tree.
 
 The slots of a request, by position:
 
     position   0 ................. num_shared ................. len(slots)
                | owned by the tree,     | private to the request; |  not planned yet
-               | referenced by `node`   | the tree takes them     |
+               | referenced by `node`   | moved into the tree     |
                |                        | when it leaves          |
 
-Slots in the tree may be shared at once, although their KV may be computed only in a later step: the worker executes
-plans in order and, in each layer, writes the KV of all rows of a step before any row attends.
+Slots in the tree may be shared even before their KV is computed: the worker executes plans in order and, in each
+layer, writes the KV of all rows of a step before any row attends.
 
-Of a model with recurrent state, a request continues from a snapshot (`state_memory.py`), and computes again what the
-tree has beyond it: into private slots, because a slot has one writer. `publish` exchanges them for the slots that the
-tree has for the same tokens, unless another running request references those.
+In a model with recurrent state, a request continues from a snapshot (`state_memory.py`) and recomputes the tokens
+after it that the tree has KV for. It computes them into private slots, because a slot has one writer. `publish` then
+replaces the tree's slots for these tokens by the private ones, unless another running request references the tree's.
 
-Where windowed layers have a KV pool of their own, all of this is about the full layers' slots; `window_memory.py` has
-the others. A request then continues from a segment as from a snapshot.
+If windowed layers have their own KV pool, this module manages the full layers' slots, and `window_memory.py` the
+others. A request then continues from a segment in the same way as from a snapshot.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _pack_slot = Struct("<i").pack
 
 
 class KvMemory(SequenceMemory):
-    """The only writer of a request's `slots`, `node`, `num_shared` and `borrowed`, and of the slots of its beams;
-    `Publisher` writes for it."""
+    """The only writer of a request's `slots`, `node`, `num_shared` and `borrowed`, and of its beams' slots;
+    `Publisher` writes them on its behalf."""
 
     def __init__(self, limits: Limits, totals: LoadReport) -> None:
         tiers = _tier_sizes(limits)
@@ -89,7 +89,7 @@ class KvMemory(SequenceMemory):
                 totals,
                 self._spans,
             )
-        self._writes = PageOrders()  # orders of the step that is being planned
+        self._writes = PageOrders()  # page writes for the step being planned
         self._publisher = Publisher(
             self._tree, self._pool, self._windows, exchanges=self._is_recurrent or has_windows
         )
@@ -143,7 +143,8 @@ class KvMemory(SequenceMemory):
             self._windows.attach(request, self._tree.num_matched(namespace, tokens))
 
     def _take(self, count: int) -> array[int]:
-        """Takes `count` slots, evicting cached prefixes as needed. Raises PoolExhausted for more than `available`."""
+        """Allocates `count` slots, evicting cached prefixes if needed. Raises PoolExhausted for more than
+        `available`."""
         lacking = count - self._pool.num_free
         if lacking > 0:
             self._pool.free(self._tree.evict(lacking))
@@ -194,8 +195,8 @@ class KvMemory(SequenceMemory):
         self._stop_beams(request)
         num_planned = request.num_planned
         begin, end = request.num_shared, min(num_planned, len(request.tokens))
-        # A state is not kept if its last row may have consumed a token whose value never became known, or if a row in
-        # flight may advance it by drafts. (Behind a stop token there are no drafts.)
+        # The state becomes no snapshot if the last row may have consumed a token that was never read, or if a row in
+        # flight may advance it by drafts. (After a stop token there are no drafts.)
         is_still = request.pending_drafts == 0 or request.has_stopped
         last: Node | None = None
         if request.node is None:
@@ -239,7 +240,7 @@ class KvMemory(SequenceMemory):
         return len(forks)
 
     def _leave_state(self, request: HeldSequence, node: Node | None, kind: SnapshotKind) -> None:
-        """Makes the state of a request that leaves the snapshot at `node`; frees it if `node` is None."""
+        """Turns the state of a request that leaves into the snapshot at `node`; frees it if `node` is None."""
         self._taker.left(request)
         if node is None:
             self._states.free(request)
@@ -258,7 +259,7 @@ class KvMemory(SequenceMemory):
         return self._states.take_copies()
 
     def _reclaim(self) -> None:
-        """Takes back what snapshots held whose KV the tree has given up."""
+        """Frees the resources of snapshots whose KV the tree has evicted."""
         if self._windows is None:
             self._states.reclaim()
         else:
@@ -375,7 +376,7 @@ class KvMemory(SequenceMemory):
 
 
 def _packed(slots: array[int], windows: array[int] | None) -> Iterable[tuple[bytes, bytes]]:
-    """Each row's slot and, in models with a windowed pool, its window slot; as bytes."""
+    """Yields each row's slot and window slot (empty without such a pool), as bytes."""
     in_window: Iterable[bytes] = repeat(b"") if windows is None else map(_pack_slot, windows)
     return zip((packed for (packed,) in iter_unpack("4s", slots.tobytes())), in_window, strict=False)
 

@@ -1,4 +1,4 @@
-"""The limits of one server, and the refusal of requests that can never run within them."""
+"""The limits of one server, and the check for requests that can never run within them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, Snapsho
 from moeserve.router.core.request import INT32_BYTES
 
 DEFAULT_PREFILL_SHARE = 0.4
-# Prefill share for prompts that stream experts in RAM to a GPU: an answer keeps half of its speed, and a prompt takes
-# twice its time.
+# Prefill share for prompts that stream RAM experts to a GPU: answers keep half their speed, prompts take twice as long.
 STREAMED_PREFILL_SHARE = 0.5
-PROMPTS_FIRST = 1.0  # the share with which every step takes as many prompt tokens as it has room for
+PROMPTS_FIRST = 1.0  # the prefill share at which each step takes as many prompt tokens as fit
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits that the configuration and the worker set: numbers of tokens, slots or requests."""
+    """Limits from the configuration and the worker, in tokens, slots or requests."""
 
     num_kv_slots: int
     max_num_seqs: int
@@ -28,39 +27,39 @@ class Limits:
     max_num_batched_tokens: int
     max_num_queued_reqs: int
     max_num_queued_tokens: int = 1 << 20
-    max_itl_ms: float | None = None  # limit on inter-token latency; None: none (`pace.py`).
-    # The share of the time that prompts get while other requests decode (`pace.py`).
+    max_itl_ms: float | None = None  # limit of inter-token latency in ms; None: no limit (`pace.py`)
+    # Share of the time that prompts get while other requests decode (`pace.py`).
     prefill_share: float = DEFAULT_PREFILL_SHARE
-    streams_prompts: bool = False  # chunks of prompts stream experts from RAM to a GPU (`pace.py`)
+    streams_prompts: bool = False  # prompt chunks stream experts from RAM to a GPU (`pace.py`)
     reuse_prefixes: bool = True
-    isolate_tenants: bool = False  # API keys do not share cached prefixes
-    num_experts: int = 0  # of a layer; 0: a dense model
+    isolate_tenants: bool = False  # requests of different API keys share no cached prefixes
+    num_experts: int = 0  # per layer; 0: a dense model
     experts_per_token: int = 0
-    num_state_slots: int = 0  # of recurrent state; 0: the model has none
-    num_window_slots: int = 0  # of the windowed layers' own KV pool; 0: all layers have one pool
-    window: int = 0  # tokens that such a layer attends to
-    page_tokens: int = 0  # of a page of KV in a tier; 0: there are no tiers
+    num_state_slots: int = 0  # slots of recurrent state; 0: the model has none
+    num_window_slots: int = 0  # slots of the windowed layers' own KV pool; 0: all layers share one pool
+    window: int = 0  # tokens that a windowed layer attends to
+    page_tokens: int = 0  # tokens per page of the tiers; 0: there are no tiers
     page_bytes: int = 1
-    page_write_bytes: int = 8 << 20  # copied out before a step whose decode rows would wait for more
-    tiers: tuple[Tier, ...] = ("disk",)  # where there are pages
-    state_bytes: int = 0  # of a slot of recurrent state
-    snapshot_spacing: SnapshotSpacing = DEFAULT_SPACING  # of snapshots of recurrent state within a prompt
-    event_block_size: int | None = None  # tokens of a block in KV events; None: there are no KV events
-    max_drafts: int = 0  # drafted positions of a decode row; 0: there are no drafts
-    embedding_bytes: int = 0  # of an embedding that stands for a token; 0: the worker takes none
-    rotates_in_sections: bool = False  # embeddings may have positions of their own
+    # bytes that may be copied out before a step with decode rows, which wait for it
+    page_write_bytes: int = 8 << 20
+    tiers: tuple[Tier, ...] = ("disk",)  # used if page_tokens is not 0
+    state_bytes: int = 0  # bytes of one slot of recurrent state
+    snapshot_spacing: SnapshotSpacing = DEFAULT_SPACING  # distances between snapshots within a prompt
+    event_block_size: int | None = None  # tokens per block of KV events; None: KV events are off
+    max_drafts: int = 0  # drafts per decode row; 0: none
+    embedding_bytes: int = 0  # bytes of one embedding vector; 0: the worker accepts no embeddings
+    rotates_in_sections: bool = False  # embeddings may carry their own positions (multi-section RoPE)
     whole_spans: bool = False  # no chunk ends within a span of embeddings
 
     @property
     def max_running(self) -> int:
-        """The most requests bound at once. There are no more of them than tokens in a step, so that a step has a token
-        for each: a decode row for every decoding request, and one for every prompt. Nor are there more than state
-        slots, so that a request that may be bound has one."""
+        """Upper limit of bound requests. It does not exceed the tokens of a step, so that each decoding request and
+        each prompt can have a row in it, nor the state slots, so that each request can have one."""
         most = min(self.max_num_seqs, self.max_num_batched_tokens)
         return min(most, self.num_state_slots) if self.num_state_slots else most
 
     def refusal(self, message: GenerateRequest) -> RequestError | None:
-        """The 400 for a request that can never run; None if it can."""
+        """Returns the error, with status 400, for a request that can never run; None if it can."""
         prompt, remainder = divmod(len(message.token_ids), INT32_BYTES)
         wanted = message.sampling.max_tokens
         if prompt == 0 or remainder or wanted < 0:

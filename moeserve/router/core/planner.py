@@ -1,9 +1,9 @@
-"""Plans one step: which requests are preempted or bound, and which rows the step has. The order matters:
+"""Plans one step: preempts and binds requests, and chooses the step's rows. The order matters:
 
-1. preemption: a victim's KV slots are given to other rows of this very step, so it must have no row of its own;
-2. a row for every decoding request, but for some with costly grammars (`grammar_turns.py`);
-3. chunks of prompts in fair order, which bind waiting requests as their turn comes, as far as the token limit, the KV
-   slots and the prefill budget (`pace.py`) allow.
+1. preemption: a victim's KV slots go to other rows of the same step, so it must have no row in it;
+2. a row for every decoding request, except for some with costly grammars (`grammar_turns.py`);
+3. chunks of prompts in fair order. A waiting request is bound when its turn comes. The token limit, the KV slots and
+   the prefill budget (`pace.py`) bound them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Planner:
         memory.price_with(self._recompute_ms)
 
     def plan(self, step: int, now: float, *, results_awaited: bool) -> ScheduledStep | None:
-        """The next step, or None when there is nothing to do now. `now` is in seconds. The step has no rows where only
-        a tier has work."""
+        """Returns the next step; None if there is nothing to do now. now: seconds. The step has no rows if only a
+        tier has work."""
         memory = self._memory
         if not memory.is_synced:
             return None if results_awaited else ScheduledStep(step)
@@ -78,8 +78,8 @@ class Planner:
         return self._cost.recompute_ms(start, count, self._limits.max_num_batched_tokens)
 
     def finished(self, scheduled: ScheduledStep, result: StepResult) -> None:
-        """Learns what the step took on the worker, and what its drafts brought."""
-        # A step that compiled kernels says nothing about the cost of the next one.
+        """Learns from a finished step: its duration on the worker, and the outcome of its drafts."""
+        # A step that compiled kernels is not representative.
         ms = 0.0 if result.kernels_compiled else result.compute_ms - result.draft_ms - result.draft_wait_ms
         if scheduled.draft_tokens:
             self._observe_drafts(scheduled, result.sampled)
@@ -105,7 +105,7 @@ class Planner:
         return scheduled
 
     def _preempt_for_fairness(self) -> None:
-        """Makes room for the least served tenant's next request, where there are several tenants."""
+        """Preempts requests so that the least served tenant's next request fits, if there are several tenants."""
         if self._shares.num_tenants > 1 and len(self._waiting):
             head = self._order.next((), with_waiting=True)
             assert head is not None
@@ -126,13 +126,14 @@ class Planner:
         self._shares.charge_rows(scheduled.owners)
 
     def _add_draft_rows(self, scheduled: ScheduledStep, requests: Sequence[Request]) -> list[Request]:
-        """Drafts take up to half of what the decode rows leave of a step; prompts have the rest."""
+        """Adds rows with drafts. Drafts take at most half of the tokens that decode rows leave in the step; prompts
+        get the rest."""
         budget = (self._limits.max_num_batched_tokens - self._batch.num_rows) // 2
         context = sum(request.num_planned for request in requests)
         records = [request.draft_record for request in requests]
         lengths, expected = self._drafts.choose(records, context, self._limits.max_drafts, budget)
         ended = add_draft_rows(scheduled, requests, self._memory, lengths, budget)
-        # Some may have none for want of slots.
+        # Some requests may get no drafts for lack of slots.
         scheduled.num_drafted = min(round(expected), scheduled.draft_tokens)
         return ended
 
@@ -175,7 +176,8 @@ class Planner:
         )
 
     def _next_chunk_ms(self, rows: int) -> float:
-        """How long the next chunk of the prompts under way will stall `rows` decode rows; 0: all are read."""
+        """Returns how long, in ms, the next chunk of the running prompts will stall `rows` decode rows; 0 if no
+        prompt is left."""
         left, start = 0, 0
         for request in self._batch.prefilling:
             left, start = left + request.prompt_left, max(start, len(request.slots))
@@ -183,7 +185,7 @@ class Planner:
         return self._cost.chunk_ms(rows, start, count, span=0)
 
     def _has_room(self, scheduled: ScheduledStep, budget_ms: float) -> bool:
-        """Whether one more prompt token fits. The first chunk of a step fits whatever it costs; see LEAST_CHUNK."""
+        """Returns whether one more prompt token fits. A step's first chunk always fits; see LEAST_CHUNK."""
         planned = scheduled.num_tokens
         if planned == self._limits.max_num_batched_tokens or not self._memory.available:
             return False
@@ -192,7 +194,8 @@ class Planner:
         return self._cost.chunk_ms(planned, 0, 1, span=scheduled.prompt_span) <= budget_ms
 
     def _protected_share(self, scheduled: ScheduledStep) -> float:
-        """The share of the decode rows that the next prompt must not slow down; see `FairShare.protected_share`."""
+        """Returns the share of the decode rows that the next prompt must not slow down; see
+        `FairShare.protected_share`."""
         if not scheduled.num_decode:
             return 0.0
         if self._shares.num_tenants == 1:
@@ -201,9 +204,10 @@ class Planner:
         return 1.0 if first is None else self._shares.protected_share(scheduled.owners, first.tenant)
 
     def _next_prompt(self, scheduled: ScheduledStep, now: float) -> Request | None:
-        """The request whose chunk is next, bound if it was waiting. When the next waiting request cannot be bound yet,
-        no other waiting request overtakes it: otherwise smaller ones would take every freed slot for ever. One that
-        awaits a snapshot of a prompt under way is likewise not overtaken; one that is loaded from a tier is."""
+        """Returns the request whose chunk is next, after binding it if it was waiting. If the next waiting request
+        cannot be bound yet, no other waiting request overtakes it; otherwise smaller ones would take every freed
+        slot forever. The same holds for a request that awaits a snapshot of a running prompt, but not for one being
+        loaded from a tier."""
         batch = self._batch
         under_way = batch.prefilling
         if scheduled.at_snapshot_point:
@@ -219,7 +223,7 @@ class Planner:
                 return request
 
     def _chunk(self, scheduled: ScheduledStep, request: Request, budget_ms: float) -> int:
-        """How many tokens of the request's prompt fit into the step."""
+        """Returns how many tokens of the request's prompt fit into the step."""
         planned = scheduled.num_tokens
         fits = most = self._most(scheduled, request)
         if scheduled.num_decode:
@@ -235,7 +239,7 @@ class Planner:
 
 
 def _outcome(entry: Sampled) -> tuple[int, int]:
-    """How many of a row's drafts were looked at, or lie behind a wrong one; and how many were right."""
+    """Returns how many of a row's drafts count as tried (verified, or after a wrong one), and how many were right."""
     accepted = entry.accepted
     if accepted is None:
         return 0, 0

@@ -1,6 +1,6 @@
-"""One request as the router sees it: its state and its times; `HeldSequence` has its tokens and what it holds.
+"""One request in the router: its scheduling state and times. Its tokens and slots are in `HeldSequence`.
 
-Every field has one writer, named where it is declared. Nothing outside `router.core` writes any of them.
+Each field has one writer, named at its declaration. Nothing outside `router.core` writes any of them.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from moeserve.router.core.memory.held import HeldSequence
 
 INT32_BYTES = 4
 
-# One level of priority counts as much as this much waiting, so that an urgent request overtakes but none starves.
+# One level of priority equals this much waiting time, so an urgent request overtakes but none starves.
 SECONDS_PER_PRIORITY = 60.0
 
 
 class State(Enum):
-    """WAITING -> PREFILL -> DECODE -> ENDING -> FINISHED, where WAITING may lead to LOADING and back.
+    """The lifecycle: WAITING -> PREFILL -> DECODE -> ENDING -> FINISHED, and WAITING <-> LOADING.
 
-    Preemption leads from PREFILL or DECODE back to WAITING. A request whose grammar is not ready for its first token
-    becomes POSTPONED, and then WAITING again. Any state may change to FINISHED at once (abort, error,
-    stop). A request with max_tokens 0 or 1 skips DECODE.
+    Preemption returns a request from PREFILL or DECODE to WAITING. A request whose grammar is not ready for its
+    first token becomes POSTPONED, then WAITING again. An abort, error or stop changes any state to FINISHED. A
+    request with max_tokens 0 or 1 skips DECODE.
     """
 
     WAITING = auto()  # queued, new or preempted; holds no slots
     POSTPONED = auto()  # awaits its grammar; holds no slots
-    LOADING = auto()  # as WAITING, out of the queue until pages of it are loaded from a tier
-    PREFILL = auto()  # bound to a request slot; some of its known tokens are not planned yet
-    DECODE = auto()  # all its known tokens are planned; one row in each step
+    LOADING = auto()  # like WAITING, but not in the queue until pages of its prefix are loaded from a tier
+    PREFILL = auto()  # bound to a request slot; some known tokens are not planned yet
+    DECODE = auto()  # all known tokens are planned; one row per step
     ENDING = auto()  # its last row is planned; only results are awaited
-    FINISHED = auto()  # holds no slots; results of its rows in flight are ignored
+    FINISHED = auto()  # holds no slots; results of rows in flight are ignored
 
 
 @dataclass(slots=True)
 class DraftRecord:
-    """What became of one request's drafts. Written by `DraftLength`."""
+    """Statistics of one request's drafts. Written by `DraftLength`."""
 
-    right: float = 0.0  # fading counts of outcomes
+    right: float = 0.0  # decaying counts of outcomes
     wrong: float = 0.0
-    made: float = 1.0  # of the drafts that it may have, the share that the worker makes
-    idle: int = 0  # steps since it might have drafts
-    is_trial: bool = False  # its last draft was one
+    made: float = 1.0  # share of its allowed drafts that the worker makes
+    idle: int = 0  # steps since it was last allowed drafts
+    is_trial: bool = False  # its last draft was a trial
 
 
 class Request(HeldSequence):
-    """A request and its bookkeeping, until its final message. Compared by identity."""
+    """A request, from its arrival to its final message. Equality is identity."""
 
     __slots__ = (
         "accepted_draft_tokens",
@@ -95,7 +95,7 @@ class Request(HeldSequence):
             salt=message.cache_salt,
             adapter=message.adapter,
         )
-        # Constant, from the client's message.
+        # Constants from the client's message.
         self.sampling: SamplingParams = message.sampling
         self.max_tokens: int = message.sampling.max_tokens
         self.stop_ids: frozenset[int] = frozenset(message.sampling.stop_token_ids)
@@ -103,7 +103,7 @@ class Request(HeldSequence):
         self.priority: int = message.priority
         self.request_id: str = message.context.request_id
         self.wants_progress: bool = message.progress
-        # Sort key of seniority, smallest first: arrival moved by priority, then the id, which makes it unique.
+        # Sort key of seniority, smallest first: arrival shifted by priority, then the unique id.
         self.age: tuple[float, int] = (message.arrival + SECONDS_PER_PRIORITY * message.priority, message.id)
         self.spans = message.spans
         if message.beams is not None:
@@ -111,8 +111,8 @@ class Request(HeldSequence):
         # The most KV slots that it can hold. The last output token is never computed and needs none.
         self.max_kv: int = self.num_prompt + self.width * max(message.sampling.max_tokens - 1, 0)
 
-        # Written by Scheduler; of a beam search, by BeamSearches, and by RunningBatch where it begins again.
-        self.num_output: int = 0  # tokens sampled, a stop token included; of a beam search, of each beam
+        # Written by Scheduler; for a beam search by BeamSearches, and by RunningBatch when it restarts.
+        self.num_output: int = 0  # sampled tokens, including a stop token; for a beam search, of each beam
         self.num_scored: int = 0  # prompt positions whose logprobs were sent
         self.first_token_at: float = 0.0
         self.last_token_at: float = 0.0
@@ -123,13 +123,12 @@ class Request(HeldSequence):
 
         self.draft_record = DraftRecord()  # written by DraftLength
 
-        # Written by CrashBlame.
-        # Workers in a row that were lost with a row of it in flight, and no token in between.
+        # Written by CrashBlame: workers in a row that were lost with a row of it in flight, without a token in between.
         self.crashes: int = 0
-        self.crashed_at: int = -1  # num_output at the last of them
+        self.crashed_at: int = -1  # num_output at the last of these crashes
         self.to_be_tried: bool = False
 
-        # Written by WaitingQueue.add: tokens to compute before the next token, as the cache stood then.
+        # Written by WaitingQueue.add: tokens to compute before the next token, given the cache at that time.
         self.size: int = 0
 
         # Written by RunningBatch, which binds, preempts and releases.
@@ -137,15 +136,15 @@ class Request(HeldSequence):
         self.req_slot: int = -1
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was first bound
         self.fairness_preempted_at: int = -1  # num_output when it was last preempted for fairness
-        self.num_lost: int = 0  # positions that were computed before the last preemption
-        self.resume_after: int = 0  # the last step that may have a row of it, as of its preemption
-        self.num_postponed: int = 0  # times, for the token behind `output_postponed` others
+        self.num_lost: int = 0  # positions computed before the last preemption
+        self.resume_after: int = 0  # last step that may contain a row of it, as of its preemption
+        self.num_postponed: int = 0  # number of postponements for the token after `output_postponed` others
         self.output_postponed: int = 0
-        self.retry_at: int = 0  # the step from which on it is queued again
+        self.retry_at: int = 0  # step from which on it is queued again
 
         # Written by ScheduledStep as rows are planned.
-        self.announced: bool = False  # its NewSeq is in a plan already sent
-        self.first_planned_at: float | None = None  # seconds, when the first chunk was planned
+        self.announced: bool = False  # its NewSeq is part of a plan already sent
+        self.first_planned_at: float | None = None  # time of its first chunk's plan, in seconds
 
         # Written by AdmissionPolicy; see OutputHistory.predict.
         self.quantile: float = 0.0
@@ -155,13 +154,14 @@ class Request(HeldSequence):
             self._resume(message.resumed)
 
     def _resume(self, resumed: Resumed) -> None:
-        """Another router has served it so far."""
+        """Restores the progress that it made under a previous router."""
         self.tokens.frombytes(resumed.token_ids)
         self.num_output = len(self.tokens) - self.num_prompt
         self.num_scored = resumed.num_scored
         self.cached_tokens = resumed.cached_tokens
         if resumed.first_token_at is not None:
-            self.first_planned_at = self.arrival  # unknown by now: the times before the first token are one
+            # not known any more, so all times before the first token count as one
+            self.first_planned_at = self.arrival
             self.first_token_at = self.last_token_at = resumed.first_token_at
 
     @property
@@ -171,17 +171,17 @@ class Request(HeldSequence):
 
     @property
     def answer_ids(self) -> tuple[int, ...]:
-        """The clients' requests that it answers."""
+        """Ids of the client requests that it answers."""
         return (self.id,) if self.beams is None else self.beams.choice_ids
 
     @property
     def req_slots(self) -> list[int]:
-        """That it is bound to."""
+        """The request slots that it is bound to."""
         return [self.req_slot] if self.beams is None else self.beams.req_slots
 
     @property
     def lacks_slot(self) -> bool:
-        """Its next row needs a KV slot: its rows in flight may fill all that it has."""
+        """True if its next row needs another KV slot, as its rows in flight may fill all that it has."""
         return self.spare == self.pending_drafts
 
     @property
@@ -216,8 +216,8 @@ class Request(HeldSequence):
 
     @property
     def reuse_limit(self) -> int:
-        """How many leading positions may come from the cache: all but the last known token, whose logits are needed.
-        With prompt logprobs, only the positions whose logprobs have been sent."""
+        """Number of leading positions that may come from the cache: all but the last known token, whose logits are
+        needed. With prompt logprobs, only positions whose logprobs were sent."""
         most = len(self.tokens) - 1
         if self.sampling.prompt_logprobs is None or self.is_scored:
             return most
@@ -225,21 +225,23 @@ class Request(HeldSequence):
 
     @property
     def is_scored(self) -> bool:
-        """The logprobs of the whole prompt have been sent (the first token has none)."""
+        """True if the logprobs of the whole prompt have been sent (the first token has none)."""
         return self.num_scored >= self.num_prompt - 1
 
     @property
     def is_suspect(self) -> bool:
-        """It may be what crashes the worker: it was there at the last crash, and has got no token since."""
-        return self.num_output <= self.crashed_at  # below: a beam search that began again
+        """True if it may be the request that crashes the worker: it was in flight at the last crash and has got no
+        token since."""
+        return self.num_output <= self.crashed_at  # smaller for a beam search that restarted
 
     @property
     def is_on_trial(self) -> bool:
-        """Only one such request is bound at a time, until its next token, so that a crash shows which it is."""
+        """True for a suspect that is tried alone: only one is bound at a time, so that a crash identifies it."""
         return self.to_be_tried and self.is_suspect
 
     def progress(self, done: int, now: float) -> PrefillProgress:
-        """The message for a prompt of which `done` positions are computed. Only after its first chunk was planned."""
+        """Returns the progress message for a prompt with `done` computed positions. Only after its first chunk was
+        planned."""
         assert self.first_planned_at is not None
         return PrefillProgress(
             total=self.num_prompt,
@@ -249,11 +251,11 @@ class Request(HeldSequence):
         )
 
     def usage(self, completion_tokens: int, now: float) -> Usage:
-        """The final message's counts and times. `now` ends the prefill of a request that has no token."""
+        """Returns the counts and times of the final message. `now` ends the prefill of a request without tokens."""
         first_planned_at = now if self.first_planned_at is None else self.first_planned_at
         first_token_at = self.first_token_at or now
         last_token_at = self.last_token_at or first_token_at
-        # Clamped, because readings of the clock in two processes may arrive out of order.
+        # Clamped, because clock readings of two processes may arrive out of order.
         cached = self.cached_tokens or 0
         from_ram = min(self.tier_tokens.get("ram", 0), cached)
         return Usage(

@@ -1,6 +1,7 @@
-"""What steps add to the totals, and the LoadReport made of them and of how things stand.
+"""Updates the totals after each step, and builds the LoadReport from them and the current state.
 
-`messages/router_metrics.py` declares every count; those of requests are raised where they happen."""
+`messages/router_metrics.py` declares every count; counts of requests are raised where the event happens.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def load_report(
     memory: SequenceMemory,
     adapters: Counter[str],
 ) -> LoadReport:
-    """Returns a copy of the totals with the gauges. adapters: how many open requests have each."""
+    """Returns a copy of the totals with the gauges filled in. adapters: number of open requests per adapter."""
     running = Counter(one.adapter for one in batch.running.values()) if adapters else adapters
     report = replace(
         deepcopy(totals),

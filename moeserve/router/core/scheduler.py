@@ -1,13 +1,14 @@
-"""The scheduler: events in, step plans and messages out. It reads no clock and owns no socket.
+"""The scheduler: takes events, returns step plans and messages. It reads no clock and owns no socket.
 
-A caller feeds it the events as they arrive (`add`, `abort`, `stop_hit`, `step_result`, `close`), asks for the next
-`plan` until that is None, and sends what `take_messages` returns to the detokenizer. This file has the events and the
-messages; `planner.py` plans one step, and `running_batch.py` binds, preempts and releases requests.
+The caller passes it events as they arrive (`add`, `abort`, `stop_hit`, `step_result`, `close`), calls `plan` until
+it returns None, and sends the messages of `take_messages` to the detokenizer. This file has the events and messages;
+`planner.py` plans one step, and `running_batch.py` binds, preempts and releases requests.
 
-Two plans may be in flight: N+1 is built while the worker runs N, without token values, as a decode row means "the token
-you sampled last". What ends or preempts a request between the two leaves at most one row of it in N+1, whose result is
-ignored. That stale row is harmless, although the request's KV slots may be handed out in N+2: **the worker executes
-plans strictly in order**, so it writes before the new owner, who reads only what it has written or found in the cache.
+Two plans may be in flight: N+1 is built while the worker runs N, without knowing N's tokens, because a decode row
+means "the token you sampled last". A request that ends or is preempted in between leaves at most one stale row in
+N+1, whose result is ignored. That row is harmless even if the request's KV slots are reused in N+2: **the worker
+executes plans strictly in order**, so it writes before the new owner, who reads only what it has written itself or
+found in the cache.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ NOT_FINITE = "the model produced non-finite logits for this request"
 
 
 class Scheduler:
-    """Owns every open request, every KV slot and the prefix tree. Times are seconds of one clock, the caller's."""
+    """Owns every open request, every KV slot and the prefix tree. Times are seconds of the caller's clock."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._closed: str | None = None  # the cause, once no request is served any more
+        self._closed: str | None = None  # the cause, after `close`
         self._has_worker = True
-        self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
-        self._adapters = Counter[str]()  # open requests by adapter; without those of the model itself
+        self._open: dict[int, Request] = {}  # id → request that still owes its final message
+        self._adapters = Counter[str]()  # open requests per adapter, except those without one
         self._grammars = SentGrammars()
         self._totals = LoadReport()
         self._waiting = WaitingQueue()
@@ -81,14 +82,14 @@ class Scheduler:
         self._searches = BeamSearches(self._memory, self._totals)
 
     def learn(self, measured: list[MeasuredStep]) -> None:
-        """What steps cost, before the first one: the worker has measured some at its start."""
+        """Initialises the cost model with steps that the worker measured at its start."""
         self._cost.learn(measured)
 
     # ---------------------------------------------------------------- events
 
     def add(self, message: GenerateRequest) -> None:
-        """Queues a request, or answers it with a RequestError: 400 when it can never run, 503 when the queue is full
-        or the scheduler is closed. Raises ValueError for an id that is open."""
+        """Queues a request, or answers it with a RequestError: 400 if it can never run, 503 if the queue is full or
+        the scheduler is closed. Raises ValueError if the id is open already."""
         if self._searches.request_id(message.id) in self._open:
             raise ValueError(f"request id {message.id} is in use")
         messages = [message]
@@ -117,13 +118,13 @@ class Scheduler:
         if self._closed is not None:
             return RequestError(message.id, 503, self._closed, refusal=Refusal.SHUTTING_DOWN)
         never = self.limits.refusal(message)
-        if never is not None or message.resumed is not None:  # which was in the queue already
+        if never is not None or message.resumed is not None:  # a resumed request was accepted before
             return never
         return self._pressure.refusal(message, self._shares.num_tenants_with(message.key_name))
 
     def abort(self, request_id: int) -> None:
-        """Frees everything at once. An id that is not open (finished, aborted, unknown) is no error, because an abort
-        and the request's final message may cross."""
+        """Ends a request and frees its resources at once. An id that is not open (finished, aborted, unknown) is
+        ignored, because an abort and the final message may cross."""
         request = self._open.get(self._searches.request_id(request_id))
         if request is None:
             self._searches.forget(request_id)
@@ -134,22 +135,22 @@ class Scheduler:
         self._out.put(DetokenizeEnd(id=one) for one in ids)
 
     def abort_before(self, first_id: int) -> None:
-        """Aborts what is open of the ids below."""
+        """Aborts all open requests with smaller ids."""
         for request_id in [request_id for request_id in self._open if request_id < first_id]:
             self.abort(request_id)
 
     def adapters_in_use(self) -> list[str]:
-        """The keys that open requests have."""
+        """Returns the keys of open requests' adapters."""
         return list(self._adapters)
 
     def adapter_lost(self, key: str, cause: str) -> None:
-        """Fails the requests that have it. Called only while no plan is in flight."""
+        """Fails the requests that use this adapter. Call it only while no plan is in flight."""
         for request in [request for request in self._open.values() if request.adapter == key]:
             self._fail(request, 500, cause)
 
     def stop_hit(self, hit: StopHit) -> None:
-        """Ends a request at a stop string; tokens sampled after it are not counted. As with `abort`, an id that is not
-        open is no error: the request's final message has been sent then."""
+        """Ends a request at a stop string; tokens sampled after it do not count. As in `abort`, an id that is not
+        open is ignored: its final message has been sent."""
         request = self._open.get(hit.id)
         if request is not None:
             completion_tokens = min(hit.num_tokens, request.num_output)
@@ -157,7 +158,7 @@ class Scheduler:
             self._finish(request, "stop", completion_tokens, now=request.last_token_at)
 
     def step_result(self, result: StepResult, now: float) -> None:
-        """Takes the result of the oldest plan in flight. Raises ProtocolError when it is the result of another."""
+        """Takes the result of the oldest plan in flight. Raises ProtocolError if it belongs to another plan."""
         scheduled = self._in_flight.answered(result)
         self._batch.last_finished = scheduled.step
         self._batch.end_loads(self._memory.take_report(result.pages, now))
@@ -183,8 +184,8 @@ class Scheduler:
                 self._finish(request, "length", 0, now)
 
     def worker_lost(self, cause: str, *, go_on: bool = True) -> None:
-        """The worker is gone, with all KV and the plans in flight. Until `worker_ready`, nothing is planned. Running
-        requests wait, and are then continued from their tokens, as after a preemption; without `go_on` they fail."""
+        """Handles the loss of the worker, all KV and the plans in flight. Nothing is planned until `worker_ready`.
+        Running requests then continue from their tokens, as after a preemption; with go_on=False they fail."""
         self._blame.lost({request.id: request for request in self._in_flight.owners()}.values())
         self._in_flight.clear()
         self._grammars.worker_lost()
@@ -199,24 +200,25 @@ class Scheduler:
             self._fail(request, 500, f"the engine crashed: {cause}")
 
     def worker_ready(self, cause: str, *, crashed_by_itself: bool) -> None:
-        """There is a worker again. `cause` and `crashed_by_itself` (not ended from outside) are the lost one's; the
-        request that is to blame for it, if there is one, fails."""
+        """Handles a new worker. cause, crashed_by_itself (not killed from outside): of the lost worker. Fails the
+        request that is to blame, if there is one."""
         self._has_worker = True
         for request in self._blame.verdict(by_itself=crashed_by_itself):
             self._fail(request, 500, f"the engine crashed {request.crashes} times over this request: {cause}")
 
     @property
     def in_flight_shape(self) -> str:
-        """What the worker was told to compute and has not answered, for a log line."""
+        """Returns a description, for a log line, of the plans that the worker has not answered."""
         return self._in_flight.described
 
     @property
     def step_awaited(self) -> tuple[int, float] | None:
-        """The oldest plan in flight, and how long it was expected to take in milliseconds; 0: not known."""
+        """Returns the oldest plan in flight and its expected duration in milliseconds (0: unknown); None if there is
+        none."""
         return self._in_flight.awaited
 
     def close(self, cause: str) -> None:
-        """Ends every open request with a 503, and refuses later ones with the first call's cause."""
+        """Ends every open request with a 503, and refuses later ones with the same cause."""
         if self._closed is not None:
             return
         self._closed = cause
@@ -229,8 +231,8 @@ class Scheduler:
     # ---------------------------------------------------------------- outputs
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None when there is nothing to do or enough is in flight. The caller must send it, because
-        its rows count as written from here on."""
+        """Returns the next plan; None if there is nothing to do or enough is in flight. The caller must send it,
+        because its rows count as written from here on."""
         if self._closed is not None or not self._has_worker or not self._in_flight.has_room:
             return None
         if not self._open and not self._memory.has_work:
@@ -245,7 +247,7 @@ class Scheduler:
         return self._grammars.shared(scheduled.as_plan())
 
     def take_messages(self) -> list[RouterMessage]:
-        """The messages to the detokenizer since the last call, in order."""
+        """Returns the messages to the detokenizer since the last call, in order."""
         return self._out.take()
 
     def take_kv_events(self) -> list[KvEvent]:
@@ -264,25 +266,24 @@ class Scheduler:
 
     @property
     def num_open(self) -> int:
-        """Requests that still owe their final message."""
+        """Number of requests that still owe their final message."""
         return len(self._open)
 
     @property
     def is_idle(self) -> bool:
-        """No request is open and no plan in flight."""
+        """True if no request is open and no plan in flight."""
         return not self._open and not self._in_flight
 
     # ---------------------------------------------------------------- results
 
     def _accept_tokens(self, owners: list[Request], sampled: list[Sampled], now: float) -> None:
-        """Appends a token to each request. A request may have been preempted since its row was planned.
-
-        The hot loop: some 0.3 us a row."""
+        """Appends a token to each request, which may have been preempted since its row was planned.
+        The hot loop: some 0.3 us per row."""
         items: list[TokensItem] = []
         ended: Ended = []
         for request, entry in zip(owners, sampled, strict=True):
             if request.state is State.FINISHED or request.beams is not None:
-                continue  # a stale row, as the request ended while this plan was in flight; or a beam
+                continue  # a stale row of a request that ended while the plan was in flight, or a beam
             token_id = entry.token_id
             count = request.num_output
             if (
@@ -316,7 +317,7 @@ class Scheduler:
         if entry.late:
             self._batch.postpone(request)
             return
-        if entry.token_id < 0:  # an error is that of the request's own grammar
+        if entry.token_id < 0:  # the error comes from the request's own grammar
             status, cause = (500, NOT_FINITE) if entry.error is None else (400, entry.error)
             self._fail(request, status, cause, forget=True)
             return
@@ -333,7 +334,7 @@ class Scheduler:
             self._finish(request, "length", request.num_output, now, last=entry)
 
     def _advance_search(self, request: Request, sampled: list[Sampled], now: float) -> None:
-        """Takes the results of a search's rows, unless it was ended or preempted meanwhile."""
+        """Takes the results of a search's rows, unless the search ended or was preempted meanwhile."""
         if request.state is not State.DECODE:
             return
         if any(entry.token_id < 0 for entry in sampled):
@@ -359,7 +360,7 @@ class Scheduler:
         last: Sampled | None = None,
         stop_token: int | None = None,
     ) -> None:
-        """Sends the final message, with the `last` token where it is part of the answer."""
+        """Sends the final message, including the token `last` if it is part of the answer."""
         self._release(request)
         item = TokensItem(
             id=request.id,
@@ -377,17 +378,17 @@ class Scheduler:
         self._out.put(RequestError(id=id, status=status, message=message) for id in ids)
 
     def _release(self, request: Request, *, forget: bool = False) -> None:
-        """Frees all that an open request holds; the module's docstring says why its rows in flight are harmless."""
+        """Frees all resources of an open request; the module's docstring says why its rows in flight are harmless."""
         del self._open[request.id]
         if request.adapter:
-            self._adapters -= Counter((request.adapter,))  # without those of which none is left
+            self._adapters -= Counter((request.adapter,))  # drops counts of 0
         self._searches.ended(request)
         self._grammars.left(request.sampling.grammar)
         self._shares.left(request.tenant)
         self._batch.release(request, forget=forget)
 
     def check(self) -> None:
-        """Raises AssertionError when a count is off. O(running)."""
+        """Raises AssertionError if a count is wrong. O(running)."""
         self._batch.check()
         held = len(self._batch.running) + len(self._batch.loading) + len(self._batch.postponed)
         if len(self._open) != len(self._waiting) + held:

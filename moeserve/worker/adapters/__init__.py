@@ -1,1 +1,1 @@
-"""LoRA adapters: their memory, loading them, and which ones are resident."""
+"""LoRA adapters: loading them, their memory, and the adapters that the engine holds."""

@@ -1,4 +1,4 @@
-"""The LoRA adapters of `--lora-modules`, read, and as the CPU engine has them."""
+"""Reads the LoRA adapters of `--lora-modules` and prepares them for the CPU engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 
 def read_adapters(checked: Sequence[PeftAdapter | GgufAdapter], memory: AdapterMemory) -> list[Adapter]:
-    """Raises ConfigError where there is no memory for all, AdapterError for numbers that are not finite."""
+    """Reads the adapters. Raises ConfigError if they do not fit in memory, AdapterError for values that are not
+    finite."""
     wanted, free = memory.as_read + memory.resident, available_bytes()
     if wanted > free:
         raise ConfigError(
@@ -43,8 +44,8 @@ def read_adapters(checked: Sequence[PeftAdapter | GgufAdapter], memory: AdapterM
 def cpu_adapters(
     config: ServerConfig, shape: ModelShape, adapters: list[Adapter], tokens: int
 ) -> CpuAdapters | None:
-    """Returns the adapters of a CPU engine; None if there can never be any. tokens: rows of the largest step. Raises
-    MemoryError."""
+    """Returns the CPU engine's adapters; None if the configuration allows none. tokens: rows of the largest step.
+    Raises MemoryError."""
     if config.lora_dir is not None:
         return CpuAdapters(shape, adapters, tokens, config.max_loras or DEFAULT_MOST)
     return CpuAdapters(shape, adapters, tokens) if adapters else None

@@ -1,4 +1,4 @@
-"""The LoRA adapters of a GPU engine at its start: checked against the placement, read, and brought to the GPU."""
+"""Loads the LoRA adapters of a GPU engine at start-up: checks them against the placement, reads and uploads them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ def load_gpu_adapters(
     dtype: torch.dtype,
     device: torch.device,
 ) -> LoadedAdapters | None:
-    """None where there can never be any. dtype: of what the tensor cores multiply. Raises ConfigError where adapters
-    cannot be beside this placement or in this memory, AdapterError."""
+    """Returns the loaded adapters; None if the configuration allows none. dtype: of the operands of the tensor
+    cores. Raises ConfigError if adapters are impossible with this placement or memory, AdapterError for a bad
+    adapter."""
     if plan is None:
         return None
     if placement.layers_in_ram:
@@ -73,8 +74,9 @@ def scopes_to_capture(
     *,
     experts_in_ram: bool,
 ) -> list[AdapterScope]:
-    """Beside steps without adapters: what all adapters of --lora-modules change together; where others may come, all
-    that adapters can; and attention alone, which most adapters change."""
+    """Returns the adapter scopes that CUDA graphs are captured for, besides NONE: the union of what the adapters of
+    --lora-modules change (if adapters can be added later, everything that an adapter can change), and attention
+    only, as most adapters change nothing else."""
     together = AdapterScope.NONE
     for adapter in checked:
         together |= adapter.scope
@@ -90,7 +92,7 @@ def scopes_to_capture(
 
 
 def _load(slots: GpuAdapters, number: int, checked: PeftAdapter | GgufAdapter) -> AdapterAtStart:
-    wanted, free = 2 * checked.nbytes, available_bytes()  # as it is read, and on its way
+    wanted, free = 2 * checked.nbytes, available_bytes()  # one copy as read, one being uploaded
     if wanted > free:
         raise ConfigError(
             f"--lora-modules: reading {checked.path} takes {wanted / GIB:.1f} GiB and {free / GIB:.1f} GiB of memory "

@@ -1,6 +1,7 @@
-"""The LoRA adapters of the flags by their headers, and the memory that they take.
+"""Opens the LoRA adapters of the flags by their headers, and computes their memory.
 
-It needs no torch: `moeserve plan` counts with it what the worker takes."""
+No torch: `moeserve plan` uses it to predict the worker's memory.
+"""
 
 from __future__ import annotations
 
@@ -27,32 +28,32 @@ from moeserve.models.interface import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class AdapterMemory:
-    """Bytes of RAM, on the CPU engine; on a GPU there are none of them."""
+    """Bytes of RAM for adapters on the CPU engine; 0 with a GPU engine."""
 
-    as_read: int = 0  # until the engine is built
-    resident: int = 0  # as the kernels read them, and what a step has between the two matrices
-    later: int = 0  # kept free for those of --lora-dir
+    as_read: int = 0  # as read from the files, until the engine is built
+    resident: int = 0  # in the kernels' layout, and a step's buffers between the two matrices
+    later: int = 0  # kept free for adapters of --lora-dir
 
     @property
     def reserved(self) -> int:
-        """Bytes that the KV pool leaves for adapters."""
+        """Bytes that the KV pool must leave for adapters."""
         return self.as_read + self.resident + self.later
 
 
 @dataclass(frozen=True, slots=True)
 class GpuAdapterPlan:
-    """The adapters of a GPU engine, before anything is loaded."""
+    """The sizes of a GPU engine's adapters, before anything is loaded."""
 
     checked: list[PeftAdapter | GgufAdapter]  # of --lora-modules
-    capacity: int  # how many there may be at once
-    rank: int  # the largest that one may have
-    num_bytes: int  # GPU memory for them all, beside the steps' buffers
+    capacity: int  # adapters loaded at once, at most
+    rank: int  # largest rank of an adapter
+    num_bytes: int  # GPU memory of all adapters, without step buffers
 
 
 def plan_gpu_adapters(config: ServerConfig, shape: ModelShape, float_bytes: int) -> GpuAdapterPlan | None:
-    """Returns the plan for adapters on a GPU; None if there can never be any. float_bytes: bytes of a number of their
-    matrices. Raises AdapterError for an adapter that does not fit the model, ConfigError for a model whose adapters a
-    GPU has no kernels for."""
+    """Returns the plan of adapters on a GPU; None if the configuration allows none. float_bytes: bytes per number of
+    their matrices. Raises AdapterError for an adapter that does not fit the model, ConfigError for a model whose
+    adapters have no GPU kernels."""
     if not config.lora_modules and config.lora_dir is None:
         return None
     if shape.is_sandwiched:
@@ -69,7 +70,8 @@ def plan_gpu_adapters(config: ServerConfig, shape: ModelShape, float_bytes: int)
 
 
 def open_adapters(config: ServerConfig, shape: ModelShape) -> list[PeftAdapter | GgufAdapter]:
-    """By their headers alone. Raises AdapterError for one that does not fit the model."""
+    """Opens the adapters of the flags, reading only headers. Raises AdapterError for one that does not fit the
+    model."""
     return [
         open_adapter(name, Path(path), shape) for name, path in parse_modules(config.lora_modules).items()
     ]
@@ -78,7 +80,7 @@ def open_adapters(config: ServerConfig, shape: ModelShape) -> list[PeftAdapter |
 def adapter_memory(
     config: ServerConfig, shape: ModelShape, checked: Sequence[PeftAdapter | GgufAdapter], tokens: int
 ) -> AdapterMemory:
-    """tokens: of the largest step."""
+    """Returns the RAM that the adapters take. tokens: rows of the largest step."""
     sizes = [size for adapter in checked for size in adapter.sizes]
     resident = panel_bytes(sizes) + workspace_bytes(
         shape, tokens, max((size.rank for size in sizes), default=0)
@@ -87,14 +89,14 @@ def adapter_memory(
 
 
 def later_bytes(config: ServerConfig) -> int:
-    """Memory that is kept free for adapters that are loaded while the server runs."""
+    """Returns the bytes kept free for adapters loaded while the server runs."""
     if config.lora_dir is None:
         return 0
     return int((DEFAULT_MEMORY_GIB if config.lora_memory is None else config.lora_memory) * GIB)
 
 
 def refuse_adapters(config: ServerConfig) -> None:
-    """With several GPUs. Raises ConfigError."""
+    """Raises ConfigError for flags of adapters, which several GPUs do not support."""
     for flag, value in (("--lora-modules", config.lora_modules), ("--lora-dir", config.lora_dir)):
         if value:
             raise ConfigError(f"{flag}: adapters are for one GPU or the CPU; leave it out, or --gpus")

@@ -1,8 +1,7 @@
-"""The adapters that the engine has, and the adapters that are read while it computes.
+"""The adapters that the engine holds, and loading further ones while it computes.
 
-One helper thread reads and checks an adapter's files and makes what the kernels read of them. The thread that computes
-puts it among the others between two steps, which takes milliseconds. A file that is not an adapter of this model is
-the error of this order only.
+A helper thread reads and checks an adapter's files and converts them to the kernels' layout. The computing thread
+then installs the adapter between two steps, which takes milliseconds. A bad file fails only the order that named it.
 """
 
 from __future__ import annotations
@@ -32,43 +31,43 @@ Matrices = TypeVar("Matrices")
 
 
 class AdapterSlots(Protocol[Matrices]):
-    """An engine's adapters by number. Matrices: an adapter as its kernels read it."""
+    """An engine's adapters by number. Matrices: an adapter in the kernels' layout."""
 
     @property
     def shape(self) -> ModelShape: ...
 
     @property
     def capacity(self) -> int:
-        """Numbers that there are."""
+        """Number of adapters that fit."""
         ...
 
     def check(self, checked: PeftAdapter | GgufAdapter) -> None:
-        """Raises AdapterError for one that cannot be here."""
+        """Raises AdapterError if the engine cannot use the adapter."""
         ...
 
     def needed_bytes(self, checked: PeftAdapter | GgufAdapter) -> int:
-        """Bytes of the adapters' memory while it is read."""
+        """Bytes of adapter memory needed while the adapter is read."""
         ...
 
     def prepare(self, adapter: Adapter) -> Matrices:
-        """Beside the steps, in another thread. Raises MemoryError."""
+        """Converts an adapter to the kernels' layout. Runs in another thread, beside the steps. Raises MemoryError."""
         ...
 
     def held_bytes(self, matrices: Matrices) -> int:
-        """Bytes of the adapters' memory from then on."""
+        """Bytes of adapter memory that a loaded adapter takes."""
         ...
 
     def put(self, number: int, matrices: Matrices) -> None:
-        """Only between two steps. Raises MemoryError."""
+        """Installs an adapter. Only between two steps. Raises MemoryError."""
         ...
 
     def remove(self, number: int) -> None:
-        """Only between two steps, and when no row asks for it any more."""
+        """Removes an adapter. Only between two steps, and when no row uses it any more."""
         ...
 
 
 class AdapterAtStart(NamedTuple):
-    """One of --lora-modules."""
+    """An adapter of --lora-modules."""
 
     name: str
     key: str
@@ -83,7 +82,8 @@ class _ReadAdapter(Generic[Matrices]):
 
 
 class ResidentAdapters(Generic[Matrices]):
-    """One writer: the thread that executes plans. `numbers` has the number of each key, -1 for the model itself."""
+    """Owns the engine's adapters; only the thread that executes plans may use it. `numbers` maps keys to adapter
+    numbers, with -1 for the model without an adapter."""
 
     def __init__(
         self,
@@ -92,17 +92,16 @@ class ResidentAdapters(Generic[Matrices]):
         budget: int,
         folder: str | None = None,
     ) -> None:
-        """at_start: what `engine` has already, in order. budget: bytes of memory for adapters that come later. folder:
-        that of --lora-dir, which an adapter that lies there may not lead out of; what is said of one does not name
-        it."""
+        """at_start: adapters already in `engine`, in order. budget: bytes for adapters loaded later. folder: that of
+        --lora-dir; links in it must not lead outside, and error messages do not contain its path."""
         self._engine = engine
         self._folder = None if folder is None else Path(folder)
         self._sizes = {adapter.key: adapter.num_bytes for adapter in at_start}
         self._budget = budget + sum(self._sizes.values())
         self._numbers = {"": -1} | {adapter.key: number for number, adapter in enumerate(at_start)}
         self._free = [number for number in range(engine.capacity) if number >= len(at_start)]
-        self._outcomes: dict[int, AdapterState] = {}  # by order, of adapters that were read
-        self._reader = ThreadPoolExecutor(1, "adapters")  # its thread starts with the first order
+        self._outcomes: dict[int, AdapterState] = {}  # order → outcome of an adapter that was read
+        self._reader = ThreadPoolExecutor(1, "adapters")  # starts its thread with the first order
         self._reading: tuple[AdapterSource, Future[_ReadAdapter[Matrices]]] | None = None
 
     @property
@@ -110,12 +109,13 @@ class ResidentAdapters(Generic[Matrices]):
         return self._numbers
 
     def forget_orders(self) -> None:
-        """The next router numbers its own."""
+        """Forgets all orders, because the next router starts its own numbering."""
         self._outcomes.clear()
         self._reading = None
 
     def want(self, wanted: AdaptersWanted) -> AdaptersReport:
-        """Between two steps: gives up what is not wanted, takes in what has been read, and has the next one read."""
+        """Makes progress between two steps: removes unwanted adapters, installs those that have been read, and
+        starts to read the next. Returns the state of all orders."""
         sources = wanted.sources
         orders = {source.order for source in sources}
         self._outcomes = {order: state for order, state in self._outcomes.items() if order in orders}
@@ -136,7 +136,7 @@ class ResidentAdapters(Generic[Matrices]):
             del self._sizes[key]
 
     def _collect(self, orders: set[int]) -> None:
-        """Collects what the helper has read."""
+        """Installs the adapters that the helper thread has read."""
         if self._reading is None or not self._reading[1].done():
             return
         (source, future), self._reading = self._reading, None
@@ -146,13 +146,13 @@ class ResidentAdapters(Generic[Matrices]):
             state = self._install(source, future.result())
         except (UserError, OSError, MemoryError) as error:
             state = self._failed(source, str(error) or "there is too little memory for it")
-        except Exception as error:  # a reader's bug on an untrusted file ends no answers
+        except Exception as error:  # a bug of a reader on an untrusted file must not end running answers
             log.exception("adapter %s", source.name)
             state = self._failed(source, f"{source.path}: {type(error).__name__}: {error}")
         self._outcomes[source.order] = state
 
     def _failed(self, source: AdapterSource, error: str) -> AdapterState:
-        """Clients read this."""
+        """Returns the state of a failed order; clients see the text."""
         if self._folder is not None:
             error = error.replace(f"{self._folder}{os.sep}", "")
         return AdapterState(source.order, error=error)
@@ -177,12 +177,12 @@ class ResidentAdapters(Generic[Matrices]):
             self._reading = source, self._reader.submit(self._read, source, room)
 
     def _read(self, source: AdapterSource, room: int) -> _ReadAdapter[Matrices]:
-        """In the helper thread. Raises UserError, OSError, MemoryError."""
+        """Reads an adapter, in the helper thread. Raises UserError, OSError, MemoryError."""
         path, folder = Path(source.path), self._folder
-        is_within = folder is not None and path.is_relative_to(folder)  # else one of --lora-modules
+        is_within = folder is not None and path.is_relative_to(folder)  # otherwise from --lora-modules
         checked = open_adapter(source.name, path, self._engine.shape, folder if is_within else None)
         self._engine.check(checked)
-        # In RAM as it is read, and as the kernels take it.
+        # one copy as read, one in the kernels' layout
         self._check_size(source, 2 * checked.nbytes, available_bytes())
         self._check_size(source, self._engine.needed_bytes(checked), room)
         adapter = checked.read()

@@ -1,1 +1,1 @@
-"""Which tokens a request may choose next: grammars, budgets of reasoning, and their masks."""
+"""Constrained answers: grammars, reasoning budgets and banned sequences, as masks of allowed tokens."""

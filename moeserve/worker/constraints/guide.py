@@ -1,13 +1,13 @@
-"""What one request's next token may be: a budget bounds its reasoning, a grammar its answer, and neither may contain
-certain sequences of tokens.
+"""Decides which tokens may come next in one request: a budget limits the reasoning, a grammar the answer, and banned
+sequences neither may contain.
 
-    OPENING    the answer's first token: `<think>` where the model thinks, or else of the answer already
-    THINKING   anything, until `</think>`; when the budget is spent, the reasoning's ending is forced; a call of the
-               grammar ends it, too
-    ANSWER     what the grammar allows; behind a forced ending no second `</think>`, which a model writes that goes on
-               thinking
+OPENING    before the first token: `<think>` if the model reasons, else the start of the answer
+THINKING   any token until `</think>`; when the budget is spent, the end of the reasoning is forced; a tool call of the
+           grammar also ends it
+ANSWER     what the grammar allows; after a forced end, no second `</think>`, which a model that continues to reason
+           would write
 
-Driven by the tokens alone, so a request that was preempted is where it was once its output has been accepted again.
+The state depends only on the tokens: after a preemption it is restored by accepting the output so far again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Stage(Enum):
 
 
 class Guide:
-    """At the beginning of the output. `matcher` None: any answer; `thinking` None: no reasoning comes first."""
+    """The guide at the start of an output. matcher: None: any answer. thinking: None: no reasoning comes first."""
 
     def __init__(
         self,
@@ -36,8 +36,9 @@ class Guide:
         eos_ids: tuple[int, ...],
         bad_sequences: tuple[tuple[int, ...], ...] = (),
     ) -> None:
-        """`bad_sequences`: none of them may be completed, unless nothing else may come."""
-        self._bad: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)  # by the last token but one
+        """bad_sequences: token sequences that must not be completed, unless no other token is allowed."""
+        # keyed by the last token before the completing one
+        self._bad: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
         for sequence in bad_sequences:
             self._bad[sequence[-2]].append(sequence)
         self._last = deque[int](maxlen=max(map(len, bad_sequences), default=1) - 1)
@@ -46,13 +47,13 @@ class Guide:
         self._eos_ids = eos_ids
         self._stage = _Stage.ANSWER if thinking is None else _Stage.OPENING
         self._reasoning = 0  # reasoning tokens so far
-        self._forced: deque[int] = deque()  # the only tokens that may come, in order
-        self._closed: tuple[int, ...] = ()  # the token that has been forced to end the reasoning
+        self._forced: deque[int] = deque()  # tokens that must come next, in order
+        self._closed: tuple[int, ...] = ()  # the token that was forced to end the reasoning
         if thinking is not None and thinking.is_open:
             self._begin_reasoning(thinking)
 
     def accept(self, token_id: int) -> None:
-        """Takes the token that came. Raises GrammarError for one that may not come."""
+        """Advances by a token. Raises GrammarError if it is not allowed."""
         self._last.append(token_id)
         if self._forced:
             self._forced.popleft()
@@ -76,8 +77,8 @@ class Guide:
             self.accept(token_id)
 
     def fill(self, mask: Bits) -> bool:
-        """Sets the bits of the tokens that may come next (see Matcher.fill), or returns False: all may. Raises
-        GrammarError."""
+        """Sets the bits of the tokens that may come next (see Matcher.fill). Returns False, with the mask unset, if
+        all may. Raises GrammarError."""
         is_masked = self._fill_allowed(mask)
         if self._forced or not (bad := self._completing()):
             return is_masked
@@ -90,7 +91,7 @@ class Guide:
         return True
 
     def forced(self) -> tuple[int, ...]:
-        """Tokens that are likely to come, as no other text may."""
+        """Returns the tokens that the grammar leaves no alternative to, as drafts."""
         if self._forced:
             return tuple(self._forced)
         if self._matcher is None or self._stage is not _Stage.ANSWER:
@@ -98,7 +99,7 @@ class Guide:
         return self._matcher.forced()
 
     def _completing(self) -> tuple[int, ...]:
-        """The tokens that would complete a bad sequence now, or end the reasoning that has been ended."""
+        """Returns the tokens that would complete a banned sequence, or end the reasoning a second time."""
         if not self._bad or not self._last:
             return self._closed
         last = tuple(self._last)
@@ -107,7 +108,7 @@ class Guide:
         return (*self._closed, *bad)
 
     def _fill_allowed(self, mask: Bits) -> bool:
-        """Allows the tokens that the reasoning and the grammar allow, as `fill`."""
+        """Sets the bits that the reasoning and the grammar allow; result as in `fill`."""
         if self._forced:
             mask.fill(0)
             set_bits(mask, (self._forced[0],))
@@ -116,7 +117,7 @@ class Guide:
             return False
         if self._stage is _Stage.THINKING:
             mask.fill(-1)
-            clear_bits(mask, self._eos_ids)  # an answer is owed
+            clear_bits(mask, self._eos_ids)  # the answer has not started, so it may not end
             return True
         self._matcher.fill(mask)
         if self._stage is _Stage.OPENING:
@@ -135,7 +136,7 @@ class Guide:
 
     def _accept_reasoning(self, thinking: Thinking, token_id: int) -> None:
         if token_id == thinking.close_token:
-            if self._matcher is not None:  # it starts where the answer does: behind what separates the two
+            if self._matcher is not None:  # the grammar starts with the answer, after the separator
                 self._forced.extend(thinking.ending[thinking.ending.index(token_id) + 1 :])
             if not self._forced:
                 self._stage = _Stage.ANSWER

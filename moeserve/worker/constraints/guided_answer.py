@@ -1,8 +1,8 @@
-"""One constrained request in the worker, from the moment it is bound: its guide, and the mask of its next token.
+"""A constrained request in the worker: its guide, and the mask of its next token.
 
 bind ──▶ start ──▶ known ──▶ accept ──▶ known ──▶ ...
-         │ the grammar is compiled, the guide taken through the output so far
-                             └ the guide takes the token that was sampled, and says what may follow
+         │                   └ the guide takes the sampled token and computes what may follow
+         └ the grammar is compiled, and the guide takes the output so far
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from moeserve.grammar.errors import GrammarError
 from moeserve.messages.sampling import SamplingParams
 from moeserve.worker.constraints.guide import Guide
 
-# CPU time of one token of one request. llguidance's limits leave a step 17 ms, but not all it does counts towards
-# them: a text of 120 kB without any choice in it took 330 ms.
+# CPU time limit for one token of one request. llguidance's own limits amount to 17 ms, but do not count all of its
+# work: a text of 120 kB without any choice took 330 ms.
 MAX_STEP_S: Final = 0.1
 COSTLY_FOR_DRAFTS_S: Final = (
-    0.001  # of a mask behind which no forced tokens are looked for: they take as long
+    0.001  # masks slower than this get no look for forced tokens, which takes as long
 )
 
 
 class NextToken(NamedTuple):
-    """The constraints on an answer's next token, as far as they are known."""
+    """The constraint on an answer's next token."""
 
     is_masked: bool = False
-    error: str | None = None  # the request cannot go on
-    ms: float = 0.0  # CPU time that it took
+    error: str | None = None  # why the request cannot continue
+    ms: float = 0.0  # CPU time spent on it
     forced: tuple[
         int, ...
-    ] = ()  # where drafts are asked for: tokens that are likely to come, as no other text may
+    ] = ()  # if drafts are wanted: the tokens that come next because no other text is allowed
 
 
 class GuidedAnswer:
-    """`start` and `advance` run on the thread that makes masks, one call after another."""
+    """`start` and `advance` run one after another on the mask thread."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class GuidedAnswer:
         *,
         drafts: bool = False,
     ) -> None:
-        """`output_ids` become its own. `mask_row`: of the masks of all. `compiled` None: it has no grammar. drafts:
-        whether to tell forced tokens."""
+        """output_ids: the output so far; the object takes ownership. mask_row: its row in the array of masks.
+        compiled: None without a grammar. drafts: whether to compute forced tokens."""
         self._drafts = drafts
         self._sampling = sampling
         self._compiled = compiled
@@ -60,19 +60,19 @@ class GuidedAnswer:
         self._output = output_ids
         self.tenant = tenant
         self.mask_row = mask_row
-        # Written by the thread that makes masks, and set to None by the step loop before it asks for more.
+        # Written by the mask thread; the step loop sets it to None before it asks for the next token.
         self.known: NextToken | None = None
-        self.ms = 0.0  # what its last mask took
-        self.was_late = False  # a step did not wait for what is not known yet
-        self.is_dropped = False  # another may have its mask's row: nothing is to be done for it any more
+        self.ms = 0.0  # CPU time of the last mask
+        self.was_late = False  # a step did not wait for its mask
+        self.is_dropped = False  # True: do no more work for it; another answer may own its mask row
 
     @property
     def may_be_late(self) -> bool:
-        """An answer without a grammar is never late."""
+        """False without a grammar: such an answer is never late."""
         return self._compiled is not None
 
     def is_for(self, sampling: SamplingParams, output_ids: Sequence[int]) -> bool:
-        """Whether a request with this output would be where this one is. All else follows from the tokens."""
+        """Returns whether a request with these parameters and this output is in the same state as this one."""
         mine = self._sampling
         return (
             mine.grammar == sampling.grammar
@@ -82,7 +82,7 @@ class GuidedAnswer:
         )
 
     def take(self, token_id: int) -> None:
-        """Notes the token that `advance` will be called with."""
+        """Notes the token for which `advance` will be called."""
         self._output.append(token_id)
         self.known = None
 
@@ -91,8 +91,8 @@ class GuidedAnswer:
         return self._guide is not None
 
     def start(self, eos_ids: tuple[int, ...], mask: Bits) -> NextToken:
-        """`mask` (int32 [words]) is overwritten with what may come next, here and in `advance`. Told is what the mask
-        took, not the tokens before it: the next one may take as long."""
+        """Computes the first mask. `mask` (int32 [words]) is overwritten here and in `advance`. The time in the
+        result is that of the mask, without the tokens before it: the next mask may take as long."""
         self._mask = mask
         try:
             if self._compiled is not None:
@@ -107,7 +107,7 @@ class GuidedAnswer:
             return _failure(error)
 
     def advance(self) -> NextToken:
-        """Takes the last token."""
+        """Advances by the last token, and computes the next mask."""
         assert self._guide is not None
         assert self._mask is not None
         started = self._seconds()
@@ -122,7 +122,7 @@ class GuidedAnswer:
             return _failure(error)
 
     def _next(self, is_masked: bool, taken: float) -> NextToken:
-        """taken: seconds. Raises GrammarError."""
+        """taken: seconds so far. Raises GrammarError."""
         assert self._guide is not None
         forced: tuple[int, ...] = ()
         if self._drafts and is_masked and taken < COSTLY_FOR_DRAFTS_S:
@@ -130,7 +130,7 @@ class GuidedAnswer:
         return NextToken(is_masked, ms=taken * 1e3, forced=forced)
 
     def _seconds(self) -> float:
-        """CPU time spent so far, from some start."""
+        """Returns a reading of the thread's CPU clock, in seconds."""
         return time.thread_time() + (0.0 if self._matcher is None else self._matcher.elsewhere_s)
 
 

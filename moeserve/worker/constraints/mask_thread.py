@@ -1,7 +1,5 @@
-"""The thread that makes masks. What a step will want soon goes first, in the order in which it was asked for. What may
-take long is done in between, one answer at a time, and tenants take turns at it: so no cheap mask waits for more
-than one costly one.
-"""
+"""The thread that computes masks. Urgent masks come first, in order of arrival. Between them it computes expensive
+ones, one answer at a time, with tenants taking turns; so a cheap mask waits for at most one expensive one."""
 
 from __future__ import annotations
 
@@ -23,20 +21,20 @@ class _Asked(NamedTuple):
 
 
 class MaskThread:
-    """Asked and waited for by the step loop; `later` by any thread."""
+    """The step loop calls and waits; any thread may call `later`."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         with threads_with_stack(STACK_BYTES):
-            self._thread.submit(int)  # it starts its thread
-        self._changed = threading.Condition()  # guards all below
+            self._thread.submit(int)  # makes the pool start its thread
+        self._changed = threading.Condition()  # guards everything below
         self._awaited: GuidedAnswer | None = None
-        self._later: OrderedDict[str, deque[_Asked]] = OrderedDict()  # by tenant, the next tenant first
-        self._has_turn = False  # a call of `_take_turn` is submitted, and only one
+        self._later: OrderedDict[str, deque[_Asked]] = OrderedDict()  # by tenant; the next tenant first
+        self._has_turn = False  # True while one call of `_take_turn` is scheduled
         self._error: BaseException | None = None
 
     def soon(self, answers: Sequence[tuple[GuidedAnswer, Work]]) -> None:
-        """Computes masks that are wanted soon. A mask that turns out to take long is computed later."""
+        """Computes masks that the next step needs. A mask that turns out to be expensive is moved to `later`."""
         self._thread.submit(self._do_all, [_Asked(*one) for one in answers])
 
     def later(self, answer: GuidedAnswer, work: Work) -> None:
@@ -47,7 +45,8 @@ class MaskThread:
                 self._thread.submit(self._take_turn)
 
     def wait(self, answer: GuidedAnswer, timeout: float | None) -> bool:
-        """Whether its next token is known within `timeout` seconds. Raises what has ended the work of any answer."""
+        """Waits up to `timeout` seconds. Returns whether the answer's next token is known. Raises any exception of
+        the thread."""
         if answer.known is None:
             with self._changed:
                 self._awaited = answer
@@ -58,7 +57,7 @@ class MaskThread:
         return answer.known is not None
 
     def close(self) -> None:
-        """Ends the thread; what was to be done later is not."""
+        """Ends the thread; pending `later` work is dropped."""
         with self._changed:
             self._later.clear()
         self._thread.shutdown()
@@ -75,7 +74,7 @@ class MaskThread:
     def _take_turn(self) -> None:
         with self._changed:
             tenant, queue = next(iter(self._later.items()), ("", deque[_Asked]()))
-            if not queue:  # closed
+            if not queue:  # closed meanwhile
                 return
             asked = queue.popleft()
             self._later.move_to_end(tenant)
@@ -85,14 +84,14 @@ class MaskThread:
         with self._changed:
             self._has_turn = bool(self._later)
             if self._has_turn:
-                self._thread.submit(self._take_turn)  # behind what is wanted sooner
+                self._thread.submit(self._take_turn)  # after urgent work
 
     def _do(self, asked: _Asked) -> None:
         if asked.answer.is_dropped:
             return
         try:
             known = asked.work()
-        except BaseException as error:  # for the step loop, which it ends
+        except BaseException as error:  # re-raised in the step loop
             with self._changed:
                 self._error = error
                 self._changed.notify_all()

@@ -1,14 +1,14 @@
-"""The guides of all request slots, and their masks, made while the device works.
+"""The guides and masks of all request slots; masks are computed while the device works.
 
-After a step's tokens are known, a helper thread takes each constrained request through its token and computes what may
-follow; the next step's forward pass runs meanwhile, and only its sampling waits for the masks. Another thread compiles
-a new request's grammar while its prompt is computed. llguidance lets go of the GIL where it takes time.
+After a step's tokens are known, a helper thread advances each constrained request by its token and computes the next
+mask while the forward pass of the next step runs; only sampling waits for the masks. Another thread compiles a new
+request's grammar while its prompt is computed. llguidance releases the GIL during long work.
 
-A compilation may take a second, and the masks of 63 answers as long. Others' answers must not wait for them. So a step
-waits a moment; then a row whose mask is not there is late: what is sampled for it means nothing, until the router binds
-the request again. What was begun for it goes on meanwhile, and is taken up then; no step waits for it a second time.
-For costly masks that moment is no longer than the step has computed, where there are rows that are ready: however
-seldom the system lets the helper thread run, those keep half of their speed.
+A compilation, or the masks of 63 answers, may take a second, for which other answers must not wait. So a step waits
+briefly; after that, a row without its mask is late: its sampled token is ignored, and the router binds the request
+again later. Work begun for it continues and is used then; no step waits for it a second time. If other rows are
+ready, the wait for expensive masks is no longer than the step computed, so these rows keep at least half their speed
+even if the helper thread is rarely scheduled.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ from moeserve.worker.constraints.mask_thread import MaskThread
 
 Int32s = NDArray[np.int32]
 
-COMPILATION_WAIT_S: Final = 0.02  # of a step, for the grammars of new requests
-MASK_WAIT_S: Final = 0.05  # of a step, for the masks of requests that go on
-LEAST_WAIT_S: Final = 0.003  # of the shortest step: to be late costs a request three steps
-FORCED_WAIT_S: Final = 0.0005  # of the shortest step, for drafts
+COMPILATION_WAIT_S: Final = 0.02  # longest wait of a step for the grammars of new requests
+MASK_WAIT_S: Final = 0.05  # longest wait of a step for the masks of running requests
+LEAST_WAIT_S: Final = 0.003  # wait granted to even the shortest step: being late costs a request three steps
+FORCED_WAIT_S: Final = 0.0005  # the same for drafts
 _UNCONSTRAINED: Final = -1
 
 
 class Verdicts(NamedTuple):
-    """The grammars' results for a step's rows, by row."""
+    """The constraints' results for a step's rows, by row index."""
 
-    failed: dict[int, str]  # why the request cannot go on
-    late: set[int]  # its mask is not there
-    mask_ms: dict[int, float]  # where a mask took long
+    failed: dict[int, str]  # why the request cannot continue
+    late: set[int]  # rows whose mask was not ready
+    mask_ms: dict[int, float]  # CPU time of expensive masks
 
 
 class Constraints:
-    """Written by the worker's step loop. The helper thread writes an answer's mask, which is read when it is known."""
+    """Owned by the worker's step loop. The helper thread writes an answer's mask; the step loop reads it once it is
+    known."""
 
     def __init__(
         self,
@@ -58,26 +59,26 @@ class Constraints:
         *,
         drafts: bool = False,
     ) -> None:
-        """`build_engine` runs on the compiling thread, at once: the worker goes on loading the model meanwhile. A step
-        waits `compilation_wait` seconds at most for grammars, and `mask_wait` for masks. drafts: whether `forced` will
-        be asked."""
+        """build_engine: called on the compiling thread at once, while the worker loads the model. compilation_wait,
+        mask_wait: seconds that a step waits at most for grammars, and for masks. drafts: whether `forced` will be
+        called."""
         self._drafts = drafts
         self._compiler = GrammarCompiler(build_engine)
         self._thread = MaskThread()
         self._max_num_seqs = max_num_seqs
         self._compilation_wait = compilation_wait
         self._mask_wait = mask_wait
-        self._masks: Bits | None = None  # int32 [2 * max_num_seqs, words]; made with the first answer
+        self._masks: Bits | None = None  # int32 [2 * max_num_seqs, words]; allocated with the first answer
         self._free_masks = list(range(2 * max_num_seqs))
         self._answers: dict[int, GuidedAnswer] = {}  # by slot
-        self._late: set[int] = set()  # slots whose answer a step did not wait for
+        self._late: set[int] = set()  # slots whose answer was late
         self._kept: list[
             GuidedAnswer
-        ] = []  # those answers, the oldest first, until their requests are bound again
+        ] = []  # answers whose requests were late, oldest first, kept until these are bound again
 
     def bind(self, slot: int, sampling: SamplingParams, output_ids: Int32s, tenant: str = "") -> None:
-        """Overwrites whatever the slot held. `output_ids` are there when a preempted request goes on. Tenants take
-        turns at the compiler."""
+        """Initialises a request slot. output_ids: not empty if a preempted request continues. tenant: for turns at
+        the compiler."""
         self._late.discard(slot)
         if slot in self._answers:
             self._drop(self._answers.pop(slot))
@@ -86,14 +87,14 @@ class Constraints:
             self._answers[slot] = self._take_kept(sampling, output) or self._begin(sampling, output, tenant)
 
     def are_free(self, slots: Int32s) -> bool:
-        """Whether these requests may sample any token, now and later."""
+        """Returns whether none of these requests has constraints."""
         held = self._answers.keys() | self._late
         return not held or held.isdisjoint(slots.tolist())
 
     def masks_for(self, slots: Int32s, computed_s: float = math.inf) -> tuple[Bits, Int32s] | None:
-        """The masks and each row's index into them, -1 where the row may sample anything, or is late; None when all
-        may. Waits for what the helper thread still does for these slots, but not long: for costly masks, beside rows
-        that are ready, `computed_s`, the seconds for which the step has computed."""
+        """Returns the masks, and each row's index into them (-1: any token, or the row is late); None if all rows
+        may sample any token. Waits briefly for the helper thread; for expensive masks, if other rows are ready, at
+        most `computed_s`, the seconds for which the step has computed."""
         if not self._answers:
             return None
         index = np.full(len(slots), _UNCONSTRAINED, np.int32)
@@ -113,8 +114,9 @@ class Constraints:
         return self._masks, index
 
     def follow(self, slots: Int32s) -> tuple[NDArray[np.bool_], tuple[Bits, Int32s] | None]:
-        """For a further token of the same step: which of these rows may be sampled now, and the masks of those (see
-        `masks_for`). The others have theirs in a later step, and no one is late: a costly mask is not waited for."""
+        """For a further token in the same step: returns which rows can be sampled now, and their masks (see
+        `masks_for`). The others get the token in a later step without being late: an expensive mask is not waited
+        for."""
         ready = np.ones(len(slots), np.bool_)
         if not self._answers:
             return ready, None
@@ -137,7 +139,7 @@ class Constraints:
         return ready, (self._masks, index)
 
     def forced(self, slots: Sequence[int]) -> list[tuple[int, ...]]:
-        """Tokens that are likely to come next, as no other text may, where that is known at once."""
+        """Returns the tokens that follow because no other text is allowed, for slots where that is known at once."""
         deadline = time.monotonic() + FORCED_WAIT_S
         found: list[tuple[int, ...]] = [()] * len(slots)
         for row, slot in enumerate(slots):
@@ -149,7 +151,7 @@ class Constraints:
         return found
 
     def verdicts(self, slots: Int32s) -> Verdicts:
-        """Returns the grammars' results for these rows. Called after `masks_for`."""
+        """Returns the constraints' results for these rows. Call it after `masks_for`."""
         verdicts = Verdicts({}, set(), {})
         if not self._answers and not self._late:
             return verdicts
@@ -165,8 +167,8 @@ class Constraints:
         return verdicts
 
     def accept(self, slots: Int32s, token_ids: Int32s, verdicts: Verdicts) -> None:
-        """Takes what was sampled for these slots, in the order of the rows, and starts on their next masks. The tokens
-        of rows that have failed or are late mean nothing."""
+        """Takes the sampled tokens of these slots, in row order, and starts their next masks. Tokens of failed and
+        late rows are ignored."""
         if not self._answers:
             return
         soon = []
@@ -184,7 +186,7 @@ class Constraints:
             self._thread.soon(soon)
 
     def close(self) -> None:
-        """Ends the threads, after what they are doing."""
+        """Ends the threads after their current work."""
         self._compiler.close()
         self._thread.close()
 
@@ -201,12 +203,12 @@ class Constraints:
         return answer
 
     def _has_ready(self, slots: Int32s) -> bool:
-        """Whether there is a row that waits for nothing."""
+        """Returns whether some row waits for nothing."""
         answers = (self._answers.get(slot) for slot in slots.tolist() if slot not in self._late)
         return any(answer is None or answer.known is not None for answer in answers)
 
     def _wait(self, answer: GuidedAnswer, started: float, patience: float) -> NextToken | None:
-        """Waits for the next token's mask; None if it is late."""
+        """Waits for the next token's mask. Returns None if it is late."""
         if answer.known is None:
             most = self._mask_wait if answer.has_started else self._compilation_wait
             if answer.ms > COSTLY_MASK_MS:

@@ -1,1 +1,1 @@
-"""Several tokens of a request in one step: who drafts them, and which are kept."""
+"""Speculative decoding: drafters, and the verification of their tokens."""

@@ -1,4 +1,4 @@
-"""What drafts: tokens that are likely to come next, to be verified in one step."""
+"""The interface of drafters, which propose likely next tokens; one step verifies them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ NO_DRAFT: Final = np.zeros(0, np.int32)
 
 
 class Wanted(NamedTuple):
-    """Up to `most` tokens that may follow the first `length` tokens of the request in `slot`."""
+    """A request for up to `most` tokens that may follow the first `length` tokens of the request in `slot`."""
 
     slot: int
     length: int
-    most: int  # 0 or less: none, but the text is there to be learnt
+    most: int  # 0 or less: no drafts, but the drafter should learn the text
 
 
 class Drafter(Protocol):
-    """Called by the step loop. A draft is a guess: the time that a request takes depends on it, and nothing else."""
+    """Called by the step loop. Drafts affect only a request's speed, never its output."""
 
     def bind(self, slot: int, namespace: str) -> None:
-        """A request is about to take its slot, whose old text is still there. namespace: NewSeq's."""
+        """Prepares for a new request in `slot`; the slot's old text is still readable. namespace: see NewSeq."""
         ...
 
     def catch_up(self) -> None:
-        """Does what is owed to the steps so far, before `draft` is asked for any."""
+        """Finishes postponed work on the steps so far. Called before `draft`."""
         ...
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
-        """The drafts of a step, before it is computed; no slot twice. None where there is no good guess. The KV slots
-        of their positions, and of the one before, are in the request's table."""
+        """Returns the drafts for each entry, each with a different slot; empty without a good guess. The KV slots of
+        the drafts' positions, and of the one before, are in the request's table."""
         ...
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
-        """A step has been computed and sampled. accepted: int32 [rows], drafts of each that were right."""
+        """Takes a computed and sampled step. accepted: int32 [rows], accepted drafts per row."""
         ...

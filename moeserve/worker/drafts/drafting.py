@@ -1,4 +1,4 @@
-"""What the runner needs where rows may have drafts."""
+"""The parts that the runner needs for drafts."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from moeserve.worker.sequences import Sequences
 
 
 class Drafting(NamedTuple):
-    engine: DraftingEngine  # the runner's
-    drafter: Callable[[Sequences], Drafter]  # made of what the runner knows of requests
+    engine: DraftingEngine  # the runner's engine
+    drafter: Callable[[Sequences], Drafter]  # builds the drafter from the runner's record of requests

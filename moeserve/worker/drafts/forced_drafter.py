@@ -1,5 +1,5 @@
-"""Drafts by grammars: where an answer's format leaves one text only, names of a schema's properties for example, its
-tokens are drafted. They cost no time but their rows'."""
+"""Drafts from grammars: if an answer's format allows only one text, such as the property names of a JSON schema, its
+tokens are drafted. This costs no time besides their rows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from moeserve.worker.sequences import Int32s, StepLayout
 
 
 class ForcedDrafter:
-    """See `Drafter`."""
+    """A `Drafter`."""
 
     def __init__(self, constraints: Constraints) -> None:
-        """constraints: made for drafts."""
+        """constraints: created with drafts=True."""
         self._constraints = constraints
 
     def bind(self, slot: int, namespace: str) -> None:
-        """The grammar knows where its answer is."""
+        """Does nothing; the grammar tracks its answer."""
 
     def catch_up(self) -> None:
-        """Nothing is put off."""
+        """Does nothing; no work is postponed."""
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         if all(one.most <= 0 for one in wanted):
@@ -34,4 +34,4 @@ class ForcedDrafter:
         ]
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
-        """The grammar takes tokens as they are sampled."""
+        """Does nothing; the grammar takes tokens as they are sampled."""

@@ -1,4 +1,4 @@
-"""Which drafter --speculative-config asks for."""
+"""Creates the drafter for --speculative-config."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from moeserve.worker.drafts.ngram_drafter import NgramDrafter
 from moeserve.worker.drafts.shared_texts import SharedTexts
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
-SHARED_MATCH: Final = 8  # tokens of another request's text that must agree, at most
+SHARED_MATCH: Final = 8  # longest match required in other requests' texts, in tokens
 
 
 class FirstOf:
-    """See `Drafter`. Each request's drafts are the first drafter's, or the second one's where the first has none."""
+    """A `Drafter` that uses `first`, and `second` for requests for which the first has no drafts."""
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
         self._first = first
@@ -54,8 +54,8 @@ def make_drafter(
     *,
     shares_texts: bool,
 ) -> Drafter:
-    """block: the model's; None: it has none, or may not draft. shares_texts: drafts may come from other requests'
-    texts, too."""
+    """Returns the configured drafter. block: the model's next-token block; None if it has none, or must not draft.
+    shares_texts: drafts may come from other requests' texts."""
     of_block = None if block is None else NextTokenDrafter(sequences, block)
     of_grammar = ForcedDrafter(constraints)
     if drafts.lookup is None:

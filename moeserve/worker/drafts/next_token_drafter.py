@@ -1,16 +1,15 @@
-"""Drafts by the model's own next-token block (MTP): see models/next_token.py.
+"""Drafts by the model's own next-token block (multi-token prediction, MTP): see models/next_token.py.
 
-The block needs the model's states, which are there when a step is computed, and the tokens behind them, the last of
-which are sampled afterwards:
+The block needs the model's hidden states, known when a step is computed, and the tokens after them, the last of
+which is sampled afterwards:
 
-    a step computes      p .. p+c-1          their states are known
-    computed()           keeps the states
+    a step computes      p .. p+c-1          their hidden states are known
+    computed()           keeps the hidden states
     draft()              stores rows p .. p+c-1 of the block, keeps the state at p+c-1,
-                         computes row p+c, whose token has been sampled; then rows of drafts, one after another
+                         computes row p+c, whose token has been sampled; then draft rows, one after another
 
-Rows of drafts lie in KV slots that are written again, as the model's own states are known then. Where a
-request begins behind a cached prefix, nothing is known of the state before its first row, which is computed with zeros:
-one row of the block's attention, which guesses less well.
+The KV of draft rows is overwritten later, when the model's own states are known. After a cached prefix, the state
+before the first row is unknown and taken as zeros: one row of the block's attention is then less accurate.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 Floats = npt.NDArray[np.float32]
 
-# A draft that is less likely than this by the block's own reckoning is not verified, nor any behind it.
+# Drafts that the block itself considers less likely than this are not verified, nor are those after them.
 LEAST_PROBABILITY = 0.5
-# Rows that are stored later, those of several steps at once: while nothing is drafted, this costs next to nothing.
+# Rows stored together for several steps: this is nearly free while nothing is drafted.
 MOST_LATE = 64
 
 
@@ -41,11 +40,11 @@ class _Computed(NamedTuple):
     layout: StepLayout
     accepted: Int32s
     tokens: Int32s  # of its rows
-    rows: torch.Tensor  # of the model, before the output norm
+    rows: torch.Tensor  # hidden states before the output norm
 
 
 class NextTokenDrafter:
-    """See `Drafter`."""
+    """A `Drafter`."""
 
     def __init__(
         self,
@@ -54,16 +53,16 @@ class NextTokenDrafter:
         least_probability: float = LEAST_PROBABILITY,
         shortlist: Shortlist | None = None,
     ) -> None:
-        """shortlist: of the tokens that may be drafted; None: made for the vocabulary."""
+        """shortlist: the part of the vocabulary that is scored; None: created for the vocabulary."""
         self._sequences = sequences
         self._block = block
         self._least = least_probability
         self._shortlist = shortlist or Shortlist(sequences.tokens, block.vocab_size)
         slots = len(sequences.num_prompt)
-        # Of each request slot: the model's last state, and the number of the row that takes it.
+        # Per request slot: the model's last hidden state, and the number of the row that consumes it.
         self._states: Floats = np.zeros((slots, block.hidden_size), np.float32)
         self._next: Int32s = np.zeros(slots, np.int32)
-        self._stored: Int32s = np.zeros(slots, np.int32)  # the first row that is not stored
+        self._stored: Int32s = np.zeros(slots, np.int32)  # first row that is not stored
         self._late: list[_Computed] = []
         self._num_late = 0  # rows
         self._most_late = min(MOST_LATE, block.most_rows)
@@ -94,7 +93,7 @@ class NextTokenDrafter:
             positions = length - 2 + depth
             rows = NextTokenRows(tokens, states, positions, self._sequences.kv_slots[slots, positions + 1])
             found = self._block.predict(rows, slots, self._sequences.kv_slots_ahead, panels)
-            # Of what is not scored, the coverage says how much it is.
+            # The coverage estimates the probability of the tokens that are not scored.
             share = 1.0 if panels is None else self._shortlist.coverage[slots]
             likely = found.probabilities * share >= self._least
             for at, token in zip(active[likely].tolist(), found.token_ids[likely].tolist(), strict=True):
@@ -133,8 +132,8 @@ class NextTokenDrafter:
             self._block.store(NextTokenRows(*rows))
 
     def _rows_of(self, step: _Computed, states: Floats) -> tuple[Int32s, Int32s, Int32s, Floats]:
-        """The rows that a step lets the block store: tokens, positions, KV slots, and the states before. Takes over the
-        last states."""
+        """Returns the rows that a step allows the block to store: tokens, positions, KV slots, and the hidden states
+        before them. Keeps the last states."""
         layout = step.layout
         slots, start, count = layout.req_slot, layout.start, layout.count + step.accepted
         if layout.drafted is not None:
@@ -148,6 +147,6 @@ class NextTokenDrafter:
         if layout.n != len(layout.rows):
             of_row = np.repeat(np.arange(len(layout.rows)), layout.count)
             first, end = first[of_row], end[of_row]
-        # Not what is stored already, nor drafts that were wrong.
+        # Skip rows that are stored already, and rejected drafts.
         chosen = np.flatnonzero((layout.position >= first) & (layout.position < end))
         return step.tokens[chosen], layout.position[chosen] - 1, layout.kv_slots[chosen], before[chosen]

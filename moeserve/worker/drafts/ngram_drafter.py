@@ -1,14 +1,14 @@
-"""Drafts by look-up in the request's own tokens (prompt look-up): the text has been here before, so what followed then
-is drafted.
+"""Drafts by look-up in the request's own tokens (prompt look-up): if the last tokens occurred earlier, the tokens
+that followed them then are drafted.
 
     ... the cat sat on the mat . ... the cat sat
-        `- the place before -´           `- the last tokens
-                     on the mat       is drafted
+        `- earlier place -´          `- the last tokens
+                    on the mat       is drafted
 
-The places where the same `shortest` tokens stood are chained, the last one first. Of the last CANDIDATES of them, the
-one is taken before which most tokens agree, of equal ones the last. As many tokens are drafted as agree, or all that
-are wanted if `longest` do: a short match is often a coincidence. A new token costs one look into a dictionary, however
-long the text. Where there is none, the texts of other requests are searched (`shared_texts.py`).
+Places with the same `shortest` tokens are chained, latest first. Among the last CANDIDATES places, the one with the
+longest match is taken, on ties the latest. The draft is as long as the match, or as long as wanted if `longest`
+tokens match: short matches are often coincidences. A new token costs one dictionary look-up, however long the text.
+If nothing matches, other requests' texts are searched (`shared_texts.py`).
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ NONE: Final = -1
 
 
 class NgramDrafter:
-    """See `Drafter`. Reads the tokens of the worker's table."""
+    """A `Drafter` that reads the worker's token table."""
 
     def __init__(
         self, tokens: Int32s, shortest: int, longest: int, shared: SharedTexts | None = None
     ) -> None:
-        """tokens: int32 [request slots, positions]. A draft needs `shortest` agreeing tokens; beyond `longest`, more of
-        them make no difference. shared: other requests' texts, which are searched for what is not found here."""
+        """tokens: int32 [request slots, positions]. shortest: matching tokens needed for a draft; longest: match
+        length beyond which candidates are equal. shared: other requests' texts, searched if the own text has no
+        match."""
         self._tokens = tokens
         self._shortest = shortest
         self._longest = longest
         self._shared = shared
         slots, positions = tokens.shape
-        # Of each slot: the last place by hash, and by place the one before of the same hash. A place is the position
-        # of the last of its tokens.
+        # Per slot: hash → latest place, and place → the previous place with the same hash. A place is the position of
+        # its last token.
         self._last: list[dict[int, int]] = [{} for _ in range(slots)]
         self._before: Int32s = np.zeros((slots, positions), np.int32)
-        self._known = [0] * slots  # tokens whose places are there
-        self._given = [0] * slots  # of these, those that the shared texts have
+        self._known = [0] * slots  # tokens whose places are stored
+        self._given = [0] * slots  # of these, tokens also in the shared texts
         self._namespaces = [""] * slots
 
     def bind(self, slot: int, namespace: str) -> None:
@@ -54,13 +55,13 @@ class NgramDrafter:
         self._known[slot] = 0
 
     def catch_up(self) -> None:
-        """The text is learnt as it is drafted for."""
+        """Does nothing; the text is learnt in `draft`."""
 
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         return [self._draft(*one) for one in wanted]
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
-        """The text is learnt as it is drafted for."""
+        """Does nothing; the text is learnt in `draft`."""
 
     def _draft(self, slot: int, length: int, most: int) -> Int32s:
         self._learn(slot, length)
@@ -81,7 +82,7 @@ class NgramDrafter:
             return self._from_others(slot, length, most)
         if longest < self._longest:
             most = min(most, longest)
-        # What repeats with a period shorter than the draft goes on to do so.
+        # A repetition with a period shorter than the draft is continued periodically.
         period = length - 1 - best
         draft: Int32s = text[best + 1 + np.arange(most) % period]
         return draft
@@ -93,7 +94,7 @@ class NgramDrafter:
         return self._shared.following(self._namespaces[slot], last, most)
 
     def _share_texts(self) -> None:
-        """All texts so far, as a new request may be asked what others were."""
+        """Adds all texts to the shared ones, since a new request may repeat them."""
         if self._shared is None:
             return
         for slot, known in enumerate(self._known):
@@ -104,14 +105,14 @@ class NgramDrafter:
                 self._shared.add(self._namespaces[slot], text)
 
     def _agreeing(self, text: Int32s, place: int, last: int) -> int:
-        """How many tokens up to `place` are the same as up to `last`, at most `longest`."""
+        """Returns how many tokens up to `place` equal those up to `last`, at most `longest`."""
         most = min(self._longest, place + 1)
         differ = text[place - most + 1 : place + 1] != text[last - most + 1 : last + 1]
         where = np.flatnonzero(differ)
         return most if len(where) == 0 else most - 1 - int(where[-1])
 
     def _learn(self, slot: int, length: int) -> None:
-        """Takes in the places of the tokens since the last call."""
+        """Stores the places of the tokens since the last call."""
         first = max(self._known[slot], self._shortest - 1)
         self._known[slot] = max(length, self._known[slot])
         if first >= length:
@@ -123,7 +124,7 @@ class NgramDrafter:
                 before[place] = last.get(hashed, NONE)
                 last[hashed] = place
             return
-        # A whole prompt: of equal hashes, sorted by place, each has the one in front of it.
+        # A whole prompt at once: sorted by hash and place, each place follows the previous one with its hash.
         order = np.argsort(hashes, kind="stable")
         places = order.astype(np.int32) + first
         is_same = hashes[order[1:]] == hashes[order[:-1]]

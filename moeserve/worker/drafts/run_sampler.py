@@ -1,8 +1,9 @@
-"""Samples along the drafts: each position as if it stood alone, until one disagrees with its draft.
+"""Verifies drafts: samples each position as if it stood alone, until one differs from its draft.
 
-A round samples the next token of each row that has agreed so far. Between two rounds the sampler, the grammar and the
-table have taken the token in, as between two steps: so a token is what it would have been without drafts, whatever it
-depends on (penalties, masks, budgets, the number of its noise)."""
+Each round samples the next token of the rows that have matched so far. Between two rounds the sampler, the grammar
+and the token table take the token, as between two steps. So every token is the same as without drafts, even with
+penalties, masks, budgets and seeds.
+"""
 
 from __future__ import annotations
 
@@ -22,42 +23,44 @@ from moeserve.worker.sequences import Int32s, Sequences, StepLayout, entries
 
 
 class DraftingEngine(Engine, Protocol):
-    """An engine whose rows may have drafts. It samples when it is asked to."""
+    """An engine whose rows may have drafts. It samples on request."""
 
     def logits_of(self, rows: Int32s) -> Tensor:
-        """float32 [m, vocab] of these rows of the step, at most `logit_rows`; valid until the next call."""
+        """Returns float32 [m, vocab], the logits of these rows of the step (at most `logit_rows`); valid until the
+        next call."""
         ...
 
     def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
-        """A token for each row of `logits`, which no mask constrains; None: a token depends on those before it, or it
-        would save no time. A GPU is then waited for once. ahead: how many drafts of the request come before each."""
+        """Samples a token for each row of `logits`, without masks, with a single wait for a GPU. ahead: number of
+        drafts of the same request before each row. Returns None if a token depends on the tokens before it, or if it
+        would save no time."""
         ...
 
     def sample_from(
         self, logits: Tensor, slots: Int32s, masks: TokenMasks | None
     ) -> tuple[Int32s, list[TokenLogprob | None]]:
-        """A token for each row of `logits`, as `sample` and `sampled`. No slot twice."""
+        """Samples a token for each row of `logits`; like `sample` and `sampled`. All slots differ."""
         ...
 
     def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:
-        """Tells how many drafts of each row were right: recurrent states take them in. Without this call they are those
-        before the drafts. accepted: int32 [rows]."""
+        """Applies the accepted drafts of each row to the recurrent states; without this call they stay as before the
+        drafts. accepted: int32 [rows]."""
         ...
 
 
 class SampledRuns(NamedTuple):
-    sampled: list[Sampled]  # of each row that samples
+    sampled: list[Sampled]  # one entry per sampling row
     mask_ms: dict[int, float]  # StepResult.mask_ms
 
 
 class _Group(NamedTuple):
-    """Rows whose logits are computed together. int32 [rows] each."""
+    """Rows whose logits are computed together; int32 [rows] each."""
 
-    row: Int32s  # of the step's rows
+    row: Int32s  # index in the step
     slot: Int32s
-    first: Int32s  # where the logits of its first token are
-    position: Int32s  # where that token will stand
-    depth: Int32s  # tokens that it may sample: one, and one for each draft
+    first: Int32s  # index of the logits of its first token
+    position: Int32s  # position of that token in the sequence
+    depth: Int32s  # tokens that it may sample: 1 + drafts
 
 
 class RunSampler:
@@ -70,7 +73,8 @@ class RunSampler:
         self._rows = rows
 
     def sample(self, layout: StepLayout, drafted: Sequence[int], computed_s: float) -> SampledRuns:
-        """drafted: of each row. computed_s: seconds for which the step has computed, before its logits."""
+        """Samples the step's rows. drafted: drafts per row. computed_s: seconds for which the step computed before
+        its logits."""
         found = SampledRuns([], {})
         accepted = np.zeros(len(layout.rows), np.int32)
         for group in self._groups(layout, drafted):
@@ -83,7 +87,7 @@ class RunSampler:
         return found
 
     def _groups(self, layout: StepLayout, drafted: Sequence[int]) -> Iterator[_Group]:
-        """The groups of rows that sample, in order."""
+        """Yields the groups of sampling rows, in order."""
         rows = np.array([index for index, row in enumerate(layout.rows) if row.sample], np.int32)
         depth = 1 + np.array(drafted, np.int32)[rows]
         last = layout.offset[rows] + layout.count[rows]
@@ -111,9 +115,9 @@ class RunSampler:
         return self._sample_rounds(group, deep, logits, computed_s, found)
 
     def _keep(self, group: _Group, deep: Sequence[Int32s], found: SampledAtOnce) -> list[Sampled]:
-        """Keeps those of the tokens at all positions that `_sample_rounds` would have found. In one pass: a GPU is idle
-        meanwhile."""
-        places: list[list[int]] = [[] for _ in group.row]  # of each row's tokens
+        """Keeps of the tokens sampled at all positions those that `_sample_rounds` would return. Done in one pass,
+        as a GPU idles meanwhile."""
+        places: list[list[int]] = [[] for _ in group.row]  # tokens of each row
         for place, row in enumerate(np.concatenate(deep).tolist()):
             places[row].append(place)
         tokens, table = found.tokens.tolist(), self._sequences.tokens
@@ -133,7 +137,8 @@ class RunSampler:
                     break
             taken[row] = len(kept)
             self._rows.length[slot] += len(kept)
-            room = table[slot, position : position + len(kept)]  # a full context has no place for its last
+            # the last token of a full context has no place
+            room = table[slot, position : position + len(kept)]
             room[:] = found.tokens[kept[: len(room)]]
             if drafts:
                 ids = [tokens[place] for place in kept[1:]]
@@ -147,11 +152,11 @@ class RunSampler:
     def _sample_rounds(
         self, group: _Group, deep: Sequence[Int32s], logits: Tensor, computed_s: float, found: SampledRuns
     ) -> list[Sampled]:
-        before = len(found.sampled)  # rows of the groups before
+        before = len(found.sampled)  # rows of earlier groups
         runs: list[Sampled] = []
         more: list[list[int]] = [[] for _ in group.row]
         scores: list[list[TokenLogprob]] = [[] for _ in group.row]
-        wrong: set[int] = set()  # rows of the group, a draft of which was
+        wrong: set[int] = set()  # rows with a rejected draft
         active, first = deep[0], 0
         for number in range(len(deep)):
             slots = group.slot[active]
@@ -199,8 +204,8 @@ class RunSampler:
         is_token: np.ndarray,
         wrong: set[int],
     ) -> np.ndarray:
-        """Notes what a round has sampled for these rows. Returns which of them agree with their drafts so far, and have
-        one more. Those that do not are added to `wrong`."""
+        """Records a round's tokens for these rows. Returns the rows that still match their drafts and have another
+        one; adds the rows that differ to `wrong`."""
         slots, positions = group.slot[active], group.position[active] + number
         has_more = is_token & (group.depth[active] > number + 1)
         agrees = has_more.copy()
@@ -215,13 +220,13 @@ class RunSampler:
 
 
 def _by_round(group: _Group, deep: Sequence[Int32s]) -> tuple[Int32s, Int32s]:
-    """The request slot of each row of a group's logits, and how many of its drafts come before."""
+    """Returns the request slot of each row of a group's logits, and the number of drafts before it."""
     ahead = [np.full(len(members), number, np.int32) for number, members in enumerate(deep)]
     return np.concatenate([group.slot[members] for members in deep]), np.concatenate(ahead)
 
 
 def _rows_of(logits: Tensor, first: int, places: np.ndarray, count: int) -> Tensor:
-    """These of the `count` rows from `first` on: without a copy, where it is all."""
+    """Returns these of the `count` rows from `first` on; without a copy if they are all."""
     if len(places) == count:
         return logits[first : first + count]
     return logits[first + places]

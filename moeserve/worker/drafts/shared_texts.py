@@ -1,9 +1,9 @@
-"""The last texts of all requests, prompts and answers, in which drafts are looked up: a question that is asked again, a
-document that is quoted.
+"""Recent texts (prompts and answers) of all requests, in which drafts are looked up: for repeated questions and
+quoted documents.
 
-Texts lie one after another in a ring of tokens, in segments. For each `match` tokens in a row a table has the last
-place where they stood, by hash; what the table says is verified. Requests of different namespaces (`NewSeq.namespace`)
-never see one another's texts, not even by the time that a draft saves.
+Texts are stored in segments of a ring buffer of tokens. A hash table maps each run of `match` tokens to its latest
+place; hits are verified. Requests of different namespaces (`NewSeq.namespace`) never use each other's texts, so not
+even the time saved reveals them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy.typing as npt
 from moeserve.worker.drafts.drafter import NO_DRAFT
 from moeserve.worker.sequences import Int32s
 
-TOKENS: Final = 1 << 20  # of all texts together: 24 MiB with the table, as they come
-TABLE: Final = 4  # entries of the table for each token: of two with the same hash, the later one is found
+TOKENS: Final = 1 << 20  # tokens of all texts; 24 MiB with the table, allocated as it fills
+TABLE: Final = 4  # table entries per token; of two runs with the same entry the later one is kept
 _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hashes_of(tokens: Int32s, width: int) -> npt.NDArray[np.uint64]:
-    """Hashes of each `width` tokens in a row, of which there are as many at least."""
+    """Returns hashes of each `width` consecutive tokens; there must be at least `width`."""
     ids = tokens.astype(np.uint64) + np.uint64(1)
     count = len(ids) - width + 1
     hashes = np.zeros(count, np.uint64)
@@ -35,17 +35,17 @@ def hashes_of(tokens: Int32s, width: int) -> npt.NDArray[np.uint64]:
 
 class SharedTexts:
     def __init__(self, match: int, capacity: int = TOKENS) -> None:
-        """match: tokens that must agree. capacity: tokens, a power of two."""
+        """match: tokens that must be equal. capacity: in tokens, a power of two."""
         self.match = match
         self._tokens: Int32s = np.zeros(capacity, np.int32)
-        self._segment: Int32s = np.zeros(capacity, np.int32)  # of each place; 0: none
-        self._places: Int32s = np.zeros(TABLE * capacity, np.int32)  # by hash
-        self._namespaces: dict[int, str] = {}  # of segments
+        self._segment: Int32s = np.zeros(capacity, np.int32)  # segment of each place; 0: none
+        self._places: Int32s = np.zeros(TABLE * capacity, np.int32)  # hash → place
+        self._namespaces: dict[int, str] = {}  # segment → namespace
         self._end = 0
         self._num_segments = 1
 
     def add(self, namespace: str, tokens: Int32s) -> None:
-        """Takes in a text, or the end of it that is new and the `match` tokens before."""
+        """Adds a text, or its new end together with the `match` tokens before."""
         tokens = tokens[-len(self._tokens) :]
         if len(tokens) <= self.match:
             return
@@ -53,7 +53,7 @@ class SharedTexts:
             self._end = 0
         first, self._end = self._end, self._end + len(tokens)
         for gone in np.unique(self._segment[first : self._end]).tolist():
-            self._namespaces.pop(gone, None)  # nothing is found in what is left of it
+            self._namespaces.pop(gone, None)  # the rest of the overwritten segment is no longer found
         self._tokens[first : self._end] = tokens
         self._segment[first : self._end] = self._num_segments
         self._namespaces[self._num_segments] = namespace
@@ -62,7 +62,8 @@ class SharedTexts:
         self._places[self._index(namespace, tokens)] = places
 
     def following(self, namespace: str, last: Int32s, most: int) -> Int32s:
-        """Up to `most` tokens that came where these, the last `match` ones of a text, stood last."""
+        """Returns up to `most` tokens that followed the latest occurrence of `last`, the final `match` tokens of a
+        text."""
         place = int(self._places[self._index(namespace, last)[0]])
         if self._namespaces.get(int(self._segment[place])) != namespace:
             return NO_DRAFT
@@ -75,7 +76,7 @@ class SharedTexts:
         return draft
 
     def _index(self, namespace: str, tokens: Int32s) -> npt.NDArray[np.uint64]:
-        """Where the places of each `match` tokens in a row are noted."""
+        """Returns the table entries of each run of `match` tokens."""
         salt = np.uint64(zlib.crc32(namespace.encode()))
         mixed = (hashes_of(tokens, self.match) ^ salt) * _FACTOR
         index: npt.NDArray[np.uint64] = (mixed >> np.uint64(32)) % np.uint64(len(self._places))

@@ -1,11 +1,11 @@
-"""Which tokens the next-token block scores for a draft: a part of the vocabulary, as the head is most of its time.
+"""Chooses the part of the vocabulary that the next-token block scores, as reading the head takes most of its time.
 
-A draft may be wrong, so a token that is not scored costs speed alone. The rows of the head lie in panels of 32. Scored
-are the first eighth of the vocabulary, because byte-pair encodings number tokens by frequency, and the panels that hold
-tokens of the request's own text: names, its language, its digits. Nothing of one request is known to another's drafts.
+A wrong draft costs only speed, so tokens may be left out. The head's rows are stored in panels of 32. Scored are the
+first eighth of the vocabulary, because byte-pair encodings number tokens by frequency, and the panels of tokens in
+the request's own text (names, its language, digits). A request's drafts depend on no other request's text.
 
-The share of a request's tokens that were scored before they came is its coverage. Where it is low, as in a language
-that was rare when the vocabulary was made, the whole head is read. Measured: docs/results/cpu-engine.md.
+The coverage of a request is the share of its tokens that had been scored before they came. If it is low, as for
+languages that were rare when the vocabulary was made, the whole head is read. Measured: docs/results/cpu-engine.md.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ import numpy.typing as npt
 from moeserve.kernels._C import PANEL_ROWS
 from moeserve.worker.sequences import Int32s
 
-LEAST_VOCABULARY: Final = 1 << 15  # below which the whole head is read
+LEAST_VOCABULARY: Final = 1 << 15  # smaller vocabularies are scored whole
 FREQUENT: Final = 8  # the first 1/8 of the vocabulary is always scored
 LEAST_COVERAGE: Final = 0.8
-KEEP: Final = 0.98  # of the coverage, beside a new token's
+KEEP: Final = 0.98  # decay of the coverage per token
 _NEVER: Final = -1
 
 
 class Shortlist:
     def __init__(self, tokens: Int32s, vocab_size: int, frequent: int | None = None) -> None:
-        """tokens: int32 [request slots, positions]. frequent: ids below it are always scored, a multiple of PANEL_ROWS;
-        None: as the vocabulary's size makes it. As many at most are scored beside them."""
+        """tokens: int32 [request slots, positions]. frequent: ids below it are always scored, a multiple of
+        PANEL_ROWS; None: derived from the vocabulary's size. At most as many other tokens are scored."""
         if frequent is None:
             share = -(-vocab_size // (FREQUENT * PANEL_ROWS)) * PANEL_ROWS
             frequent = vocab_size if vocab_size < LEAST_VOCABULARY else share
         self._tokens = tokens
-        self._first = frequent // PANEL_ROWS  # panel beside the frequent ones
+        self._first = frequent // PANEL_ROWS  # first panel beyond the frequent ones
         panels = -(-vocab_size // PANEL_ROWS)
         self._has_rest = self._first < panels
         slots = len(tokens)
-        # Of each slot: where each of the other panels was last seen.
+        # Per slot: the position where each other panel was last seen.
         self._seen: Int32s = np.full((slots, max(panels - self._first, 0)), _NEVER, np.int32)
-        self._known = [0] * slots  # tokens that are taken in
+        self._known = [0] * slots  # tokens processed
         self.coverage: npt.NDArray[np.float32] = np.ones(slots, np.float32)
 
     def bind(self, slot: int) -> None:
-        """Another request takes the slot."""
+        """Resets the slot for another request."""
         if self._has_rest:
             self._seen[slot] = _NEVER
             self._known[slot], self.coverage[slot] = 0, 1.0
 
     def panels(self, slots: Int32s, length: Int32s) -> Int32s | None:
-        """The panels to score for these requests, of whose texts the first `length` tokens are known: int32, ascending.
-        None: all."""
+        """Returns the panels to score for these requests, with `length` known tokens each: int32, ascending. None:
+        all."""
         if not self._has_rest:
             return None
         for slot, end in zip(slots.tolist(), length.tolist(), strict=True):
@@ -64,7 +64,7 @@ class Shortlist:
         return np.concatenate([np.arange(self._first, dtype=np.int32), self._first + rest.astype(np.int32)])
 
     def _latest(self, slot: int) -> npt.NDArray[np.int64]:
-        """The other panels of a request, the latest ones if there are too many."""
+        """Returns a request's other panels; the latest ones if there are too many."""
         seen = self._seen[slot]
         found = np.flatnonzero(seen != _NEVER)
         if len(found) <= self._first:
@@ -76,7 +76,7 @@ class Shortlist:
         if first >= end:
             return
         panels = self._tokens[slot, first:end] // PANEL_ROWS - self._first
-        is_scored = panels < 0  # pictures' numbers, too, which are below 0
+        is_scored = panels < 0  # numbers of embedding spans are negative
         places = np.flatnonzero(~is_scored)
         rest = panels[places]
         was_seen = self._seen[slot, rest] != _NEVER
@@ -89,7 +89,7 @@ class Shortlist:
 
 
 def _averaged(before: float, outcomes: Sequence[bool] | npt.NDArray[np.bool_]) -> float:
-    """A moving average that takes these outcomes in, the last one last."""
+    """Returns a moving average updated by these outcomes, in order."""
     ages = np.arange(len(outcomes) - 1, -1, -1)
     taken: float = ((1.0 - KEEP) * KEEP**ages * outcomes).sum()
     return before * KEEP ** len(outcomes) + taken

@@ -1,2 +1,2 @@
-"""The engines that compute a step's rows, one for each device. `engine.py` says what every engine does; the runner
-knows nothing else."""
+"""The engines, one per device, which compute a step's rows. `engine.py` is their interface, the only thing that the
+runner depends on."""

@@ -1,5 +1,5 @@
-"""Rows of embeddings that stand for tokens. A step reads the rows that it computes, wherever a chunk cuts a span, so
-that no more than a step's are in memory."""
+"""Rows of embeddings in place of tokens. A step reads only the rows that it computes, wherever a chunk divides a
+span, so that no more than a step's rows are in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = npt.NDArray[np.float32]
 
 
 class StepSpan(NamedTuple):
-    """Consecutive rows of a step."""
+    """Consecutive rows of a step with embeddings."""
 
     first: int
     rows: Rows  # float32 [count, width]
@@ -25,22 +25,22 @@ class StepSpan(NamedTuple):
 
 
 class EmbeddingRows:
-    """One writer: the runner."""
+    """The embedding spans of each request slot. Owned by the runner."""
 
     def __init__(self, files: EmbeddingFiles, width: int) -> None:
         """width: `ModelShape.embedding_size`."""
         self._files = files
         self._width = width
-        self._left: dict[int, list[EmbeddingSpan]] = {}  # by request slot, those that are not computed whole
+        self._left: dict[int, list[EmbeddingSpan]] = {}  # request slot → spans that are not fully computed
 
     def bind(self, slot: int, spans: Sequence[EmbeddingSpan]) -> None:
-        """Overwrites what the slot held."""
+        """Initialises a request slot."""
         self._left.pop(slot, None)
         if spans:
             self._left[slot] = list(spans)
 
     def of_step(self, layout: StepLayout) -> list[StepSpan]:
-        """The step's rows of embeddings. Raises OSError, ValueError where a file is not what the plan says."""
+        """Returns the step's embeddings. Raises OSError and ValueError if a file differs from the plan."""
         if not self._left:
             return []
         found: list[StepSpan] = []

@@ -1,4 +1,4 @@
-"""The interface of a device to the one runner (`worker/runner.py`): forward, logits, sampling and counts."""
+"""The interface between the runner (`worker/runner.py`) and a device: forward pass, logits, sampling and counters."""
 
 from __future__ import annotations
 
@@ -20,144 +20,149 @@ TokenMasks = tuple[Int32s, Int32s]
 
 
 class ExpertCounts(NamedTuple):
-    """Expert counts of all layers, those of every device together."""
+    """Use of the experts in all layers, summed over all devices."""
 
-    tokens: npt.NDArray[np.int64]  # [layers, experts]: routed to each expert since the start
+    tokens: npt.NDArray[np.int64]  # [layers, experts]: tokens routed to each expert since start-up
     on_gpu: npt.NDArray[np.uint8]  # [layers, experts]: 1 for an expert in GPU memory
-    cache: ExpertCacheCounts | None = None  # since the start; None: experts stay where they are
+    cache: ExpertCacheCounts | None = None  # since start-up; None: there is no expert cache
 
 
 class SampledAtOnce(NamedTuple):
-    """A token for each drafted position, as if the drafts before it were right. Behind a wrong one it means nothing."""
+    """A token for each drafted position, assuming that the drafts before it are accepted; invalid after a rejected
+    one."""
 
     tokens: Int32s
     logprobs: list[TokenLogprob | None]
-    note: Callable[[Int32s, Int32s], None]  # slots, none twice, and how many of their tokens count
+    # records outputs: note(slots, number of valid tokens of each); all slots differ
+    note: Callable[[Int32s, Int32s], None]
 
 
 class Engine(Protocol):
-    """Owns the model, its KV cache and the sampler's state. Calls come from one thread, a step's in this order:
-    `begin`, `copy_states`, `bind` of its new requests, `fork`, `forward`, `score`, then `logits`, `sample` and
-    `sampled` for each group of sampled rows, `mark_end` before the last group is read, `finish`. Where it `runs_ahead`,
-    the next step's `forward`, without `begin`, may come between `mark_end` and `sampled`, if it needs no calls before
-    it and this step samples one group; `Sequences.expect` has what it awaits."""
+    """Owns the model, its KV cache and the sampler's state. Single-threaded. Calls in a step, in order: `begin`,
+    `copy_states`, `bind` for new requests, `fork`, `forward`, `score`, then `logits`, `sample` and `sampled` for
+    each group of sampled rows, with `mark_end` before the last group is read, and `finish`. If the engine
+    `runs_ahead`, the next step's `forward` (without `begin`) may come between `mark_end` and `sampled`, provided
+    that it needs no other calls first and that this step samples one group; `Sequences.expect` marks the tokens that
+    it awaits."""
 
     @property
     def logit_rows(self) -> int:
-        """The most rows that one call of `logits` or `score` takes."""
+        """Largest number of rows for one call of `logits` or `score`."""
         ...
 
     @property
     def description(self) -> str:
-        """The device in words, for the log and `/health`."""
+        """Description of the device for the log and `/health`."""
         ...
 
     @property
     def kernels_compiled(self) -> int:
-        """Kernels of a GPU that a launch so far had to wait for: compiled, or loaded from the compiler's cache; and
-        steps that were launched kernel by kernel, because their CUDA graph was still to be captured."""
+        """Number of launches so far that were delayed: GPU kernels that were compiled, or loaded from the compiler's
+        cache, and steps launched kernel by kernel because their CUDA graph was not captured yet."""
         ...
 
     def warm_on(self, *, is_idle: bool) -> bool:
-        """Between two steps: does a piece of what the start has put off, if it is time for one. is_idle: nothing waits
-        to be computed. False when nothing is left."""
+        """Between two steps: does a piece of the postponed warm-up if one is due. is_idle: no work is waiting.
+        Returns False when nothing is left."""
         ...
 
     def begin(self) -> None:
-        """A step begins, and none is under way."""
+        """Marks the start of a step while none is in progress."""
         ...
 
     def copy_states(self, pairs: Int32s) -> None:
-        """Before anything else of a step: of recurrent states, for each pair (source, target) in order, slot target
-        becomes slot source, or zeros where source is -1. pairs: [n, 2]."""
+        """Copies recurrent states, before anything else of a step, for each (source, target) pair in order; source
+        -1 zeroes the target. pairs: int32 [n, 2], slots."""
         ...
 
     def bind(self, seq: NewSeq, tokens: Int32s) -> None:
-        """A request takes its slot, whatever the slot held. tokens: all known ones, prompt first."""
+        """Assigns a request to its slot. tokens: all known tokens, prompt first."""
         ...
 
     def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
-        """Request slots take over the KV slots of others at positions 0 .. end-1; no target is a source. The host's
-        tables (`Sequences`) have them already. After `bind`."""
+        """Copies the KV slot tables of request slots `sources` to `targets`, for positions 0 .. end-1; no target is
+        a source. The host's tables (`Sequences`) are updated already. Called after `bind`."""
         ...
 
     def forward(
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
-        """Computes, or launches, all layers for the step's rows. has_new: requests were bound for this step, whose rows
-        may read the KV of others of the step."""
+        """Computes, or launches, all layers for the step's rows. has_new: the step has new requests, whose rows may
+        read the KV of other rows of the step."""
         ...
 
     def score(self, span: PromptSpan) -> list[TokenLogprob]:
-        """How likely the step's rows found these prompt tokens."""
+        """Returns the logprobs of these prompt tokens, from the step's rows."""
         ...
 
     def logits(self, layout: StepLayout, first: int) -> Tensor:
-        """float32 [m, vocab] of the sampled rows from `first` on, at most `logit_rows`; valid until the next call."""
+        """Returns float32 [m, vocab], the logits of the sampled rows from `first` on, at most `logit_rows`; valid
+        until the next call."""
         ...
 
     def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
-        """Chooses, or launches the choice of, a token for each row of the last `logits`, whose requests are these."""
+        """Chooses, or launches the choice of, a token for each row of the last `logits`. slots: the rows' request
+        slots."""
         ...
 
     def sampled(self) -> tuple[Int32s, list[TokenLogprob | None]]:
-        """Waits for what was last to be sampled. A token below 0 says that the row has none: its request cannot go
-        on."""
+        """Waits for the last `sample`. Returns tokens and logprobs. A negative token means that the request cannot
+        continue."""
         ...
 
     def mark_end(self) -> None:
-        """All of the step has been launched."""
+        """Marks that all of the step has been launched."""
         ...
 
     @property
     def is_computed(self) -> bool:
-        """Whether all of the step that was last marked is. Of an engine that `runs_ahead`."""
+        """Returns whether the step last marked has been computed. Only if the engine `runs_ahead`."""
         ...
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a step may be launched before the host has the tokens of the one before."""
+        """Whether a step may be launched before the host has read the tokens of the previous one."""
         ...
 
     def launches_at_once(self, counts: Sequence[int]) -> bool:
-        """Whether launching a step takes the host much less time than the step takes the device. counts: the tokens of
-        each sequence, those of one token first; none of them is new."""
+        """Returns whether launching a step takes the host much less time than the step takes the device. counts:
+        tokens per sequence, sequences with one token first; none is new."""
         ...
 
     def finish(self) -> float:
-        """Waits for all of the step that was last marked. Raises where the device failed. Returns its milliseconds by
-        the device's clock, from `begin` on or, launched ahead, from the end of the step before; 0: it has none."""
+        """Waits for the step last marked. Raises if the device failed. Returns its milliseconds by the device's
+        clock, from `begin` or, if launched ahead, from the end of the previous step; 0: no such clock."""
         ...
 
     def forget(self, layout: StepLayout) -> None:
-        """Undoes the step of these rows, which is the engine's first: no KV, slots or counts of it remain."""
+        """Undoes the engine's first step: no KV, slots or counts of its rows remain."""
         ...
 
     def expert_counts(self) -> ExpertCounts:
-        """Between two steps."""
+        """Returns the experts' use. Between two steps."""
         ...
 
     def take_expert_cache_counts(self) -> ExpertCacheCounts | None:
-        """Since the last call; None: there is no expert cache."""
+        """Returns the expert cache's counts since the last call; None without an expert cache."""
         ...
 
     @property
     def waits_for_logits(self) -> bool:
-        """Whether `logits` returns when they are computed, and not when that is launched."""
+        """True if `logits` returns when the logits are computed; False if it only launches the computation."""
         ...
 
     @property
     def counts_every_step(self) -> bool:
-        """`weight_bytes_since` is right for any number of steps; else for one."""
+        """True if `weight_bytes_since` is right for any number of steps; False: only for one."""
         ...
 
     def weight_counters(self) -> object:
-        """The state of the counters, for `weight_bytes_since`."""
+        """Returns the counters' state for `weight_bytes_since`."""
         ...
 
     def weight_bytes_since(self, counters: object) -> int:
-        """Bytes of weights that had to be read since then, from the slower memory in use: each distinct expert once a
-        step."""
+        """Returns the bytes of weights read since then from the slowest memory that holds weights; each distinct
+        expert counts once per step."""
         ...
 
     def read_weights(self) -> tuple[float, int]:

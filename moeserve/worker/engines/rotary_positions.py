@@ -1,7 +1,7 @@
-"""Where a step's rows rotate to, where pictures have three positions a row: time, height and width.
+"""RoPE positions of a step's rows, for models in which image tokens have three positions: time, height and width.
 
-Text rotates by one position, which behind a picture is not its place in the sequence: a picture of h x w tokens takes
-h * w places and max(h, w) positions.
+Text has one position, which after an image differs from its index in the sequence: an image of h x w tokens takes h
+* w indices but only max(h, w) positions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moeserve.worker.sequences import Int32s, StepLayout
 class _Picture(NamedTuple):
     start: int
     positions: Int32s  # [3, count]
-    shift: int  # of all behind it: its position less its place
+    shift: int  # position minus index, for all tokens after it
 
     @property
     def end(self) -> int:
@@ -26,13 +26,13 @@ class _Picture(NamedTuple):
 
 
 class RotaryPositions:
-    """One writer: the runner."""
+    """The images of each request slot. Owned by the runner."""
 
     def __init__(self) -> None:
-        self._pictures: dict[int, list[_Picture]] = {}  # by request slot, in order
+        self._pictures: dict[int, list[_Picture]] = {}  # request slot → images, in order
 
     def bind(self, slot: int, spans: Sequence[EmbeddingSpan]) -> None:
-        """All spans of the request that have positions. Overwrites what the slot held."""
+        """Initialises a request slot with its spans that have positions."""
         self._pictures.pop(slot, None)
         pictures = []
         for span in spans:
@@ -43,7 +43,7 @@ class RotaryPositions:
             self._pictures[slot] = pictures
 
     def of_step(self, layout: StepLayout) -> Int32s:
-        """int32 [n]; [3, n] where a row is of a picture."""
+        """Returns the rows' positions: int32 [n], or [3, n] if a row belongs to an image."""
         rows = [row for row, slot in enumerate(layout.req_slot.tolist()) if slot in self._pictures]
         if not rows:
             return layout.position

@@ -1,4 +1,4 @@
-"""The counts of experts of a model that several GPUs have."""
+"""Combines the expert counts of the ranks of a group."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from moeserve.worker.engines.engine import Engine
 
 
 def rank_experts(engine: Engine, first_layer: int) -> RankExperts:
-    """Returns the counts of one rank, whose layer 0 is the model's `first_layer`."""
+    """Returns one rank's counts; its layer 0 is the model's `first_layer`."""
     tokens, on_gpu, cache = engine.expert_counts()
     layers, experts = tokens.shape
     return RankExperts(first_layer, layers, experts, tokens.tobytes(), on_gpu.tobytes(), cache)
 
 
 def together(ranks: Sequence[RankExperts], num_experts: int, experts_per_token: int) -> ExpertUse:
-    """The expert use of the whole model, from that of all ranks in their order. A layer that several have was counted
-    by each of them alike; an expert is in GPU memory where one of them has it there. Raises ValueError for counts of
-    another size than they say."""
+    """Combines the counts of all ranks, in order. A layer that several ranks share was counted equally by each; an
+    expert is in GPU memory if it is on one of them. Raises ValueError for counts of the wrong size."""
     layers = max(rank.first_layer + rank.layers for rank in ranks)
     tokens = np.zeros((layers, num_experts), np.int64)
     on_gpu = np.zeros((layers, num_experts), np.uint8)

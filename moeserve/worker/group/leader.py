@@ -1,8 +1,8 @@
-"""The first GPU's side of a group: it starts the other GPUs' processes, and has them run what its runner runs.
+"""The leader of a group of GPUs: starts the other GPUs' processes, and makes them run the same plans.
 
-A follower that ends while the group serves ends the leader, whose steps could only wait for it: killed where the
-follower was killed, else as after a crash. The kernel then ends the other followers, and the launcher deals with the
-loss of a worker.
+If a follower ends while the group serves, the leader ends as well, because its steps would wait for it forever: by
+SIGKILL if the follower was killed, else as after a crash. The kernel then ends the other followers, and the launcher
+replaces the worker.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from moeserve.worker.runner import LaunchedStep, Runner
 
 FOLLOWER = (sys.executable, "-P", "-m", "moeserve.worker.loading.group.follower")
 EXIT_TIMEOUT_S = 5.0
-LAST_WORDS_S = 2.0  # for what a follower said before its end to be read by whoever waits for it, and raised
+LAST_WORDS_S = 2.0  # wait for the error message of a follower that ended
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class LeaderGroup(RankGroup):
         num_ranks: int,
         command: Sequence[str] = FOLLOWER,
     ) -> None:
-        """Starts the followers, which begin to load. command: what runs one."""
+        """Starts the followers, which begin to load. command: starts a follower."""
         set_environment()
         self._folder = tempfile.TemporaryDirectory(prefix="moeserve-ranks-")
         super().__init__(0, devices, num_ranks, Path(self._folder.name) / "rendezvous")
@@ -98,7 +98,7 @@ class LeaderGroup(RankGroup):
         return values
 
     def step(self, plan: StepPlan, sampled: list[bytes]) -> None:
-        """Has the followers run `plan`; sampled: see `RankStep`."""
+        """Makes the followers run `plan`. sampled: see `RankStep`."""
         self._tell(RankStep(plan, sampled))
 
     def forget(self) -> None:
@@ -106,7 +106,7 @@ class LeaderGroup(RankGroup):
         self._tell(RankForget())
 
     def experts(self) -> list[RankExperts]:
-        """The experts of each follower, between two steps."""
+        """Returns the expert counts of each follower. Between two steps."""
         self._tell(RankExpertsWanted())
         counts = []
         for rank in range(1, self.num_ranks):
@@ -116,17 +116,18 @@ class LeaderGroup(RankGroup):
         return counts
 
     def close(self) -> None:
-        """The followers end."""
+        """Ends the followers."""
         self._is_closing = True
         for line in self._lines:
             line.close()
         for follower in self._followers:
             try:
                 follower.wait(EXIT_TIMEOUT_S)
-            except subprocess.TimeoutExpired:  # it waits for this rank, within NCCL
+            except subprocess.TimeoutExpired:  # blocked in NCCL, waiting for this rank
                 follower.kill()
                 follower.wait()
-        # NCCL's goes with the process: on its own way out a rank waits for the others, for ever where one has gone.
+        # NCCL's group is left to the end of the process: destroying it waits for the other ranks, forever if one is
+        # gone.
         if dist.is_initialized() and dist.get_backend() != dist.Backend.NCCL:
             dist.destroy_process_group()
         self._folder.cleanup()
@@ -142,7 +143,7 @@ class LeaderGroup(RankGroup):
 
     @contextlib.contextmanager
     def _end_of_all(self) -> Iterator[None]:
-        """Within, a follower may turn out to be gone: `_watch` says what became of it, and ends this process."""
+        """A context in which a follower may turn out to be gone; `_watch` then reports it and ends this process."""
         try:
             yield
         except (EOFError, ConnectionError):
@@ -150,7 +151,7 @@ class LeaderGroup(RankGroup):
             raise
 
     def _watch(self) -> None:
-        """Until a follower ends. If it should not have, this process ends as it did."""
+        """Waits until a follower ends. If that was unexpected, ends this process in the same way."""
         poller = select.poll()
         ends = {os.pidfd_open(follower.pid): follower for follower in self._followers}
         for descriptor in ends:
@@ -171,12 +172,12 @@ class LeaderGroup(RankGroup):
             log.error("the process of %s has ended (%s), and so does the worker", self._name(rank), how)
         logging.shutdown()
         if code == -signal.SIGKILL:
-            os.kill(os.getpid(), signal.SIGKILL)  # somebody's, from outside, and no crash
+            os.kill(os.getpid(), signal.SIGKILL)  # killed from outside, not crashed
         os._exit(max(1, code))
 
     def _last_words(self, rank: int) -> RankFailed | None:
-        """Why a follower that has ended could not load its share. This process would read it when all ranks next agree
-        on a value, perhaps a minute later: its own share is still being loaded."""
+        """Returns the reason why an ended follower could not load its share, if it sent one. Otherwise this process
+        would learn of it only when all ranks next agree on a value, perhaps a minute later."""
         line = self._lines[rank - 1]
         poller = select.poll()
         poller.register(line, select.POLLIN)
@@ -191,12 +192,12 @@ class LeaderGroup(RankGroup):
         return f"{self._name(rank)}: {failed.message}"
 
     def _name(self, rank: int) -> str:
-        """By the number that --gpus takes."""
+        """Returns the GPU's number as in --gpus."""
         return f"GPU {self.devices[rank]}" if self.devices else f"rank {rank}"
 
 
 class LeaderRunner(Runner):
-    """A runner whose steps the followers run too."""
+    """A runner whose steps the followers run as well."""
 
     def __init__(
         self,
@@ -208,7 +209,7 @@ class LeaderRunner(Runner):
     ) -> None:
         super().__init__(engine, ready, constraints, recorder)
         self.group = group
-        self._sampled: list[bytes] = []  # what followers have not been told
+        self._sampled: list[bytes] = []  # tokens not yet sent to the followers
 
     def rehearse(self, plan: StepPlan) -> StepResult:
         result = super().rehearse(plan)
@@ -216,7 +217,7 @@ class LeaderRunner(Runner):
         return result
 
     def expert_use(self) -> ExpertUse:
-        """Every GPU's, together."""
+        """Returns the expert use of all GPUs together."""
         ranks = [rank_experts(self.engine, 0), *self.group.experts()]
         return together(ranks, self._ready.num_experts, self._ready.experts_per_token)
 
@@ -224,7 +225,7 @@ class LeaderRunner(Runner):
         step = self._under_way
         assert step is not None
         result = super().finish()
-        # As they stand in the tables of tokens, which followers keep too. Behind a full context there is no place.
+        # As stored in the token tables, which followers keep as well. A full context has no place for its last token.
         layout, tokens = step.layout, self._sequences.tokens
         inside = np.minimum(layout.sampled_positions, tokens.shape[1] - 1)
         self._sampled.append(tokens[layout.sampled_slots, inside].tobytes())

@@ -1,4 +1,4 @@
-"""The line between the leader and a follower: frames of msgpack over a socket pair."""
+"""The protocol between the leader and a follower: msgpack frames over a socket pair."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from moeserve.messages.codec import Decoder, encode
 from moeserve.messages.ranks import ToFollower, ToLeader
 from moeserve.processes.sandbox.frames import receive_frame, send_frame
 
-MAX_FRAME_BYTES: Final = 1 << 30  # a step's new sequences with all their tokens
+MAX_FRAME_BYTES: Final = 1 << 30  # enough for a step's new sequences with all their tokens
 
 TO_FOLLOWER: Final[Decoder[ToFollower]] = Decoder(ToFollower)
 TO_LEADER: Final[Decoder[ToLeader]] = Decoder(ToLeader)
 
 
 def send(line: socket.socket, message: msgspec.Struct) -> None:
-    """ConnectionError when the other side is gone."""
+    """Sends a message. Raises ConnectionError if the other side is gone."""
     send_frame(line, encode(message))
 
 
 def receive_from_leader(line: socket.socket) -> ToFollower:
-    """EOFError when the leader is gone."""
+    """Receives a message. Raises EOFError if the leader is gone."""
     return TO_FOLLOWER.decode(_receive(line))
 
 
 def receive_from_follower(line: socket.socket) -> ToLeader:
-    """EOFError when the follower is gone."""
+    """Receives a message. Raises EOFError if the follower is gone."""
     return TO_LEADER.decode(_receive(line))
 
 
 def _receive(line: socket.socket) -> bytes:
     try:
         return receive_frame(line, MAX_FRAME_BYTES)
-    except ConnectionResetError as error:  # gone without having read all
+    except ConnectionResetError as error:  # the other side ended without reading everything
         raise EOFError from error

@@ -1,4 +1,4 @@
-"""A rank's view of the other GPUs' processes: their addresses, values that all agree on, and the sum over all."""
+"""One rank's view of its group: the other processes' addresses, agreement on values, and the sum over all ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from moeserve.kernels.collectives.sum_norm_op import SumNorm
 
 log = logging.getLogger(__name__)
 
-# NVLink multicast stays off: a process that ends while it uses it can take the host's other GPUs with it. All ranks are
-# on one host, so their sockets need no other network than the loopback.
+# NVLink multicast stays off: a process that ends while using it can break the host's other GPUs. All ranks are on one
+# host, so the loopback network suffices.
 ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
@@ -33,17 +33,17 @@ ENVIRONMENT = {
 
 
 class RankSums(NamedTuple):
-    """How blocks are summed over all ranks."""
+    """The functions that sum a block's output over all ranks."""
 
     all_reduce: AllReduce
-    within_norm: SumNorm | None  # within the norm behind a block, for the sizes that it takes
+    within_norm: SumNorm | None  # fused with the norm after a block, for sizes that support it
 
 
 class RankGroup(ABC):
-    """One rank's view of the group. Every rank makes the same calls in the same order."""
+    """One rank's view of the group. All ranks make the same calls in the same order."""
 
     def __init__(self, rank: int, devices: list[int], num_ranks: int, rendezvous: Path) -> None:
-        """devices: the GPUs' numbers, by rank; none: Triton's interpreter. rendezvous: a file that all ranks name."""
+        """devices: GPU numbers by rank; empty: Triton's interpreter. rendezvous: a file path that all ranks share."""
         self.rank = rank
         self.num_ranks = num_ranks
         self.devices = devices
@@ -51,15 +51,15 @@ class RankGroup(ABC):
         self._rendezvous = rendezvous
 
     def use_device(self) -> None:
-        """Before anything is launched: kernels go to the current GPU."""
+        """Selects this rank's GPU. Call it before any launch."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
     def connect(self, rows: Sequence[int], hidden: int, experts: int) -> RankSums:
-        """Waits for all ranks. The sum over them, for messages of `rows` rows of `hidden` numbers, float32 or of 16
-        bits, behind which there may be a router of `experts`. Once in a process: PyTorch's symmetric memory does
-        not meet a second time. On GPUs each size has been summed when it returns: what that takes of the memory, and
-        keeps, is taken before others count what is free."""
+        """Connects all ranks, and returns the sum over them, for messages of `rows` rows of `hidden` numbers
+        (float32 or 16 bits), optionally followed by a router of `experts` experts. Once per process, because
+        PyTorch's symmetric memory cannot rendezvous twice. On GPUs, each size is summed once before it returns, so
+        that its memory is allocated before free memory is measured."""
         group = self._meet()
         safe = ProcessGroupSum(group)
         if self.device.type != "cuda":
@@ -81,8 +81,8 @@ class RankGroup(ABC):
         return RankSums(sums, within_norm)
 
     def connect_stages(self, rows: int, hidden: int) -> StageLink:
-        """Connects ranks that have some of the layers each: from the rank before and to the next, for steps of up to
-        `rows` rows. A message has gone round when it returns."""
+        """Connects ranks that have some of the layers each: a link from the previous rank and to the next one, for
+        steps of up to `rows` rows. One message has gone round when it returns."""
         group = self._meet()
         link = self._stage_link(group, rows, hidden)
         if self.rank:
@@ -122,25 +122,26 @@ class RankGroup(ABC):
 
     @abstractmethod
     def gather(self, value: int) -> list[int]:
-        """All ranks' values, by rank; waits for them. ConfigError where a rank could not load its share."""
+        """Returns all ranks' values, by rank, after waiting for them. Raises ConfigError if a rank could not load
+        its share."""
         ...
 
     def least(self, value: int) -> int:
         return min(self.gather(value))
 
     def all_say(self, condition: bool) -> bool:
-        """Whether it holds on every rank."""
+        """Returns whether the condition holds on every rank."""
         return self.least(int(condition)) == 1
 
     def of_leader(self, value: int) -> int:
-        """The first rank's, on all ranks."""
+        """Returns the first rank's value on all ranks."""
         return self.gather(value)[0]
 
     def total(self, value: int) -> int:
         return sum(self.gather(value))
 
     def first_alone(self, work: Callable[[], object]) -> None:
-        """Every rank does it, the first one before the others."""
+        """Calls `work` on every rank, on the first one before the others."""
         if self.rank:
             self.barrier()
         work()
@@ -152,10 +153,10 @@ class RankGroup(ABC):
         self.gather(0)
 
     def agree(self, seconds: float) -> float:
-        """The least of all ranks' seconds, on all of them."""
+        """Returns the smallest value of all ranks."""
         return self.least(int(seconds * 1e9)) / 1e9
 
 
 def set_environment(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Before NCCL is loaded."""
+    """Sets the variables that NCCL needs. Call it before NCCL is loaded."""
     environment.update(ENVIRONMENT)

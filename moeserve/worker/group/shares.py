@@ -1,4 +1,4 @@
-"""How a model is divided among the ranks of a group, and this rank's share of it, connected with the others'."""
+"""Divides a model among the ranks of a group, and connects this rank's share with the others'."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The connections of one rank with the others: sums, or the neighbours of its layers."""
+    """One rank's connections: sums over all ranks, or links to the neighbours' layers."""
 
     sums: GpuSums | None = None
     from_first: FromFirst | None = None
@@ -31,8 +31,8 @@ class Connections:
 
 
 def with_parallel(config: ServerConfig, shape: ModelShape, devices: Sequence[int]) -> ServerConfig:
-    """Returns the configuration with --parallel chosen, if it is auto: by layers if a layer cannot be divided, or if a
-    GPU cannot access another's memory, so that two sums a layer would go through the host; else tensor."""
+    """Returns the configuration with --parallel auto resolved: "layers" if a layer cannot be divided, or if a GPU
+    cannot access another's memory (two sums per layer would go through the host); else "tensor"."""
     if config.parallel != "auto":
         return config
     chosen, reason = "tensor", "the GPUs reach one another's memory"
@@ -50,7 +50,8 @@ def _reach_one_another(devices: Sequence[int]) -> bool:
 
 
 def connect(share: RankShare, ranks: RankGroup, max_tokens: int, *, is_observed: bool) -> Connections:
-    """Waits for all ranks. max_tokens: of a step. is_observed: on this rank a `LayerObserver` sees some steps."""
+    """Connects all ranks. max_tokens: rows of the largest step. is_observed: a `LayerObserver` watches steps on this
+    rank."""
     shape = share.shape
     if share.is_stage:
         link = ranks.connect_stages(step_sizes(max_tokens)[-1], shape.hidden_size)
@@ -59,13 +60,13 @@ def connect(share: RankShare, ranks: RankGroup, max_tokens: int, *, is_observed:
     layers = range(shape.num_layers)
     mixer = all_reduce if share.divides_attention else None
     ffns = [None if layer in share.whole_ffns else all_reduce for layer in layers]
-    shows_sums = ranks.of_leader(int(is_observed))  # the others do as it does
+    shows_sums = ranks.of_leader(int(is_observed))  # the other ranks follow the leader
     sums = GpuSums(mixer, ffns, None if shows_sums else within_norm)
     return Connections(sums=sums, from_first=FromFirst(all_reduce, ranks.rank))
 
 
 def gpu_experts(placement: Placement, share: RankShare | None) -> list[list[int]]:
-    """The ids of the experts on the GPU, for each layer there."""
+    """Returns the ids of the experts on the GPU, for each of its layers."""
     if share is None:
         return [list(layer.gpu_experts) for layer in placement.gpu_layers]
     return [

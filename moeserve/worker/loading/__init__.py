@@ -1,1 +1,1 @@
-"""From a configuration to a runner that executes plans: on a CPU, on one GPU, on several."""
+"""Loads a runner, which executes plans, from a configuration: on a CPU, on one GPU, or on several."""

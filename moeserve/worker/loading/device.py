@@ -1,4 +1,4 @@
-"""Which device the model runs on."""
+"""Chooses the device that the model runs on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 
 MAX_GPUS = 64
-MIN_CAPABILITY = (8, 0)  # bfloat16 on the tensor cores
+MIN_CAPABILITY = (8, 0)  # bfloat16 tensor cores
 
 log = logging.getLogger(__name__)
 
 
 def choose_device(wanted: str) -> str:
-    """Gives "cpu" or "cuda". `wanted` is --device. Raises ConfigError where a GPU is asked for that cannot be used;
-    "auto" then takes the CPU, and logs why where there is a GPU at all."""
+    """Returns "cpu" or "cuda" for --device. Raises ConfigError if a GPU is requested but unusable; "auto" then
+    chooses the CPU, and logs the reason if there is a GPU."""
     if wanted == "cpu":
         return "cpu"
     obstacle = gpu_obstacle()
@@ -35,13 +35,13 @@ _IN_FORK: Final = {"cpu": 10, "cuda": 11}  # exit codes
 
 
 def choose_in_fork(wanted: str) -> str:
-    """`choose_device` without asking for the GPU in this process, which will fork others. A choice that raises is
-    "cuda": what is forked then raises it."""
+    """`choose_device`, run in a forked child because this process must not initialise the GPU driver before it
+    forks. If the choice fails, returns "cuda"; a later fork then raises the error."""
     if wanted != "auto":
         return wanted
     import torch
 
-    if torch.version.cuda is None:  # nothing is asked then
+    if torch.version.cuda is None:  # torch without CUDA: nothing to initialise
         return choose_device(wanted)
     pid = os.fork()
     if pid == 0:
@@ -55,13 +55,13 @@ def choose_in_fork(wanted: str) -> str:
 
 
 def is_divided(config: ServerConfig) -> bool:
-    """Several GPUs are asked for, each of which has a process. Raises ConfigError."""
+    """Returns whether several GPUs are requested, which need one process each. Raises ConfigError."""
     return config.device != "cpu" and len(parse_gpus(config.gpus)) > 1
 
 
 def gpu_numbers(config: ServerConfig) -> list[int]:
-    """The GPUs of --gpus, in its order. Raises ConfigError for one that is not here, and for --parallel without
-    several."""
+    """Returns the GPU numbers of --gpus, in order. Raises ConfigError for a missing GPU, and for --parallel without
+    several GPUs."""
     numbers = parse_gpus(config.gpus)
     import torch
 
@@ -76,7 +76,7 @@ def gpu_numbers(config: ServerConfig) -> list[int]:
 
 
 def parse_gpus(text: str) -> list[int]:
-    """A number of GPUs, from the first, or their numbers with commas. Raises ConfigError."""
+    """Parses --gpus: a count of GPUs, or comma-separated GPU numbers. Raises ConfigError."""
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigError(f"--gpus: must be a number of GPUs, or their numbers with commas, not {text!r}")
@@ -89,13 +89,13 @@ def parse_gpus(text: str) -> list[int]:
 
 
 class Obstacle(NamedTuple):
-    text: str  # why the first GPU cannot be used, with the remedy
-    is_of_gpu: bool  # which is there
+    text: str  # reason why the first GPU is unusable, with the remedy
+    is_of_gpu: bool  # False: there is no GPU
 
 
 def gpu_obstacle() -> Obstacle | None:
     """Returns why the first GPU cannot be used; None if it can."""
-    import torch  # here, for "cpu" needs none: the plan for a machine without it
+    import torch  # imported late: planning for a machine without torch uses "cpu"
 
     if torch.version.cuda is None:
         text = "this PyTorch was built without CUDA: install one with it, see https://pytorch.org/get-started/locally"

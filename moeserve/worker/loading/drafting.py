@@ -1,4 +1,4 @@
-"""Drafts, as --speculative-config asks for them, on every device."""
+"""Sets up drafts according to --speculative-config, on every device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from moeserve.worker.drafts.run_sampler import DraftingEngine
 def drafting_of(
     config: ServerConfig, engine: DraftingEngine, block: CpuNextTokenBlock | None, constraints: Constraints
 ) -> Drafting | None:
-    """block: the model's next-token block; None: it has none here. None: there are no drafts."""
+    """Returns the drafting parts; None if there are no drafts. block: the model's next-token block; None if it has
+    none here."""
     drafts = drafts_of(config)
     if drafts is None:
         return None
@@ -31,7 +32,7 @@ def drafting_of(
 
 
 def refuse_records_of_drafts(config: ServerConfig) -> None:
-    """Raises ConfigError where steps are to be recorded, whose rows would be drafts among others."""
+    """Raises ConfigError for drafts together with the recording of steps, whose rows would include drafts."""
     for flag, value in (
         ("--debug-dump", config.debug_dump),
         ("--record-routing-trace", config.record_routing_trace),

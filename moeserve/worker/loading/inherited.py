@@ -1,8 +1,8 @@
-"""What a GPU's worker finds in the process that it is forked from, and another one would wait for.
+"""The data that a GPU's worker inherits from the process that forks it, to start faster.
 
-That process must not ask for the GPU: its driver survives no fork. It has imported what a worker imports, and while its
-first fork loads the model, it opens the model's file itself, builds the vocabulary and hashes the kernels' sources and
-Triton's, which is how Triton finds a compiled kernel on disk.
+That process must not initialise the GPU, because its driver does not survive a fork. It has imported a worker's
+modules. While its first fork loads the model, it opens the model's file, builds the vocabulary, and hashes the
+sources of the kernels and of Triton, by which Triton finds compiled kernels on disk.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Inherited:
-    """Empty in the first fork."""
+    """Inherited data; empty in the first fork."""
 
     source: ModelSource | None = None
     grammar: GrammarEngine | None = None
 
     def prepare(self, config: ServerConfig) -> None:
-        """For the next forks. What cannot be had they try themselves, and say why."""
+        """Prepares data for the next forks. Ignores errors: the forks try again and report them."""
         try:
             self.source = open_weights(config)
             self.grammar = GrammarEngine(TextTokenizer.from_gguf(self.source))
-            from moeserve.kernels.launch import hash_sources  # a machine without a GPU may lack Triton
+            # imported late: a machine without a GPU may lack Triton
+            from moeserve.kernels.launch import hash_sources
 
             hash_sources()
             from moeserve.worker.engines.gpu.measure.kept import kernel_sources
@@ -42,4 +43,4 @@ class Inherited:
         except (UserError, ImportError, OSError, MemoryError, ValueError) as error:
             log.debug("the next worker begins without: %s", error)
         gc.collect()
-        gc.freeze()  # a collection in a fork would write to, and so copy, what is shared
+        gc.freeze()  # a garbage collection in a fork would write to the shared pages, and so copy them

@@ -1,20 +1,21 @@
-"""The process that keeps what took long, and the forks of it that serve.
+"""The keeper: a process that holds what is slow to load, and forks the workers that serve.
 
-Loading takes minutes where a model is large, and a crash must not cost them again. So the process that has loaded the
-weights does nothing else: it forks, and the fork starts threads, allocates the KV pool and serves. The weights are in
-memory once, shared copy-on-write and never written to. When the fork crashes, the launcher is told, and has another one
-forked: it is ready in well under a second.
+Loading a large model takes minutes, which a crash must not cost again. So the process that loaded the weights only
+forks; a fork starts threads, allocates the KV pool and serves. The weights are in memory once, shared copy-on-write
+and never written. When a fork crashes, the launcher is told and asks for another, which is ready in well under a
+second.
 
-On a GPU, whose driver survives no fork, the keeper has what a worker needs before it asks for the GPU (`inherited.py`):
-its modules, and the vocabulary.
+For a GPU, whose driver does not survive a fork, the keeper holds what a worker needs before it initialises the GPU
+(`inherited.py`): modules and vocabulary.
 
-The keeper has no threads and no sockets when it forks, but one line to the launcher, its standard input:
+When it forks, the keeper has no threads and no sockets except its line to the launcher, its standard input.
+Messages:
 
     keeper    started PID             a fork was made
-              ended PID STATUS        it has crashed: the exit code, or minus the signal
-    launcher  again                   make another one; the end of the line: exit
+              ended PID STATUS        it crashed: the exit code, or minus the signal
+    launcher  again                   fork another one; end of file: exit
 
-A fork that ends well (exit code 0) ends its keeper.
+A fork that exits with code 0 ends its keeper.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ def keep(
     title: str = "weights",
     prepare: Callable[[], None] | None = None,
 ) -> None:
-    """Has forks call `serve`, which is told whether it is the first, one after another; returns when there need not be
-    another. prepare: done beside the first fork, for those to come; it leaves no thread behind."""
+    """Forks processes that call `serve(is_first)`, one after another. Returns when no further one is needed.
+    prepare: called beside the first fork, to prepare data for later ones; it must leave no thread."""
     process.close_sockets()
     setproctitle(f"moeserve: {title}")
     keeper, is_first = os.getpid(), True
     while True:
         pid = os.fork()
         if pid == 0:
-            # No worker reads or writes what is the keeper's.
+            # Close the keeper's line to the launcher in the fork.
             os.dup2(os.open(os.devnull, os.O_RDONLY), line.fileno())
             os._exit(_serve(process, keeper, serve, is_first))
         line.sendall(f"started {pid}\n".encode())
@@ -61,7 +62,7 @@ def keep(
 
 
 def _serve(process: Process, keeper: int, serve: Callable[[bool], None], is_first: bool) -> int:
-    """The fork's life; its exit code."""
+    """Runs the fork. Returns its exit code."""
     die_with(keeper)
     setproctitle("moeserve: worker")
     process.open_sockets()

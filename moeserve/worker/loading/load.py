@@ -1,4 +1,4 @@
-"""From a configuration to what executes plans, on whichever device that is."""
+"""Loads a runner from a configuration, on whichever device it selects."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ log = logging.getLogger(__name__)
 def load_runner(
     config: ServerConfig, on_progress: OnProgress, forced_rows: int = 0, start: Start | None = None
 ) -> Runner:
-    """Loads the model of `config.model` on the device that `config.device` chooses, and allocates everything a step
-    needs.
+    """Loads the model of `config.model` on the device that `config.device` selects, and allocates everything that a
+    step needs.
 
-    Raises ModelError for a bad file, ConfigError where the memory does not suffice, the CPU lacks `config.isa`, or
-    there is no such device. The model has been tried then (`self_test.py`), by the first worker at the latest.
-    forced_rows: the most rows of steps that take the routers' choice from a trace, for measurements. start: see
-    `Start`; None: from nothing.
+    Raises ModelError for a bad file, ConfigError if the memory does not suffice, the CPU lacks `config.isa`, or the
+    device does not exist. The first worker tests the model (`self_test.py`). forced_rows: largest number of rows of
+    steps whose routing is taken from a trace, for measurements. start: see `Start`; None: a first start.
     """
     start = start or Start()
     runner = _load_on_device(config, on_progress, forced_rows, start)
@@ -47,7 +46,7 @@ def _load_on_device(config: ServerConfig, on_progress: OnProgress, forced_rows: 
             raise ConfigError("--routing-trace: the CPU engine has all experts in one place; leave it out")
         return load_cpu_runner(config, on_progress)
     set_up_torch()
-    from moeserve.kernels.launch import hash_sources  # a machine without a GPU may lack Triton
+    from moeserve.kernels.launch import hash_sources  # imported late: a machine without a GPU may lack Triton
     from moeserve.worker.loading.gpu.load import load_gpu_runner
 
     numbers = gpu_numbers(config)
@@ -59,7 +58,7 @@ def _load_on_device(config: ServerConfig, on_progress: OnProgress, forced_rows: 
     hashing.start()  # while the driver starts
     torch.cuda.set_device(numbers[0])
     device = torch.device("cuda", numbers[0])
-    torch.zeros(1, device=device)  # begins the GPU's context
+    torch.zeros(1, device=device)  # creates the GPU's context
     start.clock.ended("GPU")
     source = start.inherited.source or open_weights(config)
     return load_gpu_runner(config, source, on_progress, device, start, forced_rows)

@@ -1,4 +1,4 @@
-"""Loading as the user sees it: a bar on a terminal, log lines elsewhere, and news for /health."""
+"""Reports the loading progress: a bar on a terminal, log lines elsewhere, and messages for /health."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from moeserve.messages.channels import PushChannel
 from moeserve.messages.schema import LoadProgress
 from moeserve.models.loading.progress import COUNTED
 
-NEWS_EVERY_S = 0.1  # to httpserver
-LOG_AFTER_S = 2.0  # where there is no terminal: the first line, before a start looks hung
-LOG_EVERY_S = 5.0  # and the others
+NEWS_EVERY_S = 0.1  # interval of messages to httpserver
+LOG_AFTER_S = 2.0  # first log line without a terminal
+LOG_EVERY_S = 5.0  # interval of further log lines
 
 log = logging.getLogger(__name__)
 
 
 class LoadingBar:
-    """Called as `OnProgress` as often as the loader likes; close it at the end."""
+    """An `OnProgress` callback; close it at the end."""
 
     def __init__(self, to_http: PushChannel, stream: TextIO = sys.stderr, *, may_draw: bool = True) -> None:
         self._to_http = to_http
@@ -31,9 +31,9 @@ class LoadingBar:
         self._bar: tqdm[None] | None = None
         self._bar_stage = ""
         self._stage = ""
-        self._told = 0.0  # when httpserver heard last
+        self._told = 0.0  # time of the last message to httpserver
         self._log_at = time.monotonic() + LOG_AFTER_S
-        self._began = (0.0, 0)  # of this stage: when, and what was done then
+        self._began = (0.0, 0)  # (time, amount done) at the start of the stage
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         changed = stage != self._stage or done == total
@@ -43,7 +43,7 @@ class LoadingBar:
         self._stage = stage
         if changed or now - self._told >= NEWS_EVERY_S:
             self._told = now
-            # Dropped when httpserver is too busy to listen: the next news holds everything.
+            # Dropped if httpserver is too busy: the next message contains everything.
             self._to_http.try_send(LoadProgress(stage=stage, done=done, total=total))
         if self._may_draw:
             self._draw(stage, done, total)
@@ -66,7 +66,7 @@ class LoadingBar:
 
     def _draw(self, stage: str, done: int, total: int) -> None:
         if self._bar is not None and COUNTED.get(stage) != COUNTED.get(self._bar_stage):
-            self._bar.close()  # another unit
+            self._bar.close()  # the next stage has another unit
             self._bar = None
         self._bar_stage = stage
         if self._bar is None:

@@ -1,4 +1,4 @@
-"""A loaded engine's limits and properties for the router, whichever device it is on."""
+"""Builds the message with a loaded engine's limits and properties, for the router; the same on every device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def log_skipped(shape: ModelShape, source: ModelSource) -> None:
-    """Says once what of the model is not loaded."""
+    """Logs once which parts of the model are not loaded."""
     skipped = skipped_layers(shape, source)
     if skipped.count:
         log.info(
@@ -43,8 +43,8 @@ def ready_message(
     adapters: Sequence[AdapterAtStart] = (),
     embedding_size: int = 0,
 ) -> WorkerReady:
-    """weight_bytes: on all devices together. pages: of the tiers behind the KV pool, if there are any. embedding_size:
-    see WorkerReady."""
+    """Returns the ready message. weight_bytes: on all devices together. pages: the tiers behind the KV pool, if any.
+    embedding_size: see WorkerReady."""
     return WorkerReady(
         num_kv_slots=capacity.num_slots,
         max_num_seqs=config.max_num_seqs,

@@ -1,7 +1,8 @@
-"""Before a model is served: one small step with it, whose logits must be numbers.
+"""Tests a model before it serves: one small step, whose logits must be finite.
 
-A NaN in the weights (a broken conversion, a damaged file of floats) is found here, with the file's name, and not by the
-first request. What the few tokens are not routed to stays unseen: a request that meets it later ends by itself.
+A NaN in the weights (a broken conversion, a damaged float file) is thus found with the file's name, before the first
+request. Experts to which the few tokens are not routed stay untested: a request that reaches a NaN later ends with
+an error.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.models.errors import ModelError
 from moeserve.worker.runner import Runner
 
-ZEROED: Final = np.array([-1, 0], np.int32).tobytes()  # state slot 0 begins with zeros
+ZEROED: Final = np.array([-1, 0], np.int32).tobytes()  # zeroes state slot 0
 TOKENS: Final = 8  # few enough for a GPU's CUDA graph
 
 
 def check_logits(runner: Runner, path: Path) -> None:
-    """Raises ModelError where the logits of TOKENS tokens from all over the vocabulary are not finite."""
+    """Raises ModelError if the logits of TOKENS tokens from all over the vocabulary are not finite."""
     ready = runner.ready()
     n = min(TOKENS, ready.max_model_len, ready.num_kv_slots, ready.max_num_batched_tokens)
     tokens = np.linspace(0, ready.vocab_size - 1, n).astype(np.int32)

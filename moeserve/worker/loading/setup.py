@@ -1,4 +1,4 @@
-"""The first steps of loading, the same on every device."""
+"""The first loading steps, the same on every device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moeserve.models.sources.source import ModelSource
 
 
 def open_weights(config: ServerConfig) -> ModelSource:
-    """The model, or one of its shapes with random weights. Raises ModelError."""
+    """Opens the model, or a dummy with its shapes and random weights. Raises ModelError."""
     path = Path(config.model)
     return open_dummy_model(path) if config.load_format == "dummy" else open_model(path)
 

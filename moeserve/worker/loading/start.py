@@ -1,4 +1,4 @@
-"""How a worker begins: from nothing, or in the place of one that was lost; and where its seconds go."""
+"""How a worker starts (first, or replacing a lost one), and how long each phase takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moeserve.worker.loading.inherited import Inherited
 
 
 def process_began() -> float:
-    """When this process did, or its fork: seconds of time.monotonic(), to a hundredth."""
+    """Returns when this process or fork started: seconds of time.monotonic(), resolution 10 ms."""
     after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     ticks = int(after_name[19])  # starttime, the 22nd field: see proc(5)
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
@@ -20,7 +20,7 @@ def process_began() -> float:
 
 @dataclass(slots=True)
 class StartClock:
-    """Seconds of a start by phase, one behind the other."""
+    """Durations of a start's consecutive phases, in seconds."""
 
     began: float = field(default_factory=process_began)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -30,19 +30,20 @@ class StartClock:
         self._last = self.began
 
     def ended(self, phase: str) -> None:
-        """A phase that has been there before gets longer."""
+        """Ends a phase. A repeated name adds to its duration."""
         now = time.monotonic()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
     def described(self) -> str:
-        """For the log."""
+        """Returns a description for the log."""
         return ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in self.seconds.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Not the first: answers wait for this worker, and what the one before has tried need not be tried again."""
+    """Context of a worker's start. is_first False: it replaces a lost worker, answers wait for it, and tests are not
+    repeated."""
 
     inherited: Inherited = field(default_factory=Inherited)
     is_first: bool = True

@@ -1,1 +1,1 @@
-"""Records that steps write on request: routing traces and debug dumps."""
+"""Records of steps on request: routing traces and debug dumps."""

@@ -1,7 +1,7 @@
-"""The form of a dump: a folder with `dump.json` and a file `step-NNNNN.safetensors` for each step.
+"""The format of a debug dump: a folder with `dump.json` and a file `step-NNNNN.safetensors` per step.
 
-docs/reference/debug-dumps.md says what each tensor is. This is the only list of them, in the order in which a
-step makes them.
+docs/reference/debug-dumps.md describes each tensor. This module has the only list of them, in the order in which a
+step produces them.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class DumpShape:
     experts: int
     top_k: int
     vocab: int
-    dense_layers: tuple[int, ...] = ()  # without experts: these have no tensors of a router
+    dense_layers: tuple[int, ...] = ()  # layers without experts; they have no router tensors
 
 
 class Form(NamedTuple):
-    dtype: str  # safetensors'
+    dtype: str  # name of the dtype in safetensors
     shape: tuple[int, ...]
 
     @property
@@ -94,8 +94,8 @@ def step_bytes(model: DumpShape, rows: int, sampled: int) -> int:
 
 
 def context_hashes(tokens: npt.NDArray[np.int32], start: int) -> npt.NDArray[np.int64]:
-    """Returns hashes that tell rows' contexts apart: for each prefix tokens[:start] ... tokens[:len(tokens)], the
-    8-byte BLAKE2b hash of its ids as int32. The row at position p has the hash of tokens[:p + 1]."""
+    """Returns hashes that identify rows' contexts: for each prefix tokens[:start] ... tokens[:len(tokens)], the
+    8-byte BLAKE2b hash of its int32 ids. The row at position p has the hash of tokens[:p + 1]."""
     hashed = hashlib.blake2b(tokens[:start].astype("<i4").tobytes(), digest_size=8)
     digests = [hashed.digest()]
     for token in tokens[start:].astype("<i4"):
@@ -105,18 +105,18 @@ def context_hashes(tokens: npt.NDArray[np.int32], start: int) -> npt.NDArray[np.
 
 
 def write_description(folder: Path, about: Mapping[str, Any]) -> None:
-    """about: what a reader of the comparison wants to know of where the dump is from."""
+    """Writes dump.json. about: origin of the dump, for readers of a comparison."""
     text = json.dumps({"format": FORMAT, **about}, indent=2) + "\n"
     with open(_private(folder / DESCRIPTION), "w", encoding="utf-8") as file:
         file.write(text)
 
 
 class StepFile:
-    """A step's file while it is written, tensor by tensor, so that no more than one is in memory. It gets its name when
-    it is whole. Any call may raise OSError."""
+    """Writes a step's file tensor by tensor, so that only one is in memory. The file is renamed when complete. All
+    calls may raise OSError."""
 
     def __init__(self, path: Path, forms: Mapping[str, Form], about: Mapping[str, str]) -> None:
-        """forms: of all tensors to come. about: the file's own metadata."""
+        """forms: of all tensors, in order. about: the file's metadata."""
         self._path, self._forms = path, dict(forms)
         self._partial = path.with_name(path.name + ".partial")
         self._left = {name: form.nbytes for name, form in forms.items()}
@@ -136,7 +136,7 @@ class StepFile:
         self._file.write(struct.pack("<Q", len(text)) + text)
 
     def write(self, name: str, rows: npt.NDArray[Any], first: int = 0) -> None:
-        """Rows `first` on of a tensor. Raises ValueError where they do not fit it."""
+        """Writes rows of a tensor from row `first` on. Raises ValueError if they do not fit."""
         form = self._forms[name]
         if rows.shape[1:] != form.shape[1:] or first + len(rows) > form.shape[0]:
             raise ValueError(f"{name}: rows {first} on of shape {rows.shape} do not fit {form.shape}")
@@ -144,12 +144,12 @@ class StepFile:
         row_bytes = form.nbytes // max(1, form.shape[0])
         self._file.seek(self._starts[name] + first * row_bytes)
         left = array.reshape(-1).view(np.uint8).data
-        while left:  # a write may be of a part
+        while left:  # a write may be partial
             left = left[self._file.write(left) :]
         self._left[name] -= array.nbytes
 
     def close(self) -> None:
-        """Raises ValueError where something was not written."""
+        """Completes the file. Raises ValueError if a tensor is incomplete."""
         self._file.close()
         missing = [name for name, left in self._left.items() if left]
         if missing:
@@ -157,11 +157,11 @@ class StepFile:
         self._partial.rename(self._path)
 
     def abandon(self) -> None:
-        """Leaves nothing of it."""
+        """Deletes the unfinished file."""
         self._file.close()
         self._partial.unlink(missing_ok=True)
 
 
 def _private(path: Path) -> int:
-    """A new file for its owner alone: prompts can be read out of a dump."""
+    """Creates a file readable only by its owner, because dumps reveal prompts."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,8 +1,8 @@
-"""Which experts the tokens of answers are routed to, on disk as a routing trace (`--record-routing-trace`).
+"""Records the experts to which answer tokens are routed, as a routing trace (`--record-routing-trace`).
 
-One request is followed from its first answer token to its last, then another one: what stands in a trace side by side
-are neighbours in a text. Steps without that request are as fast as ever; its own are launched layer by layer, as a
-model shows its inside only so. After the tokens that were asked for all is as if it had never been there.
+One request is followed from its first answer token to its last, then another: consecutive tokens of a trace are
+consecutive in a text. Steps without that request run at full speed; its own are launched layer by layer, because
+only then can the model be observed. After the requested number of tokens the recorder has no further effect.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from moeserve.placement.expert_cache.routing_trace import MAX_ID_BYTES, RoutingT
 from moeserve.worker.sequences import Sequences, StepLayout
 
 TOKENS = 4096
-SAVED_EVERY = 256  # tokens
+SAVED_EVERY = 256  # tokens between two saves
 
 log = logging.getLogger(__name__)
 
 
 def open_routing_recorder(config: ServerConfig, model: ModelShape) -> RoutingRecorder | None:
-    """Opens the recorder that the flags ask for; None if they ask for none. Raises ConfigError for a file that cannot
-    be written."""
+    """Opens the recorder that the flags ask for; None if they ask for none. Raises ConfigError if the file cannot be
+    written."""
     if config.record_routing_trace is None:
         if config.record_routing_tokens is not None:
             raise ConfigError(
@@ -58,19 +58,20 @@ def open_routing_recorder(config: ServerConfig, model: ModelShape) -> RoutingRec
 
 
 class RoutingRecorder:
-    """Owns the file. One that cannot be written ends the recording, with an error in the log, and not the worker."""
+    """Owns the file. A write error ends the recording, with an error in the log, but not the worker."""
 
     def __init__(self, path: Path, tokens: int, model: ModelShape, source: str) -> None:
         self._path, self._source, self._experts = path, source, model.num_experts
-        # A layer without experts has no choice: the first ones stand for it.
+        # A layer without experts has no routing; the first ids fill its entries.
         self._ids = np.tile(np.arange(model.top_k, dtype=np.uint16), (tokens, model.num_layers, 1))
         self._seen = 0
         self._saved = 0
-        self._followed: tuple[int, str] | None = None  # request slot and id
+        self._followed: tuple[int, str] | None = None  # (request slot, request id) being followed
         self._is_over = False
 
     def start(self, layout: StepLayout, sequences: Sequences, ready: WorkerReady) -> RoutingRecord | None:
-        """A record of the step that begins now, where the followed request has a token of its answer in it."""
+        """Returns a record of the step that starts now, if it contains an answer token of the followed request; else
+        None."""
         if self._is_over:
             return None
         rows = {
@@ -87,7 +88,7 @@ class RoutingRecorder:
         return RoutingRecord(self, rows[self._followed], self._ids[self._seen])
 
     def finished(self) -> None:
-        """A token more is known."""
+        """Counts a recorded token."""
         self._seen += 1
         self._is_over = self._seen == len(self._ids)
         if self._is_over or self._seen - self._saved >= SAVED_EVERY:
@@ -108,10 +109,10 @@ class RoutingRecorder:
 
 
 class RoutingRecord:
-    """One step's: the model's `LayerObserver`."""
+    """The record of one step, as the model's `LayerObserver`."""
 
     def __init__(self, recorder: RoutingRecorder, row: int, ids: npt.NDArray[np.uint16]) -> None:
-        """ids: uint16 [layers, top_k], to be filled with those of `row`."""
+        """ids: uint16 [layers, top_k], filled with the routing of `row`."""
         self._recorder, self._row, self._ids = recorder, row, ids
 
     def embedding(self, x: Tensor) -> None:

@@ -1,8 +1,7 @@
-"""The first steps of a worker on disk, for debugging (`--debug-dump`): what the model shows its observer, and
-the logits.
+"""Writes the first steps of a worker to disk for debugging (`--debug-dump`): each layer's tensors and the logits.
 
-Off, it costs a comparison with None a step. On, a step waits after each layer and writes a megabyte a row or so; after
-the last step that was asked for all is as if it had never been there.
+When off, it costs one comparison per step. When on, a step waits after each layer and writes about a megabyte per
+row. After the last requested step it has no further effect.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ MB = 1e6
 
 
 def open_dump(config: ServerConfig, model: ModelShape, rows: int) -> StepDump | None:
-    """The dump that the flags ask for. rows: of the largest step.
+    """Opens the dump that the flags ask for; None without. rows: of the largest step.
 
     Raises ConfigError for a folder that cannot be used.
     """
@@ -80,7 +79,7 @@ def open_dump(config: ServerConfig, model: ModelShape, rows: int) -> StepDump | 
 
 
 def _claim(folder: Path) -> None:
-    """A folder of the dump's own, that only its owner may read where it is made here."""
+    """Claims an empty folder for the dump; a folder created here is readable only by its owner."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         content = next(folder.iterdir(), None)
@@ -94,17 +93,16 @@ def _claim(folder: Path) -> None:
 
 
 class StepDump:
-    """Owns the dump's folder. A step that cannot be written ends the dump, with an error in the log, and not the
-    worker."""
+    """Owns the dump's folder. A write error ends the dump, with an error in the log, but not the worker."""
 
     def __init__(self, folder: Path, steps: int, shape: DumpShape, about: dict[str, Any]) -> None:
-        """about: where the dump is from."""
+        """about: origin of the dump."""
         self._folder, self._steps, self._shape, self._about = folder, steps, shape, about
         self._written = 0
         self._failed = False
 
     def start(self, layout: StepLayout, sequences: Sequences, ready: WorkerReady) -> StepRecord | None:
-        """A record of the step that begins now; None when all have been written."""
+        """Returns a record of the step that starts now; None if all requested steps are written."""
         if self._failed or self._written == self._steps:
             return None
         requests = {str(slot): sequences.request_ids[slot] for slot in layout.req_slot.tolist()}
@@ -130,27 +128,26 @@ class StepDump:
         return record
 
     def finished(self) -> None:
-        """A step is on the disk."""
+        """Notes that a step was written."""
         self._written += 1
         if self._written == self._steps:
             log.info("the debug dump is complete: %d steps in %s", self._steps, self._folder)
 
     def fail(self, why: str) -> None:
-        """Ends the dump."""
+        """Ends the dump because of an error."""
         self._failed = True
         log.error("the debug dump ends after %d steps: %s", self._written, why)
 
 
 class StepRecord:
-    """One step on its way to its file: the model's `LayerObserver`. Allocates nothing on the GPU, whose memory is all
-    planned."""
+    """One step being written, as the model's `LayerObserver`. Allocates no GPU memory, all of which is planned."""
 
     def __init__(self, dump: StepDump, file: StepFile, rows: int) -> None:
         self._dump, self._rows = dump, rows
-        self._file: StepFile | None = file  # None when it could not be written
+        self._file: StepFile | None = file  # None after a write error
 
     def rows(self, layout: StepLayout, sequences: Sequences) -> None:
-        """Which rows these are."""
+        """Writes the positions, tokens and requests of the rows."""
         hashes = [
             context_hashes(sequences.tokens[slot, : start + count], start)
             for slot, start, count in zip(layout.req_slot, layout.start, layout.count, strict=True)
@@ -171,11 +168,11 @@ class StepRecord:
             self._show(of_layer(index, name), tensor)
 
     def logits(self, first: int, logits: Tensor) -> None:
-        """float32 [m, vocab], of the sampled rows from `first` on, before the sampler changes them."""
+        """Writes logits, float32 [m, vocab], of the sampled rows from `first` on, before the sampler changes them."""
         self._write(LOGITS, logits.cpu().numpy(), first)
 
     def finish(self, sampled: Sequence[Sampled]) -> None:
-        """The step has ended, and these are its tokens."""
+        """Writes the step's tokens, and completes the file."""
         self._write(SAMPLED, np.array([s.token_id for s in sampled], np.int32))
         if self._file is not None:
             try:

@@ -1,4 +1,4 @@
-"""What writes down what steps compute: the runner asks it at the start of each step if it wants to see the inside."""
+"""The interface of recorders: at the start of each step the runner asks whether it should be recorded."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class StepRecord(LayerObserver, Protocol):
     """The record of one step."""
 
     def logits(self, first: int, logits: Tensor) -> None:
-        """float32 [m, vocab], of the sampled rows from `first` on, before the sampler changes them."""
+        """Takes logits, float32 [m, vocab], of the sampled rows from `first` on, before the sampler changes them."""
 
     def finish(self, sampled: Sequence[Sampled]) -> None:
-        """The step has ended, and these are its tokens."""
+        """Takes the step's tokens; the step has ended."""
 
 
 class StepRecorder(Protocol):
     def start(self, layout: StepLayout, sequences: Sequences, ready: WorkerReady) -> StepRecord | None:
-        """A record of the step that begins now; None: it is of no interest, and as fast as ever."""
+        """Returns a record of the step that starts now; None: not recorded, and runs at full speed."""
 
 
 def open_recorder(config: ServerConfig, model: ModelShape, rows: int) -> StepRecorder | None:

@@ -1,1 +1,1 @@
-"""KV pages and recurrent states on their way between the pool, RAM and disk."""
+"""Moves KV pages and recurrent states between the pool, RAM and disk."""

@@ -1,4 +1,4 @@
-"""Tells one model from another without reading all of it."""
+"""Identifies a model without reading all of it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import mmap
 from moeserve.models.sources.source import ModelSource
 
 SAMPLE_BYTES = 4096
-SAMPLES_OF_A_FILE = 1024  # of a Hugging Face folder, whose tensors are converted as they are read
+SAMPLES_OF_A_FILE = 1024  # for a Hugging Face folder, whose tensors are converted while being read
 
 
 def model_hash(source: ModelSource, *, dummy: bool) -> str:
-    """A hash of the plain metadata, of every tensor's name, shape and type, and of samples of the weights. The files
-    are not read as a whole for it: a changed number in the middle of a tensor may go unnoticed, another model,
-    quantisation or fine-tune does not.
+    """Returns a hash of the metadata, of every tensor's name, shape and dtype, and of samples of the weights. A
+    single changed number inside a tensor may go unnoticed; another model, quantisation or fine-tune does not.
 
-    dummy: the weights are not the file's, which may end before its tensors.
+    dummy: the weights are random; the file may end before its tensors.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((dummy, source.architecture, source.file_bytes)).encode())

@@ -1,8 +1,8 @@
-"""Moves pages of KV, and recurrent states, between their slots, RAM and disk, by threads: no step waits for a disk.
+"""Moves KV pages and recurrent states between slots, RAM and disk on threads, so that no step waits for a disk.
 
-A write is copied out of its slots before the rows of the same plan may overwrite them; on a GPU that is a launch, and a
-thread waits for the copy. With a tier in RAM, the copy stays there; else a thread writes it to disk. A load is put into
-its slots by other threads, while steps run that use other slots. The router bounds how many of each are under way.
+A write is copied out of its slots before rows of the same plan can overwrite them; on a GPU the copy is launched,
+and a thread waits for it. With a RAM tier the copy stays there; else a thread writes it to disk. Other threads load
+pages into their slots while steps use other slots. The router limits the orders in progress.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from moeserve.kv.ram_store import RamStore
 from moeserve.messages.pages import PAGE_KEY_BYTES, PageCopy, PageOrders, PageReport, StateCopy, Tier
 from moeserve.worker.tiers.tier_log import TierLog
 
-MOST_AT_ONCE = 64  # pages from RAM, after which they are reported
-DISK_READERS = 2  # checksums take as long as reading does from a fast disk
-LOST_ROUTER_WAIT_S = 10.0  # for the orders of a router that is lost
-IDLE_WAIT_S = 0.01  # that a plan without rows waits for something to report
+MOST_AT_ONCE = 64  # pages loaded from RAM between two reports
+DISK_READERS = 2  # checksums take as long as reading from a fast disk
+LOST_ROUTER_WAIT_S = 10.0  # wait for the orders of a lost router
+IDLE_WAIT_S = 0.01  # wait of a plan without rows for something to report
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """Where pages go to; one of the two at least."""
+    """Where pages are stored: at least one of RAM and disk."""
 
-    buffers: HostBlocks  # what pages pass through on their way to disk, where there is no RAM
+    buffers: HostBlocks  # buffers of pages on their way to disk, if there is no RAM tier
     ram: RamStore | None
     disk: PageStore | None
 
@@ -51,7 +51,7 @@ class Tiers:
 
 
 class _Copied(NamedTuple):
-    """Pages that have been copied out of their slots when `wait` returns."""
+    """Pages that are copied out of their slots when `wait` returns."""
 
     wait: Wait
     keys: list[bytes]
@@ -67,13 +67,14 @@ class _Load(NamedTuple):
 
 
 class PageMover:
-    """`write`, `load` and `report` are for the thread that executes plans. The threads are daemons: a disk that hangs
-    does not keep the process from ending."""
+    """`write`, `load` and `report` may only be called by the thread that executes plans. The threads are daemons: a
+    hanging disk does not keep the process from ending."""
 
     def __init__(
         self, pages: CachePages, tiers: Tiers, write_bytes: int, states: CachePages | None = None
     ) -> None:
-        """pages: of KV. states: of one slot each; None: the model has none. write_bytes: see WorkerReady."""
+        """pages: of KV. states: pages of one state slot each; None if the model has no recurrent state. write_bytes:
+        see WorkerReady."""
         self.page_tokens, self.page_bytes = pages.page_slots, pages.page_bytes
         self.write_bytes = write_bytes
         self.tiers = tiers.names
@@ -83,7 +84,7 @@ class PageMover:
         self._to_disk: SimpleQueue[bytes] = SimpleQueue()
         self._ram_loads: SimpleQueue[_Load] = SimpleQueue()
         self._disk_loads: SimpleQueue[_Load] = SimpleQueue()
-        self._changed = threading.Condition()  # guards all below
+        self._changed = threading.Condition()  # guards the attributes below
         self._ram_log, self._disk_log = TierLog(), TierLog()
         self._failed: list[bytes] = []
         self._is_first = True
@@ -107,7 +108,7 @@ class PageMover:
     # ---------------------------------------------------------------- orders
 
     def write(self, orders: PageOrders) -> None:
-        """Between two steps; what is computed after it may overwrite the slots of what is to be written."""
+        """Copies pages out of their slots, between two steps; later work may overwrite the slots."""
         if self._ram is not None and orders.used:
             used = orders.used
             self._ram.use(used[at : at + PAGE_KEY_BYTES] for at in range(0, len(used), PAGE_KEY_BYTES))
@@ -127,7 +128,7 @@ class PageMover:
             self._to_disk.put(key)
 
     def _room_for(self, key: bytes, num_bytes: int) -> HostPage | None:
-        """Reserves room for a page; None, which is reported, if there is none."""
+        """Reserves memory for a page; None if there is none, which is reported."""
         gone: list[bytes] = []
         if self._ram is not None:
             page, gone = self._ram.reserve(key, num_bytes)
@@ -139,7 +140,7 @@ class PageMover:
         return page
 
     def load(self, orders: PageOrders) -> None:
-        """After `write` and the plan's state copies, whose slots the loads may have."""
+        """Starts loads. After `write` and the plan's state copies, whose slots the loads may reuse."""
         for to, copies in self._kinds(orders.loads, orders.state_loads):
             mark = to.mark() if copies else None
             for key, slots in copies:
@@ -164,8 +165,8 @@ class PageMover:
     # ---------------------------------------------------------------- reports
 
     def start_again(self) -> None:
-        """Starts again for another router, which knows of no page and of no order. Returns when no load writes to slots
-        any more, because they may then belong to other requests. Raises TimeoutError."""
+        """Restarts for another router, which knows of no page and no order. Returns when no load writes to slots any
+        more, because they may belong to other requests then. Raises TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._under_way, LOST_ROUTER_WAIT_S):
                 raise TimeoutError("the tiers of the prefix cache do not answer")
@@ -174,8 +175,8 @@ class PageMover:
             self._is_first = True
 
     def report(self, *, may_wait: bool = False) -> PageReport | None:
-        """Returns the news since the last report; None if there is none. may_wait: wait for a moment if orders are
-        under way and there is no news."""
+        """Returns the news since the last report; None if there is none. may_wait: if there is no news but orders
+        are in progress, wait briefly."""
         with self._changed:
             if may_wait and self._under_way and not self._has_news:
                 self._changed.wait_for(lambda: self._has_news, IDLE_WAIT_S)
@@ -194,7 +195,7 @@ class PageMover:
         return self._is_first or bool(self._failed) or self._ram_log.has_news or self._disk_log.has_news
 
     def _tell(self, news: list[bytes], keys: Sequence[bytes], *, ends: int = 1) -> None:
-        """Adds keys to what is reported. ends: orders that end with each."""
+        """Adds keys to the report. ends: number of orders that end with each."""
         if keys:
             with self._changed:
                 news += keys
@@ -251,7 +252,7 @@ class PageMover:
                     loads.append(self._ram_loads.get_nowait())
             except Empty:
                 pass
-            # The steps before are not the tier's time: they would run before a computation of the same, too.
+            # Wait for earlier steps first: their time is not the tier's, and a computation would wait for them, too.
             loads[-1].to.reach(loads[-1].mark)
             with self._changed:
                 self._ram_log.loads_begin(len(loads))
@@ -277,7 +278,7 @@ class PageMover:
                     self._tell(self._failed, [load.key])
 
     def _put(self, loads: Sequence[_Load], moves: Sequence[Move], tier: TierLog) -> None:
-        """Into the slots; the newest load's mark stands for all."""
+        """Copies pages into their slots; the newest load's mark covers all."""
         loads[-1].to.into(moves, loads[-1].mark)
         with self._changed:
             tier.loads_end(len(loads))

@@ -1,4 +1,4 @@
-"""The worker's part of the tiers behind the KV pool, from the flags to the threads that move pages."""
+"""Sets up the tiers behind the KV pool in the worker, from the flags to the threads that move pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from moeserve.worker.tiers.model_hash import model_hash
 from moeserve.worker.tiers.page_mover import PageMover, Tiers
 
 PAGE_TOKENS = 32
-# WorkerReady.kv_write_bytes: on a CPU, which copies them itself; and on a GPU, which reads them in 50 us.
+# WorkerReady.kv_write_bytes: for a CPU, which copies pages itself, and for a GPU, which reads them in 50 us.
 CPU_WRITE_BYTES = 8 * MIB
 GPU_WRITE_BYTES = 64 * MIB
 
@@ -40,11 +40,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PageTiersPlan:
-    """A claimed folder and whose pages it gets, RAM, or both; open it in the process that serves."""
+    """A claimed disk folder, a RAM tier, or both, with the identity of their pages. `open` it in the process that
+    serves."""
 
     directory: DiskDirectory | None
     disk_bytes: int
-    ram_bytes: int  # 0: no tier there
+    ram_bytes: int  # 0: no RAM tier
     model: str
     model_hash: str
     architecture: str
@@ -59,8 +60,9 @@ class PageTiersPlan:
         *,
         pin_after_s: float = 0.0,
     ) -> PageMover:
-        """states: empty for a model that has none. device: of both; None: RAM. pin_after_s: when the tier in RAM begins
-        to take its memory, which holds up the GPU's launches. Raises ConfigError where the folder cannot be read."""
+        """Opens the tiers. states: empty if the model has no recurrent state. device: of both; None: RAM.
+        pin_after_s: delay before the RAM tier allocates its memory, which blocks the GPU's launches. Raises
+        ConfigError if the folder cannot be read."""
         tensors, of_states = kv_tensors(layers), [states[0].states] if states else None
         state_pages: CachePages | None = None
         if device is None:
@@ -76,7 +78,7 @@ class PageTiersPlan:
         is_gpu = device is not None and device.type == "cuda"
         write_bytes = GPU_WRITE_BYTES if is_gpu else CPU_WRITE_BYTES
         state_bytes = 0 if state_pages is None else state_pages.page_bytes
-        # In whole blocks, a page each; under way are a state and a page beyond what is counted.
+        # In whole blocks, one page each; one state and one page more than counted may be in progress.
         buffered = WRITES_UNDER_WAY * write_bytes + state_bytes + 2 * pages.page_bytes
         blocks = HostBlocks(pages.page_bytes, self.ram_bytes or buffered, pinned=is_gpu)
         blocks.grow()
@@ -122,14 +124,14 @@ class PageTiersPlan:
 
 
 def grow_all_after(blocks: HostBlocks, seconds: float) -> None:
-    """On a thread of its own; what is needed before comes as it is needed."""
+    """Calls `grow_all` on a thread after a delay; until then memory is allocated as needed."""
     pinning = threading.Timer(seconds, blocks.grow_all)
     pinning.name, pinning.daemon = "kv-pin", True
     pinning.start()
 
 
 def claim_directory(config: ServerConfig) -> DiskDirectory | None:
-    """The folder of --kv-disk, before the model is loaded. Raises ConfigError, for --kv-ram too."""
+    """Locks the folder of --kv-disk before the model is loaded. Raises ConfigError, also for an invalid --kv-ram."""
     if config.kv_ram and config.prefix_cache == "off":
         raise ConfigError("--kv-ram: is a part of the prefix cache, which --prefix-cache off switches off")
     if config.kv_disk is None:
@@ -142,7 +144,7 @@ def claim_directory(config: ServerConfig) -> DiskDirectory | None:
 
 
 def refuse_tiers(config: ServerConfig, where: str) -> None:
-    """Raises ConfigError where there can be none and the user asks for one."""
+    """Raises ConfigError if the user asks for tiers where none are supported."""
     if config.kv_disk is not None or config.kv_disk_gib is not None:
         raise ConfigError(f"--kv-disk: there is no disk tier {where}; leave it out")
     if config.kv_ram:
@@ -152,8 +154,8 @@ def refuse_tiers(config: ServerConfig, where: str) -> None:
 def ram_tier_bytes(
     config: ServerConfig, pool_bytes: int, free_bytes: int, *, has_window_pool: bool = False
 ) -> int:
-    """As --kv-ram says, next to a KV pool of `pool_bytes` bytes on a GPU. free_bytes: RAM, after the weights. Raises
-    ConfigError where that does not suffice."""
+    """Returns the RAM tier's bytes by --kv-ram, beside a GPU's KV pool of `pool_bytes`. free_bytes: RAM left after
+    the weights. Raises ConfigError if it does not suffice."""
     if config.kv_ram is None:
         chosen = default_ram_bytes(config, pool_bytes, free_bytes, has_window_pool=has_window_pool)
         if has_window_pool:
@@ -189,7 +191,7 @@ def plan_tiers(
     layout: KvLayout,
     engine: str,
 ) -> PageTiersPlan | None:
-    """Returns the plan of the tiers; None if there is no tier. engine: identifies engines that round alike."""
+    """Returns the plan of the tiers; None if there is none. engine: identifies engines with equal rounding."""
     if directory is None and not ram_bytes:
         return None
     gib = DEFAULT_GIB if config.kv_disk_gib is None else config.kv_disk_gib

@@ -1,4 +1,4 @@
-"""The news of one tier, between two reports to the router. The caller locks."""
+"""Collects the news of one tier between two reports to the router. The caller holds the lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TierLog:
         self.skipped: list[bytes] = []
         self.loaded: list[bytes] = []
         self._lists = (self.stored, self.gone, self.refused, self.skipped, self.loaded)
-        self._loading = 0  # pages
+        self._loading = 0  # pages being loaded
         self._loading_since = 0.0
         self._load_s = 0.0
 
@@ -34,7 +34,7 @@ class TierLog:
             self._load_s += time.perf_counter() - self._loading_since
 
     def take(self) -> TierNews:
-        """All since the last call; the time of loads up to now, where some are under way."""
+        """Returns the news since the last call; the time of loads counts up to now if some are in progress."""
         if self._loading:
             now = time.perf_counter()
             self._load_s += now - self._loading_since

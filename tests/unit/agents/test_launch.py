@@ -100,7 +100,7 @@ def test_an_agent_gets_its_arguments_and_its_exit_code_is_ours(
     claude: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     served = [ServedModel("qwen3", 4096)]
-    monkeypatch.setattr(background_server, "models_at", lambda url, key: served)
+    monkeypatch.setattr(background_server, "models_at", lambda url, key, **_: served)
     monkeypatch.setattr(background_server, "_health", lambda url: {"status": "ok"})
     arguments = ["launch", "claude", "--port", "1234", "--api-key", "sk-1", "--", "-p", "Go.", "--help"]
     assert cli.main(arguments) == 7
@@ -124,7 +124,7 @@ def test_an_agent_that_is_not_installed(
 def test_no_server_and_no_model(
     claude: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def gone(url: str, key: str | None) -> list[ServedModel]:
+    def gone(url: str, key: str | None, **_: bool) -> list[ServedModel]:
         raise ServerGone(f"no server answers at {url}; start one: moeserve --model MODEL")
 
     monkeypatch.setattr(background_server, "models_at", gone)

@@ -25,6 +25,10 @@ constexpr int kMostKeyDim = 1024;  // of heads of Kimi Delta Attention
 // unpacked once for all of them.
 constexpr int kMostTokens = 64;
 
+// Up to how many tokens a product may be another instruction set's: read from memory, the narrower one can be faster
+// (ops/choose.h).
+constexpr int kFewTokens = 4;
+
 // 32 rows of a weight matrix: a packed panel, or (in-place mode) the GGUF rows as they lie in the file.
 struct Panel {
   const uint8_t* data;
@@ -79,6 +83,14 @@ struct Kernels {
   const char* name;
   PanelGemm gemm[kMaxType];  // nullptr: type not supported
   PackPanel pack[kMaxType];
+  // In place of `gemm` for packed panels and 1 to kFewTokens tokens, with the same bits; nullptr: `gemm`.
+  PanelGemm few[kMaxType][kFewTokens];
+
+  void multiply(int type, const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows,
+                int n, float* out) const {
+    const bool is_few = n <= kFewTokens && panel.stride == 0 && few[type][n - 1] != nullptr;
+    (is_few ? few[type][n - 1] : gemm[type])(panel, next, cols, rows, n, out);
+  }
 
   // out[t][0..15] = 16 rows of a packed F32 panel, from `half` on, times activation row t; out [n][32].
   void (*gemm_f32_half)(const uint8_t* half, int64_t cols, const void* const* rows, int n, float* out);
@@ -160,6 +172,9 @@ void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b
 const Kernels* plain_kernels();
 const Kernels* avx2_kernels();    // nullptr if not built
 const Kernels* avx512_kernels();  // nullptr if not built
+
+// The table of the instruction set below `k`'s, if both use vectors and this CPU can run it; else nullptr.
+const Kernels* narrower_kernels(const Kernels& k);
 
 // The best table this CPU can run, or the one named ("plain", "avx2", "avx512_vnni").
 // nullptr if the name is unknown or the CPU cannot run it.

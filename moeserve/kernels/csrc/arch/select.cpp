@@ -37,6 +37,11 @@ const Kernels* select_kernels(const char* name) {
   return nullptr;
 }
 
+const Kernels* narrower_kernels(const Kernels& k) {
+  const Kernels* wide = avx512_kernels();
+  return wide != nullptr && std::strcmp(k.name, wide->name) == 0 ? select_kernels("avx2") : nullptr;
+}
+
 void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b,
                     int dim) {
   const float m = a.max > b.max ? a.max : b.max;

@@ -113,6 +113,11 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("operation_names", &Pool::operation_names)
       .def_static("phase_ticks", &PhaseClock::now)
       .def_static("phase_ticks_per_second", &PhaseClock::ticks_per_second, ReleaseGil());
+  nb::class_<ProductChoice>(m, "ProductChoice")
+      .def_ro("type", &ProductChoice::type)
+      .def_ro("tokens", &ProductChoice::tokens)
+      .def_ro("isa", &ProductChoice::isa)
+      .def_ro("speed", &ProductChoice::speed);
   nb::class_<Stream>(m, "Stream")
       .def(nb::init<const std::vector<std::pair<int, std::vector<int>>>&, const std::string&>(), "threads"_a,
            "isa"_a = "")
@@ -123,6 +128,8 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro(
           "pool", [](Stream& s) -> Pool& { return s.pool(); }, nb::rv_policy::reference_internal)
       .def("wait", &Stream::wait, ReleaseGil())
+      .def("choose_products", &Stream::choose_products, ReleaseGil(), "types"_a, "weight_bytes"_a,
+           "least_gain"_a)
       .def("pack", &Stream::pack, ReleaseGil(), "source"_a, "bytes"_a, "type"_a, "rows"_a, "cols"_a,
            "experts"_a)
       .def("view", &Stream::view, "source"_a, "bytes"_a, "type"_a, "rows"_a, "cols"_a, "experts"_a)

@@ -124,7 +124,7 @@ LinearGroup::LinearGroup(const std::vector<const Matrix*>& matrices_, nb::object
 }
 
 Stream::Stream(const std::vector<std::pair<int, std::vector<int>>>& threads, const std::string& isa)
-    : kernels_(require_kernels(isa)), pool_(to_placements(threads)) {}
+    : kernels_(*require_kernels(isa)), pool_(to_placements(threads)) {}
 
 std::unique_ptr<Matrix> Stream::make_matrix(size_t bytes, int type, int64_t rows, int64_t cols,
                                             int64_t experts, const uint8_t* file_rows) {
@@ -141,7 +141,7 @@ std::unique_ptr<Matrix> Stream::make_matrix(size_t bytes, int type, int64_t rows
 std::unique_ptr<Matrix> Stream::pack(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
                                      int64_t experts) {
   auto m = make_matrix(bytes, type, rows, cols, experts, nullptr);
-  pool_.submit(PackOp{kernels_, reinterpret_cast<const uint8_t*>(source), m.get()});
+  pool_.submit(PackOp{&kernels_, reinterpret_cast<const uint8_t*>(source), m.get()});
   pool_.wait();
   return m;
 }
@@ -171,14 +171,14 @@ void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& 
     index = rows_arg<int32_t>(rows, "rows", n, 1);
     check_ids("row", index, n, source.rows);
   }
-  pool_.submit(NormOp{kernels_, rows_arg<float>(x, "x", index == nullptr ? n : 0, y.cols),
+  pool_.submit(NormOp{&kernels_, rows_arg<float>(x, "x", index == nullptr ? n : 0, y.cols),
                       sized_arg<float>(weight, "weight", y.cols), eps, index, n, y});
 }
 
 void Stream::add_norm(Tensor source, Tensor weight, float eps, int n, Tensor x, float factor) {
   const int64_t cols = tensor_arg(x, "x", Element::kFloat32).cols;
   if (cols % 16 != 0) reject("x", "columns that 16 divides wanted");
-  pool_.submit(AddNormOp{kernels_, rows_arg<float>(source, "source", n, cols),
+  pool_.submit(AddNormOp{&kernels_, rows_arg<float>(source, "source", n, cols),
                          sized_arg<float>(weight, "weight", cols), eps, factor, n, static_cast<int>(cols),
                          rows_arg<float>(x, "x", n, cols)});
 }
@@ -187,7 +187,7 @@ void Stream::softcap(Tensor x, int n, float cap) {
   const int64_t cols = tensor_arg(x, "x", Element::kFloat32).cols;
   if (cols % 16 != 0) reject("x", "columns that 16 divides wanted");
   if (!(cap > 0)) reject("cap", "a number above 0 wanted");
-  pool_.submit(SoftcapOp{kernels_, cap, n, cols, rows_arg<float>(x, "x", n, cols)});
+  pool_.submit(SoftcapOp{&kernels_, cap, n, cols, rows_arg<float>(x, "x", n, cols)});
 }
 
 void Stream::gelu_gate(Tensor gate, Tensor up, int column, int n, const Activations& out) {
@@ -195,12 +195,12 @@ void Stream::gelu_gate(Tensor gate, Tensor up, int column, int n, const Activati
   if (out.cols % 32 != 0) reject("out", "columns that 32 divides wanted");
   if (column < 0 || column + out.cols > width) reject("column", "the columns are not there");
   check_activations(out, "out", n, out.cols, false);
-  pool_.submit(GeluGateOp{kernels_, gate.is_none() ? nullptr : rows_arg<float>(gate, "gate", n, out.cols),
+  pool_.submit(GeluGateOp{&kernels_, gate.is_none() ? nullptr : rows_arg<float>(gate, "gate", n, out.cols),
                           rows_arg<float>(up, "up", n, width) + column, width, n, out});
 }
 
 void Stream::linear(const Activations& x, int n, const LinearGroup& weights, const nb::list& out, bool add) {
-  LinearOp op{kernels_, x, n, static_cast<int>(weights.matrices.size()), {}, {}, {}, add};
+  LinearOp op{&kernels_, x, n, static_cast<int>(weights.matrices.size()), {}, {}, {}, add};
   if (out.size() != weights.matrices.size()) reject("out", "one tensor for each matrix wanted");
   for (int j = 0; j < op.count; ++j) {
     const Matrix& m = *weights.matrices[j];
@@ -217,7 +217,7 @@ void Stream::linear_panels(const Activations& x, int n, const Matrix& weights, T
   const auto count = static_cast<int>(tensor_arg(panels, "panels", Element::kInt32).size());
   const auto* ids = sized_arg<int32_t>(panels, "panels", count);
   check_ids("panel", ids, count, weights.panels);
-  pool_.submit(PanelsOp{kernels_, x, n, &weights, ids, count,
+  pool_.submit(PanelsOp{&kernels_, x, n, &weights, ids, count,
                         rows_arg<float>(out, "out", n, int64_t{kPanelRows} * count)});
 }
 
@@ -233,7 +233,7 @@ void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_no
     reject("cos", "rows of at most dim / 2 elements, a multiple of 16, wanted, not " + std::to_string(half));
   }
   RopeStoreOp op{};
-  op.k = kernels_;
+  op.k = &kernels_;
   op.q = rows_arg<float>(q, "q", n, int64_t{heads} * dim);
   op.key = k.is_none() ? nullptr : rows_arg<float>(k, "k", n, width);
   op.value = k.is_none() ? nullptr : rows_arg<float>(v, "v", n, value_width);
@@ -282,7 +282,7 @@ void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Ac
   const int64_t per_row = is_latent && out.cols == value_dim ? heads : 1;  // rows of out that a token has
   check_activations(out, "out", plan.rows * per_row, width / per_row, false);
   AttentionOp op{};
-  op.k = kernels_;
+  op.k = &kernels_;
   op.plan = &plan;
   op.q = rows_arg<float>(q, "q", plan.rows, int64_t{heads} * dim);
   if (is_latent) {
@@ -338,7 +338,7 @@ void Stream::shared_gate(const Activations& y, int n, Tensor weight, Tensor ids,
     if (y.cols % 16 != 0) reject("y", "columns that 16 divides wanted");
     check_activations(y, "y", n, y.cols, false);
   }
-  pool_.submit(SharedGateOp{kernels_, y.f32, optional_arg<float>(weight, "weight", y.cols), n,
+  pool_.submit(SharedGateOp{&kernels_, y.f32, optional_arg<float>(weight, "weight", y.cols), n,
                             static_cast<int>(y.cols), rows_arg<int32_t>(ids, "routing.ids", n, 1),
                             rows_arg<float>(weights, "routing.weights", n, 1)});
 }
@@ -357,7 +357,7 @@ void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, c
   check_activations(y, "y", n, up.cols, up.integer());
   check_activations(h, "h", most_routes, ff, down.integer());
   ExpertsOp op{};
-  op.k = kernels_;
+  op.k = &kernels_;
   op.gate = &gate;
   op.up = &up;
   op.down = &down;

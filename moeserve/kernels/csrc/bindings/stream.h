@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ops/attention.h"
+#include "ops/choose.h"
 #include "ops/delta_net.h"
 #include "ops/ops.h"
 
@@ -42,9 +43,16 @@ class Stream {
   // Throws std::invalid_argument for an ISA that this CPU or build lacks, and for nodes out of order.
   Stream(const std::vector<std::pair<int, std::vector<int>>>& threads, const std::string& isa);
 
-  const char* isa() const { return kernels_->name; }
+  const char* isa() const { return kernels_.name; }
+  const Kernels& kernels() const { return kernels_; }
   Pool& pool() { return pool_; }
   void wait() { pool_.wait(); }
+
+  // Nothing may be queued. Returns what was chosen.
+  std::vector<ProductChoice> choose_products(const std::vector<int>& types, int64_t weight_bytes,
+                                             double least_gain) {
+    return moeserve::choose_products(pool_, kernels_, types, weight_bytes, least_gain);
+  }
 
   // GGUF rows: their address and number of bytes.
   std::unique_ptr<Matrix> pack(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
@@ -97,7 +105,7 @@ class Stream {
   std::unique_ptr<Matrix> make_matrix(size_t bytes, int type, int64_t rows, int64_t cols, int64_t experts,
                                       const uint8_t* file_rows);
 
-  const Kernels* kernels_;
+  Kernels kernels_;
   Parts parts_;  // before the pool, whose last operations use it
   Pool pool_;
 };

@@ -17,7 +17,7 @@ void Stream::latent_store(Tensor q, Tensor latent, Tensor norm, float eps, Tenso
   if (heads < 1 || nope.cols < 32 || nope.cols % 32 != 0) reject("nope", "columns that 32 divides wanted");
   check_activations(nope, "nope", int64_t{n} * heads, nope.cols, false);
   LatentStoreOp op{};
-  op.k = kernels_;
+  op.k = &kernels_;
   op.q = rows_arg<float>(q, "q", n, heads * (nope.cols + rotary));
   op.latent = rows_arg<float>(latent, "latent", n, width);
   op.norm = sized_arg<float>(norm, "norm", rank);
@@ -47,7 +47,7 @@ void Stream::linear_by_head(const Activations& x, int n, const Matrix& weights, 
   }
   check_activations(x, "x", n * heads, weights.cols, weights.integer());
   check_activations(out, "out", n, out.cols, false);
-  pool_.submit(HeadLinearOp{kernels_, x, &weights, n, out});
+  pool_.submit(HeadLinearOp{&kernels_, x, &weights, n, out});
 }
 
 }  // namespace moeserve

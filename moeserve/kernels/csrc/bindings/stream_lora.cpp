@@ -38,7 +38,7 @@ void set_lora_pair(LoraTable& table, int adapter, int64_t expert, nb::handle a, 
 void Stream::lora(const Activations& x, int n, Tensor rows, Tensor adapters, const nb::list& tables,
                   const nb::list& out, Tensor shrunk) {
   LoraOp op{};
-  op.k = kernels_;
+  op.k = &kernels_;
   op.count = static_cast<int>(tables.size());
   if (op.count < 1 || op.count > LoraOp::kMost || out.size() != tables.size()) {
     reject("tables", "one to four, and a tensor of `out` for each, wanted");

@@ -70,7 +70,7 @@ void Stream::delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor 
   const int64_t per_key = heads.value_heads / heads.key_heads;
   check_activations(out, "out", n, width, false);
   DeltaNetOp op{};
-  op.k = kernels_;
+  op.k = &kernels_;
   op.heads = heads;
   const int64_t key_width = int64_t{heads.key_heads} * heads.key_dim;
   if (k.is_none()) {  // q has the three
@@ -119,7 +119,7 @@ void Stream::commit_states(const DeltaHeads& heads, Tensor states, int64_t first
   if (first < 0 || first + heads.state_values() > all.cols)
     reject("first", "the layer lies beside the states");
   CommitStatesOp op{};
-  op.k = kernels_;
+  op.k = &kernels_;
   op.heads = heads;
   op.states = static_cast<float*>(all.data) + first;
   op.slot_values = all.cols;

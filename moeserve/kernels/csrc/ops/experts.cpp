@@ -165,8 +165,8 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
       gate_rows[i] = y.row(gate->integer(), token);
       up_rows[i] = y.row(up->integer(), token);
     }
-    k->gemm[gate->type](gate_panel, up_panel.data, gate->cols, gate_rows, tokens, g);
-    k->gemm[up->type](up_panel, next, up->cols, up_rows, tokens, u);
+    k->multiply(gate->type, gate_panel, up_panel.data, gate->cols, gate_rows, tokens, g);
+    k->multiply(up->type, up_panel, next, up->cols, up_rows, tokens, u);
     if (options.gate_bias != nullptr) {
       add_bias(options.gate_bias + expert * gate->rows + row0, kPanelRows, tokens, g);
     }
@@ -209,7 +209,7 @@ void ExpertsOp::down_panel(Team& team, int64_t panel, Claim& claim) const {
     for (int i0 = begin; i0 < end; i0 += kMostTokens) {
       const int tokens = std::min(kMostTokens, end - i0);
       for (int i = 0; i < tokens; ++i) rows[i] = h.row(down->integer(), i0 + i);
-      k->gemm[down->type](down->panel(expert, panel), next, down->cols, rows, tokens, tile);
+      k->multiply(down->type, down->panel(expert, panel), next, down->cols, rows, tokens, tile);
       add_down_bias(expert, panel, tokens, tile);
       add_lora(lora.down, 0, expert, panel, i0, tokens, tile);
       for (int i = 0; i < tokens; ++i) {
@@ -241,7 +241,7 @@ void ExpertsOp::down_part(int64_t rank, int64_t panel, Claim& claim) const {
   for (int i0 = begin; i0 < end; i0 += kMostTokens) {
     const int tokens = std::min(kMostTokens, end - i0);
     for (int i = 0; i < tokens; ++i) rows[i] = h.row(down->integer(), i0 + i);
-    k->gemm[down->type](own, next, down->cols, rows, tokens, tile);
+    k->multiply(down->type, own, next, down->cols, rows, tokens, tile);
     add_down_bias(expert, panel, tokens, tile);
     add_lora(lora.down, 0, expert, panel, i0, tokens, tile);
     if (!claim()) return;

@@ -66,7 +66,7 @@ void HeadLinearOp::operator()(Team& team) const {
     for (int t0 = 0; t0 < n; t0 += kMostTokens) {
       const int tokens = std::min(kMostTokens, n - t0);
       for (int t = 0; t < tokens; ++t) rows[t] = x.row(w->integer(), (t0 + t) * heads + head);
-      k->gemm[w->type](w->panel(head, panel), nullptr, w->cols, rows, tokens, tile);
+      k->multiply(w->type, w->panel(head, panel), nullptr, w->cols, rows, tokens, tile);
       for (int t = 0; t < tokens; ++t) {
         const float* from = tile + t * kPanelRows;
         std::memcpy(out.f32 + (t0 + t) * out.cols + column, from, sizeof(float) * kPanelRows);

@@ -115,7 +115,7 @@ void LinearOp::compute(int j, int64_t panel, int half, Claim& claim) const {
     const int tokens = std::min(kMostTokens, n - t0);
     for (int t = 0; t < tokens; ++t) rows[t] = x.row(m.integer(), t0 + t);
     if (half < 0) {
-      k->gemm[m.type](m.panel(0, panel), nullptr, m.cols, rows, tokens, tile);
+      k->multiply(m.type, m.panel(0, panel), nullptr, m.cols, rows, tokens, tile);
     } else {
       k->gemm_f32_half(m.panel(0, panel).data + first * sizeof(float), m.cols, rows, tokens, tile);
     }
@@ -160,7 +160,7 @@ void PanelsOp::operator()(Team& team) const {
     for (int t0 = 0; t0 < n; t0 += kMostTokens) {
       const int tokens = std::min(kMostTokens, n - t0);
       for (int t = 0; t < tokens; ++t) rows[t] = x.row(w->integer(), t0 + t);
-      k->gemm[w->type](w->panel(0, panel), nullptr, w->cols, rows, tokens, tile);
+      k->multiply(w->type, w->panel(0, panel), nullptr, w->cols, rows, tokens, tile);
       if (!claim()) return;
       for (int t = 0; t < tokens; ++t) {
         float* o = out + ((t0 + t) * int64_t{count} + unit) * kPanelRows;

@@ -1,1 +1,1 @@
-"""Waiting and running requests: queue, admission, binding, beam searches of several requests."""
+"""Waiting and running requests: the queue, admission, the running batch, and beam searches over several requests."""

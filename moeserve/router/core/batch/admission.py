@@ -1,8 +1,8 @@
-"""Admission: a request may join the running batch if the KV pool is expected to suffice for all of them.
+"""Admission: a request joins the running batch if the KV pool is predicted to suffice for all its requests.
 
-Nothing is reserved. A request takes KV slots as it grows, and its length is predicted, so the prediction may be wrong.
-Then the pool is exhausted and a request is preempted (`running_batch.py`), which costs time. A wrong prediction never
-causes an error or a deadlock.
+Nothing is reserved. A request takes KV slots as it grows, and its final length is predicted, so a prediction may be
+wrong. The pool is then exhausted and a request is preempted (`running_batch.py`), which costs time but causes
+neither errors nor deadlocks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from moeserve.router.core.request import Request
 
 
 def peak_tokens(requests: Iterable[tuple[int, int]]) -> int:
-    """The most KV slots that requests, each (held, remaining), hold at once if each takes one slot a step and frees
-    its slots at its end.
+    """Returns the peak number of KV slots held together by requests, given as (held, remaining), if each takes one
+    slot per step and frees all at its end.
 
-    The peak is reached just before a request ends. With the requests sorted by `remaining`, longest first, those that
-    still run at the end of the k-th hold sum(held of the first k) + k * remaining of the k-th. This is the estimate of
-    LightLLM's request queue. O(n log n).
+    The peak is reached just before some request ends. With the requests sorted by `remaining`, longest first, at the
+    end of the k-th the first k still run and hold sum(held of the first k) + k * remaining of the k-th. LightLLM's
+    request queue uses the same estimate. O(n log n).
     """
     peak = total_held = 0
     ordered = sorted(requests, key=itemgetter(1), reverse=True)
@@ -37,11 +37,11 @@ class AdmissionPolicy:
     def __init__(self, memory: SequenceMemory) -> None:
         self._memory = memory
         self.history = OutputHistory()
-        self.max_kv_total = 0  # KV slots: sum of max_kv over the running batch
+        self.max_kv_total = 0  # sum of max_kv over the running batch, in KV slots
 
     def admits(self, running: Iterable[Request], candidate: Request) -> bool:
-        """Whether `candidate` may run beside `running`. All prompts count as computed, since they are before any
-        request ends. A request that would run alone is always admitted."""
+        """Returns whether `candidate` may join `running`. All prompts count as fully computed, because they will be
+        before any request ends. A request that would run alone is always admitted."""
         if self.max_kv_total + candidate.max_kv <= self._memory.num_slots:
             return True
         lengths = []
@@ -56,20 +56,21 @@ class AdmissionPolicy:
         matched, idle = self._memory.lookup(candidate)
         known = len(candidate.tokens)
         lengths += self._lengths(candidate, known - (matched - idle), known)
-        # Shared slots whose first holder has left belong to no request; they are freed only when the last sharer ends.
+        # Shared slots remain held after the request that computed them has left, until the last request that shares
+        # them ends; no single request's count includes them.
         lasting = self._memory.num_held - brought
         return lasting + peak_tokens(lengths) <= self._memory.num_slots
 
     def _lengths(self, request: Request, held: int, known: int) -> list[tuple[int, int]]:
-        """Returns (held, remaining) for each row of the request; the first row holds everything. Beams that share slots
-        take fewer."""
+        """Returns (held, remaining) for each row of the request; all held slots count for the first row. Beams that
+        share slots need fewer than this."""
         if request.beams is not None:
             known = request.num_prompt + max(request.num_output - 1, 0)
         remaining = self._remaining(request, known)
         return [(held, remaining), *[(0, remaining)] * (request.width - 1)]
 
     def _remaining(self, request: Request, known: int) -> int:
-        """Returns the KV slots that each row of the request is predicted to take beyond `known`."""
+        """Returns the KV slots that each row of the request is predicted to take after `known` tokens."""
         if request.num_output >= request.predicted_output:
             self._predict(request)
         end = request.num_prompt + request.predicted_output - 1

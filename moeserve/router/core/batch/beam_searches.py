@@ -1,5 +1,5 @@
-"""Beam searches between their clients' requests and the batch: the requests of one search come one by one, run as one,
-and each gets an answer."""
+"""Combines the client requests of a beam search: its choices arrive as separate requests, run as one `Request`, and
+each gets an answer."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from moeserve.router.core.request import Request
 
 
 class BeamSearches:
-    """Gathers the requests of searches. A search that has all of them is one `Request` with the first one's id."""
+    """Collects the client requests of each search. A complete search is one `Request`, with the id of the first."""
 
     def __init__(self, memory: SequenceMemory, totals: LoadReport) -> None:
         self._memory = memory
         self._totals = totals
-        self._gathering: dict[int, dict[int, GenerateRequest]] = {}  # by key, by choice
-        self._searches: dict[int, int] = {}  # by the id of another choice: the id of its search's Request
+        self._gathering: dict[int, dict[int, GenerateRequest]] = {}  # search key → choice number → request
+        self._searches: dict[int, int] = {}  # id of a further choice → id of its search's Request
 
     def request_id(self, choice_id: int) -> int:
-        """The id of the Request that a client's request is part of, if it is open."""
+        """Returns the id of the Request that serves a client's request, if it is open."""
         return self._searches.get(choice_id, choice_id)
 
     def gather(self, message: GenerateRequest) -> list[GenerateRequest]:
-        """Returns all requests of the search if this one is the last of them; else an empty list."""
+        """Adds a request. Returns all requests of its search once it is complete; else an empty list."""
         assert message.beams is not None
         choices = self._gathering.setdefault(message.beams.key, {})
         choices[message.beams.choice] = message
@@ -46,7 +46,7 @@ class BeamSearches:
             del self._searches[choice_id]
 
     def forget(self, choice_id: int) -> None:
-        """A client has disconnected. If its search still awaits requests, it is forgotten; else nothing happens."""
+        """Drops an incomplete search whose client has disconnected; ignores any other id."""
         for key, choices in self._gathering.items():
             left = {choice: message for choice, message in choices.items() if message.id != choice_id}
             if len(left) < len(choices):
@@ -56,14 +56,14 @@ class BeamSearches:
                 return
 
     def take_gathering(self) -> list[int]:
-        """Returns the ids of all requests whose searches have not begun, and forgets them."""
+        """Returns the ids of all requests in incomplete searches, and drops these."""
         ids = [message.id for choices in self._gathering.values() for message in choices.values()]
         self._gathering.clear()
         return ids
 
     def advance(self, request: Request, sampled: Sequence[Sampled], now: float) -> list[TokensItem]:
-        """Takes the results of a search's rows, each of which has a token. Returns the final message of each of its
-        requests if the search is over; the caller then releases it."""
+        """Advances a search by the sampled tokens of all its rows. When the search is over, returns the final
+        message of each client request; the caller then releases the Request."""
         tops = [entry.logprob for entry in sampled if entry.logprob is not None]
         totals = self._totals
         totals.beam_forks += self._memory.advance_beams(request, tops)

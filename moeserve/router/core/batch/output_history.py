@@ -1,10 +1,10 @@
-"""Predicts how long answers will be from the lengths of recent answers.
+"""Predicts the lengths of answers from the lengths of recent answers.
 
-This is the idea of the Past-Future scheduler (Gong et al., ASPLOS 2025): recent lengths are a sample of the
-distribution of lengths to come. Each request draws its length from the recent lengths that exceed its output so far.
-So the predictions of a batch are distributed as its lengths will be, and the peak of their sum is about right although
-each of them may be wrong. The draw is a quantile that is fixed for each request, so that a prediction does not change
-by itself.
+The idea is that of the Past-Future scheduler (Gong et al., ASPLOS 2025): recent lengths are a sample of the
+distribution of future lengths. Each request draws its predicted length from the recent lengths that exceed its
+output so far. The predictions of a batch then have the right distribution, and their peak sum is about right
+although each single one may be wrong. The draw is a quantile fixed per request, so that a prediction does not
+fluctuate.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 
-WINDOW = 1000  # answers remembered, as in the paper
-# Lengths assumed at the start, mostly short with a long tail; each counts as one answer until WINDOW others have ended.
+WINDOW = 1000  # recent answers that are kept, as in the paper
+# Assumed lengths at the start, mostly short with a long tail; each counts as one answer until WINDOW real ones exist.
 PRIOR = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048)
-# Tokens; an answer longer than any recent one is predicted to grow by an eighth, or by this many.
+# An answer longer than all recent ones is predicted to grow by an eighth, at least by this many tokens.
 MIN_MORE = 16
 
-_GOLDEN = 0.6180339887498949  # its multiples modulo 1 are a low-discrepancy sequence in [0, 1)
+_GOLDEN = 0.6180339887498949  # multiples modulo 1 are a low-discrepancy sequence in [0, 1)
 
 
 class OutputHistory:
-    """Lengths of answers in tokens."""
+    """Lengths of recent answers, in tokens."""
 
     def __init__(self) -> None:
         self._recent = deque(PRIOR)
@@ -35,7 +35,7 @@ class OutputHistory:
         return sum(self._recent) / len(self._recent)
 
     def add(self, length: int) -> None:
-        """Records an answer that ended after `length` tokens, by itself or at its limit."""
+        """Records the length of an answer that ended by a stop token or at its limit."""
         insort(self._sorted, length)
         self._recent.append(length)
         if len(self._recent) > WINDOW:
@@ -43,13 +43,13 @@ class OutputHistory:
             del self._sorted[bisect_left(self._sorted, oldest)]
 
     def draw(self) -> float:
-        """The next request's quantile, in [0, 1)."""
+        """Returns the quantile, in [0, 1), for the next request."""
         self._draws += 1
         return self._draws * _GOLDEN % 1.0
 
     def predict(self, so_far: int, most: int, quantile: float) -> int:
-        """The predicted total length, in tokens, of an answer that has `so_far` < `most` tokens: more than `so_far` and
-        at most `most`."""
+        """Returns the predicted total length in tokens of an answer that has `so_far` < `most` tokens: more than
+        `so_far`, at most `most`."""
         longer = bisect_right(self._sorted, so_far)
         left = len(self._sorted) - longer
         if left == 0:

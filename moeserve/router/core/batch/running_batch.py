@@ -1,12 +1,13 @@
-"""The running batch: the requests that are bound to a request slot, and how a request is bound, preempted and released.
-`preemption.py` chooses which request is preempted.
+"""The running batch: requests that are bound to request slots. Binds, preempts and releases requests;
+`preemption.py` chooses the request to preempt.
 
-**Beam searches.** A search is one request with a request slot for each beam. It is bound, preempted and released as
-one. After a preemption or the loss of its worker it begins again behind its prompt: no client has got any of its tokens
-yet, and it finds the same beams.
+**Beam searches.** A search is one request with a request slot per beam, and is bound, preempted and released as a
+whole. After a preemption or a lost worker it starts again after its prompt: its client has received no tokens yet,
+and the search finds the same beams.
 
-**Postponement.** A grammar may take a second to compile, and a step does not wait for it. The request then leaves the
-batch, its prompt's KV stays cached, and it is tried again after a few steps, each time after twice as many."""
+**Postponement.** Compiling a grammar may take a second, and steps do not wait for it. The request leaves the batch,
+its prompt's KV stays cached, and it is retried after a few steps, each time after twice as many.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +36,18 @@ class RunningBatch:
         self._memory = memory
         self._waiting = waiting
         self.admission = AdmissionPolicy(memory)
-        self.running: dict[int, Request] = {}  # PREFILL, DECODE or ENDING, by id
-        self.prefilling: list[Request] = []  # the PREFILL ones
-        self.decoding: dict[int, Request] = {}  # the DECODE ones, without beam searches
-        self.searching: dict[int, Request] = {}  # the DECODE ones that are beam searches
-        self.postponed: list[Request] = []  # the POSTPONED ones
-        self.loading: dict[int, Request] = {}  # LOADING, by id
-        self.last_planned = self.last_finished = 0  # steps; written by Scheduler
+        self.running: dict[int, Request] = {}  # id → request in PREFILL, DECODE or ENDING
+        self.prefilling: list[Request] = []  # requests in PREFILL
+        self.decoding: dict[int, Request] = {}  # requests in DECODE, except beam searches
+        self.searching: dict[int, Request] = {}  # beam searches in DECODE
+        self.postponed: list[Request] = []  # requests in POSTPONED
+        self.loading: dict[int, Request] = {}  # id → request in LOADING
+        self.last_planned = self.last_finished = 0  # numbers of steps; written by Scheduler
         self._totals = totals
         self._free_req_slots = list(range(limits.max_running - 1, -1, -1))
-        # The request that `may_bind` refused for memory; None after any release.
+        # The request that `may_bind` last refused for lack of memory; None after any release.
         self._refused: Request | None = None
-        # The number of the last plan that may name a handle, and the handle.
+        # (last plan that may use the handle, handle of a released request's embeddings)
         self._left_spans: deque[tuple[int, str]] = deque()
 
     # ---------------------------------------------------------------- joining
@@ -57,13 +58,13 @@ class RunningBatch:
         self.enqueue(request)
 
     def enqueue(self, request: Request) -> None:
-        """Queues a request, ordered by the tokens that the prefix cache leaves to compute."""
+        """Adds a request to the queue, which is ordered by the tokens left to compute after the prefix cache's."""
         matched, _ = self._memory.lookup(request)
         self._waiting.add(request, len(request.tokens) - matched)
 
     def begin_load(self, request: Request, now: float) -> bool:
-        """Takes a waiting request out of the queue until more of it is loaded from a tier; False: nothing is to be
-        loaded."""
+        """Takes a request from the queue if more of its prefix is to be loaded from a tier. Returns False if nothing
+        is."""
         if not self._memory.begin_load(request, now):
             return False
         self._waiting.remove(request)
@@ -74,7 +75,7 @@ class RunningBatch:
         return True
 
     def end_loads(self, sequences: Iterable[HeldSequence]) -> None:
-        """Returns requests to the queue when their loads have ended."""
+        """Returns requests to the queue after their loads have ended."""
         for sequence in sequences:
             request = self.loading.pop(sequence.id)
             self.admission.left(request)
@@ -84,12 +85,13 @@ class RunningBatch:
 
     @property
     def num_free_req_slots(self) -> int:
-        """Request slots that neither running nor loading requests will need."""
+        """Number of free request slots that no loading request will need."""
         return len(self._free_req_slots) - sum(request.width for request in self.loading.values())
 
     def may_bind(self, request: Request) -> bool:
-        """Whether a request slot is free and the KV pool is expected to suffice with `request` in the batch."""
-        # The estimate improves only when a request leaves, so a refusal holds until then.
+        """Returns whether request slots are free and the KV pool is predicted to suffice for the batch with
+        `request`."""
+        # The prediction improves only when a request leaves, so a refusal stays valid until then.
         has_slots = self.num_free_req_slots >= request.width
         if not has_slots or request is self._refused or self.must_wait(request):
             return False
@@ -99,16 +101,15 @@ class RunningBatch:
         return True
 
     def must_wait(self, request: Request) -> bool:
-        """Whether the request cannot be bound yet, whichever other requests are preempted. Either it was itself
-        preempted so recently that one of its rows may still be in flight, and the token that this row samples must be
-        part of the NewSeq that binds the request again; or it is on trial while another request on trial awaits its
-        token."""
+        """Returns whether the request cannot be bound yet, even if others are preempted: it was just preempted and a
+        row of it may still be in flight, whose token must be part of the NewSeq that binds it again; or it is a
+        suspect of a worker crash (`crash_blame.py`), and another suspect is being tried."""
         if request.resume_after > self.last_finished:
             return True
         return request.is_on_trial and any(other.is_on_trial for other in self.running.values())
 
     def bind(self, request: Request) -> None:
-        """Moves a waiting request into the batch: it gets a request slot and the cached prefix of its tokens."""
+        """Moves a waiting request into the batch: assigns a request slot and the cached prefix of its tokens."""
         self._waiting.remove(request)
         self.admission.joined(request)
         self._memory.attach(request)
@@ -127,7 +128,7 @@ class RunningBatch:
         self.prefilling.append(request)
 
     def planned(self, request: Request) -> None:
-        """Advances the state of a request that got rows in the plan."""
+        """Updates the state of a request for which rows were planned."""
         if request.prompt_left > 0:
             return
         if request.state is State.PREFILL:
@@ -143,12 +144,12 @@ class RunningBatch:
 
     @property
     def num_rows(self) -> int:
-        """The most decode rows that the next step can have, beams included."""
+        """Upper limit of the decode rows in the next step, beams included."""
         return len(self.decoding) + sum(request.width for request in self.searching.values())
 
     @property
     def num_slots_due(self) -> int:
-        """KV slots that the next step's decode rows need, beams included."""
+        """KV slots that the decode rows of the next step need, beams included."""
         rows = len(self.decoding)
         if self._limits.max_drafts:
             rows = sum(request.lacks_slot for request in self.decoding.values())
@@ -157,7 +158,7 @@ class RunningBatch:
     # ---------------------------------------------------------------- leaving
 
     def release(self, request: Request, *, forget: bool = False) -> None:
-        """Ends a waiting or running request and frees what it holds. With `forget`, its KV is not cached."""
+        """Ends a waiting or running request and frees its resources. forget: do not cache its KV."""
         if request.state is State.WAITING:
             self._waiting.remove(request)
         elif request.state is State.POSTPONED:
@@ -174,11 +175,11 @@ class RunningBatch:
         self.leave_spans(request.spans)
 
     def leave_spans(self, spans: Iterable[EmbeddingSpan]) -> None:
-        """Spans that no plan after those in flight names."""
+        """Notes embedding spans that no plan uses except those in flight."""
         self._left_spans += [(self.last_planned, span.handle) for span in spans]
 
     def take_handles(self) -> list[str]:
-        """Takes the handles of spans that no plan will name any more."""
+        """Returns, once, the handles of embeddings that no plan will use any more."""
         handles = []
         while self._left_spans and self._left_spans[0][0] <= self.last_finished:
             handles.append(self._left_spans.popleft()[1])
@@ -200,20 +201,21 @@ class RunningBatch:
         self._refused = None
 
     def postpone(self, request: Request) -> None:
-        """Takes a request whose mask is late out of the batch. A request that has left the batch already stays as it
-        is."""
+        """Takes a request whose grammar mask is late out of the batch. Ignores a request that has left the batch
+        already."""
         if request.id not in self.running:
             return
         self._leave(request)
         request.state = State.POSTPONED
-        if request.num_output > request.output_postponed:  # it waits for another mask than the last time
+        # it waits for the mask of another token than last time
+        if request.num_output > request.output_postponed:
             request.output_postponed, request.num_postponed = request.num_output, 0
         request.num_postponed += 1
         request.retry_at = self.last_planned + min(2**request.num_postponed, MOST_STEPS_POSTPONED)
         self.postponed.append(request)
 
     def retry_postponed(self) -> None:
-        """Queues the postponed requests whose time has come; all of them where nothing else runs."""
+        """Queues the postponed requests whose retry is due; all of them if nothing else runs."""
         for request in list(self.postponed):
             if request.retry_at <= self.last_planned or not self.running:
                 self.postponed.remove(request)
@@ -221,7 +223,7 @@ class RunningBatch:
                 self.enqueue(request)
 
     def lose_kv(self) -> None:
-        """Returns every running request to the queue, with nothing cached: the worker is lost, and its KV with it."""
+        """Returns all running requests to the queue with nothing cached, after the worker was lost with its KV."""
         self.last_finished = self.last_planned
         lost = list(self.running.values())
         for request in lost:
@@ -240,7 +242,7 @@ class RunningBatch:
         self._refused = None
 
     def _begin_again(self, request: Request) -> None:
-        """Resets a search that is unbound before its end."""
+        """Resets a beam search that leaves the batch before its end."""
         if request.beams is not None:
             self._totals.beam_restarts += request.num_output > 0
             request.num_output = 0
@@ -258,7 +260,7 @@ class RunningBatch:
     # ---------------------------------------------------------------- invariants
 
     def check(self) -> None:
-        """Raises AssertionError when a count is off. O(running)."""
+        """Raises AssertionError if a count is wrong. O(running)."""
         running = list(self.running.values())
         self._memory.check_counts(running)
         states = Counter(request.state for request in running)

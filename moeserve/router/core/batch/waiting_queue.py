@@ -1,4 +1,4 @@
-"""The waiting queue: requests that hold no request slot and no KV slots, new or preempted."""
+"""The waiting queue: requests, new or preempted, without request slots or KV slots."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from moeserve.router.core.request import Request
 
 
 class SortedRequests:
-    """Requests by a key that does not change while they are in it, smallest first.
+    """A list of requests sorted by a constant key, smallest first.
 
-    A sorted list rather than a heap: removing an aborted request leaves nothing behind, whereas a heap would keep its
-    prompt until it reaches the top. Adding and removing move at most max_num_queued_reqs pointers: a microsecond or so.
+    A sorted list instead of a heap, because a heap would keep the prompt of an aborted request until it reached the
+    top. Adding and removing move at most max_num_queued_reqs pointers, which takes about a microsecond.
     """
 
     __slots__ = ("_key", "_requests")
@@ -34,7 +34,7 @@ class SortedRequests:
         insort(self._requests, request, key=self._key)
 
     def remove(self, request: Request) -> None:
-        """Raises ValueError when the request is not there."""
+        """Raises ValueError if the request is not in the list."""
         at = bisect_left(self._requests, self._key(request), key=self._key)
         if at == len(self._requests) or self._requests[at] is not request:
             raise ValueError(f"request {request.id} is not waiting")
@@ -50,7 +50,7 @@ by_age = attrgetter("age")
 
 
 class TenantQueue:
-    """One tenant's waiting requests in both orders of `prompt_order.py`."""
+    """One tenant's waiting requests, sorted in the two orders of `prompt_order.py`."""
 
     __slots__ = ("by_age", "by_size")
 
@@ -63,8 +63,8 @@ class WaitingQueue:
     """The waiting requests of all tenants."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, TenantQueue] = {}  # tenants that have waiting requests
-        self.num_tokens = 0  # to compute before the next tokens of all requests
+        self._queues: dict[str, TenantQueue] = {}  # only tenants with waiting requests
+        self.num_tokens = 0  # tokens to compute before each request's next token, summed up
         self._len = 0
 
     def __len__(self) -> int:
@@ -72,11 +72,11 @@ class WaitingQueue:
 
     @property
     def tenants(self) -> dict[str, TenantQueue]:
-        """The queues of the tenants that have waiting requests, by name. Not to be changed by the caller."""
+        """The queues of the tenants with waiting requests, by name. Read-only."""
         return self._queues
 
     def of_tenant(self, tenant: str) -> int:
-        """The number of requests of `tenant` that wait."""
+        """Returns the number of waiting requests of `tenant`."""
         return len(self._queues[tenant].by_age) if tenant in self._queues else 0
 
     def add(self, request: Request, size: int) -> None:
@@ -91,7 +91,7 @@ class WaitingQueue:
         self.num_tokens += size
 
     def remove(self, request: Request) -> None:
-        """Raises ValueError when the request is not waiting."""
+        """Raises ValueError if the request is not waiting."""
         queue = self._queues.get(request.tenant)
         if queue is None:
             raise ValueError(f"request {request.id} is not waiting")

@@ -1,1 +1,1 @@
-"""Beam search: its rows, its candidates, and its requests."""
+"""Beam search: the search itself, and the slots of its beams."""

@@ -1,19 +1,19 @@
-"""Beam search by itself: which beams go on with which tokens, and which answers are found. It knows no slots, no
-requests and no steps.
+"""The beam search algorithm: chooses the tokens that continue each beam, and collects answers. It is independent of
+slots, requests and steps.
 
 The rules are those of `generate(num_beams=...)` of Hugging Face's transformers 5:
 
-- The candidates of a step are the continuations of all beams, best first. Of the first `size`, those that end (with an
-  end token, or at max_tokens) are answers; the best `size` that do not end are the next beams.
-- The best `size` answers are kept, by their scores with the length penalty.
+- The candidates of a step are the continuations of all beams, best first. Among the first `size`, those that end (by
+  an end token or at max_tokens) become answers; the best `size` that do not end become the next beams.
+- The best `size` answers are kept, ranked by score with the length penalty.
 
-With several groups (diverse beam search, Vijayakumar et al. 2016, arXiv:1610.02424) each group follows these rules for
-itself, on scores from which its penalty is taken: `diversity_penalty` for each beam of the groups before that goes on
-with the same token in this step. The penalty stays part of the beam's score, as in transformers 4. A group that has
-ended counts no more.
+With several groups (diverse beam search, Vijayakumar et al. 2016, arXiv:1610.02424) each group follows these rules
+separately. A group's candidate scores are reduced by `diversity_penalty` for each beam of the earlier groups that
+takes the same token in this step. The penalty remains part of the beam's score, as in transformers 4. A finished
+group no longer counts.
 
-Each beam needs the top `num_candidates` tokens of its row only: `size` beams or answers come out of it at most, beside
-its end tokens, and the groups before can push down no more tokens than they have beams.
+Only the top `num_candidates` tokens of each row are needed: at most `size` beams or answers come from one row,
+besides end tokens, and earlier groups penalise at most as many tokens as they have beams.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from moeserve.messages.sampling import SamplingParams, TokenLogprob
 
 
 class Beam:
-    """An unfinished answer: its last token, behind another beam. Beams share what they have in common."""
+    """An unfinished answer as a linked list: its last token, and the beam before it. Beams share common beginnings."""
 
     __slots__ = ("before", "length", "logprob", "score")
 
     def __init__(self, before: Beam | None, logprob: TokenLogprob | None, score: float) -> None:
         self.before = before
-        self.logprob = logprob  # of the last token; None for the beam without tokens
-        self.score = score  # sum of log-probabilities, less penalties for tokens of other groups
+        self.logprob = logprob  # of the last token; None for the empty beam
+        self.score = score  # sum of log-probabilities, minus diversity penalties
         self.length: int = 0 if before is None else before.length + 1
 
     def logprobs(self) -> list[TokenLogprob]:
-        """One for each token, in order."""
+        """Returns the log-probabilities of all tokens, in order."""
         found: list[TokenLogprob] = []
         beam: Beam | None = self
         while beam is not None and beam.logprob is not None:
@@ -49,26 +49,26 @@ class Beam:
 
 
 class FoundAnswer(NamedTuple):
-    score: float  # with the length penalty
+    score: float  # with length penalty
     beam: Beam
-    stop_token: int | None  # the beam's last token, where it ended the answer
+    stop_token: int | None  # the beam's last token if it is an end token
 
     def text(self) -> list[TokenLogprob]:
-        """One for each token of the answer's text, of which a stop token is no part."""
+        """Returns the log-probabilities of the answer's text, which does not include a stop token."""
         logprobs = self.beam.logprobs()
         return logprobs if self.stop_token is None else logprobs[:-1]
 
 
 class Candidate(NamedTuple):
     score: float
-    row: int  # whose top tokens it is of
-    place: int  # among them
+    row: int  # index of the row that proposed it
+    place: int  # index in the row's top tokens
     token_id: int
-    beam: Beam  # that it continues
+    beam: Beam  # the beam that it continues
 
 
 class Continuation(NamedTuple):
-    """A beam of the next step: the row of this step that it continues, with which token."""
+    """A beam of the next step: the row that it continues, and the token."""
 
     row: int
     token_id: int
@@ -81,8 +81,8 @@ def candidates(
     excluded: Set[int],
     penalties: Mapping[int, float],
 ) -> list[Candidate]:
-    """Returns the continuations of beams, best first; of equal ones, that of the first beam. tops: by row; rows: each
-    beam's row; penalties: by token, subtracted from a beam's score."""
+    """Returns the continuations of beams, best first; ties go to the earlier beam. rows: row of each beam; tops: top
+    tokens by row; penalties: per token, subtracted from the score."""
     found = []
     for beam, row in zip(beams, rows, strict=True):
         top = tops[row]
@@ -90,15 +90,15 @@ def candidates(
             if token_id not in excluded:
                 score = beam.score + logprob - penalties.get(token_id, 0.0)
                 found.append(Candidate(score, row, place, token_id, beam))
-    found.sort(key=lambda one: -one.score)  # stable
+    found.sort(key=lambda one: -one.score)  # sort is stable
     return found
 
 
 def is_exhausted(
     worst: float, best: float, length: int, max_tokens: int, penalty: float, early: EarlyStopping
 ) -> bool:
-    """Whether a group that has as many answers as beams is done. worst: the lowest score of its answers; best: the sum
-    of its best beam, of `length` tokens."""
+    """Returns whether a group with a full set of answers is finished. worst: lowest score of its answers; best: sum
+    of log-probabilities of its best beam, which has `length` tokens."""
     if early is True:
         return True
     reach = max_tokens if early == "never" and penalty > 0 else length
@@ -106,18 +106,18 @@ def is_exhausted(
 
 
 class BeamGroup:
-    """`size` beams that compete with one another."""
+    """A group of `size` beams that compete with each other."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.beams = [Beam(None, None, 0.0)]
-        self.rows = [0]  # of each beam, in the step whose results are taken next
+        self.rows = [0]  # row of each beam in the step whose results come next
         self.answers: list[FoundAnswer] = []  # best first
         self.is_done = False
 
 
 class BeamSearch:
-    """One search, from the prompt's last row to its answers."""
+    """One search, from the last row of the prompt to the answers."""
 
     def __init__(self, params: BeamParams, sampling: SamplingParams) -> None:
         self.params = params
@@ -129,13 +129,13 @@ class BeamSearch:
         self.restart()
 
     def restart(self) -> None:
-        """Resets the search to its state before the first step."""
-        self.length = 0  # tokens of each beam
+        """Resets the search to its start."""
+        self.length = 0  # tokens per beam
         self._groups = [BeamGroup(self.params.width // self.params.groups) for _ in range(self.params.groups)]
 
     def advance(self, tops: Sequence[TokenLogprob]) -> list[Continuation]:
-        """Takes the top tokens of each row: of the prompt's last row, or of each continuation of the step before, in
-        order. Returns the beams of the next step; an empty list if the search is over."""
+        """Takes the top tokens of each row, in order: of the prompt's last row first, then of each continuation from
+        the previous call. Returns the beams of the next step; an empty list if the search is over."""
         self.length += 1
         taken = Counter[int]()
         continued: list[Continuation] = []
@@ -198,6 +198,6 @@ class BeamSearch:
         group.answers.append(FoundAnswer(score, beam, stop_token))
 
     def answers(self) -> list[FoundAnswer]:
-        """The answers of all groups, best first."""
+        """Returns the answers of all groups, best first."""
         found = [answer for group in self._groups for answer in group.answers]
         return sorted(found, key=lambda answer: -answer.score)

@@ -1,1 +1,1 @@
-"""KV slots, the prefix tree, windows and recurrent states: who owns each slot."""
+"""Ownership of KV slots, window slots and recurrent-state slots, and the prefix tree."""

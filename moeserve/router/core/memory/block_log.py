@@ -1,11 +1,11 @@
-"""Which whole blocks the prefix tree holds, as the KV events that gateways read.
+"""Logs the blocks of tokens that enter and leave the prefix tree, as KV events for gateways.
 
-The tree knows single tokens, and gateways know blocks of a fixed number of them. Block i of a path from a root has the
-tokens [i * size, (i + 1) * size), and it is stored while the tree has all of the path up to its end. The tokens behind
-the last whole block of a path are in no event.
+The tree works with single tokens, gateways with blocks of fixed size. Block i of a path from a root covers the
+tokens [i * size, (i + 1) * size). It counts as stored while the tree holds the whole path up to its end. Tokens
+after the last complete block appear in no event.
 
     node              A (5 tokens)    B (6 tokens)          size 4
-    tokens            a a a a|a       b b b|b b b           path A, B: 2 whole blocks, 3 tokens in none
+    tokens            a a a a|a       b b b|b b b           path A, B: 2 complete blocks, 3 tokens without one
     its blocks        0               1                     a block belongs to the node that has its last token
 """
 
@@ -18,35 +18,34 @@ from moeserve.messages.kv_events import AllBlocksCleared, BlockRemoved, BlockSto
 from moeserve.router.core.memory.embedding_numbers import EmbeddingNumbers
 from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace, Node
 
-HASH_BYTES = 8  # uint64, as wide as vLLM's
+HASH_BYTES = 8  # uint64, like vLLM's
 
 
 @dataclass(slots=True)
 class _Run:
-    """A node as the log knows it."""
+    """What the log stores about a node."""
 
-    start: int  # tokens of the path before the node
-    hashes: list[int] = field(default_factory=list)  # of its blocks, in order
+    start: int  # number of tokens on the path before the node
+    hashes: list[int] = field(default_factory=list)  # hashes of the node's blocks, in order
 
 
 class BlockLog:
-    """Written by one `RadixCache`, which tells it of every change of a node's end. A node that is a root has no tokens,
-    and is never told of."""
+    """Receives every change of a node's end from one `RadixCache`, except for roots, which have no tokens."""
 
     def __init__(self, block_size: int, spans: EmbeddingNumbers) -> None:
-        """`block_size` in tokens."""
+        """block_size: in tokens."""
         self._size = block_size
         self._spans = spans
         self._runs: dict[Node, _Run] = {}
         self._events: list[KvEvent] = []
 
     def take(self) -> list[KvEvent]:
-        """The events since the last call, in order."""
+        """Returns the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def grown(self, node: Node) -> None:
-        """`node` is new, or tokens were added at its end."""
+        """Notes that `node` is new or has grown at its end."""
         run = self._runs.get(node)
         if run is None:
             run = self._runs[node] = _Run(self._end(node.parent))
@@ -59,18 +58,18 @@ class BlockLog:
         self._store(node.namespace, parent, tokens, run.hashes)
 
     def shrunk(self, node: Node) -> None:
-        """Tokens were removed from the end of `node`, not all of them."""
+        """Notes that some, but not all, tokens were removed from the end of `node`."""
         run = self._runs[node]
         kept = (run.start + len(node.slots)) // self._size - run.start // self._size
         self._remove(run.hashes[kept:])
         del run.hashes[kept:]
 
     def removed(self, node: Node) -> None:
-        """`node` is no part of the tree any more."""
+        """Notes that `node` was removed from the tree."""
         self._remove(self._runs.pop(node).hashes)
 
     def split(self, upper: Node, lower: Node) -> None:
-        """The first tokens of `lower` have become the new node `upper`. The tree holds the same blocks as before."""
+        """Notes that the first tokens of `lower` became the new node `upper`. The tree's blocks stay the same."""
         run = self._runs[lower]
         border = run.start + len(upper.slots)
         count = border // self._size - run.start // self._size
@@ -79,18 +78,18 @@ class BlockLog:
         del run.hashes[:count]
 
     def cleared(self) -> None:
-        """The tree has lost all nodes, each of which `removed` was told of. One event says it."""
+        """Notes, after `removed` for each node, that the tree is empty. Emits a single event for that."""
         self._events = [AllBlocksCleared()]
 
     # ---------------------------------------------------------------- blocks
 
     def _end(self, node: Node | None) -> int:
-        """Tokens of the path to the end of `node`."""
+        """Returns the number of tokens on the path up to the end of `node`."""
         run = None if node is None else self._runs.get(node)
         return 0 if node is None or run is None else run.start + len(node.slots)
 
     def _hash_before(self, node: Node) -> int | None:
-        """The last block that ends before `node`; None: there is none."""
+        """Returns the hash of the last block that ends before `node`; None if there is none."""
         above = node.parent
         while above is not None:
             run = self._runs.get(above)
@@ -101,19 +100,19 @@ class BlockLog:
 
     @staticmethod
     def _tokens(node: Node, begin: int, end: int) -> bytes:
-        """Returns tokens of the path, by their distance from the beginning of `node`. A negative `begin` is in the
-        nodes above."""
+        """Returns the path's tokens from `begin` to `end`, counted from the start of `node`. A negative `begin`
+        reaches into the nodes above."""
         parts: list[bytes | bytearray] = [node.tokens[max(begin, 0) * TOKEN_BYTES : end * TOKEN_BYTES]]
         above = node.parent
         while begin < 0:
-            assert above is not None  # the path begins at 0
+            assert above is not None  # the path starts at 0
             held = len(above.slots)
             parts.append(above.tokens[max(held + begin, 0) * TOKEN_BYTES :])
             begin, above = begin + held, above.parent
         return b"".join(reversed(parts))
 
     def _store(self, namespace: Namespace, parent: int | None, tokens: bytes, hashes: list[int]) -> None:
-        """Appends the hashes of the blocks of `tokens` to `hashes`, and logs the blocks."""
+        """Logs the blocks of `tokens` as stored, and appends their hashes to `hashes`."""
         stride = self._size * TOKEN_BYTES
         of_namespace = _extra_keys(namespace) if parent is None else ()
         last = parent
@@ -140,17 +139,17 @@ class BlockLog:
 
 
 def block_hash(namespace: Namespace, parent: int | None, tokens: bytes) -> int:
-    """Returns the identity of a block among all servers. It covers its int32 tokens (`EmbeddingNumbers.content`), the
-    tokens before them through `parent`, and the namespace, so that equal prompts that may not share their KV have
-    different blocks."""
+    """Returns a block's hash, equal on all servers. It covers the block's int32 tokens (`EmbeddingNumbers.content`),
+    all tokens before them by way of `parent`, and the namespace, so that equal prompts that must not share KV have
+    different hashes."""
     seed = repr(namespace).encode() if parent is None else parent.to_bytes(HASH_BYTES, "little")
     digest = blake2b(tokens, digest_size=HASH_BYTES, key=blake2b(seed, digest_size=32).digest())
     return int.from_bytes(digest.digest(), "little")
 
 
 def _extra_keys(namespace: Namespace) -> tuple[str, ...]:
-    """Returns the keys that vLLM calls extra, of a prompt's first block: the adapter, the API key's name and the salt,
-    each if it is set. The shared cache of the model itself has none."""
+    """Returns the "extra keys" (vLLM's term) of a prompt's first block: the adapter, the API key's name and the
+    salt, each only if set."""
     tenant, salt, *adapter = namespace
     return (
         *(f"lora:{key}" for key in adapter),

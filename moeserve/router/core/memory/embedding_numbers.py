@@ -1,9 +1,10 @@
-"""Numbers that stand for spans of embeddings where tokens are expected.
+"""Assigns numbers to spans of embeddings, which stand for them in sequences of token ids.
 
-All positions of a span have one negative number in place of a token. It stands for the span's content: the same content
-has the same number while anything refers to it, and no number is ever given to another content. So the prefix tree
-tells spans apart exactly, by comparing integers: a path enters a span at its first position and nowhere else. Pages in
-tiers and KV events, which outlive this process or leave it, are keyed by the content itself."""
+All positions of a span carry the same negative number instead of a token id. The number identifies the span's
+content: equal content has the same number while anything refers to it, and a number is never reused. So the prefix
+tree compares spans exactly, as integers; a path can enter a span only at its first position. Pages in tiers and KV
+events outlive this process, so their keys contain the span's content hash instead.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +14,22 @@ from dataclasses import dataclass
 
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 
-FIRST_NUMBER = -2  # -1 means "none" in places that have tokens
-LAST_NUMBER = -(1 << 31)  # the least int32: a hundred new spans a second last for eight months
-MOST_IDLE = 1 << 14  # spans without a request, before those that no cache refers to are forgotten
+FIRST_NUMBER = -2  # -1 already means "none" in token fields
+LAST_NUMBER = -(1 << 31)  # smallest int32; at a hundred new spans per second the range lasts eight months
+MOST_IDLE = 1 << 14  # spans without an open request that are kept before unreferenced ones are dropped
 
 
 @dataclass(slots=True)
 class _Entry:
     key: bytes  # EmbeddingSpan.key
     number: int
-    placeholder: int  # the placeholder's id in the first prompt that has the span
-    holders: int = 0  # open requests that have it
+    placeholder: int  # the placeholder token's id in the first prompt with this span
+    holders: int = 0  # open requests with this span
 
 
 class EmbeddingNumbers:
     def __init__(self, cached: Callable[[], Iterable[bytes | bytearray]]) -> None:
-        """cached: all tokens, int32, that a cache may still ask about."""
+        """cached: returns all int32 tokens that a cache may still look up."""
         self._cached = cached
         self._by_key: dict[bytes, _Entry] = {}
         self._by_number: dict[int, _Entry] = {}
@@ -39,21 +40,21 @@ class EmbeddingNumbers:
         return len(self._by_number)
 
     def name(self, tokens: array[int], spans: Sequence[EmbeddingSpan]) -> None:
-        """Writes each span's number to its positions of a request's tokens, until `leave`. Raises OverflowError when
-        none is left: then the router is started anew."""
+        """Replaces a request's tokens at its spans by their numbers, until `leave`. Raises OverflowError if no
+        number is left; the router must then be restarted."""
         for span in spans:
             entry = self._entry(span.key, tokens[span.start])
             entry.holders += 1
             tokens[span.start : span.end] = array("i", [entry.number]) * span.count
 
     def leave(self, tokens: array[int], spans: Sequence[EmbeddingSpan]) -> None:
-        """The request with these tokens has ended. The numbers of its cached spans stay known."""
+        """Notes that the request with these tokens has ended. The numbers of its cached spans remain known."""
         for span in spans:
             self._by_number[tokens[span.start]].holders -= 1
 
     def content(self, tokens: bytes | bytearray) -> bytes:
-        """Returns what stands for these tokens outside this process: the tokens, with -1 at all positions of spans, and
-        then the spans' keys. It is unambiguous behind what is before it, because a key implies its span's length."""
+        """Returns a process-independent encoding of tokens: the tokens, with -1 at all positions of spans, followed
+        by the spans' keys. It is unambiguous after a given prefix, because a key implies its span's length."""
         keys = self.keys_in(tokens)
         if not keys:
             return bytes(tokens)
@@ -61,14 +62,14 @@ class EmbeddingNumbers:
         return ids.tobytes() + b"".join(keys)
 
     def shown(self, tokens: bytes | bytearray) -> list[int]:
-        """The ids for people and gateways, with placeholders where spans are."""
+        """Returns token ids for people and gateways, with placeholder ids at spans."""
         ids = memoryview(tokens).cast("i").tolist()
         if not self._by_number or min(ids, default=0) >= 0:
             return ids
         return [one if one >= 0 else self._by_number[one].placeholder for one in ids]
 
     def keys_in(self, tokens: bytes | bytearray) -> list[bytes]:
-        """The keys of the spans that have some of these positions, in order."""
+        """Returns the keys of the spans at these positions, in order."""
         if not self._by_number:
             return []
         return [self._by_number[one].key for one in _numbers(tokens)]
@@ -85,7 +86,7 @@ class EmbeddingNumbers:
         return entry
 
     def _forget(self) -> None:
-        """Drops the numbers of spans that neither a request nor a cache refers to. O(cached tokens)."""
+        """Drops the numbers of spans that no request and no cache refers to. O(cached tokens)."""
         known = {number for tokens in self._cached() for number in _numbers(tokens)}
         for entry in list(self._by_number.values()):
             if not entry.holders and entry.number not in known:
@@ -94,7 +95,7 @@ class EmbeddingNumbers:
 
 
 def _numbers(tokens: bytes | bytearray) -> Iterator[int]:
-    """The negative numbers among int32s, without repeats that follow one another."""
+    """Yields the negative numbers in int32 data, without consecutive repeats."""
     ids = memoryview(tokens).cast("i")
     if min(ids, default=0) >= 0:
         return

@@ -1,11 +1,11 @@
-"""What a sequence holds of every memory: KV slots, window slots, a state slot, its place in the prefix tree.
+"""The resources that a sequence holds: KV slots, window slots, a state slot, and its place in the prefix tree.
 
-`Request` is one. The memories and tiers know this much of it, and nothing of its scheduling. Every field has one
-writer, named where it is declared.
+`Request` is a subclass. The memories and tiers see only this part of it, without the scheduling. Each field has one
+writer, named at its declaration.
 
     position   0 ................. num_shared ................. num_planned ......... len(slots)
                | owned by the tree,     | private to the sequence; | spare: granted for  |  not granted yet
-               | referenced by `node`   | the tree takes them      | drafts, which may   |
+               | referenced by `node`   | moved into the tree      | drafts, which may   |
                |                        | when it leaves           | be rejected         |
 """
 
@@ -22,7 +22,7 @@ from moeserve.router.core.memory.snapshot_points import SnapshotPoint
 
 
 class HeldSequence(ABC):
-    """Compared by identity."""
+    """Equality is identity."""
 
     __slots__ = (
         "adapter",
@@ -52,51 +52,51 @@ class HeldSequence(ABC):
     def __init__(
         self, ident: int, tokens: bytes, num_prompt: int, tenant: str, salt: str, adapter: str
     ) -> None:
-        """tokens: int32, the prompt's. tenant, salt, adapter: only sequences that share them share a prefix."""
+        """tokens: int32, the prompt. tenant, salt, adapter: sequences share cached prefixes only if these are equal."""
         self.id = ident
         self.num_prompt = num_prompt
         self.tenant = tenant
         self.cache_salt = salt
-        self.adapter = adapter  # the adapter that its KV and state are computed with
-        # A beam search's output; its `tokens` and `slots` are the prompt's alone. None for other requests.
+        self.adapter = adapter  # the LoRA adapter with which its KV and state are computed
+        # The beams of a beam search, whose `tokens` and `slots` cover only the prompt. None for other requests.
         self.beams: BeamRows | None = None
         self.spans: list[
             EmbeddingSpan
-        ] = []  # of its prompt; in `tokens` they have numbers (`embedding_numbers.py`)
+        ] = []  # embedding spans of the prompt; `tokens` contains their numbers (`embedding_numbers.py`)
 
-        # Written by Scheduler; of a beam search, by BeamSearches, and by RunningBatch where it begins again. `tokens`
-        # is the prompt, then each output token as its result arrives.
+        # Written by Scheduler; for a beam search by BeamSearches, and by RunningBatch when it restarts. `tokens` is the
+        # prompt, followed by each output token once its result has arrived.
         self.tokens: array[int] = array("i", tokens)
-        # Written by RunningBatch: the number of tokens known when it was bound. Prefill ends there.
+        # Written by RunningBatch: the number of known tokens when it was bound. Prefill ends there.
         self.target: int = 0
 
-        # Written by KvMemory; see above.
+        # Written by KvMemory; see the module's docstring.
         self.slots: array[int] = array("i")
         self.num_shared: int = 0
         self.node: Node | None = None
-        self.borrowed: int = 0  # slots found in the cache that other running sequences held then
+        self.borrowed: int = 0  # slots from the cache that other running sequences also held
 
-        # Written by `drafted_runs`, as rows with drafts are planned and have their results; KvMemory zeroes both as it
-        # takes the slots.
-        self.spare: int = 0  # slots beyond num_planned
-        self.pending_drafts: int = 0  # that its rows in flight may accept
+        # Written by `drafted_runs` when rows with drafts are planned and when their results arrive; KvMemory sets both
+        # to 0 when it takes the slots back.
+        self.spare: int = 0  # granted slots beyond num_planned
+        self.pending_drafts: int = 0  # drafts that its rows in flight may accept
 
-        # Written by SnapshotTaker. Positions beyond len(slots) where a chunk ends, so that a snapshot can be taken;
-        # ascending.
+        # Written by SnapshotTaker. Positions beyond len(slots), ascending; a chunk ends at each so that a snapshot can
+        # be taken.
         self.snapshot_points: list[SnapshotPoint] = []
 
-        # Written by PageTiers; `tiers_were_asked` by RunningBatch, too.
-        # Whether the tiers were asked for pages that continue it, since it waits.
+        # Written by PageTiers, and `tiers_were_asked` also by RunningBatch. Whether the tiers were asked, since it
+        # began to wait, for pages that continue its cached prefix.
         self.tiers_were_asked: bool = False
-        self.tier_tokens: dict[Tier, int] = {}  # loaded for it
+        self.tier_tokens: dict[Tier, int] = {}  # tokens loaded for it, by tier
 
-        # Written by StateMemory. The slot's state is that after positions 0 .. num_planned-1, once the plans sent so
-        # far are executed, and after the drafts that they accept. -1: none, where it does not run or the model has no
-        # recurrent state.
+        # Written by StateMemory. Once the plans sent so far are executed, the slot holds the state after positions 0 ..
+        # num_planned-1 and after the drafts that they accept. -1: no slot, because it is not running or the model has
+        # no recurrent state.
         self.state_slot: int = -1
 
-        # Written by WindowMemory, of a model whose windowed layers have a KV pool of their own: that pool's slots of
-        # positions window_first .. len(slots)-1, and the snapshot points of its window segments, ascending.
+        # Written by WindowMemory, if windowed layers have their own KV pool: that pool's slots for positions
+        # window_first .. len(slots)-1, and the snapshot points of the sequence's window segments, ascending.
         self.window_slots: array[int] = array("i")
         self.window_first: int = 0
         self.window_points: list[SnapshotPoint] = []
@@ -104,21 +104,21 @@ class HeldSequence(ABC):
     @property
     @abstractmethod
     def reuse_limit(self) -> int:
-        """How many leading positions may come from the cache."""
+        """Number of leading positions that may come from the cache."""
 
     @property
     @abstractmethod
     def has_stopped(self) -> bool:
-        """Its last token ends it, so the worker drafts nothing behind it."""
+        """True if its last token ends it; the worker drafts nothing after it."""
 
     @property
     def num_planned(self) -> int:
-        """Positions that the plans sent so far compute even if none of their drafts is accepted."""
+        """Number of positions that the plans sent so far compute even if all drafts are rejected."""
         return len(self.slots) - self.spare
 
     @property
     def width(self) -> int:
-        """Request slots that it takes, and the most rows that it has in a step."""
+        """Number of request slots that it takes, and of its rows in a step."""
         return 1 if self.beams is None else self.beams.width
 
     @property
@@ -128,12 +128,12 @@ class HeldSequence(ABC):
 
     @property
     def num_slots(self) -> int:
-        """KV slots that it holds."""
+        """Number of KV slots that it holds."""
         return len(self.slots) if self.beams is None else len(self.slots) + self.beams.num_slots
 
     @property
     def next_position(self) -> int:
-        """The position of its next row, or of its next rows if it is a beam search."""
+        """The position of its next row, or of its next rows for a beam search."""
         if self.beams is None or not self.beams.search.length:
             return self.num_planned
         return self.beams.position + (not self.beams.is_due)
@@ -144,7 +144,7 @@ class HeldSequence(ABC):
         return self.tokens[: self.reuse_limit].tobytes()
 
     def namespace(self, *, isolate_tenants: bool) -> Namespace:
-        """The namespace of the prefix tree that its tokens share."""
+        """Returns the namespace of the prefix tree in which its tokens are cached."""
         tenant = self.tenant if isolate_tenants else ""
         if self.adapter:
             return (tenant, self.cache_salt, self.adapter)

@@ -1,4 +1,4 @@
-"""Running requests' slots on their way into the prefix tree, so that other requests share them at once."""
+"""Moves running requests' slots into the prefix tree, so that other requests can share them at once."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from moeserve.router.core.memory.window_memory import WindowMemory
 
 
 class Publisher:
-    """With `KvMemory`, the only writer of a request's `node` and `num_shared`."""
+    """Together with `KvMemory` the only writer of a request's `node` and `num_shared`."""
 
     def __init__(
         self, tree: RadixCache, pool: TokenPool, windows: WindowMemory | None, *, exchanges: bool
     ) -> None:
-        """exchanges: a request may have computed tokens again that the tree has beyond a snapshot, and gives the tree
-        its slots of them."""
+        """exchanges: requests may recompute tokens after a snapshot for which the tree has KV; their slots then
+        replace the tree's."""
         self._tree = tree
         self._pool = pool
         self._windows = windows
         self._exchanges = exchanges
 
     def publish(self, request: HeldSequence, end: int) -> None:
-        """Moves the slots of a request's tokens before `end`, which are known and planned, into the tree."""
+        """Moves the slots of a request's tokens before position `end` into the tree; they must be known and planned."""
         if self._windows is None:
             self._up_to(request, end)
         else:
             self._with_windows(request, end, self._windows)
 
     def _with_windows(self, request: HeldSequence, end: int, windows: WindowMemory) -> None:
-        """`publish`, with a segment at each snapshot point on the way."""
+        """Like `publish`, and creates a window segment at each snapshot point on the way."""
         stays = end - windows.window + 1 if end == request.target else None
         for point in windows.passed_points(request, end):
             position, kind = point
             if kind is SnapshotKind.PROMPT and end - position < windows.window:
-                stays = position - windows.window + 1  # one segment, from there to the chunk's end
+                # start of the segment that remains when the chunk's is shortened
+                stays = position - windows.window + 1
             elif position == end:
                 stays = end - windows.window + 1
             else:
@@ -46,8 +47,8 @@ class Publisher:
         windows.reclaim()
 
     def _node_at(self, request: HeldSequence, position: int) -> Node | None:
-        """Returns the node that ends with the first `position` tokens of a request; the KV there may be another
-        request's."""
+        """Returns the node that ends after the first `position` tokens of a request, or None; another request may
+        have computed its KV."""
         assert request.node is not None
         return self._tree.node_at(request.node, request.tokens[request.num_shared : position].tobytes())
 
@@ -63,7 +64,7 @@ class Publisher:
             self._exchange(request, end)
 
     def _exchange(self, request: HeldSequence, end: int) -> None:
-        """Gives the tree the private slots before `end` in place of those that it has for the same tokens."""
+        """Replaces the tree's slots for tokens before `end` by the request's private ones."""
         assert request.node is not None
         begin = request.num_shared
         tokens, slots = request.tokens[begin:end].tobytes(), request.slots[begin:end]

@@ -1,17 +1,18 @@
 """The prefix cache: a radix tree from tokens to the KV slots that hold their keys and values.
 
-The KV of a token depends only on it and the tokens before it, so requests that begin with the same tokens may share the
-same slots. Each node holds a run of tokens and one slot for each; a path from a root spells a prefix. This is SGLang's
+The KV of a token depends only on it and the tokens before it, so requests with a common prefix can share slots. Each
+node holds a run of tokens and one slot per token; the path from a root spells a prefix. This is SGLang's
 RadixAttention (arXiv:2312.07104) at the granularity of single tokens.
 
-- `refs` of a node counts the running requests whose shared prefix includes it. A node without references is idle.
-  Unreferenced slots stay cached and are evicted least recently used first, from the end of a leaf. A parent has at
-  least as many references as each child, so an idle node has only idle descendants.
-- Each namespace has a root of its own, and requests find no prefixes of another namespace.
-- Of a model with recurrent state, a node may have a snapshot of the state after its last token. A request continues
-  from a snapshot, so that a prefix counts only up to the deepest one. A node whose end moves loses its snapshot.
-- Of windowed layers with a KV pool of their own, a node's snapshot may serve positions within it (`window_memory.py`).
-- An operation takes time in proportion to the nodes on its path; tokens are compared and moved as blocks of memory.
+- A node's `refs` counts the running requests whose shared prefix includes it. A node without references is idle. Idle
+  slots stay cached and are evicted from the end of the least recently used leaf. A parent has at least as many
+  references as each child, so all descendants of an idle node are idle.
+- Each namespace has its own root; requests find only prefixes of their namespace.
+- In models with recurrent state, a node may have a snapshot of the state after its last token. Requests continue from
+  a snapshot, so a prefix is usable only up to the deepest one. A node whose end changes loses its snapshot.
+- If windowed layers have their own KV pool, a node's snapshot may also serve positions inside the node
+  (`window_memory.py`).
+- An operation takes time proportional to the nodes on its path; tokens are compared and moved as blocks of memory.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ if TYPE_CHECKING:
 
 
 class RadixCache:
-    """Takes ownership of slots with `extend` and `release`; gives it up with `evict`, `discard` and what `release`
-    returns. Tokens are int32 as bytes, slots are int32 arrays."""
+    """The tree takes ownership of slots in `extend` and `release`, and gives it up in `evict`, `discard` and with
+    the slots that `release` returns. Tokens are int32 as bytes, slots are int32 arrays."""
 
     def __init__(self, *, recurrent: bool = False, log: BlockLog | None = None) -> None:
-        """`recurrent`: prefixes count up to a snapshot. `log` is told what the tree holds."""
+        """recurrent: prefixes are usable only up to a snapshot. log: is notified of all changes."""
         self._log = log
         self.num_tokens = 0
-        self.num_idle = 0  # of num_tokens, those in nodes without refs
+        self.num_idle = 0  # tokens in nodes without references
         self._recurrent = recurrent
-        self.on_split: Callable[[Node, Snapshot], None] | None = None  # called with the new upper node
-        self._dropped: list[Snapshot] = []  # since the last `take_dropped`
+        # called with the new upper node and the lower node's snapshot
+        self.on_split: Callable[[Node, Snapshot], None] | None = None
+        self._dropped: list[Snapshot] = []  # snapshots dropped since the last `take_dropped`
         self._roots: dict[Namespace, Node] = {}
         self._uses = 0  # a logical clock: incremented at each use
         self._num_nodes = 0
@@ -47,8 +49,8 @@ class RadixCache:
     # ---------------------------------------------------------------- reading
 
     def match(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
-        """The length of the longest prefix of `tokens` that `acquire` would find, and how much of it is idle, in
-        tokens. Changes nothing."""
+        """Returns the length of the longest prefix of `tokens` that `acquire` would find, and the number of idle
+        tokens in it. Changes nothing."""
         matched = idle = 0
         for node, common in self._usable(self._roots.get(namespace), tokens):
             matched += common
@@ -57,12 +59,13 @@ class RadixCache:
         return matched, idle
 
     def num_matched(self, namespace: Namespace, tokens: bytes) -> int:
-        """The length of the longest prefix of `tokens` whose KV is cached, wherever its snapshots are."""
+        """Returns the length of the longest prefix of `tokens` with cached KV, whether or not a snapshot makes it
+        usable."""
         root = self._roots.get(namespace)
         return 0 if root is None else sum(common for _, common in walk(root, tokens))
 
     def cached_slots(self, namespace: Namespace, tokens: bytes) -> array[int]:
-        """The slots of the longest prefix of `tokens` whose KV is cached. They stay the tree's."""
+        """Returns the slots of the longest prefix of `tokens` with cached KV. The tree keeps ownership."""
         slots = array("i")
         root = self._roots.get(namespace)
         if root is not None:
@@ -71,7 +74,7 @@ class RadixCache:
         return slots
 
     def _usable(self, root: Node | None, tokens: bytes) -> list[tuple[Node, int]]:
-        """The nodes of `walk` that a request may share."""
+        """Returns the part of `walk` that a request can use."""
         path = [] if root is None else list(walk(root, tokens))
         if self._recurrent:
             position = sum(common for _, common in path)
@@ -82,13 +85,13 @@ class RadixCache:
     # ---------------------------------------------------------------- references
 
     def acquire(self, namespace: Namespace, tokens: bytes) -> tuple[Node, array[int]]:
-        """References the longest cached prefix of `tokens`; returns its last node and its slots. The caller ends the
+        """References the longest usable prefix of `tokens`. Returns its last node and its slots. The caller ends the
         reference with `release` or `discard`."""
         root = self._root(namespace)
         return self._acquire(root, self._usable(root, tokens))
 
     def acquire_kv(self, namespace: Namespace, tokens: bytes) -> Node:
-        """As `acquire`, wherever snapshots are: for callers that do not compute."""
+        """Like `acquire`, but ignores snapshots; for callers that do not compute from the prefix."""
         root = self._root(namespace)
         return self._acquire(root, list(walk(root, tokens)))[0]
 
@@ -107,14 +110,14 @@ class RadixCache:
         return node, slots
 
     def extend(self, node: Node, tokens: bytes, slots: array[int]) -> Node | None:
-        """Gives the tree the slots of `tokens`, which follow the `node` that the caller references. The reference moves
-        to the node returned. None: the tree has a continuation with the same first token, and the slots stay the
-        caller's."""
+        """Moves the slots of `tokens` into the tree, after `node`, which the caller references. The reference moves
+        to the returned node. Returns None if the tree already has a continuation with the same first token; the
+        caller then keeps the slots."""
         if node.children.get(tokens[:TOKEN_BYTES]) is not None:
             return None
         self.num_tokens += len(slots)
         if node.refs == 1 and self._may_grow(node):
-            node.tokens += tokens  # no other request references it
+            node.tokens += tokens  # allowed because no other request references it
             node.slots.extend(slots)
             if self._log is not None:
                 self._log.grown(node)
@@ -124,9 +127,9 @@ class RadixCache:
         return child
 
     def adopt(self, node: Node, tokens: bytes, slots: array[int]) -> tuple[Node, array[int]] | None:
-        """As `extend`, where the tree has `tokens` already, or the first of them: its nodes take the new slots of them,
-        and the slots that they had are returned, for the caller to free. None: another request references these nodes,
-        and the slots stay the caller's."""
+        """Like `extend`, for `tokens` of which the tree already has all or the first ones: their nodes get the new
+        slots, and the old slots are returned for the caller to free. Returns None if another request references
+        these nodes; the caller then keeps the slots."""
         path = list(walk(node, tokens))
         if any(child.refs for child, _ in path):
             return None
@@ -141,13 +144,13 @@ class RadixCache:
             at += common
         if at < len(slots):
             extended = self.extend(node, tokens[at * TOKEN_BYTES :], slots[at:])
-            assert extended is not None  # the walk has ended
+            assert extended is not None  # the walk covered all other tokens
             node = extended
         return node, freed
 
     def release(self, node: Node, tokens: bytes, slots: array[int]) -> tuple[array[int], Node]:
-        """Ends a reference. `tokens` follow `node`, their KV is in `slots`: the tree takes the slots of those that it
-        lacks, and returns the slots of those that it has, for the caller to free, and the node at whose end `tokens`
+        """Ends a reference to `node`. `tokens` follow `node`, with their KV in `slots`: the tree takes the slots of
+        the tokens that it lacks. Returns the other slots, for the caller to free, and the node at which `tokens`
         end."""
         surplus, end = self._insert(node, tokens, slots)
         self._uses += 1
@@ -166,8 +169,8 @@ class RadixCache:
         return surplus, end
 
     def discard(self, node: Node) -> array[int]:
-        """Ends a reference and removes the nodes from `node` upwards that are unreferenced and have no children;
-        returns their slots, for the caller to free."""
+        """Ends a reference, and removes `node` and its ancestors as far as they are unreferenced and childless.
+        Returns their slots, for the caller to free."""
         self.release(node, b"", array("i"))
         freed = array("i")
         while node.parent is not None and node.refs == 0 and not node.children:
@@ -179,7 +182,7 @@ class RadixCache:
         return freed
 
     def _insert(self, node: Node, tokens: bytes, slots: array[int]) -> tuple[array[int], Node]:
-        """Adds `tokens` below `node` as an idle path; returns the slots of tokens that were there, and the last
+        """Adds `tokens` below `node` as an idle path. Returns the slots of tokens that existed already, and the last
         node."""
         surplus = array("i")
         at, start = 0, node
@@ -193,7 +196,7 @@ class RadixCache:
         self.num_tokens += len(rest)
         is_unshared = node.refs == 0 or (node is start and node.refs == 1)
         if is_unshared and self._may_grow(node):
-            # The caller's own node becomes idle as a whole when `release` ends its reference.
+            # `release` then ends the caller's reference, and the node becomes idle as a whole.
             node.tokens += rest_tokens
             node.slots.extend(rest)
             if node.refs == 0:
@@ -206,13 +209,14 @@ class RadixCache:
 
     @staticmethod
     def _may_grow(node: Node) -> bool:
-        """Whether tokens may be appended to `node` instead of a child's being made."""
+        """Returns whether tokens may be appended to `node` itself instead of to a new child."""
         return not node.children and node.parent is not None and node.snapshot is None
 
     # ---------------------------------------------------------------- snapshots
 
     def node_at(self, node: Node, tokens: bytes) -> Node | None:
-        """The node that ends where `tokens` below `node` end, split off where necessary; None: the tree lacks some."""
+        """Returns the node at which `tokens` below `node` end, after splitting one if necessary; None if the tree
+        lacks some."""
         at = 0
         for child, common in list(walk(node, tokens)):
             node = child if common == len(child.slots) else self._split(child, common)
@@ -220,24 +224,24 @@ class RadixCache:
         return node if at == len(tokens) else None
 
     def set_snapshot(self, node: Node, snapshot: Snapshot) -> None:
-        """Gives `node`, which has none and is no root, a snapshot of the state after its last token."""
+        """Attaches a snapshot of the state after the last token of `node`, which must have none and be no root."""
         assert node.snapshot is None
         assert node.parent is not None
         node.snapshot, snapshot.node = snapshot, node
 
     def unset_snapshot(self, snapshot: Snapshot) -> None:
-        """Removes a snapshot from its node."""
+        """Detaches a snapshot from its node."""
         assert snapshot.node is not None
         snapshot.node.snapshot = None
         snapshot.node = None
 
     def take_dropped(self) -> list[Snapshot]:
-        """The snapshots that have lost their nodes since the last call."""
+        """Returns the snapshots that lost their nodes since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
     def snapshots_of(self, namespace: Namespace, tokens: bytes) -> list[Snapshot]:
-        """Returns the snapshots of states after prefixes of `tokens`, the shortest first. They stay the tree's."""
+        """Returns the snapshots on the path of `tokens`, shortest prefix first. The tree keeps ownership."""
         root = self._roots.get(namespace)
         path = [] if root is None else walk(root, tokens)
         ends = (node for node, common in path if common == len(node.slots))
@@ -251,7 +255,7 @@ class RadixCache:
     # ---------------------------------------------------------------- eviction
 
     def evict(self, count: int) -> array[int]:
-        """Evicts up to `count` idle tokens, least recently used first; returns their slots, for the caller to free."""
+        """Evicts up to `count` idle tokens, least recently used first. Returns their slots, for the caller to free."""
         freed = array("i")
         while len(freed) < count and (node := self._idle.pop()) is not None:
             take = min(len(node.slots), count - len(freed))
@@ -294,8 +298,8 @@ class RadixCache:
         return child
 
     def _split(self, node: Node, count: int) -> Node:
-        """Splits `node` after `count` tokens; returns the new parent, which has the first of them. References to `node`
-        stay valid: its end does not move."""
+        """Splits `node` after `count` tokens. Returns the new parent, which holds the first `count`. References to
+        `node` stay valid, because its end does not move."""
         parent = node.parent
         assert parent is not None
         at = count * TOKEN_BYTES
@@ -332,11 +336,12 @@ class RadixCache:
         self.num_tokens -= len(node.slots)
         self.num_idle -= len(node.slots)
         self._num_nodes -= 1
-        node.slots, node.tokens = array("i"), bytearray()  # new ones: a caller may iterate over the old
+        # new objects, as a caller may be iterating over the old ones
+        node.slots, node.tokens = array("i"), bytearray()
         self._drop_empty_root(parent)
 
     def _drop_empty_root(self, node: Node) -> None:
-        """Removes the namespace of `node` if it is a root without references and children."""
+        """Removes the root of a namespace if it has neither references nor children."""
         if node.parent is None and node.refs == 0 and not node.children:
             del self._roots[node.namespace]
             self._num_nodes -= 1
@@ -344,13 +349,13 @@ class RadixCache:
     # ---------------------------------------------------------------- invariants
 
     def snapshots(self) -> Iterator[Snapshot]:
-        """The snapshot of every node that has one."""
+        """Yields the snapshot of every node that has one."""
         for node in self.nodes():
             if node.snapshot is not None:
                 yield node.snapshot
 
     def check(self) -> None:
-        """Raises AssertionError when a count or a link is wrong, or an idle leaf is not in the heap. O(tokens)."""
+        """Raises AssertionError if a count or link is wrong, or an idle leaf is missing in the heap. O(tokens)."""
         nodes = list(self.nodes())
         queued = self._idle.keys()
         invariants = {

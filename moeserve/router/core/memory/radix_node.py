@@ -1,4 +1,4 @@
-"""A node of the prefix tree, the snapshot of recurrent state at its end, and what is read off them."""
+"""Nodes of the prefix tree, the snapshots of recurrent state at their ends, and read-only functions on them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterator
 from enum import Enum, auto
 
 TOKEN_BYTES = 4
-# The name of an API key, a salt and, of an adapter, its key.
+# API key's name, salt and, with a LoRA adapter, its key.
 Namespace = tuple[str, str] | tuple[str, str, str]
 
 
 class SnapshotKind(Enum):
-    """Why a snapshot was taken; `snapshot_points.py` has the positions of those within a prompt."""
+    """The reason why a snapshot was taken; `snapshot_points.py` chooses the positions within a prompt."""
 
     PROMPT = auto()  # near the end of a prompt
-    BRANCH = auto()  # where a prompt departs from another that began like it
-    SPACED = auto()  # earlier in a long prompt
+    BRANCH = auto()  # where a prompt diverges from an earlier one with the same beginning
+    SPACED = auto()  # at intervals in a long prompt
     ANSWER = auto()  # where a request ended
     PREEMPTED = auto()  # where a request was preempted
 
 
 class Snapshot:
-    """The state after the first `position` tokens of a sequence, in state slot `slot`."""
+    """The recurrent state after the first `position` tokens of a sequence, stored in state slot `slot`."""
 
     __slots__ = ("kind", "node", "number", "position", "slot", "touched")
 
@@ -30,17 +30,18 @@ class Snapshot:
         self.slot = slot
         self.position = position
         self.kind = kind
-        self.node: Node | None = None  # whose end it belongs to; written by RadixCache, None outside the tree
-        self.number = 0  # in order of use; with `touched` written by SnapshotCache
-        self.touched = 0.0  # the clock when it was taken or last used
+        # the node at whose end it is; None outside the tree; written by RadixCache
+        self.node: Node | None = None
+        self.number = 0  # order of use; written by SnapshotCache, like `touched`
+        self.touched = 0.0  # SnapshotCache's clock when it was taken or last used
 
     def serves(self, position: int) -> bool:
-        """Whether a request can continue at `position` of the node's path."""
+        """Returns whether a request can continue at `position` of the node's path."""
         return position == self.position
 
     @property
     def gain(self) -> int:
-        """Tokens that are computed again without it: from the next snapshot towards the root."""
+        """Tokens that would have to be recomputed without it: the distance to the next snapshot towards the root."""
         node = None if self.node is None else self.node.parent
         while node is not None:
             if node.snapshot is not None:
@@ -50,7 +51,7 @@ class Snapshot:
 
 
 class Node:
-    """Owned and changed by one `RadixCache`; to others it is an opaque handle of a position in the tree."""
+    """A node, owned and changed by one `RadixCache`; for other modules an opaque position in the tree."""
 
     __slots__ = (
         "children",
@@ -67,19 +68,19 @@ class Node:
     def __init__(
         self, number: int, parent: Node | None, namespace: Namespace, tokens: bytearray, slots: array[int]
     ) -> None:
-        self.number = number  # in order of creation: breaks ties of last_used
-        self.parent = parent  # None: a root
+        self.number = number  # order of creation; breaks ties of last_used
+        self.parent = parent  # None for a root
         self.namespace = namespace
         self.tokens = tokens  # int32 [n], as bytes
         self.slots = slots  # [n]
-        self.children: dict[bytes, Node] = {}  # by the bytes of their first token
+        self.children: dict[bytes, Node] = {}  # first token's bytes → child
         self.refs = 0
         self.last_used = 0
-        self.snapshot: Snapshot | None = None  # of the state after the last token
+        self.snapshot: Snapshot | None = None  # the state after the last token
 
 
 def depth(node: Node) -> int:
-    """The number of tokens from the root to the end of `node`."""
+    """Returns the number of tokens from the root to the end of `node`."""
     depth, current = 0, node
     while current.parent is not None:
         depth += len(current.slots)
@@ -88,12 +89,12 @@ def depth(node: Node) -> int:
 
 
 def common_tokens(tokens: bytes, at: int, stretch: bytes | bytearray) -> int:
-    """The number of leading tokens that `tokens[at:]` and `stretch` have in common. Binary search over blocks, so that
-    a mismatch takes at most two passes over the memory."""
+    """Returns the number of leading tokens that `tokens[at:]` and `stretch` share. Binary search over blocks of
+    memory: a mismatch costs at most two passes."""
     end = min(len(tokens) - at, len(stretch))
     if tokens[at : at + end] == stretch[:end]:
         return end // TOKEN_BYTES
-    low, high = 0, end // TOKEN_BYTES  # equal up to low, not up to high
+    low, high = 0, end // TOKEN_BYTES  # equal up to `low`, different before `high`
     while high - low > 1:
         middle = (low + high) // 2
         begin, stop = low * TOKEN_BYTES, middle * TOKEN_BYTES
@@ -105,7 +106,7 @@ def common_tokens(tokens: bytes, at: int, stretch: bytes | bytearray) -> int:
 
 
 def walk(node: Node, tokens: bytes) -> Iterator[tuple[Node, int]]:
-    """The nodes below `node` that spell a prefix of `tokens`, each with how many of its tokens match."""
+    """Yields the nodes below `node` that spell a prefix of `tokens`, each with the number of its matching tokens."""
     at, end = 0, len(tokens)
     while at < end:
         child = node.children.get(tokens[at : at + TOKEN_BYTES])

@@ -1,8 +1,8 @@
-"""What the rest of the core may ask of the memories of sequences: room for one, slots for its rows, what a step moves.
+"""The interface through which the scheduler uses the sequence memories: capacity, slots for rows, and copies per
+step.
 
-Behind it are the KV slots with the prefix tree, the windowed layers' own pool, recurrent states, and the tiers in RAM
-and on disk (`kv_memory.py`). No other module names them: a scheduling decision is the same whichever of them a model
-has.
+It covers the KV slots with the prefix tree, the windowed layers' pool, recurrent states, and the tiers in RAM and on
+disk (`kv_memory.py`). Scheduling does not depend on which of these a model has, and no other module names them.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ from moeserve.router.core.memory.held import HeldSequence
 
 
 class RowSlots(NamedTuple):
-    """The slots of a row's new positions, as `Row` has them."""
+    """The slots of a row's new positions, in the format of `Row`."""
 
     kv: bytes
     window: bytes
 
 
 class SequenceMemory(Protocol):
-    """Sequences are attached, get slots row by row, and are detached. Calls come from one thread."""
+    """Sequences are attached, get slots row by row, and are detached. Single-threaded."""
 
     # ---------------------------------------------------------------- room
 
     @property
     def num_slots(self) -> int:
-        """KV slots in all."""
+        """Total number of KV slots."""
         ...
 
     @property
     def available(self) -> int:
-        """KV slots that may be granted now: the free ones and the unreferenced cached ones, which it may evict."""
+        """KV slots that can be granted now: free ones, and cached ones without references, which can be evicted."""
         ...
 
     @property
     def num_held(self) -> int:
-        """KV slots that running requests hold, each counted once however many share it."""
+        """KV slots that running requests hold; a shared slot counts once."""
         ...
 
     def lookup(self, request: HeldSequence) -> tuple[int, int]:
-        """How many leading tokens `attach` would find in the cache, and how many of those no running request
+        """Returns how many leading tokens `attach` would find in the cache, and how many of them no running request
         references. Changes nothing."""
         ...
 
     def awaits_snapshot(self, request: HeldSequence, prompts: Iterable[HeldSequence]) -> bool:
-        """Whether a waiting request does better to wait for a snapshot that one of `prompts` under way will leave. Has
-        them leave it."""
+        """Returns whether a waiting request should wait for a snapshot that one of the running `prompts` will leave;
+        if so, makes that prompt leave it."""
         ...
 
     def begin_load(self, request: HeldSequence, now: float) -> bool:
-        """Whether a waiting request is to wait until more of it is loaded from a tier, which begins."""
+        """Starts to load more of a waiting request's prefix from a tier, if worthwhile. Returns whether the request
+        must wait."""
         ...
 
     def leave_load(self, request: HeldSequence) -> None:
@@ -66,7 +67,7 @@ class SequenceMemory(Protocol):
     # ---------------------------------------------------------------- a sequence's slots
 
     def opened(self, request: HeldSequence) -> None:
-        """Allows a request to be looked up and attached: its spans get the tokens by which caches know them."""
+        """Prepares a new request for `lookup` and `attach`: its embedding spans get their numbers."""
         ...
 
     def closed(self, request: HeldSequence) -> None:
@@ -74,76 +75,78 @@ class SequenceMemory(Protocol):
         ...
 
     def attach(self, request: HeldSequence) -> None:
-        """Gives the longest cached prefix of its tokens to a request that holds no slots, and what else it runs in."""
+        """Gives a request without slots its longest cached prefix and the state and window slots that it needs to
+        run."""
         ...
 
     def grant(self, request: HeldSequence, count: int) -> RowSlots:
-        """Appends slots for `count` more positions, evicting cached prefixes as needed. Raises PoolExhausted for more
+        """Adds slots for `count` more positions, evicting cached prefixes if needed. Raises PoolExhausted for more
         than `available`."""
         ...
 
     def grant_each(self, requests: Sequence[HeldSequence]) -> Iterable[tuple[bytes, bytes]]:
-        """`grant` of one position to each; gives `RowSlots` as plain pairs."""
+        """`grant` of one position for each request; yields (kv, window) pairs."""
         ...
 
     def grant_beams(self, request: HeldSequence) -> tuple[list[Fork], Iterable[tuple[bytes, bytes]]]:
-        """The same for each beam of a search, with what the worker is to do before."""
+        """`grant` of one position for each beam of a search. Also returns the forks that the worker makes first."""
         ...
 
     def advance_beams(self, request: HeldSequence, tops: Sequence[TokenLogprob]) -> int:
-        """Takes the results of a search's rows (`BeamRows.advance`). Returns the number of forks."""
+        """Advances a search by its rows' results (`BeamRows.advance`). Returns the number of forks."""
         ...
 
     def publish(self, request: HeldSequence) -> None:
-        """Moves the planned slots of its known tokens into the prefix tree, so that other requests share them. If
-        another request has put the same tokens there meanwhile, these slots stay private until the request leaves."""
+        """Moves the slots of a request's known, planned tokens into the prefix tree for sharing. If the tree got the
+        same tokens from another request meanwhile, the slots stay private until the request leaves."""
         ...
 
     def save(self, request: HeldSequence) -> None:
-        """Has the computed part of a request written to a tier, if there is one."""
+        """Schedules the computed part of a request for writing to a tier, if there is one."""
         ...
 
     def detach(self, request: HeldSequence, *, forget: bool = False, preempted: bool = False) -> None:
-        """Takes back all slots of a request. The slots of its known tokens stay cached until they are evicted, and its
-        state becomes a snapshot; with `forget`, those that no other request references are freed at once."""
+        """Takes back all slots of a request. The slots of its known tokens stay cached until evicted, and its state
+        becomes a snapshot; with `forget`, slots that no other request references are freed at once."""
         ...
 
     # ---------------------------------------------------------------- steps
 
     def price_with(self, recompute_ms: Callable[[int, int], float]) -> None:
-        """recompute_ms: milliseconds that computing tokens takes, by position and number; 0: not known. Called once."""
+        """Sets the cost model, once. recompute_ms(position, count): milliseconds to compute `count` tokens from
+        `position` on; 0: unknown."""
         ...
 
     @property
     def is_synced(self) -> bool:
-        """Whether the worker has reported what its tiers hold. Until then, no step has rows."""
+        """Whether the worker has reported the contents of its tiers. Until then no rows may be planned."""
         ...
 
     @property
     def is_loading(self) -> bool:
-        """Some request waits for a tier."""
+        """True while a request waits for a load."""
         ...
 
     @property
     def has_work(self) -> bool:
-        """The worker has orders to execute or something to report, with or without rows."""
+        """True if the worker has copies to execute or results to report, even without rows."""
         ...
 
     def begin_step(self, now: float, *, beside_decoding: bool) -> None:
-        """Decides what is written to tiers with the step that is being planned, before any slot is taken for it."""
+        """Chooses the pages written to tiers with the step being planned, before slots are granted for it."""
         ...
 
     def begin_rows(self) -> None:
-        """Frees what no later row reads, and takes the snapshots that are due. Called before a step's rows are planned,
-        and again where they are planned anew."""
+        """Frees slots that no later row reads, and takes the due snapshots. Call it before the rows of a step are
+        planned, and again if they are planned anew."""
         ...
 
     def end_step(self, now: float) -> PageOrders | None:
-        """What the step moves between the pool and its tiers, as `StepPlan.pages`."""
+        """Returns the step's copies between the pool and its tiers, as `StepPlan.pages`; None if there are none."""
         ...
 
     def take_copies(self) -> bytes:
-        """The copies of recurrent states for a plan that is sent now, as `StepPlan.state_copies`."""
+        """Returns the recurrent-state copies for a plan that is sent now, as `StepPlan.state_copies`."""
         ...
 
     def take_report(self, report: PageReport | None, now: float) -> list[HeldSequence]:
@@ -151,28 +154,28 @@ class SequenceMemory(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forgets everything: the worker that had it is lost. No request holds slots."""
+        """Forgets everything after the worker was lost. No request may hold slots."""
         ...
 
     def close(self) -> None:
-        """Ends all loads and writes: no worker will answer them."""
+        """Ends all loads and writes, which no worker will complete."""
         ...
 
     # ---------------------------------------------------------------- statistics
 
     def set_gauges(self, report: LoadReport) -> None:
-        """Sets the report's numbers of slots, snapshots and pages, by holder."""
+        """Sets the report's gauges of slots, snapshots and pages, by holder."""
         ...
 
     def take_events(self) -> list[KvEvent]:
-        """What the prefix cache has gained and lost since the last call, in order."""
+        """Returns the changes of the prefix cache since the last call, in order."""
         ...
 
     def check_counts(self, running: Collection[HeldSequence]) -> None:
-        """Raises AssertionError when the sizes do not add up. O(running)."""
+        """Raises AssertionError if the sizes do not add up. O(running)."""
         ...
 
     def check_slots(self, running: Collection[HeldSequence]) -> None:
-        """Raises AssertionError unless every slot is free, private to one request, or in the tree, and every state slot
-        free, of one request, or a snapshot. O(slots)."""
+        """Raises AssertionError unless every KV slot is free, private to one request or in the tree, and every state
+        slot is free, a request's or a snapshot. O(slots)."""
         ...

@@ -1,8 +1,9 @@
-"""Takes snapshots of running prompts: it keeps their snapshot points, and has the state copied once one is reached.
+"""Takes snapshots of running prompts: keeps their snapshot points and copies the state when one is reached.
 
-A row of plan N that ends at such a point leaves its request's state there until the next row. So the copy belongs into
-plan N+1, in front of its rows: `planned` notes the requests that have reached a point, `take` is called when the next
-plan is begun."""
+A row of plan N that ends at a point leaves the state there until the request's next row. So the copy must be part of
+plan N+1, before its rows: `planned` notes the requests that reached a point, and `take` is called when the next plan
+is started.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class SnapshotTaker:
         ] = {}  # requests whose last planned row ends at a snapshot point
 
     def bound(self, request: HeldSequence, num_matched: int) -> None:
-        """Chooses the points of a request that was bound; the tree has the KV of its first `num_matched` tokens."""
+        """Chooses the points of a newly bound request; the tree has the KV of its first `num_matched` tokens."""
         start = len(request.slots)
         request.snapshot_points = snapshot_points(start, num_matched, request.num_prompt, self._spacing)
 
@@ -42,14 +43,13 @@ class SnapshotTaker:
             self._due[request] = request.snapshot_points.pop(0)[1]
 
     def left(self, request: HeldSequence) -> None:
-        """Forgets a request, which leaves its own state behind."""
+        """Forgets a request that leaves; its own state is kept elsewhere."""
         self._due.pop(request, None)
         request.snapshot_points = []
 
     def take(self) -> None:
-        """Has the due states copied in the plan that is begun now. If the tree has no node that ends at the point,
-        there is no snapshot: another running request shares the tokens up to a place before it, and holds their
-        slots."""
+        """Copies the due states in the plan being started. No snapshot is taken if no tree node ends at the point,
+        because another running request holds the slots of the same tokens."""
         for request, kind in self._due.items():
             rest = request.tokens[request.num_shared : len(request.slots)].tobytes()
             assert request.node is not None
@@ -59,9 +59,9 @@ class SnapshotTaker:
         self._due.clear()
 
     def ask(self, tokens: bytes, num_found: int, prompts: Iterable[HeldSequence]) -> bool:
-        """Whether one of the running `prompts` will leave a snapshot within `tokens` that is worth waiting for. That
-        prompt gets a point where it departs from `tokens`, unless it has passed the place. `num_found`: tokens that
-        today's snapshots give."""
+        """Returns whether one of the running `prompts` will leave a snapshot on the path of `tokens` that is worth
+        waiting for. That prompt gets a point where it diverges from `tokens`, unless it is past it. num_found:
+        tokens that present snapshots cover."""
         most, best = num_found + self._spacing.least - 1, None
         for prompt in prompts:
             common = self._common(tokens, prompt)
@@ -74,8 +74,7 @@ class SnapshotTaker:
         return True
 
     def _will_leave(self, prompt: HeldSequence, position: int) -> bool:
-        """Whether a prompt that is being computed has, or may still be given, a snapshot point at `position` or
-        shortly before."""
+        """Returns whether a running prompt has, or can still get, a snapshot point at `position` or shortly before."""
         return position > len(prompt.slots) or self._has_point(prompt, position)
 
     def _has_point(self, prompt: HeldSequence, position: int) -> bool:
@@ -85,8 +84,8 @@ class SnapshotTaker:
         return any(0 <= position - at < self._spacing.least for at in points)
 
     def _common(self, tokens: bytes, prompt: HeldSequence) -> int:
-        """Returns how many tokens of its prefill a prompt shares with `tokens`; 0 if they are too few to matter."""
+        """Returns the number of tokens that a prompt's prefill shares with `tokens`; 0 if too few to matter."""
         head = prompt.tokens[: self._spacing.least].tobytes()
-        if tokens[: len(head)] != head:  # most prompts
+        if tokens[: len(head)] != head:  # true for most prompts
             return 0
         return common_tokens(tokens, 0, prompt.tokens[: prompt.target].tobytes())

@@ -1,16 +1,17 @@
-"""The owner of every slot of recurrent state: free + running + snapshots + loading = all slots, after every call.
+"""Owns every recurrent-state slot. After every call, each slot is free, a running request's, a snapshot's, or a
+load's.
 
-A running request has one slot, which each of its rows advances; a beam search has one for each beam. `copies` are
-executed by the worker before the rows of the plan that carries them, hence after the rows of all plans before:
+A running request has one slot, which each of its rows advances; a beam search has one per beam. The worker executes
+`copies` before the rows of the plan that carries them, so after all rows of earlier plans:
 
-    bind       zero, or snapshot -> running     in the plan that is being made; its rows follow
-    copy       running -> running               in the plan after the one whose result had a beam fork
+    bind       zero, or snapshot -> running     in the plan being built, before its rows
+    copy       running -> running               in the plan after the one whose result forked a beam
     take       running -> snapshot              in the plan after the one whose row ended at the snapshot point
-    keep       (no copy)                        the running slot becomes the snapshot, when its request leaves
+    keep       (no copy)                        the running slot becomes the snapshot when its request leaves
 
-A load from a tier has a slot of its own until it has ended.
+A load from a tier uses a separate slot until it has ended.
 
-A slot may be handed out again at once: what copied from it or advanced it is executed before.
+A freed slot may be reused at once, because earlier copies and rows that use it are executed first.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from moeserve.router.core.memory.radix_cache import RadixCache
 from moeserve.router.core.memory.radix_node import Node, Snapshot, SnapshotKind
 from moeserve.router.core.memory.snapshots import SnapshotCache
 
-ZERO = -1  # as the source of a copy
+ZERO = -1  # copy source that means zeros
 
 
 class StateMemory:
-    """The only writer of a request's `state_slot`, and of what the tree's nodes have as snapshots."""
+    """The only writer of a request's `state_slot` and of the snapshots in the tree's nodes."""
 
     def __init__(self, num_slots: int, tree: RadixCache, totals: LoadReport) -> None:
-        """`num_slots` are at least as many as requests may run at once."""
+        """num_slots: at least the number of requests that may run at once."""
         self.num_slots = num_slots
         self._free = array("i", range(num_slots - 1, -1, -1))
         self._tree = tree
         self._snapshots = SnapshotCache()
-        self._copies = array("i")  # (source, destination) of the next plan
+        self._copies = array("i")  # (source, destination) pairs for the next plan
         self._loading: set[int] = set()
         self._totals = totals
 
@@ -51,20 +52,20 @@ class StateMemory:
     # ---------------------------------------------------------------- running
 
     def bind(self, request: HeldSequence, source: Snapshot | None) -> None:
-        """Gives a slot to a request: with the state of `source`, or zeroed."""
+        """Assigns a slot to a request, initialised with the state of `source`, or with zeros if None."""
         if source is not None:
             self._totals.state_snapshot_hits += 1
             self._snapshots.use(source)
         slot = self._take_slot(spared=source)
         if slot is None:
             assert source is not None, "there is a state slot for every running request"
-            slot = self._give_up(source)  # the only snapshot: it goes on as the request's state
+            slot = self._give_up(source)  # the last snapshot: its slot becomes the request's
         else:
             self._copies.extend((ZERO if source is None else source.slot, slot))
         request.state_slot = slot
 
     def take_more(self, count: int) -> list[int]:
-        """Slots for the beams of a request beside its own; their states mean nothing yet."""
+        """Returns slots for a request's further beams; their contents are undefined."""
         slots = [slot for _ in range(count) if (slot := self._take_slot(spared=None)) is not None]
         assert len(slots) == count, "there is a state slot for every sequence that runs"
         return slots
@@ -73,19 +74,19 @@ class StateMemory:
         self._free.extend(slots)
 
     def copy(self, source: int, target: int) -> None:
-        """Has the next plan copy one beam's state to another's."""
+        """Adds a copy of one beam's state to another's to the next plan."""
         self._copies.extend((source, target))
 
     def free(self, request: HeldSequence) -> None:
-        """Takes back the slot of a request, without a snapshot."""
+        """Takes back a request's slot without making a snapshot."""
         self._free.append(request.state_slot)
         request.state_slot = -1
 
     # ---------------------------------------------------------------- snapshots
 
     def take(self, request: HeldSequence, node: Node, kind: SnapshotKind) -> None:
-        """Copies the state of a running request to a snapshot at `node`, where its tokens end; nothing if all slots
-        run."""
+        """Copies a running request's state into a snapshot at `node`, where its tokens end; does nothing if all
+        slots belong to running requests."""
         slot = self._take_slot(spared=None)
         if slot is None:
             return
@@ -93,8 +94,8 @@ class StateMemory:
         self._put(node, Snapshot(slot, len(request.slots), kind))
 
     def keep(self, request: HeldSequence, node: Node, kind: SnapshotKind) -> None:
-        """Makes the slot of a request that leaves the snapshot at `node`, where its tokens end; frees it if `node` has
-        one."""
+        """Turns the slot of a request that leaves into the snapshot at `node`, where its tokens end; frees it if
+        `node` already has one."""
         if node.snapshot is not None:
             self.free(request)
             return
@@ -102,30 +103,30 @@ class StateMemory:
         request.state_slot = -1
 
     def reclaim(self) -> None:
-        """Takes back the slots of snapshots whose KV the tree has given up."""
+        """Takes back the slots of snapshots whose KV the tree evicted."""
         for snapshot in self._tree.take_dropped():
             self._snapshots.remove(snapshot)
             self._free.append(snapshot.slot)
 
     def clear(self) -> None:
-        """Forgets the copies of no plan yet; the snapshots have gone with the tree's KV. No request runs."""
+        """Forgets the pending copies after the tree was cleared. No request may be running."""
         self.reclaim()
         self._copies = array("i")
 
     def take_copies(self) -> bytes:
-        """The copies for a plan that is sent now, as StepPlan.state_copies."""
+        """Returns the copies for a plan that is sent now, as StepPlan.state_copies."""
         copies, self._copies = self._copies.tobytes(), array("i")
         return copies
 
     # ---------------------------------------------------------------- tiers
 
     def is_copied(self, snapshot: Snapshot) -> bool:
-        """Whether its slot has its state once the plans sent so far are executed."""
+        """Returns whether the snapshot's slot will hold its state once the plans sent so far are executed."""
         return snapshot.slot not in self._copies[1::2]
 
     def take_for_load(self, max_running: int) -> int | None:
-        """A slot that a state in a tier is loaded to, which no request uses until `loaded`. None where it might be
-        missing for one of `max_running` requests."""
+        """Returns a slot into which a state is loaded from a tier, unused by requests until `loaded`. None if it
+        could be needed for one of `max_running` requests."""
         if len(self._loading) + max_running >= self.num_slots:
             return None
         slot = self._take_slot(spared=None)
@@ -134,8 +135,8 @@ class StateMemory:
         return slot
 
     def loaded(self, slot: int, position: int, node: Node | None) -> None:
-        """A load has ended: its slot becomes the snapshot after `position` tokens, at the end of `node`. It is freed
-        for None, or where `node` has a snapshot."""
+        """Ends a load: its slot becomes the snapshot after `position` tokens at the end of `node`. If `node` is None
+        or has a snapshot, the slot is freed."""
         self._loading.remove(slot)
         if node is None or node.snapshot is not None:
             self._free.append(slot)
@@ -163,8 +164,8 @@ class StateMemory:
     # ---------------------------------------------------------------- invariants
 
     def check(self, running: Iterable[HeldSequence]) -> None:
-        """Raises AssertionError unless every slot is free, of one running request, or of one snapshot of the tree.
-        O(slots + nodes)."""
+        """Raises AssertionError unless every slot is free, one running request's, or one snapshot's. O(slots +
+        nodes)."""
         in_tree = list(self._tree.snapshots())
         if set(in_tree) != set(self._snapshots):
             raise AssertionError("the tree has other snapshots than are counted")

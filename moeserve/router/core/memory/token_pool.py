@@ -1,4 +1,4 @@
-"""The free list of the worker's KV slots."""
+"""The free list of the KV slots."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable
 
 
 class PoolExhausted(Exception):
-    """More slots were requested than are free: a bug in the scheduler, which must wait instead."""
+    """More slots were requested than are free. This is a scheduler bug: it must wait instead."""
 
 
 class TokenPool:
-    """KV slots 0 .. num_slots-1, each free or owned by exactly one caller. A slot stores the K and V of one token in
-    every layer. `alloc` and `free` take O(count), as block copies of int32 arrays."""
+    """KV slots 0 .. num_slots-1, each free or owned by exactly one caller. A slot holds the keys and values of one
+    token in every layer. `alloc` and `free` copy blocks of int32: O(count)."""
 
     __slots__ = ("_free", "num_slots")
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        # A stack whose top is at the end, with the highest slot at the bottom: unused slots are allocated in ascending
+        # A stack with its top at the end and the highest slot at the bottom: new slots are allocated in ascending
         # order, so that a prompt's keys are contiguous in memory.
         self._free = array("i", range(num_slots - 1, -1, -1))
 
@@ -28,7 +28,7 @@ class TokenPool:
         return len(self._free)
 
     def alloc(self, count: int) -> array[int]:
-        """Takes `count` slots, int32 [count]. Raises PoolExhausted without taking any."""
+        """Allocates `count` slots: int32 [count]. Raises PoolExhausted and allocates none if too few are free."""
         left = len(self._free) - count
         if left < 0:
             raise PoolExhausted(f"{count} KV slots requested, {len(self._free)} are free")
@@ -38,11 +38,11 @@ class TokenPool:
         return taken
 
     def free(self, slots: array[int]) -> None:
-        """Takes back slots that `alloc` returned; the caller must not use them any more."""
+        """Frees slots that `alloc` returned."""
         self._free.extend(slots)
 
     def check(self, held: Iterable[array[int]]) -> None:
-        """Raises AssertionError unless every slot is free or in `held`, exactly once. O(num_slots)."""
+        """Raises AssertionError unless every slot is either free or in `held`, exactly once. O(num_slots)."""
         every = self._free[:]
         for slots in held:
             every.extend(slots)

@@ -1,27 +1,28 @@
-"""The KV of windowed layers: who holds which slots of the second pool, and what of it the prefix tree keeps.
+"""The KV slots of sliding-window layers: which requests hold them, and which the prefix tree keeps.
 
-A windowed layer attends to the last `window` tokens. A running request therefore holds window slots for the
-`window - 1` positions before its next row, and those of the row:
+A windowed layer attends to the last `window` tokens. So a running request holds window slots for the `window - 1`
+positions before its next row, and for the row itself:
 
     position   0 ................... window_first ................. len(slots)
                | dropped              | window_slots                 |  not planned yet
 
-**When slots are dropped.** A plan writes the KV of all rows of a layer before any row attends. So a slot that a row of
-plan N reads for the last time may be written in plan N + 1, not in N: `begin_rows` drops, before any row is planned.
+**When slots are dropped.** A plan writes the KV of all rows of a layer before any row attends. So a slot read for
+the last time by a row of plan N can be reused in plan N + 1, but not in N: `begin_rows` drops slots before any row
+is planned.
 
-**Segments.** A request can continue at depth p if the window slots of the `window - 1` positions before p are there (of
-all, where p is less than the window). The tree keeps them where that is likely: at snapshot points of prompts, at a
-prompt's end and where a request ended or was preempted. A segment is a `Snapshot` at the end of a node that holds
-slots. Segments that overlap share slots, and so do requests and segments. Unlike the snapshot of a recurrent state, it
-serves every position behind its first `window - 1` tokens: a node that is split there gives the upper part a segment
-of its own.
+**Segments.** A request can continue at position p if the window slots of the `window - 1` positions before p exist
+(all of them, if p is less than the window). The tree keeps such slots where a continuation is likely: at snapshot
+points of prompts, at a prompt's end, and where a request ended or was preempted. A segment is a `Snapshot` at the
+end of a node that holds slots. Overlapping segments and requests share slots. Unlike a snapshot of recurrent state,
+a segment serves every position after its first `window - 1` tokens: if its node is split there, the upper part gets
+its own segment.
 
-The segment at the end of a chunk of a prompt is long: it has all of the chunk's slots, so that a prompt may depart
-anywhere in it.
+The segment at the end of a prompt's chunk holds all slots of the chunk, so that another prompt may diverge anywhere
+in it.
 
-**Size.** The pool has at least `least_slots`, so that running requests alone never exhaust it: everything else in it is
-segments. When slots are wanted, long ones are shortened first, least recently used first, to what a point in them
-needs; then segments are evicted as snapshots are (`snapshots.py`).
+**Size.** The pool has at least `least_slots`, so running requests alone never exhaust it; the rest holds segments.
+When slots are needed, long segments are first shortened to the slots that their snapshot points need, least recently
+used first; then segments are evicted in the order of snapshots (`snapshots.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from moeserve.router.core.memory.window_pool import WindowPool
 
 
 def least_slots(window: int, max_running: int, max_num_batched_tokens: int) -> int:
-    """Window slots that running requests may hold at once."""
+    """Returns the maximum number of window slots that running requests hold at once."""
     return max_running * (window - 1) + max_num_batched_tokens
 
 
@@ -59,26 +60,25 @@ class Segment(Snapshot):
         return self.first <= max(0, position - self.window + 1) and position <= self.position
 
     def before(self, position: int) -> array[int]:
-        """What a request needs that continues at `position`, which it serves."""
+        """Returns the slots that a request needs to continue at `position`, which the segment must serve."""
         return self.slots[max(0, position - self.window + 1) - self.first : position - self.first]
 
 
 class WindowMemory:
-    """The only writer of a request's `window_slots`, `window_first` and `window_points`, and of the segments of the
-    tree."""
+    """The only writer of a request's `window_slots`, `window_first` and `window_points`, and of the tree's segments."""
 
     def __init__(
         self, num_slots: int, window: int, tree: RadixCache, spacing: SnapshotSpacing, totals: LoadReport
     ) -> None:
-        """`spacing`: of segments within a prompt; its distances do not double, because no segment costs a step."""
+        """spacing: distances of segments within a prompt; they do not double, because a segment costs no step."""
         self.window = window
         self._pool = WindowPool(num_slots)
         self._tree = tree
         self._spacing = replace(spacing, is_even=True)
         self._segments = SnapshotCache()
         self._running: dict[HeldSequence, None] = {}
-        # Segments of chunks, and from which position on they stay when they are shortened; None: nothing of them does.
-        # Live ones are of chunks in the last plan, whose requests hold all of these slots.
+        # Long segments of chunks, with the position from which on slots remain when they are shortened (None: none
+        # remain). `_live`: those of chunks in the last plan, whose requests still hold all of the slots.
         self._live: dict[HeldSequence, tuple[Segment, int | None]] = {}
         self._long: dict[Segment, int | None] = {}  # in order of use
         self._totals = totals
@@ -100,8 +100,8 @@ class WindowMemory:
     # ---------------------------------------------------------------- running
 
     def attach(self, request: HeldSequence, num_matched: int) -> None:
-        """Gives a request that was bound the window before its next row. The tree has the KV of the full layers of its
-        first `num_matched` tokens."""
+        """Gives a newly bound request the window before its next row. The tree has the full layers' KV of its first
+        `num_matched` tokens."""
         start = len(request.slots)
         request.window_first = max(0, start - self.window + 1)
         request.window_points = snapshot_points(start, num_matched, request.num_prompt, self._spacing)
@@ -119,7 +119,7 @@ class WindowMemory:
                 self._long[segment] = self._long.pop(segment)
 
     def take(self, count: int) -> array[int]:
-        """Takes `count` slots, shortening and evicting segments as needed."""
+        """Allocates `count` slots, shortening and evicting segments if needed."""
         while self._pool.num_free < count:
             if self._long:
                 self._shorten(next(iter(self._long)))
@@ -133,7 +133,7 @@ class WindowMemory:
         return self._pool.alloc(count)
 
     def begin_rows(self) -> None:
-        """Drops what no later row reads."""
+        """Drops slots that no later row reads."""
         for request in list(self._live):
             self._settle(request)
         for request in self._running:
@@ -147,8 +147,8 @@ class WindowMemory:
                 request.window_first += unread
 
     def leave(self, request: HeldSequence, node: Node | None, end: int, kind: SnapshotKind) -> None:
-        """Takes back all slots of a request, but for a segment at `node`, where its known `end` tokens end; None: it
-        leaves none."""
+        """Takes back all slots of a request, after making a segment at `node`, where its `end` known tokens end;
+        None: no segment."""
         self._settle(request)
         if node is not None:
             self._keep(request, node, end, kind)
@@ -160,25 +160,26 @@ class WindowMemory:
         self.reclaim()
 
     def free_beams(self, request: HeldSequence) -> None:
-        """Takes back the slots of beams that were given up."""
+        """Takes back the slots of dropped beams."""
         assert request.beams is not None
         self._pool.drop(request.beams.take_freed_windows())
 
     # ---------------------------------------------------------------- segments
 
     def passed_points(self, request: HeldSequence, end: int) -> Iterator[SnapshotPoint]:
-        """Takes the next snapshot points of a request up to `end`, where a chunk of it ends, in ascending order."""
+        """Removes and yields the request's snapshot points up to `end`, where a chunk ends, in ascending order."""
         while request.window_points and request.window_points[0][0] <= end:
             yield request.window_points.pop(0)
 
     def keep_segment_at(self, request: HeldSequence, node: Node | None, point: SnapshotPoint) -> None:
-        """A segment at a point that a chunk has passed; `node` ends there. None: the tree has no such place."""
+        """Makes a segment at a point that a chunk has passed, at the end of `node`; None: the tree has no node
+        there."""
         if node is not None:
             self._keep(request, node, *point)
 
     def keep_chunk(self, request: HeldSequence, node: Node | None, end: int, first: int | None) -> None:
-        """A long segment of the chunk that ends at `end`, the end of `node`. What stays when it is shortened begins at
-        position `first`; None: nothing does."""
+        """Makes a long segment of the chunk that ends at position `end`, the end of `node`. When it is shortened,
+        slots from position `first` on remain; None: none."""
         if node is None or node.snapshot is not None or node.parent is None:
             return
         slots = request.window_slots[: end - request.window_first]
@@ -190,7 +191,7 @@ class WindowMemory:
         self._live[request] = (segment, first)
 
     def reclaim(self) -> None:
-        """Takes back the slots of segments whose nodes the tree has given up."""
+        """Takes back the slots of segments whose nodes the tree evicted."""
         for segment in self._tree.take_dropped():
             assert isinstance(segment, Segment)
             if segment in self._segments:
@@ -199,7 +200,7 @@ class WindowMemory:
             self._pool.unkeep(segment.slots)
 
     def _settle(self, request: HeldSequence) -> None:
-        """The request does not hold all of its last chunk any more."""
+        """Notes that the request no longer holds all slots of its last chunk."""
         if request not in self._live:
             return
         segment, first = self._live.pop(request)
@@ -219,7 +220,8 @@ class WindowMemory:
         self._segments.add(segment)
 
     def _keep(self, request: HeldSequence, node: Node, end: int, kind: SnapshotKind) -> None:
-        """A segment before `end`, where `node` ends, if it has none and the request holds all of it."""
+        """Makes a segment that ends at `end`, the end of `node`, unless it has one or the request lacks some of the
+        slots."""
         begin = max(0, end - self.window + 1) - request.window_first
         slots = request.window_slots[max(0, begin) : end - request.window_first]
         if begin < 0 or len(slots) < min(end, self.window - 1):
@@ -227,7 +229,7 @@ class WindowMemory:
         self._put(node, slots, end, kind)
 
     def _split(self, upper: Node, snapshot: Snapshot) -> None:
-        """The tree has split a node with a segment, which may serve the upper part, too."""
+        """Gives the upper part of a split node a segment, if the node's segment serves it."""
         position = depth(upper)
         if isinstance(snapshot, Segment) and snapshot.serves(position):
             self._put(upper, snapshot.before(position), position, SnapshotKind.BRANCH)
@@ -243,7 +245,7 @@ class WindowMemory:
     # ---------------------------------------------------------------- invariants
 
     def check(self, running: Collection[HeldSequence]) -> None:
-        """Raises AssertionError unless every slot is free, or held by running requests and segments as counted, and
+        """Raises AssertionError unless every slot is free or held by running requests and segments as counted, and
         every segment has the slots of its positions. O(slots + nodes)."""
         segments = [segment for segment in self._tree.snapshots() if isinstance(segment, Segment)]
         live = {segment for segment, _ in self._live.values() if segment.node is not None}

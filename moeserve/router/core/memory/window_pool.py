@@ -1,7 +1,7 @@
-"""The slots of a windowed model's second KV pool, each with who holds it.
+"""The slots of the windowed layers' own KV pool, with reference counts.
 
-A slot stores the K and V of one token in the windowed layers. Requests that run and segments of the prefix tree
-(`window_memory.py`) may hold the same slot; it is free once none does.
+A slot holds the keys and values of one token in the windowed layers. Running requests and segments of the prefix
+tree (`window_memory.py`) may share a slot; it is free when neither holds it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from moeserve.router.core.memory.token_pool import TokenPool
 
 
 class WindowPool:
-    """Slots 0 .. num_slots-1, free or held. Every call takes O(its slots)."""
+    """Slots 0 .. num_slots-1, free or held. Each call takes time proportional to its slots."""
 
     __slots__ = ("_pool", "_requests", "_segments", "num_idle")
 
     def __init__(self, num_slots: int) -> None:
         self._pool = TokenPool(num_slots)
-        self._requests = array("i", [0]) * num_slots  # running requests that hold a slot
-        self._segments = array("i", [0]) * num_slots  # segments that hold it
-        self.num_idle = 0  # slots that segments alone hold
+        self._requests = array("i", [0]) * num_slots  # number of running requests that hold each slot
+        self._segments = array("i", [0]) * num_slots  # number of segments that hold each slot
+        self.num_idle = 0  # slots held only by segments
 
     @property
     def num_slots(self) -> int:
@@ -35,21 +35,21 @@ class WindowPool:
         return self._pool.num_free
 
     def alloc(self, count: int) -> array[int]:
-        """Takes `count` free slots for one request. Raises PoolExhausted without taking any."""
+        """Allocates `count` slots for one request. Raises PoolExhausted and allocates none if too few are free."""
         slots = self._pool.alloc(count)
         for slot in slots:
             self._requests[slot] = 1
         return slots
 
     def share(self, slots: Sequence[int]) -> None:
-        """One more request holds these slots, which somebody holds."""
+        """Adds a request's reference to slots that are held already."""
         for slot in slots:
             if not self._requests[slot]:
                 self.num_idle -= 1
             self._requests[slot] += 1
 
     def drop(self, slots: Sequence[int]) -> None:
-        """A request holds these slots no more."""
+        """Removes a request's reference to each slot."""
         freed = array("i")
         for slot in slots:
             self._requests[slot] -= 1
@@ -61,12 +61,12 @@ class WindowPool:
         self._pool.free(freed)
 
     def keep(self, slots: Sequence[int]) -> None:
-        """One more segment holds these slots, which somebody holds."""
+        """Adds a segment's reference to slots that are held already."""
         for slot in slots:
             self._segments[slot] += 1
 
     def unkeep(self, slots: Sequence[int]) -> None:
-        """A segment holds these slots no more."""
+        """Removes a segment's reference to each slot."""
         freed = array("i")
         for slot in slots:
             self._segments[slot] -= 1
@@ -76,7 +76,7 @@ class WindowPool:
         self._pool.free(freed)
 
     def check(self, of_requests: Sequence[Sequence[int]], of_segments: Sequence[Sequence[int]]) -> None:
-        """Raises AssertionError unless every slot is free, or held by exactly these. O(slots)."""
+        """Raises AssertionError unless every slot is free or held exactly by these. O(slots)."""
         for counts, holders in ((self._requests, of_requests), (self._segments, of_segments)):
             found = array("i", [0]) * self.num_slots
             for slot, count in Counter(chain.from_iterable(holders)).items():

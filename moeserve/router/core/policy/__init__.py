@@ -1,1 +1,1 @@
-"""Who runs next, who waits, who gives way, and at what pace."""
+"""Scheduling policies: order, pace, fairness, preemption and back-pressure."""

@@ -1,8 +1,8 @@
-"""Back-pressure: bounds on the queue, in requests and in tokens, and when a refused client should try again.
+"""Back-pressure: limits the queue in requests and tokens, and tells refused clients when to retry.
 
-With API keys, each key may fill only its share of the queue: 1 / (n + 1) of it while n keys have open requests, so that
-there is always room for the requests of one more key. The `Retry-After` of a 503 is the time that the queued work will
-take by the learnt cost of a step.
+With API keys, each key may fill only a share of the queue: 1 / (n + 1) of it while n keys have open requests, so
+that a further key always finds room. The `Retry-After` of a 503 is the predicted time for the queued work, by the
+learnt cost of a step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BackPressure:
         history: OutputHistory,
         postponed: Sized,
     ) -> None:
-        """`running`: the batch, which others write. `postponed`: requests that will wait again."""
+        """running: the batch, owned by others. postponed: requests that will return to the queue."""
         self._limits = limits
         self._waiting = waiting
         self._running = running
@@ -40,8 +40,8 @@ class BackPressure:
         self._postponed = postponed
 
     def refusal(self, message: GenerateRequest, num_tenants: int) -> RequestError | None:
-        """The 503 for a request that finds the queue full; None if it is accepted. `num_tenants` counts the API keys
-        with open requests, the request's own included. An empty queue accepts any request."""
+        """Returns the error, with status 503, for a request that finds the queue full; None if it is accepted.
+        num_tenants: API keys with open requests, including this one's. An empty queue accepts any request."""
         limits, waiting = self._limits, self._waiting
         tokens = waiting.num_tokens + len(message.token_ids) // INT32_BYTES
         share = limits.max_num_queued_reqs
@@ -63,8 +63,8 @@ class BackPressure:
         return RequestError(id=message.id, status=503, message=text, retry_after=wait, refusal=refusal)
 
     def predicted_wait_s(self) -> int:
-        """Predicted whole seconds until the requests that run and wait now will have been served. As many are expected
-        to run at once as do now: the KV pool may hold fewer than there are request slots."""
+        """Returns the predicted whole seconds until all requests that run or wait now are finished, assuming that as
+        many run at once as do now: the KV pool may hold fewer than there are request slots."""
         running = self._running.values()
         rows = max(len(running), 1)
         context = sum(len(request.slots) for request in running)

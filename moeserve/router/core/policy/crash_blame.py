@@ -1,10 +1,10 @@
-"""Which request crashes the worker, where one does: it must end, or no other would ever finish.
+"""Finds the request that crashes the worker, if one does; it must fail, or no other would ever finish.
 
-Every request with a row in flight at a crash is suspected of it until its next token. After a worker that ended by
-itself, the suspects are bound one at a time, beside those that are cleared; so the next crash shows which one it is.
+Every request with a row in flight at a crash is a suspect until its next token. After a worker crashed by itself,
+the suspects are bound one at a time beside the cleared requests, so that the next crash identifies the culprit.
 
-Workers may also be killed from outside, at any moment and more than once. That is no request's fault, so requests go on
-together at first, and it takes more kills until one is blamed.
+Workers may also be killed from outside, at any time and repeatedly, through no fault of a request. So after a kill
+requests continue together at first, and more kills are needed before one is blamed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 from moeserve.router.core.request import Request, State
 
-MOST_CRASHES = 2  # with a request in flight and no token of it in between, before it is blamed
-MOST_KILLS = 5  # the same of workers that were ended from outside
+MOST_CRASHES = 2  # crashes with the request in flight and no token in between, after which it is blamed
+MOST_KILLS = 5  # the same for workers that were killed from outside
 
 
 class CrashBlame:
@@ -24,15 +24,15 @@ class CrashBlame:
         self._suspects: list[Request] = []
 
     def lost(self, in_flight: Iterable[Request]) -> None:
-        """The worker was lost with rows of these in flight."""
+        """Notes that the worker was lost with rows of these requests in flight."""
         self._suspects = [request for request in in_flight if request.state is not State.FINISHED]
         for request in self._suspects:
             request.crashes = request.crashes + 1 if request.is_suspect else 1
             request.crashed_at = request.num_output
 
     def verdict(self, *, by_itself: bool) -> list[Request]:
-        """Called when there is another worker: the requests that must not run again. `by_itself`: the lost worker was
-        not ended from outside."""
+        """Returns the requests that must not run again. Call it when a new worker is ready. by_itself: the lost
+        worker crashed, and was not killed from outside."""
         repeated = [r for r in self._suspects if r.crashes > 1 and r.state is not State.FINISHED]
         for request in self._suspects if by_itself else repeated:
             request.to_be_tried = True

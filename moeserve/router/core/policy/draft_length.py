@@ -1,13 +1,14 @@
-"""How many drafts each request of a step may have: as many as bring more than they cost.
+"""Chooses the number of drafts for each request of a step: as many as save more time than they cost.
 
-A draft is worth a token's time without drafts, times the probability that it is right and that those before it are. It
-costs the time of one more row, little while a step waits for weights, much once it computes for many requests; and the
-time that drafting takes, on a GPU with the host's time that it waits for: steps without drafts are launched ahead. Each
-is measured: rows by `StepCost`, drafting by the worker, how often drafts are right by each request's own last ones.
+A draft saves the time of a token without drafts, times the probability that it and all drafts before it are right.
+It costs the time of one more row (little while a step is bound by reading weights, much once it computes for many
+requests) and the time of drafting; on a GPU also the wait for the host, because steps without drafts are launched
+ahead. All are measured: rows by `StepCost`, drafting by the worker, the probability by each request's own recent
+drafts.
 
-Drafts are ordered by worth over all requests. Of all numbers of the worthiest ones, the best is taken; none, where none
-pays. Of the requests without drafts one is tried now and then, if right drafts would pay, because texts change: less
-and less often while that draft is wrong.
+Drafts of all requests are sorted by value, and the best number of the most valuable ones is taken, or none if none
+pays. Because texts change, a request without drafts is occasionally tried with one if right drafts would pay: less
+and less often while the trials fail.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from collections.abc import Sequence
 from moeserve.router.core.policy.step_cost import StepCost
 from moeserve.router.core.request import DraftRecord
 
-KEEP = 0.9  # of a moving average, beside a new value
-PRIOR = 2.0  # outcomes that all requests' average counts for, beside a request's own
-FIRST_GUESS = 0.7  # of drafts that are right, before any was verified
-MARGIN = 1.1  # that drafts must be worth more than their cost, as both are estimates
-LEARNING = 4  # rows with drafts, before which all may have some
-TRIED_EVERY = 64  # rows without drafts, one of which is tried; after right drafts
-TRIED_LEAST = 1024  # and at most
-NUMBERS = 32  # of drafts in a step that are compared
+KEEP = 0.9  # decay of the moving averages per value
+PRIOR = 2.0  # weight, in outcomes, of all requests' average beside a request's own
+FIRST_GUESS = 0.7  # assumed share of right drafts before any is verified
+MARGIN = 1.1  # factor by which the value must exceed the cost, as both are estimates
+LEARNING = 4  # rows with drafts before which every request may have some
+TRIED_EVERY = 64  # after right drafts, one in this many rows without drafts is a trial
+TRIED_LEAST = 1024  # the longest interval between trials
+NUMBERS = 32  # candidate numbers of drafts compared per step
 
 
 class DraftLength:
@@ -32,18 +33,17 @@ class DraftLength:
         self._cost = cost
         self._right = FIRST_GUESS  # moving averages over all requests
         self._wrong = 1.0 - FIRST_GUESS
-        self._draft_ms = 0.0  # that the worker takes to draft, for each draft that rows may have
-        self._wait_ms = 0.0  # that a GPU waits for the host, in a step with any drafts
+        self._draft_ms = 0.0  # milliseconds of drafting per allowed draft
+        self._wait_ms = 0.0  # milliseconds that a GPU waits for the host in a step with drafts
         self._num_observed = 0
-        self._idle = 0  # rows without drafts, since one was tried
-        self._tried_every = TRIED_EVERY  # of these
+        self._idle = 0  # rows without drafts since the last trial
+        self._tried_every = TRIED_EVERY  # interval between trials, in such rows
 
     def choose(
         self, records: Sequence[DraftRecord], context: int, most: int, budget: int
     ) -> tuple[list[int], float]:
-        """How many drafts each of these requests, which the next step has a row of, may have: up to `most`, and
-        `budget` in all. And how many of them the worker will make, as expected. context: positions that the rows attend
-        to."""
+        """Returns how many drafts each request with a row in the next step may have (at most `most` each, `budget`
+        in all), and the expected number that the worker will make. context: positions that the rows attend to."""
         if not records or min(most, budget) <= 0:
             return [0] * len(records), 0.0
         without = self._cost.decode_ms(len(records), context)
@@ -58,7 +58,7 @@ class DraftLength:
             record.idle = 0 if length else record.idle + 1
             record.is_trial = False
         longest = max(range(len(records)), key=lambda at: records[at].idle)
-        # A trial costs the rows beside it as much as its own, where the step waits for it.
+        # A trial also delays the rows beside it, if the step waits for drafting.
         rows = len(records)
         trial_ms = self._cost_ms(rows, 1, 1, context, without)
         patience = max(rows * trial_ms / without, 1.0)
@@ -68,8 +68,8 @@ class DraftLength:
         return lengths, expected
 
     def observe(self, record: DraftRecord, allowed: int, drafted: int, accepted: int) -> None:
-        """What became of a row that might have `allowed` drafts, more than none. drafted: without those behind a stop
-        token or a late mask, which were not looked at."""
+        """Records the outcome of a row that was allowed `allowed` > 0 drafts. drafted: without drafts after a stop
+        token or a late mask, which were not verified."""
         record.made = KEEP * record.made + (1.0 - KEEP) * drafted / allowed
         if record.is_trial:
             self._tried_every = TRIED_EVERY if accepted else min(2 * self._tried_every, TRIED_LEAST)
@@ -79,13 +79,13 @@ class DraftLength:
         is_wrong = float(accepted < drafted)
         record.right = KEEP * record.right + accepted
         record.wrong = KEEP * record.wrong + is_wrong
-        # Of requests that do not draft any more, nothing is seen here: the average follows those that begin.
+        # Requests that stopped drafting add nothing here: the average represents requests that start to draft.
         self._right = KEEP * self._right + (1.0 - KEEP) * accepted
         self._wrong = KEEP * self._wrong + (1.0 - KEEP) * is_wrong
 
     def observe_time(self, allowed: int, draft_ms: float, wait_ms: float = 0.0) -> None:
-        """draft_ms: milliseconds that the worker took to draft, for rows that might have `allowed` drafts together;
-        wait_ms: that a GPU waited for the host."""
+        """draft_ms: milliseconds that the worker spent on drafting for rows with `allowed` drafts in total; wait_ms:
+        for which a GPU waited for the host."""
         each = draft_ms / allowed
         kept = KEEP if self._draft_ms else 0.0
         self._draft_ms = kept * self._draft_ms + (1.0 - kept) * each
@@ -93,7 +93,7 @@ class DraftLength:
         self._wait_ms = kept * self._wait_ms + (1.0 - kept) * wait_ms
 
     def _is_time_to_try(self, lengths: Sequence[int], budget: int, patience: float) -> bool:
-        """patience: how much longer than the usual number of rows to wait."""
+        """patience: multiple of the usual interval to wait."""
         idle = sum(length == 0 for length in lengths)
         self._idle += idle
         if not idle or self._idle < patience * self._tried_every or sum(lengths) >= budget:
@@ -102,7 +102,7 @@ class DraftLength:
         return True
 
     def _probability(self, record: DraftRecord) -> float:
-        """That the request's next draft is right, if those before it are."""
+        """Returns the probability that the request's next draft is right, given that those before it are."""
         right, wrong = PRIOR * self._right, PRIOR * self._wrong
         share = PRIOR / max(right + wrong, 1e-9)
         right, wrong = record.right + share * right, record.wrong + share * wrong
@@ -111,7 +111,7 @@ class DraftLength:
     def _worthwhile(
         self, records: Sequence[DraftRecord], context: int, most: int, budget: int, without: float
     ) -> list[tuple[float, int]]:
-        """The drafts that the step should have: tokens that each is expected to bring, and whose it is."""
+        """Returns the step's candidate drafts, as (expected tokens gained, index of the request)."""
         every: list[tuple[float, int]] = []
         for at, record in enumerate(records):
             probability, tokens = self._probability(record), record.made
@@ -120,7 +120,7 @@ class DraftLength:
                 every.append((tokens, at))
         every.sort(key=lambda draft: -draft[0])
         del every[budget:]
-        # A token's time at the best speed so far, by which the next best number is found.
+        # The time per token at the best number so far, with which the next one is computed.
         each = without / len(records)
         best = 0
         for _ in range(2):
@@ -135,7 +135,7 @@ class DraftLength:
         without: float,
         token_ms: float,
     ) -> tuple[int, float]:
-        """How many of the drafts to have, and the milliseconds of a token then."""
+        """Returns the best number of drafts, and the resulting milliseconds per token."""
         rows, made, tokens = len(records), 0.0, 0.0
         best, profit, best_ms = 0, 0.0, without / rows
         interval = max(len(every) // NUMBERS, 1)
@@ -151,12 +151,13 @@ class DraftLength:
         return best, best_ms
 
     def _cost_ms(self, rows: int, made: float, allowed: int, context: int, without: float) -> float:
-        """What drafts add to a step: of `made` rows more, of drafting where `allowed` are asked for, and of waiting."""
+        """Returns the milliseconds that drafts add to a step: for `made` more rows, for drafting `allowed` ones, and
+        for waiting."""
         more = self._cost.decode_ms(rows + made, context) - without
         return more + self._draft_ms * allowed + self._wait_ms
 
     def _could_pay(self, rows: int, context: int, most: int, without: float) -> bool:
-        """Whether drafts would pay that are always right."""
+        """Returns whether drafts would pay if they were always right."""
         token_ms = without / rows
         for drafts in {1, most}:
             more = self._cost_ms(rows, drafts, drafts, context, without)

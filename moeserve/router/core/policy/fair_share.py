@@ -1,11 +1,11 @@
 """Fair queueing between API keys, by tokens served.
 
-The service of a key is a running total of prompt tokens computed and tokens generated for it. The next prompt is one of
-the least served key that has any. So a key with one request overtakes a key with a hundred, and keys that always have
-work get equal shares (start-time fair queueing with a chunk's tokens as the quantum). A key that requests little
-accumulates a credit of at most CREDIT tokens against the keys that request much, so that its next prompt is served at
-once. A key that joins when no other has open requests starts level with the most served one: service that others
-received while they were alone gives it no credit.
+A key's service is the running total of its computed prompt tokens and generated tokens. The next prompt is from the
+least served key that has one. So a key with one request overtakes a key with a hundred, and keys that always have
+work get equal shares (start-time fair queueing with a chunk's tokens as quantum). A key with few requests
+accumulates a credit of at most CREDIT tokens relative to busy keys, so that its next prompt is served at once. A key
+that joins when no other has open requests starts level with the most served one: service that others received while
+alone gives it no credit.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from collections.abc import Collection, Iterable
 from moeserve.router.core.request import Request
 
 CREDIT = 16384  # tokens
-SLACK = 512  # tokens; keys whose service differs by no more count as equally served
+SLACK = 512  # keys whose service differs by at most this many tokens count as equally served
 
 
 class FairShare:
-    """A tenant is an API key's name. Without API keys there is one tenant, and no work is done here."""
+    """A tenant is an API key's name. Without API keys there is a single tenant and nothing to do."""
 
     def __init__(self) -> None:
-        self._open: Counter[str] = Counter()  # requests
-        self._served: dict[str, int] = {}  # tokens, of every tenant so far; bounded by the number of API keys
+        self._open: Counter[str] = Counter()  # open requests by tenant
+        # tokens served to every tenant so far; bounded by the number of API keys
+        self._served: dict[str, int] = {}
 
     @property
     def num_tenants(self) -> int:
-        """Tenants with open requests."""
+        """Number of tenants with open requests."""
         return len(self._open)
 
     def num_tenants_with(self, tenant: str) -> int:
-        """`num_tenants` if `tenant` had an open request."""
+        """Returns `num_tenants` as if `tenant` had an open request."""
         return len(self._open) + (tenant not in self._open)
 
     def joined(self, tenant: str) -> None:
-        """Counts a request of `tenant` that was opened."""
+        """Notes a new request of `tenant`."""
         if tenant not in self._open:
             most = max(self._served.values(), default=0)
             new = max(most - CREDIT, 0) if self._open else most
@@ -44,7 +45,7 @@ class FairShare:
         self._open[tenant] += 1
 
     def left(self, tenant: str) -> None:
-        """Counts a request of `tenant` that has ended."""
+        """Notes the end of a request of `tenant`."""
         self._open[tenant] -= 1
         if not self._open[tenant]:
             del self._open[tenant]
@@ -64,7 +65,7 @@ class FairShare:
         return min(tenants, key=lambda tenant: (self._served[tenant], tenant))
 
     def protected_share(self, requests: Collection[Request], tenant: str) -> float:
-        """The share of decoding `requests`, 0 to 1, that a prompt of `tenant` must not slow down beyond the prefill
-        budget: those of tenants that have not been served more than `tenant`, by SLACK tokens."""
+        """Returns the share, 0 to 1, of the decoding `requests` that a prompt of `tenant` must not slow down beyond
+        the prefill budget: those of tenants that were served at most SLACK tokens more than `tenant`."""
         level = self._served[tenant] + SLACK
         return sum(self._served[request.tenant] <= level for request in requests) / len(requests)

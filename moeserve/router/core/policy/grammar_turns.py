@@ -1,16 +1,16 @@
-"""Requests whose grammars take long take turns, so that the others' steps do not wait for their masks.
+"""Makes requests with expensive grammars take turns, so that steps do not wait for their token masks.
 
-A mask is made by one thread of the worker, beside the step. What costs little is never held back. A costly row is
-planned when there is credit for it: a step gives as much as it lasted, because the thread makes masks meanwhile, and a
-row takes what its last mask took. So the thread keeps up, and its masks are there when a step wants them. Of the costly
-rows, that of the key which has taken least comes first, then the one that has waited longest.
+One thread of the worker computes masks beside the step. Cheap rows are never held back. An expensive row is planned
+when there is credit for it: each step adds its duration as credit, because the thread works meanwhile, and a row
+spends what its last mask took. So the thread keeps up, and masks are ready when a step needs them. Among the
+expensive rows, those of the key that has spent least come first, then the one that has waited longest.
 
-That thread takes a core from the steps, on which the CPU engine's threads wait for one another. So beside rows of
-another key, which pays for it, masks get SHARE_BESIDE_OTHERS of a step.
+The thread takes a core from the steps, whose CPU threads wait for one another. So beside rows of another key, which
+would pay for it, masks get only SHARE_BESIDE_OTHERS of a step.
 
-On a busy machine the thread gets less of a core than that, and masks are late, for which steps wait. A late row stays
-as costly as it was. Each step with one halves what steps beside another key's rows give, down to what the thread can
-do; the others slowly raise it again.
+On a busy machine the thread gets less than a core, and steps wait for late masks. A late row keeps its previous
+cost. Each step with a late row halves the credit that steps beside another key's rows add, down to what the thread
+can do; the other steps slowly raise it again.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from moeserve.router.core.request import Request, State
 MOST_CREDIT_MS: Final = 20.0
 SHARE_BESIDE_OTHERS: Final = 0.25
 LEAST_PACE: Final = 1 / 64
-RECOVERY: Final = 1.02  # of a step without late rows
-MOST_DEBT_MS: Final = 200.0  # where nothing but costly rows runs, which then go on all the same
+RECOVERY: Final = 1.02  # factor per step without late rows
+MOST_DEBT_MS: Final = 200.0  # debt limit if only expensive rows run, which continue regardless
 
 
 class GrammarTurns:
-    """A request that is not planned in a step is planned in a later one as if nothing had been."""
+    """Chooses the rows with grammars. A request that is left out of a step is planned in a later one without further
+    effects."""
 
     def __init__(self) -> None:
-        self._costly: dict[Request, float] = {}  # milliseconds of its last mask; who waits longest first
-        # Milliseconds, by tenant, while there are costly requests.
+        # request → milliseconds of its last mask; the longest waiting first
+        self._costly: dict[Request, float] = {}
+        # Milliseconds spent per tenant, while there are expensive requests.
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._credit_ms = 0.0
-        self._pace = 1.0  # how much of its share the thread gets done
+        self._pace = 1.0  # fraction of its share that the thread achieves
 
     def observe(
         self,
@@ -45,8 +47,8 @@ class GrammarTurns:
         step_ms: float,
         late: Collection[int] = (),
     ) -> None:
-        """A step's result: the requests of its rows that sample, the costs of some of them by index, and which are
-        late."""
+        """Takes a step's result: owners: the requests of its sampling rows; mask_ms: costs of some masks, by row
+        index; late: indices of rows whose mask was late."""
         if not self._costly and not mask_ms:
             return
         is_behind = any(owners[index] in self._costly for index in late)
@@ -65,12 +67,12 @@ class GrammarTurns:
             self._pace = 1.0
 
     def _costs_another(self, owners: Sequence[Request]) -> bool:
-        """Whether a key has rows beside the costly ones, and none of those."""
+        """Returns whether some key has rows but no expensive ones, and so would pay for other keys' masks."""
         tenants = {request.tenant for request in self._costly}
         return any(request.tenant not in tenants for request in owners)
 
     def select(self, decoding: Sequence[Request]) -> Sequence[Request]:
-        """Which of these get a row in the next step; at least one of them."""
+        """Returns those of the requests that get a row in the next step; at least one."""
         if not self._costly:
             return decoding
         chosen = [request for request in decoding if request not in self._costly]
@@ -80,7 +82,7 @@ class GrammarTurns:
             request = min(waiting, key=lambda request: self._spent[request.tenant])
             waiting.remove(request)
             cost = self._costly.pop(request)
-            self._costly[request] = cost  # the last in the line
+            self._costly[request] = cost  # moves to the end of the queue
             self._credit_ms = max(self._credit_ms - cost, -MOST_DEBT_MS)
             self._spent[request.tenant] += cost
             chosen.append(request)

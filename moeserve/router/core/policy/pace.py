@@ -1,45 +1,45 @@
-"""The prefill budget: how many milliseconds prompts may add to a step, so that decoding requests keep their pace.
+"""The prefill budget: how many milliseconds prompts may add to a step while other requests decode.
 
-Every step serves every decode row, and what prompt tokens add to the step stalls all of them. Two bounds hold:
+Every step serves every decode row, and prompt tokens in the step delay ("stall") all of them. Two limits apply:
 
-- The length of one stall. Without a limit on inter-token latency, a stall is long enough to be efficient. A small chunk
+- The length of one stall. Without a limit on inter-token latency, a stall is long enough to be efficient: a small chunk
   reads almost as many experts as a large one, so a chunk that lasts STALL_PER_FIXED_COST times as long as reading them
-  spends at most a fifth of its time on them. With a limit, a stall may take what the limit leaves, up to the length
-  from which on more gains nothing.
-- The share of the time. Stalls add to a debt, and each step pays off a part in proportion to its own length. While
-  there is debt, no prompt is served. So prompts get `prefill_share` of the time, in turns, and answers keep
-  1 - prefill_share of the speed that they have without prompts. When there are more prompts than answers, each prompt
-  gets the time that it would get beside one answer, so that a backlog of prompts shrinks.
+  spends at most a fifth of its time on that. With a latency limit, a stall may take what the limit leaves, but not
+  longer than is useful.
+- The share of the time. Stalls add to a debt, and each step pays off a part proportional to its own length. No prompt
+  is served while there is debt. So prompts get `prefill_share` of the time, in turns, and answers keep
+  1 - prefill_share of their speed without prompts. If there are more prompts than answers, each prompt gets the time
+  that it would get beside one answer, so that a backlog shrinks.
 
-Where a prompt's chunks bring experts from RAM to a GPU, whatever their size, a chunk beside answers is as long as one
-alone, and a prompt has few of them. The time of the chunk to come is then a debt already when one is served: else the
-pause behind the last one would be missing where only a few count, and answers would lose more than their share.
+If a prompt's chunks stream experts from RAM to a GPU, whatever their size, a chunk beside answers is as long as one
+alone, and a prompt has few chunks. The time of the next chunk then counts as debt as soon as one is served.
+Otherwise the pause after the last chunk would be missing, and with few chunks answers would lose more than their
+share.
 
-At a share of 1, prompts come first: a step takes as many of their tokens as it has room for, and answers get a token
-with each. That serves throughput, and it is the default where all experts are on a GPU: a step of 8,192 prompt tokens
-takes half a second there, and one of 500 is hardly shorter than one of 16. A limit on inter-token latency holds all the
-same.
+At a share of 1 prompts come first: a step takes as many prompt tokens as fit, and answers get one token per step.
+This maximises throughput and is the default if all experts are on a GPU, where a step of 8,192 prompt tokens takes
+half a second, and one of 500 is hardly shorter than one of 16. A limit on inter-token latency still holds.
 
-Below 1, prompts and answers share one engine, so their shares add up to 1. Beside an answer, a prompt takes
-1 / prefill_share times as long as alone, 2.5 times at the default. A larger share takes the difference from the answer.
+Below 1, prompts and answers share one engine, so their shares add up to 1. Beside an answer, a prompt takes 1 /
+prefill_share times as long as alone, 2.5 times at the default. A larger share takes the difference from the answer.
 """
 
 from __future__ import annotations
 
 from moeserve.router.core.policy.step_cost import StepCost
 
-# A chunk's length in multiples of its fixed cost, which every chunk pays once: 1 / (1 + 4) of a stall is overhead.
+# A chunk's length as a multiple of its fixed cost: 1 / (1 + 4) of a stall is overhead.
 STALL_PER_FIXED_COST = 4.0
-# The same without decode rows: a thirteenth. It is bounded because requests that arrive meanwhile wait for it.
+# The same without decode rows: a thirteenth is overhead. It is limited because new requests wait for the chunk.
 CHUNK_PER_FIXED_COST_ALONE = 12.0
 LEAST_CHUNK_MS_ALONE = 50.0  # a chunk without decode rows may always take this long
-# Tokens of the smallest chunk. A latency limit that even one token would break is exceeded by as many, within
+# Smallest chunk in tokens. If even one token would break the latency limit, this many are allowed nevertheless, within
 # `prefill_share` of the time.
 LEAST_CHUNK = 16
-# What a client sees beyond a step's time, and a step aimed at the limit must leave: the way of a token from the worker
-# to the client, on a GPU's server 1 to 2 ms at the 99th percentile.
-LATE_SHARE, LATE_MS = 0.05, 2.0  # the smaller of the two
-LEAST_BUDGET_MS = 1e-3  # positive: there is no debt
+# Margin between a step's time and the latency that a client sees: the way of a token from the worker to the client
+# takes 1 to 2 ms at the 99th percentile on a GPU's server.
+LATE_SHARE, LATE_MS = 0.05, 2.0  # the smaller of the two applies
+LEAST_BUDGET_MS = 1e-3  # smallest positive budget; a budget above 0 means that there is no debt
 UNLIMITED_MS = 1e9
 
 
@@ -47,21 +47,23 @@ class Pace:
     def __init__(
         self, cost: StepCost, max_itl_ms: float | None, prefill_share: float, *, streams: bool = False
     ) -> None:
-        """`max_itl_ms` limits the latency between two tokens of an answer; None: no limit. 0 < prefill_share <= 1.
-        streams: prompts bring experts from RAM to a GPU."""
+        """max_itl_ms: limit of the latency between two tokens of an answer; None: no limit. 0 < prefill_share <= 1.
+        streams: prompts stream experts from RAM to a GPU."""
         self._cost = cost
         self._max_itl_ms = max_itl_ms
         self._share = prefill_share
         self._streams = streams
         self._debt_ms = 0.0
-        self._ahead_ms = 0.0  # of the debt, what is for a chunk to come
+        self._ahead_ms = 0.0  # part of the debt for a chunk still to come
 
     def prefill_budget_ms(self, rows: int, alone_ms: float, protected_share: float) -> float:
-        """Milliseconds that prompts may add now to a step of `rows` decode rows, which takes `alone_ms` without them.
+        """Returns the milliseconds that prompts may now add to a step of `rows` decode rows, which takes `alone_ms`
+        without them.
 
-        `protected_share` is the share of the rows whose pace counts (see `FairShare.protected_share`). The smaller it
-        is, the closer the budget is to that of a step without decode rows. The limit on inter-token latency holds for
-        every row."""
+        protected_share: share of the rows whose pace counts (see `FairShare.protected_share`). The smaller it is,
+        the closer the budget is to that of a step without decode rows. The limit on inter-token latency holds for
+        all rows.
+        """
         if not self._cost.is_fitted:
             return UNLIMITED_MS
         if rows and protected_share and self._debt_ms > 0.0:
@@ -74,7 +76,7 @@ class Pace:
         return max(stall, LEAST_BUDGET_MS)
 
     def stall_ms(self, rows: int, alone_ms: float, protected_share: float) -> float:
-        """The longest stall of the decode rows, or of a first token that is ready, in one step."""
+        """Returns the longest stall in ms, in one step, of the decode rows or of a finished first token."""
         if self._share == 1.0:
             return UNLIMITED_MS
         long = max(alone_ms, LEAST_CHUNK_MS_ALONE, CHUNK_PER_FIXED_COST_ALONE * self._cost.fixed_ms(0))
@@ -92,9 +94,9 @@ class Pace:
         prompts: int,
         next_ms: float | None = None,
     ) -> None:
-        """Accounts for a planned step that stalls its decode rows for `stall_ms`, while `prompts` could be served.
-        next_ms: where prompts stream, of a step with a chunk, how long the next chunk of a prompt under way will stall
-        them; 0: there is none."""
+        """Accounts for a planned step that stalls its decode rows for `stall_ms`, while `prompts` prompts could be
+        served. next_ms: for streaming prompts, how long the next chunk of a running prompt will stall them; 0: there
+        is none."""
         if not rows or self._share == 1.0:
             self._debt_ms = self._ahead_ms = 0.0
             return
@@ -103,13 +105,13 @@ class Pace:
             self._ahead_ms = next_ms
         elif not prompts:
             self._ahead_ms = 0.0
-        weight = self._share / (1.0 - self._share)  # of a prompt, where a decode row has 1
+        weight = self._share / (1.0 - self._share)  # of a prompt, relative to a decode row
         earned = alone_ms * weight * max(1.0, prompts / rows)
         self._debt_ms = max(self._debt_ms + stall_ms * protected_share - earned, 0.0)
 
     def corrected(self, expected_ms: float, actual_ms: float, protected_share: float) -> None:
-        """Accounts for the difference to the planned duration of a step with a stall. At most twice the expected
-        duration is charged to prompts, because the rest has other causes on the machine."""
+        """Corrects the account by the difference between a step's actual and planned duration. At most twice the
+        expected duration is charged to prompts; the rest has other causes on the machine."""
         if self._share == 1.0:
             return
         late_ms = min(actual_ms - expected_ms, expected_ms)

@@ -1,15 +1,15 @@
-"""Preemption: which running request gives up its KV slots when there are too few.
+"""Preemption: chooses the running request that gives up its KV slots when there are too few.
 
-**For memory.** The KV pool is exhausted when answers get longer than predicted. Then one request gives up its KV slots
-and returns to the queue. What it has computed stays in the prefix cache while there is room, so that only the rest is
-recomputed when it is bound again. The victim is the youngest request of the tenant that holds the most slots: it has
-waited least and loses least. The oldest request of all is never preempted for memory. It therefore always finishes,
-after which the next oldest is protected: no request starves, and no two requests preempt each other in turn.
+**For memory.** The KV pool is exhausted when answers become longer than predicted. Then one request gives up its KV
+slots and returns to the queue. Its computed KV stays in the prefix cache while there is room, so that only the rest
+is recomputed later. The victim is the youngest request of the tenant with the most slots: it has waited least and
+loses least. The oldest request of all is never preempted for memory; so it always finishes, and then the next oldest
+is protected: no request starves, and no two requests preempt each other in turn.
 
-**For fairness.** With API keys, a request of a tenant that runs little may find every request slot or the KV
-pool taken by a tenant that runs much. Then the youngest request of that tenant is preempted for it, as long as that
-tenant keeps the larger part. A request that was preempted for fairness is not preempted so again before it has received
-a token; otherwise two tenants whose prompts do not fit together would preempt each other for ever.
+**For fairness.** With API keys, a request of a tenant with little running may find all request slots or KV slots
+taken by a busy tenant. Then the busy tenant's youngest request is preempted for it, as long as that tenant keeps the
+larger part. A request preempted for fairness is not preempted again for fairness before it has received a token;
+otherwise two tenants whose prompts do not fit together would preempt each other forever.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREEMPTIBLE = (State.PREFILL, State.DECODE)  # an ENDING request releases its sl
 
 
 class Preemption:
-    """Chooses victims; the batch preempts them. It runs before any row of a step is planned, because a victim's slots
+    """Chooses victims; the batch preempts them. Runs before the rows of a step are planned, because a victim's slots
     may be written in that step."""
 
     def __init__(self, batch: RunningBatch, memory: SequenceMemory) -> None:
@@ -34,8 +34,8 @@ class Preemption:
         self._memory = memory
 
     def for_decode_slots(self) -> None:
-        """Preempts until there is a KV slot for each decode row, or no victim is left: then the oldest request waits
-        for the ENDING ones."""
+        """Preempts requests until there is a KV slot for each decode row or no victim is left; in that case the
+        oldest request waits for the ENDING ones."""
         while self._batch.num_slots_due > self._memory.available:
             victim = self._for_memory()
             if victim is None:
@@ -43,7 +43,7 @@ class Preemption:
             self._batch.preempt(victim)
 
     def for_fairness(self, request: Request) -> None:
-        """Preempts requests of tenants that would still run more than `request`'s own, until it may be bound or no
+        """Preempts requests of tenants that run more than `request`'s tenant, until `request` may be bound or no
         victim is left."""
         while not self._batch.may_bind(request):
             victim = None if self._batch.must_wait(request) else self._for_tenant_of(request)
@@ -53,14 +53,15 @@ class Preemption:
             self._batch.preempt(victim)
 
     def break_deadlock(self) -> bool:
-        """Preempts one request when none can be given a KV slot and no result is awaited. False: there is none."""
+        """Preempts one request when none can get a KV slot and no result is awaited. Returns False if there is no
+        victim."""
         victim = self._for_memory()
         if victim is not None:
             self._batch.preempt(victim)
         return victim is not None
 
     def _for_memory(self) -> Request | None:
-        """The youngest request of the tenant that holds the most KV slots, but never the oldest request of all."""
+        """Returns the youngest request of the tenant with the most KV slots, but never the oldest request of all."""
         running = self._batch.running.values()
         oldest = min(running, key=by_age, default=None)
         candidates = [r for r in running if r.state in PREEMPTIBLE and r is not oldest]
@@ -73,8 +74,8 @@ class Preemption:
         return max((r for r in candidates if r.tenant == most), key=by_age)
 
     def _for_tenant_of(self, request: Request) -> Request | None:
-        """The youngest request of the tenant that holds the most of the scarce resource (request slots, or else KV
-        slots), if that tenant would still hold more than `request`'s."""
+        """Returns the youngest request of the tenant that holds most of the scarce resource (request slots, or else
+        KV slots), if that tenant would still hold more than `request`'s tenant afterwards."""
         running = self._batch.running.values()
         tenants = {r.tenant for r in running if _may_be_preempted_for_fairness(r)} - {request.tenant}
         if not tenants:

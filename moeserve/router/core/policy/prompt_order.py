@@ -1,13 +1,13 @@
-"""The order in which prompts are served, whether they wait or are partly computed.
+"""The order in which prompts are served, whether waiting or partly computed.
 
-Between API keys, the least served key is next (`fair_share.py`). The prompts of one key stand in two orders:
+Between API keys, the least served key is next (`fair_share.py`). The prompts of one key are sorted in two ways:
 
-- By size: the most urgent priority first, then the fewest tokens left. A short prompt does not wait for a long one that
-  arrived before it, which keeps the mean waiting time short.
-- By age: arrival time, moved by priority. While others overtake the oldest prompt, it gets a quarter of the prompt
-  tokens, so that no prompt starves, however many shorter or more urgent ones arrive.
+- By size: most urgent priority first, then fewest tokens left. A short prompt does not wait for a long one that arrived
+  earlier, which minimises the mean waiting time.
+- By age: arrival time, shifted by priority. While others overtake the oldest prompt, it gets a quarter of the prompt
+  tokens, so no prompt starves, however many shorter or more urgent ones arrive.
 
-A prompt may be left for another between two chunks, and keeps what is computed of it.
+Between two chunks the server may switch to another prompt; the computed part is kept.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.policy.fair_share import FairShare
 from moeserve.router.core.request import Request
 
-AGED_SHARE = 0.25  # of a tenant's prompt tokens, for its oldest prompt while others overtake it
+AGED_SHARE = 0.25  # share of a tenant's prompt tokens for its oldest prompt while others overtake it
 
 
 class PromptOrder:
     def __init__(self, waiting: WaitingQueue, shares: FairShare) -> None:
         self._waiting = waiting
         self._shares = shares
-        self._owed: dict[str, float] = {}  # tokens owed to the oldest prompt, by tenant
+        self._owed: dict[str, float] = {}  # tenant → tokens owed to its oldest prompt
 
     def next(self, under_way: Collection[Request], *, with_waiting: bool) -> Request | None:
-        """The prompt to serve now: one of `under_way` or, `with_waiting`, of the queue. None: there is none. The caller
-        reports to `served` how many tokens it was given."""
+        """Returns the prompt to serve now, from `under_way` or, if with_waiting, also from the queue; None if there
+        is none. The caller reports the tokens that it got to `served`."""
         tenants = {request.tenant for request in under_way}
         if with_waiting:
             tenants.update(self._waiting.tenants)
@@ -40,7 +40,7 @@ class PromptOrder:
         return oldest if self._owed.get(tenant, 0.0) > 0.0 else shortest
 
     def served(self, request: Request, tokens: int, under_way: Collection[Request]) -> None:
-        """Accounts for `tokens` given to `request`, which `next` chose among `under_way` and the queue."""
+        """Accounts for `tokens` given to `request`, which `next` returned."""
         self._shares.charge(request.tenant, tokens)
         _, oldest = self._heads(request.tenant, under_way, with_waiting=True)
         owed = self._owed.get(request.tenant, 0.0)
@@ -52,7 +52,7 @@ class PromptOrder:
     def _heads(
         self, tenant: str, under_way: Collection[Request], with_waiting: bool
     ) -> tuple[Request, Request]:
-        """The first prompt by size and the first by age."""
+        """Returns the tenant's first prompt by size and its first by age."""
         mine = [request for request in under_way if request.tenant == tenant]
         sizes = [(request.priority, request.prompt_left, request.age, request) for request in mine]
         ages = [(request.age, request) for request in mine]

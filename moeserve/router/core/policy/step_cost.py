@@ -1,22 +1,23 @@
-"""The cost of a step in milliseconds, learnt online from the finished steps by least squares.
+"""Predicts the duration of a step in milliseconds, by a linear model fitted online to finished steps (least
+squares).
 
     ms = c0 + c1 rows + c2 experts + c3 decode context
-            + c4 prompt tokens + c5 prompt context + c6 has a prompt + c7 span
+       + c4 prompt tokens + c5 prompt context + c6 has a prompt + c7 span
 
-- `experts` is the number of distinct experts that a layer reads, in multiples of what one token reads. With k of E
-  experts a token and even routing, n tokens reach E (1 - (1 - k/E)^n) of them: in these multiples, it grows like n at
-  first and stops at E/k. Small steps consist of reading weights, so this term makes a few prompt tokens beside a decode
-  row expensive and many of them cheap apiece.
-- A step with prompt tokens costs c6 more however few they are. On a GPU that is much: a decode step is one CUDA
-  graph of kernels made for few rows, while a prompt's is launched kernel by kernel, at 25 ms for 16 tokens as for 512
-  (an H200, 48 layers). So a chunk's rate saturates with its size: that is the curve which chunks are chosen by.
-- The span is the end of the step's farthest chunk. A few tokens far into a prompt occupy a part of a GPU, and walk
-  over all keys before them as slowly as many tokens would: again the chunk's size hardly tells.
+- `experts` is the number of distinct experts that a layer reads, as a multiple of one token's. With k of E experts per
+  token and even routing, n tokens reach E (1 - (1 - k/E)^n) experts, so the feature grows like n at first and
+  saturates at E/k. Small steps are bound by reading weights; hence a few prompt tokens beside a decode row are
+  expensive, and many are cheap per token.
+- c6 is a fixed cost of a step with prompt tokens. It is large on a GPU: a decode step is one CUDA graph of kernels for
+  few rows, while a prompt's step launches its kernels one by one, 25 ms for 16 tokens as for 512 (an H200, 48 layers).
+  So throughput saturates with the chunk's size; chunk sizes are chosen by this curve.
+- `span` is the end position of the step's farthest chunk. A few tokens far into a prompt use only part of a GPU, and
+  scan all keys before them as slowly as many tokens would; again the chunk's size hardly matters.
 - A context is the sum, over rows or prompt tokens, of the positions that each attends to.
 
-The least squares are of relative errors, so that a decode step of 10 ms counts as much as a prefill step of a second.
-Steps without and with prompt tokens fade separately, so that an hour of decoding does not erase what was learnt of
-prefill. Coefficients are never negative, which keeps every prediction monotone.
+Relative errors are minimised, so a decode step of 10 ms counts as much as a prefill step of a second. Steps without
+and with prompt tokens decay separately, so that an hour of decoding does not erase what was learnt about prefill.
+Coefficients are never negative, so predictions are monotone.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ NUM_FEATURES = 8
 ROWS, EXPERTS, DECODE_CONTEXT, PROMPT, PROMPT_CONTEXT, HAS_PROMPT, SPAN = range(1, NUM_FEATURES)
 Vector = list[float]
 
-MEMORY = 32.0  # steps of a kind: the weight of a step fades by 1 - 1/MEMORY with each later one of its kind
-# Relative damping of each diagonal element (Marquardt's scaling). Features that the data cannot tell apart share the
-# cost in inverse proportion to it. Prompt features are damped least, so that a doubtful cost is theirs: then smaller
-# chunks are planned, and those settle the doubt; large chunks alone never would. What a prompt and its span cost as
-# such is damped most: on a CPU it is nothing, on a GPU most of a step.
+MEMORY = 32.0  # a step's weight decays by 1 - 1/MEMORY with each later step of its kind
+# Relative damping of the diagonal elements (Marquardt's scaling). Features that the data cannot separate share the cost
+# in inverse proportion to it. Prompt features are damped least, so an ambiguous cost is attributed to them: smaller
+# chunks are planned then, which resolve the ambiguity; large chunks alone never would. The fixed cost of a prompt and
+# its span are damped most: they are 0 on a CPU, and most of a step on a GPU.
 DAMPING = (1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 1e-4, 1e-1, 1e-1)
-OUTLIER = 1.0  # the relative error beyond which a step weighs less: another process used the machine
-LEARNING = 32  # steps with prompt tokens, after each of which the model is solved; from then on:
-SOLVE_EVERY = 8  # steps between two solutions, each of which takes some 30 us
+OUTLIER = 1.0  # relative error beyond which a step weighs less, as another process may have used the machine
+# the model is solved after each of this many first steps with prompt tokens, later every SOLVE_EVERY steps
+LEARNING = 32
+SOLVE_EVERY = 8  # a solution takes some 30 us
 FIRST_CHUNK = 64  # prompt tokens beside decode rows before any step with both was measured
-GROWTH = 2  # the largest chunk planned, in multiples of the largest measured
-QUANTILE = 0.99  # of actual / predicted, for steps that must keep the latency limit
+GROWTH = 2  # largest planned chunk as a multiple of the largest measured one
+QUANTILE = 0.99  # quantile of actual / predicted that steps under a latency limit use
 QUANTILE_STEP = 0.05
 FIRST_SPREAD = 1.2
 
@@ -59,14 +61,14 @@ class StepShape:
 
 class StepCost:
     def __init__(self, num_experts: int = 0, experts_per_token: int = 0) -> None:
-        """`num_experts` is that of a layer. For a dense model (0), the experts' feature is constant."""
+        """num_experts: per layer. For a dense model (0) the experts feature is constant."""
         self._share = experts_per_token / num_experts if num_experts else 1.0
         self._costs: Vector = [0.0] * NUM_FEATURES
-        self._kinds = (_NormalEquations(), _NormalEquations())  # of steps without and with prompt tokens
+        self._kinds = (_NormalEquations(), _NormalEquations())  # for steps without and with prompt tokens
         self._unsolved = 0
         self._num_prompt_steps = 0
         self._largest_prompt = 0
-        self._spread = FIRST_SPREAD  # QUANTILE of actual / predicted
+        self._spread = FIRST_SPREAD  # the QUANTILE of actual / predicted
 
     @property
     def is_fitted(self) -> bool:
@@ -80,7 +82,7 @@ class StepCost:
             self.observe(StepShape(m.rows, m.decode_context, *prompt), m.ms)
 
     def observe(self, shape: StepShape, ms: float) -> None:
-        """Learns that a step of this shape took `ms` milliseconds; 0 means that it was not measured."""
+        """Learns from a step of this shape that took `ms` milliseconds; 0 means not measured."""
         if ms <= 0.0:
             return
         predicted = self.predict(shape)
@@ -100,7 +102,8 @@ class StepCost:
             self._solve()
 
     def _solve(self) -> None:
-        """Solves for the costs; the most negative one is set to 0 and the rest solved again until none is negative."""
+        """Solves for the coefficients. The most negative one is set to 0 and the rest solved again, until none is
+        negative."""
         self._unsolved = 0
         decode, mixed = self._kinds
         matrix = [
@@ -112,7 +115,7 @@ class StepCost:
         while active:
             chosen = [[matrix[i][j] * (1.0 + DAMPING[i] * (i == j)) for j in active] for i in active]
             solution = _solve(chosen, [right[i] for i in active])
-            # Each as its part of a typical step, so that costs in different units compare.
+            # Compared as their contributions to a typical step, because their units differ.
             parts = [cost * matrix[i][i] ** 0.5 for i, cost in zip(active, solution, strict=True)]
             if min(parts) >= 0.0:
                 break
@@ -124,7 +127,7 @@ class StepCost:
     # ---------------------------------------------------------------- predicting
 
     def predict(self, shape: StepShape) -> float:
-        """The duration of a step in milliseconds; 0 before the first observation."""
+        """Returns the predicted duration of a step in milliseconds; 0 before the first observation."""
         c0, c1, c2, c3, c4, c5, c6, c7 = self._costs
         return (
             c0
@@ -138,31 +141,31 @@ class StepCost:
         )
 
     def decode_ms(self, rows: float, context: int) -> float:
-        """The same of a step without prompt tokens."""
+        """Returns the predicted duration of a step without prompt tokens, in milliseconds."""
         c0, c1, c2, c3 = self._costs[:PROMPT]
         return c0 + c1 * rows + c2 * self._experts(rows) + c3 * context
 
     def prefill_ms(self, tokens: int) -> float:
-        """Milliseconds that a prompt of `tokens` takes, at the rate of long chunks."""
+        """Returns the milliseconds that a prompt of `tokens` tokens takes in long chunks."""
         return self._costs[PROMPT] * tokens + self._costs[PROMPT_CONTEXT] * tokens * tokens / 2
 
     def recompute_ms(self, start: int, count: int, chunk: int) -> float:
-        """Milliseconds that `count` prompt tokens from position `start` on take in steps of `chunk` tokens that have
-        nothing else; 0 before the first observation."""
+        """Returns the milliseconds to compute `count` prompt tokens from position `start` on in steps of `chunk`
+        tokens without other rows; 0 before the first observation."""
         steps = -(-count // chunk)
         each = self.predict(StepShape(prompt=min(count, chunk))) + self._costs[SPAN] * (start + count / 2)
         return steps * each + self._costs[PROMPT_CONTEXT] * chunk_context(start, count)
 
     def fixed_ms(self, rows: int) -> float:
-        """Milliseconds that a step with `rows` decode rows pays once for having prompt tokens, however many: reading
-        the experts that the decode rows do not read, and what a prompt costs as such; without decode rows, the step's
-        own constant as well."""
+        """Returns the milliseconds that any prompt tokens add to a step with `rows` decode rows, however few they
+        are: reading the experts that the decode rows do not read, and the fixed cost of a prompt; without decode
+        rows also the step's constant."""
         beyond = self._costs[EXPERTS] * (1.0 / self._share - self._experts(rows)) + self._costs[HAS_PROMPT]
         return beyond if rows else beyond + self._costs[0]
 
     def chunk_ms(self, before: int, start: int, count: int, *, span: int) -> float:
-        """Milliseconds that `count` prompt tokens from position `start` on add to a step of `before` tokens, whose
-        prompts have the span `span`; 0: it has none yet."""
+        """Returns the milliseconds that `count` prompt tokens from position `start` on add to a step that already
+        has `before` tokens and the prompt span `span` (0: no prompt yet)."""
         more_experts = self._experts(before + count) - self._experts(before)
         return (
             self._costs[HAS_PROMPT] * (span == 0 and count > 0)
@@ -173,7 +176,7 @@ class StepCost:
         )
 
     def largest_chunk(self, before: int, start: int, most: int, budget_ms: float, *, span: int) -> int:
-        """The largest number of prompt tokens, at most `most`, whose `chunk_ms` is within the budget."""
+        """Returns the largest number of prompt tokens, at most `most`, whose `chunk_ms` fits the budget."""
         if self.chunk_ms(before, start, most, span=span) <= budget_ms:
             return most
         low, high = 0, most  # low fits, high does not
@@ -187,12 +190,13 @@ class StepCost:
 
     @property
     def spread(self) -> float:
-        """The 99th percentile of actual / predicted duration: 99 of 100 steps stay below `predict` times this."""
+        """The 99th percentile of actual / predicted: 99 of 100 steps take less than `predict` times this."""
         return self._spread
 
     @property
     def largest_trial(self) -> int:
-        """The most prompt tokens to plan beside decode rows; beyond it, a prediction would be extrapolated too far."""
+        """The largest number of prompt tokens to plan beside decode rows; a prediction beyond it would extrapolate
+        too far."""
         return max(FIRST_CHUNK, GROWTH * self._largest_prompt)
 
     def _features(self, shape: StepShape) -> Vector:
@@ -207,13 +211,13 @@ class StepCost:
 
 
 def chunk_context(start: int, count: int) -> int:
-    """The sum of the positions that `count` prompt tokens from position `start` on attend to."""
+    """Returns the sum of the positions that `count` prompt tokens from position `start` on attend to."""
     return count * start + count * (count + 1) // 2
 
 
 class _NormalEquations:
-    """The normal equations of one kind of steps. The target is always 1, for features are divided by the duration. Of
-    the symmetric matrix, what lies below its diagonal stays 0 and is never read."""
+    """The normal equations for one kind of step. Features are divided by the duration, so the target is always 1.
+    Only the upper triangle of the symmetric matrix is used."""
 
     def __init__(self) -> None:
         self.matrix: list[Vector] = [[0.0] * NUM_FEATURES for _ in range(NUM_FEATURES)]
@@ -223,7 +227,7 @@ class _NormalEquations:
         keep = 1.0 - 1.0 / MEMORY
         for i, feature in enumerate(features):
             if not feature and not self.matrix[i][i]:
-                continue  # the row is 0, as all of prompts are in steps without any
+                continue  # the whole row is 0, like that of prompt features in steps without prompts
             scaled = weight * feature
             row = self.matrix[i]
             row[i:] = [keep * old + scaled * other for old, other in zip(row[i:], features[i:], strict=True)]
@@ -231,8 +235,8 @@ class _NormalEquations:
 
 
 def _solve(matrix: list[Vector], right: Vector) -> Vector:
-    """Gaussian elimination without pivoting: the damped matrix is symmetric and positive definite. Only what lies on or
-    above its diagonal is read; that and `right` are overwritten."""
+    """Solves a linear system by Gaussian elimination without pivoting; the damped matrix is symmetric and positive
+    definite. Reads only the upper triangle, and overwrites it and `right`."""
     size = len(right)
     for i, row in enumerate(matrix):
         for j in range(i + 1, size):

@@ -1,1 +1,1 @@
-"""A step from its plan to its result: rows being planned, plans in flight, messages that result."""
+"""A step from its plan to its result: its rows, the plans in flight, and the resulting messages."""

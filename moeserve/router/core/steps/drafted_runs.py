@@ -1,17 +1,17 @@
-"""The rows that may have drafts: their slots, and the runs of tokens that they bring.
+"""Rows with drafts: grants their slots, and accepts the runs of tokens that they return.
 
-A request's KV slots are granted by position ahead of need, because plan N+1 is made before it is known how many drafts
-of plan N were right:
+KV slots are granted ahead of need, because plan N+1 is built before it is known how many drafts of plan N were
+right:
 
     position   0 .............. num_planned .......... reach ............ len(slots)
-               | computed for   | computed where the   | granted for rows
-               | certain        | drafts in flight     | whose drafts were
-               |                | (`pending_drafts`)   | rejected; used by
-               |                | are right            | later rows
+               | computed in    | computed if the      | granted to rows
+               | any case       | drafts in flight     | whose drafts were
+               |                | (`pending_drafts`)   | rejected; reused
+               |                | are right            | by later rows
 
-A row begins between `num_planned` and `reach`; the worker alone knows where. A position whose draft was rejected is
-written again, in the same slot, by the next row. The prefix tree and the tiers take positions before `num_planned`
-alone, and slots return to the pool only when the request leaves.
+A row starts between `num_planned` and `reach`; only the worker knows where. The position of a rejected draft is
+written again, in the same slot, by the next row. The prefix tree and the tiers take only positions before
+`num_planned`, and slots return to the pool only when the request leaves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from moeserve.router.core.memory.sequence_memory import SequenceMemory
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.steps.scheduled_step import ScheduledStep
 
-Ended = list[tuple[Request, Sampled]]  # requests, and the entry that ends each
+Ended = list[tuple[Request, Sampled]]  # (request, entry of the result that ends it)
 
 
 def add_draft_rows(
@@ -34,11 +34,11 @@ def add_draft_rows(
     lengths: Sequence[int],
     budget: int,
 ) -> list[Request]:
-    """Adds a row for each request, with as many drafts as `lengths` has for it or fewer, `budget` in all; returns those
-    that need no further row. A request gets no row while one in flight may be its last, or where there is no slot for
-    it. The step has no rows yet."""
+    """Adds a row for each request, with up to `lengths[i]` drafts, `budget` in all. Returns the requests that need
+    no further row. A request gets no row if one in flight may be its last, or if there is no slot for it. The step
+    must be empty."""
     left = memory.available - sum(request.lacks_slot for request in requests)
-    granted: list[tuple[Request, int, int]] = []  # with its drafts and slots
+    granted: list[tuple[Request, int, int]] = []  # (request, drafts, slots)
     for request, most in zip(requests, lengths, strict=True):
         reach = request.num_planned + request.pending_drafts
         held, lacks = len(request.slots) - reach, request.lacks_slot
@@ -59,7 +59,7 @@ def add_draft_rows(
 
 
 def settle(step: ScheduledStep, sampled: Sequence[Sampled]) -> None:
-    """The step's result has come: what was granted to its rows for drafts that were wrong is spare."""
+    """Marks the slots of rejected drafts as spare, after the step's result arrived."""
     step.num_drafted = step.num_accepted = 0
     for request, row, entry in zip(step.owners, step.rows, sampled[: step.num_draft_rows], strict=False):
         accepted = entry.accepted
@@ -68,7 +68,7 @@ def settle(step: ScheduledStep, sampled: Sequence[Sampled]) -> None:
             step.num_accepted += len(accepted.token_ids)
             request.draft_tokens += accepted.drafted
             request.accepted_draft_tokens += len(accepted.token_ids)
-        if request.slots:  # else it was preempted meanwhile
+        if request.slots:  # otherwise it was preempted meanwhile
             request.spare -= 0 if accepted is None else len(accepted.token_ids)
             request.pending_drafts -= row.count - 1
 
@@ -76,8 +76,8 @@ def settle(step: ScheduledStep, sampled: Sequence[Sampled]) -> None:
 def accept_runs(
     owners: Sequence[Request], sampled: Sequence[Sampled], now: float
 ) -> tuple[list[TokensItem], Ended]:
-    """Appends what a step has sampled for rows that may have drafts: one or more tokens each. Returns what of it is
-    sent, and the requests that end, with the entry that ends them: as without drafts, the first token that may."""
+    """Appends the sampled tokens of rows that may have drafts, one or more each. Returns the items to send, and the
+    requests that end, each with the entry that ends it: the first token that can, as without drafts."""
     items: list[TokensItem] = []
     ended: Ended = []
     for request, entry in zip(owners, sampled, strict=True):
@@ -98,7 +98,7 @@ def accept_runs(
 
 
 def _run(entry: Sampled) -> list[Sampled]:
-    """The row's tokens, each as if it were alone."""
+    """Returns the row's tokens as single entries."""
     accepted = entry.accepted
     if accepted is None:
         return [entry]
@@ -108,7 +108,8 @@ def _run(entry: Sampled) -> list[Sampled]:
 
 
 def _ends(request: Request, token_id: int, ahead: int) -> bool:
-    """Whether this token, `ahead` of its next one, ends it; one below 0 does."""
+    """Returns whether the token, which is `ahead` tokens after the next one, ends the request. A negative token
+    does."""
     count = request.num_output + ahead
     return (
         token_id < 0

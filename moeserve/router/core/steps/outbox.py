@@ -1,4 +1,4 @@
-"""The messages to the detokenizer that wait to be sent, in the order in which things happened."""
+"""Messages waiting to be sent to the detokenizer, in order of the events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Outbox:
         self._messages += messages
 
     def emit(self, items: list[TokensItem]) -> None:
-        """Appends to the last TokensOut if it is the last message, so that a step sends one message."""
+        """Appends to the last message if it is a TokensOut, so that a step sends one message."""
         if not items:
             return
         last = self._messages[-1] if self._messages else None
@@ -36,12 +36,12 @@ class Outbox:
             self._messages.append(TokensOut(items=items))
 
     def take(self) -> list[RouterMessage]:
-        """All since the last call, in order."""
+        """Returns all messages since the last call, in order."""
         messages, self._messages = self._messages, []
         return messages
 
     def emit_prompt_logprobs(self, owner: Request, start: int, logprobs: list[TokenLogprob]) -> None:
-        """Those of the prompt's positions from `start` on, but for what has been sent before a preemption already."""
+        """Adds the logprobs of prompt positions from `start` on, except those sent before a preemption."""
         if owner.state is State.FINISHED:
             return
         new = logprobs[owner.num_scored - start :]
@@ -50,8 +50,8 @@ class Outbox:
             self.emit([TokensItem(owner.id, [], prompt_logprobs=new)])
 
     def emit_progress(self, chunks: Iterable[tuple[Request, Row]], now: float) -> None:
-        """How far prompts are, of which a step has prefilled `chunks`. After a preemption it may be less than before; a
-        request that is preempted while it decodes reports none."""
+        """Adds progress messages for prompts of which a step computed `chunks`. After a preemption the progress may
+        be less than before; a request preempted during decoding reports none."""
         for request, row in chunks:
             if request.wants_progress and request.state is not State.FINISHED and not request.num_output:
                 progress = request.progress(row.start + row.count, now)

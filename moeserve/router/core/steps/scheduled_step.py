@@ -1,4 +1,4 @@
-"""A step plan while it is built and while it is in flight: its rows, and the request of each."""
+"""A step plan while it is built and while it is in flight: its rows and their requests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from moeserve.router.core.request import Request
 
 
 class ScheduledStep:
-    """Written while the step is planned, read again when its result arrives. Adding a row takes its KV slots from
-    the memory, which appends them to its request, so that every row has slots."""
+    """Written while the step is planned, read when its result arrives. Adding a row allocates its KV slots, which
+    the memory appends to the request, so that every row has slots."""
 
     __slots__ = (
         "_decode_context",
@@ -49,33 +49,34 @@ class ScheduledStep:
         self.step = step
         self.new_seqs: list[NewSeq] = []
         self.rows: list[Row] = []
-        self.owners: list[Request] = []  # of each row
-        self.sampling: list[Request] = []  # of each row that samples, in the order of the result's tokens
-        self.searches: dict[Request, range] = {}  # of each beam search in it, its place in `sampling`
+        self.owners: list[Request] = []  # request of each row
+        # request of each row that samples, in the order of the result's tokens
+        self.sampling: list[Request] = []
+        self.searches: dict[Request, range] = {}  # beam search → its range in `sampling`
         self.forks: list[Fork] = []
-        self.silent_ends: list[Request] = []  # max_tokens is 0: they end with this step
+        self.silent_ends: list[Request] = []  # requests with max_tokens 0, which end with this step
         self.state_copies = b""  # StepPlan.state_copies; written by Planner
         self.pages: PageOrders | None = None  # StepPlan.pages; written by Planner
         self.at_snapshot_point: set[Request] = (
             set()
         )  # prompts that continue in a later step, after a snapshot
         self.num_decode = 0
-        self.num_draft_rows = 0  # of them, the first ones: rows with start CONTINUES
-        self.draft_tokens = 0  # that these may have
-        self.num_drafted = 0  # of these, those that the worker drafts: expected, then as its result says
-        self.num_accepted = 0  # of these, those that were right; once there is a result
-        self.prompt_tokens = 0  # in chunks, recomputed output included
-        self.fresh_tokens = 0  # of these, prompt tokens that are computed for the first time
-        self.repeated_tokens = 0  # of these, tokens that were computed before a preemption
+        self.num_draft_rows = 0  # number of leading rows that may have drafts (start is CONTINUES)
+        self.draft_tokens = 0  # drafts allowed in these rows
+        self.num_drafted = 0  # drafts that the worker makes: expected, then from its result
+        self.num_accepted = 0  # drafts that were right; from the result
+        self.prompt_tokens = 0  # tokens in chunks, including recomputed output
+        self.fresh_tokens = 0  # of these, prompt tokens computed for the first time
+        self.repeated_tokens = 0  # of these, tokens computed before a preemption
         self.expected_ms = 0.0  # predicted duration of the whole step
-        self.protected_share = 0.0  # of the decode rows, those that its prompts must not slow down
+        self.protected_share = 0.0  # share of the decode rows that its prompts must not slow down
         self._decode_context = 0
         self._prompt_context = 0
-        self.prompt_span = 0  # the end of the farthest chunk, a position
+        self.prompt_span = 0  # end position of the farthest chunk
 
     @property
     def described(self) -> str:
-        """For a log line."""
+        """Returns a description for a log line."""
         return (
             f"in step {self.step} of {self.num_decode} decode rows, {len(self.rows) - self.num_decode} prompts with "
             f"{self.prompt_tokens} tokens"
@@ -83,7 +84,7 @@ class ScheduledStep:
 
     @property
     def num_tokens(self) -> int:
-        """That it has at most."""
+        """Upper limit of the step's tokens."""
         return self.num_decode + self.draft_tokens + self.prompt_tokens
 
     @property
@@ -93,20 +94,21 @@ class ScheduledStep:
 
     @property
     def continues(self) -> bool:
-        """A request of the step before continues in this one, so that idle time between the two is lost time."""
+        """True if a request of the previous step continues in this one, so that idle time between the two is lost."""
         return len(self.new_seqs) < len(self.rows)
 
     def chunks(self) -> Iterator[tuple[Request, Row]]:
-        """The prompt rows, which follow the decode rows."""
+        """Yields the prompt rows, which follow the decode rows."""
         return zip(self.owners[self.num_decode :], self.rows[self.num_decode :], strict=True)
 
     def as_plan(self) -> StepPlan:
         return StepPlan(self.step, self.new_seqs, self.rows, self.state_copies, self.pages, self.forks)
 
     def add_decode_rows(self, requests: Sequence[Request], memory: SequenceMemory) -> list[Request]:
-        """Adds one decode row for each request; returns those that need no further row.
+        """Adds one decode row per request. Returns the requests that need no further row.
 
-        The hot loop: some 0.3 us a row."""
+        The hot loop: some 0.3 us per row.
+        """
         context = 0
         rows = self.rows
         complete: list[Request] = []
@@ -123,7 +125,7 @@ class ScheduledStep:
         return complete
 
     def add_draft_row(self, request: Request, drafts: int, slots: int, memory: SequenceMemory) -> None:
-        """Adds a row with room for drafts, before all others, granted `slots` positions."""
+        """Adds a row with up to `drafts` drafts, granted `slots` positions. Such rows come before all others."""
         self._decode_context += request.num_planned
         granted = memory.grant(request, slots)
         self.rows.append(Row(request.req_slot, CONTINUES, 1 + drafts, granted.kv, True, granted.window))
@@ -134,7 +136,8 @@ class ScheduledStep:
         self.draft_tokens += drafts
 
     def add_beam_rows(self, request: Request, memory: SequenceMemory) -> None:
-        """Adds a row for each beam of a search; it needs as many slots. After the decode rows, before any chunk."""
+        """Adds a row for each beam of a search, and needs one slot per row. They follow the decode rows and precede
+        chunks."""
         beams = request.beams
         assert beams is not None
         forks, slots = memory.grant_beams(request)
@@ -149,7 +152,7 @@ class ScheduledStep:
         self._decode_context += count * beams.position
 
     def add_chunk(self, request: Request, count: int, memory: SequenceMemory, now: float) -> None:
-        """Adds the next `count` known tokens of a request and, with its first chunk, the NewSeq that binds it."""
+        """Adds the next `count` known tokens of a request; its first chunk also adds the NewSeq that binds it."""
         if not request.announced:
             self._announce(request, now)
         start = len(request.slots)
@@ -194,14 +197,14 @@ class ScheduledStep:
         self.new_seqs.append(seq)
         nothing = {"token_ids": b"", "num_prompt": 0, "prefix_slots": b"", "prefix_window_slots": b""}
         empty = msgspec.structs.replace(seq, **nothing)
-        # The other beams' request slots, which get their tokens by forks.
+        # The other beams' request slots; forks give them their tokens.
         for req_slot, state_slot in zip(request.req_slots[1:], request.state_slots[1:], strict=True):
             self.new_seqs.append(msgspec.structs.replace(empty, req_slot=req_slot, state_slot=state_slot))
 
 
 def _sampling(request: Request) -> SamplingParams:
-    """The request's parameters, without prompt logprobs once the client has all of them. Of beams, the worker is asked
-    for their top tokens."""
+    """Returns the request's sampling parameters, without prompt logprobs if the client has all of them. For beams
+    the worker returns their top tokens."""
     if request.beams is not None:
         wanted = max(request.beams.search.num_candidates, request.sampling.logprobs or 0)
         of = request.sampling

@@ -1,6 +1,6 @@
-"""Which grammars the worker has: each is sent once, beside the first sequence of it that a plan binds.
+"""Tracks the grammars that the worker has: each is sent once, with the first sequence that uses it.
 
-A grammar may have megabytes, and the choices of a request have the same one, each of which may be bound many times.
+A grammar may have megabytes, and all choices of a request share it, each of which may be bound many times.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from moeserve.messages.steps import NewSeq, StepPlan
 
 
 class SentGrammars:
-    """Written by the scheduler. A grammar without an open request is dropped with the next plan, which the worker
-    executes after those that name it."""
+    """Owned by the scheduler. A grammar without open requests is dropped with the next plan, which the worker
+    executes after all plans that use it."""
 
     def __init__(self) -> None:
-        self._users = Counter[str]()  # open requests by grammar
-        self._numbers: dict[str, int] = {}  # of those that the worker has
-        self._next = itertools.count(1)  # 0: no grammar
-        self._dropped: list[int] = []  # since the last plan
+        self._users = Counter[str]()  # grammar → number of open requests
+        self._numbers: dict[str, int] = {}  # grammar → its number on the worker
+        self._next = itertools.count(1)  # 0 means no grammar
+        self._dropped: list[int] = []  # numbers dropped since the last plan
 
     def joined(self, grammar: str) -> None:
-        """A request is open; "" is no grammar."""
+        """Notes an open request with this grammar; "" means none."""
         if grammar:
             self._users[grammar] += 1
 
@@ -38,12 +38,12 @@ class SentGrammars:
                 self._dropped.append(self._numbers.pop(grammar))
 
     def worker_lost(self) -> None:
-        """The next one has none."""
+        """Forgets which grammars were sent: a new worker has none."""
         self._numbers.clear()
         self._dropped.clear()
 
     def shared(self, plan: StepPlan) -> StepPlan:
-        """The plan with its sequences' grammars by number, and the texts that the worker does not have."""
+        """Returns the plan with grammars replaced by numbers, and the texts that the worker lacks added."""
         if not self._dropped and not any(seq.sampling.grammar for seq in plan.new_seqs):
             return plan
         texts: dict[int, str] = {}
@@ -52,7 +52,7 @@ class SentGrammars:
         return replace(plan, new_seqs=seqs, grammars=texts, dropped_grammars=dropped)
 
     def _by_number(self, seq: NewSeq, texts: dict[int, str]) -> NewSeq:
-        """Adds the grammar to `texts` where the worker does not have it."""
+        """Adds the grammar to `texts` if the worker lacks it."""
         grammar = seq.sampling.grammar
         if not grammar:
             return seq

@@ -1,1 +1,1 @@
-"""The tiers behind the KV pool, RAM and disk: what they hold, what is loaded and written."""
+"""The prefix cache's tiers behind the KV pool, in RAM and on disk: their contents, loads and writes."""

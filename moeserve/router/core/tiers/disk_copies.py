@@ -1,5 +1,5 @@
-"""What is copied from the tier in RAM to that on disk: all that is written to RAM, in this order, as fast as the disk
-takes it. What RAM gives up before its turn comes is lost."""
+"""Schedules copies from the RAM tier to the disk tier: all pages written to RAM, in order, as fast as the disk
+accepts them. A page that RAM evicts before its copy is lost."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Container
 
 from moeserve.router.core.tiers.page_writer import PAUSE_S
 
-MOST_WAITING = 1 << 16  # pages and states; beyond it the oldest is dropped
+MOST_WAITING = 1 << 16  # pages and states waiting; beyond that the oldest is dropped
 MOST_UNDER_WAY = 16
 
 
 class DiskCopies:
     def __init__(self, in_ram: Container[bytes], on_disk: Container[bytes]) -> None:
-        """The keys that each tier has."""
+        """in_ram, on_disk: the keys that each tier holds."""
         self._in_ram = in_ram
         self._on_disk = on_disk
         self._waiting: deque[tuple[bytes, int]] = deque(maxlen=MOST_WAITING)
-        self._ordered: dict[bytes, int] = {}  # bytes of each
+        self._ordered: dict[bytes, int] = {}  # key → bytes of an ordered copy
         self._paused_until = 0.0
 
     @property
@@ -26,12 +26,12 @@ class DiskCopies:
         return bool(self._waiting or self._ordered)
 
     def add(self, key: bytes, num_bytes: int) -> None:
-        """A page or a state that RAM has now."""
+        """Adds a page or state that RAM now holds."""
         if key not in self._on_disk:
             self._waiting.append((key, num_bytes))
 
     def orders(self, now: float) -> list[bytes]:
-        """The keys of what is copied next."""
+        """Returns the keys to copy next."""
         if now < self._paused_until:
             self._waiting.clear()
         keys: list[bytes] = []
@@ -43,15 +43,16 @@ class DiskCopies:
         return keys
 
     def answered(self, key: bytes) -> int:
-        """The worker has copied it, or not: its bytes. 0 for what was on disk at the worker's start."""
+        """Notes that the worker answered a copy order. Returns its bytes; 0 for a page that was on disk at the
+        worker's start."""
         return self._ordered.pop(key, 0)
 
     def pause(self, now: float) -> None:
-        """A write has failed: there are none for a while."""
+        """Pauses writing for a while, after a failed write."""
         self._paused_until = now + PAUSE_S
         self._waiting.clear()
 
     def reset(self) -> None:
-        """The worker is lost, and what its RAM had."""
+        """Forgets all copies, after the worker was lost with its RAM tier."""
         self._waiting.clear()
         self._ordered.clear()

@@ -1,4 +1,4 @@
-"""Whether reading KV from a tier beats computing it, by the measured rates of both."""
+"""Decides whether loading KV from a tier is faster than computing it, by measured rates."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from collections.abc import Sequence
 
 from moeserve.messages.pages import Tier, TierCounts
 
-KEEP = 0.5  # of the bytes and of the time so far, beside a new measurement
-MOST_MS = 20_000.0  # of a load, before a step was measured, while it is not known what computing takes
-# Prompts that were recomputed, after which a window of pages shows the tier's rate anew; from RAM it costs little.
+KEEP = 0.5  # decay of the sums of bytes and time per measurement
+MOST_MS = 20_000.0  # longest load before any step was measured, while the time to compute is unknown
+# After this many recomputed prompts one window of pages is loaded to measure the tier's rate again; from RAM it costs
+# little.
 RETRY_AFTER: dict[Tier, int] = {"ram": 4, "disk": 32}
 
 
 class LoadRates:
-    """The load rates of some tiers, by number."""
+    """The load rates of the tiers, by tier number."""
 
     def __init__(self, tiers: Sequence[Tier], counts: Sequence[TierCounts]) -> None:
-        """counts: one for each tier."""
+        """counts: one per tier."""
         num_tiers = len(tiers)
         self._retry_after = [RETRY_AFTER[tier] for tier in tiers]
         self.bytes_per_ms: list[float | None] = [None] * num_tiers
         self.counts = counts
-        self._declined_since = [0] * num_tiers  # the last attempt
-        self._num_bytes = [0.0] * num_tiers  # that the rate is of
+        self._declined_since = [0] * num_tiers  # prompts recomputed since the last attempt
+        self._num_bytes = [0.0] * num_tiers  # bytes in the measured rate
         self._ms = [0.0] * num_tiers
-        self._ms_without_bytes = [0.0] * num_tiers  # since the last bytes
+        self._ms_without_bytes = [0.0] * num_tiers  # milliseconds since the last bytes
 
     def observe(self, tier: int, num_bytes: int, ms: float) -> None:
-        """Notes that `num_bytes` came from the tier while it was busy for `ms` milliseconds. A page that was being read
-        at one report and arrived before the next has its time in the first and its bytes in the second. So the rate is
-        of sums, and time without bytes belongs to the next ones."""
+        """Records that `num_bytes` arrived from a tier that was busy for `ms` milliseconds. The time of a page that
+        is read across two reports is in the first, its bytes in the second. So the rate is a ratio of sums, and time
+        without bytes counts for the next bytes."""
         self._ms_without_bytes[tier] += ms
         if num_bytes <= 0:
             return
@@ -40,13 +41,13 @@ class LoadRates:
             self.bytes_per_ms[tier] = self._num_bytes[tier] / self._ms[tier]
 
     def pays(self, num_bytes: Sequence[int], recompute_ms: float) -> bool:
-        """Whether these bytes of each tier are expected sooner from there than computed in `recompute_ms`; 0: not
-        known. A tier of unknown rate is tried."""
+        """Returns whether loading these bytes per tier is expected to be faster than computing, which takes
+        `recompute_ms` (0: unknown). A tier with unknown rate is tried."""
         return sum(self._times(num_bytes)) < (recompute_ms or MOST_MS)
 
     def admits(self, num_bytes: Sequence[int], recompute_ms: float) -> bool:
-        """`pays`, for a prompt whose load would begin. Where it does not, a rare one is let through to measure the tier
-        that takes longest."""
+        """Like `pays`, for a load that would start now. If it does not pay, an occasional load is admitted to
+        measure the slowest tier."""
         if self.pays(num_bytes, recompute_ms):
             return True
         ms = self._times(num_bytes)
@@ -59,7 +60,7 @@ class LoadRates:
         return True
 
     def reset(self) -> None:
-        """What was measured is another worker's."""
+        """Forgets the rates, which belong to another worker."""
         for tier in range(len(self.bytes_per_ms)):
             self._forget(tier)
 
@@ -69,6 +70,6 @@ class LoadRates:
         self._num_bytes[tier] = self._ms[tier] = self._ms_without_bytes[tier] = 0.0
 
     def _times(self, num_bytes: Sequence[int]) -> list[float]:
-        """Milliseconds of each tier."""
+        """Returns the milliseconds per tier."""
         rates = zip(num_bytes, self.bytes_per_ms, strict=True)
         return [0.0 if rate is None else size / rate for size, rate in rates]

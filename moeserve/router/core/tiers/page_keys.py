@@ -1,4 +1,4 @@
-"""The keys of pages: a chain of hashes, so that a key stands for its page's tokens and all before them."""
+"""Keys of pages: a hash chain, so that a key identifies the page's tokens and all tokens before them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from moeserve.router.core.memory.radix_node import TOKEN_BYTES, Namespace
 def page_keys(
     namespace: Namespace, tokens: bytes, page_tokens: int, spans: EmbeddingNumbers | None = None
 ) -> list[bytes]:
-    """The keys of the whole pages of `tokens`, int32. The namespace (an API key's name, a salt, an adapter) is part of
-    every key and cannot be read out of it."""
+    """Returns the keys of the complete pages of `tokens` (int32). The namespace (API key's name, salt, adapter)
+    enters every key and cannot be recovered from it."""
     key = blake2b(repr(namespace).encode(), digest_size=PAGE_KEY_BYTES).digest()
     step = page_tokens * TOKEN_BYTES
     keys = []
@@ -25,10 +25,10 @@ def page_keys(
 
 
 def state_key(key: bytes) -> bytes:
-    """The key of the recurrent state after all tokens that a page's key stands for."""
+    """Returns the key of the recurrent state after the tokens that a page's key identifies."""
     return blake2b(key, digest_size=PAGE_KEY_BYTES, person=b"state").digest()
 
 
 def split_keys(keys: bytes) -> list[bytes]:
-    """Those of a PageReport, one by one."""
+    """Splits the concatenated keys of a PageReport."""
     return [keys[at : at + PAGE_KEY_BYTES] for at in range(0, len(keys), PAGE_KEY_BYTES)]

@@ -1,12 +1,12 @@
-"""Loads from the tiers behind the pool: pages that continue what the prefix tree has of a waiting prompt.
+"""Loads pages from the tiers that continue the cached prefix of a waiting prompt.
 
-A load has slots of its own, page by page, and a reference to the node that its pages continue, so that this is not
-evicted meanwhile. At its end the tree takes the slots of all pages up to the first that failed, and the prompt finds
-them there like any cached prefix. A load goes in windows of pages, and ends early where its tiers turn out slower than
-computing, or the pool has no room.
+A load has its own slots and references the tree node that its pages continue, which is not evicted meanwhile. At its
+end the slots of all pages up to the first failed one move into the tree, where the prompt finds them like any cached
+prefix. A load is ordered in windows of pages. It ends early if the tiers turn out slower than computing, or the pool
+is full.
 
-Of a model with recurrent state, the last that a load brings is the state at the end of its pages, without which the
-prompt cannot continue from them.
+In a model with recurrent state, the last item of a load is the state at the end of its pages, without which the
+prompt cannot continue there.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from moeserve.router.core.memory.state_memory import StateMemory
 from moeserve.router.core.tiers.load_rate import LoadRates
 from moeserve.router.core.tiers.tier_sizes import TierSizes
 
-FIRST_WINDOWS: dict[Tier, int] = {"ram": 64, "disk": 4}  # pages, while the tier's rate is unknown
-# Of reading at the measured rate; more than a step takes, so that the tier does not wait for one.
+# pages ordered at once while the tier's rate is unknown
+FIRST_WINDOWS: dict[Tier, int] = {"ram": 64, "disk": 4}
+# Window size in time at the measured rate; longer than a step, so that the tier never idles.
 WINDOW_MS = 2000.0
-LEAST_PATIENCE_S = 2.0  # without any page, after which the waiting prompt is computed instead
-PATIENCE = 2.0  # times what computing the rest takes
+LEAST_PATIENCE_S = 2.0  # time without any page after which the waiting prompt is computed instead
+PATIENCE = 2.0  # the same as a multiple of the time to compute the rest
 
 
 @dataclass(slots=True, eq=False)
 class LoadJob:
-    waiters: list[HeldSequence]  # the first began it
-    tokens: bytes  # from the first page on, int32
-    keys: list[bytes]  # of its pages, and of the state behind them
-    start: int  # the first page's position
-    node: Node  # referenced; the pages follow its end
-    usable: int  # tokens that the prompt would find in the cache without it
+    waiters: list[HeldSequence]  # the first one started it
+    tokens: bytes  # int32, from the first page on
+    keys: list[bytes]  # of its pages, and of the state after them
+    start: int  # position of the first page
+    node: Node  # referenced; the pages continue it
+    usable: int  # tokens that the prompt would find in the cache without the load
     has_state: bool
-    progress_at: float  # seconds: when a page came, or the first was ordered
-    slots: array[int] = field(default_factory=lambda: array("i"))  # of the pages ordered so far
-    state_slot: int | None = None  # once the state is ordered
-    landed: dict[int, int] = field(default_factory=dict)  # of `keys`, those that are there: from which tier
+    progress_at: float  # seconds, when the last page arrived or the first was ordered
+    slots: array[int] = field(default_factory=lambda: array("i"))  # slots of the pages ordered so far
+    state_slot: int | None = None  # set when the state is ordered
+    landed: dict[int, int] = field(default_factory=dict)  # index in `keys` of an arrived item → its tier
     num_ordered: int = 0
     num_answered: int = 0
-    end: int = 0  # of `keys`, those up to here are wanted
+    end: int = 0  # number of leading `keys` that are wanted
 
     def __post_init__(self) -> None:
         self.end = len(self.keys)
@@ -56,7 +57,7 @@ class LoadJob:
 
 
 class PageLoader:
-    """The owner of the slots of loads. It takes them by `take`, from `available()`, and gives them up to the tree or to
+    """Owns the slots of loads: allocates them with `take` from `available()`, and passes them to the tree or to
     `free`."""
 
     def __init__(
@@ -71,21 +72,21 @@ class PageLoader:
         tier_of: Callable[[bytes], int],
         counts: Sequence[TierCounts],
     ) -> None:
-        """tier_of: the number of the tier that a page or a state would come from. counts: one for each tier."""
+        """tier_of: returns the tier that would supply a page or state. counts: one per tier."""
         self._page_tokens = sizes.page_tokens
         self._page_bytes = sizes.page_bytes
         self._state_bytes = sizes.state_bytes
         self._max_running = sizes.max_running
         self._tiers = sizes.tiers
         self._tree = tree
-        self._states = states  # None: the model has none
+        self._states = states  # None if the model has no recurrent state
         self._take = take
         self._free = free
         self._available = available
         self._rates = rates
         self._tier_of = tier_of
         self._jobs: list[LoadJob] = []
-        # By key: the page of an order that is not answered yet, and the tier that it was expected from.
+        # key → unanswered order: its load, the index in the load's keys, and the expected tier.
         self._under_way: dict[bytes, tuple[LoadJob, int, int]] = {}
         self._counts = counts
 
@@ -94,15 +95,15 @@ class PageLoader:
         return bool(self._jobs)
 
     def slots(self) -> Iterator[array[int]]:
-        """Those of all loads."""
+        """Yields the slots of all loads."""
         return (job.slots for job in self._jobs)
 
     def tokens(self) -> Iterator[bytes]:
-        """What the tree will have of all loads, int32."""
+        """Yields the tokens (int32) that loads will add to the tree."""
         return (job.tokens for job in self._jobs)
 
     def join(self, request: HeldSequence, key: bytes) -> bool:
-        """Has a request wait for the page or the state of this key, if a load will bring it."""
+        """Makes a request wait for the page or state `key`, if a load will bring it. Returns whether it does."""
         for job in self._jobs:
             if key in job.keys[: job.end] and job.waiters:
                 job.waiters.append(request)
@@ -110,14 +111,14 @@ class PageLoader:
         return False
 
     def begin(self, job: LoadJob) -> None:
-        """`job.node` is referenced for it, and none of its pages is under way."""
+        """Starts a load. Its node must be referenced for it, and none of its pages be on the way."""
         self._jobs.append(job)
 
     def is_under_way(self, key: bytes) -> bool:
         return key in self._under_way
 
     def leave(self, request: HeldSequence) -> None:
-        """A request no longer waits. A load without a request orders no further pages."""
+        """Ends a request's wait. A load that no request waits for orders no more pages."""
         for job in self._jobs:
             if request in job.waiters:
                 job.waiters.remove(request)
@@ -125,7 +126,8 @@ class PageLoader:
                     self._stop(job)
 
     def orders(self, recompute_ms: Callable[[int, int], float]) -> PageOrders:
-        """The next windows of all loads. recompute_ms: what computing tokens takes, by position and number."""
+        """Returns the orders for the next windows of all loads. recompute_ms(position, count): milliseconds to
+        compute tokens."""
         orders = PageOrders([], [], [], [])
         for job in self._jobs:
             self._window(job, orders, recompute_ms)
@@ -146,7 +148,7 @@ class PageLoader:
                 return
 
     def _room(self, tier: int) -> int:
-        """How many pages more the tier may have under way."""
+        """Returns how many more pages of the tier may be on the way."""
         rate = self._rates.bytes_per_ms[tier]
         most = FIRST_WINDOWS[self._tiers[tier]]
         if rate is not None:
@@ -154,11 +156,11 @@ class PageLoader:
         return most - sum(each == tier for _, _, each in self._under_way.values())
 
     def _bytes_left(self, job: LoadJob) -> list[int]:
-        """Bytes that a load has not ordered yet, by tier."""
+        """Returns the bytes of a load that are not ordered yet, by tier."""
         return self.bytes_of(job.keys[job.num_ordered : job.end], with_state=job.end > job.num_pages)
 
     def bytes_of(self, keys: list[bytes], *, with_state: bool) -> list[int]:
-        """Bytes of pages, and of a state that is the last of them, by tier."""
+        """Returns the bytes of pages by tier; with_state: the last key is that of a state."""
         sizes = [0] * len(self._tiers)
         for index, key in enumerate(keys, 1):
             is_state = with_state and index == len(keys)
@@ -166,21 +168,22 @@ class PageLoader:
         return sizes
 
     def _tokens_left(self, job: LoadJob) -> tuple[int, int]:
-        """Position and number of those that are computed where a load stops now: with a state to come, all."""
+        """Returns position and number of the tokens to compute if the load stopped now: all of them while its state
+        is missing."""
         start = job.usable
         if not job.has_state:
             start = max(start, job.start + job.num_ordered * self._page_tokens)
         return start, job.start + min(job.end, job.num_pages) * self._page_tokens - start
 
     def _order_pages(self, job: LoadJob, tier: int, room: int, orders: list[PageCopy]) -> bool:
-        """Orders the next pages of a tier; False: there is no room for them in the pool."""
+        """Orders the next pages from a tier. Returns False if the pool has no slots for them."""
         step = self._page_tokens
         rest = job.keys[job.num_ordered : min(job.end, job.num_pages)]
         run = next((at for at, key in enumerate(rest) if self._tier_of(key) != tier), len(rest))
         count = min(run, room, self._available() // step)
         if count == 0:
             if job.num_answered == job.num_ordered:
-                self._stop(job)  # others need the pool
+                self._stop(job)  # other requests need the pool
             return False
         slots = self._take(count * step)
         for index in range(count):
@@ -198,7 +201,7 @@ class PageLoader:
             orders.append(StateCopy(self._ordered(job, tier), job.state_slot))
 
     def _ordered(self, job: LoadJob, tier: int) -> bytes:
-        """The key of the next page, or of the state, which is ordered."""
+        """Marks the next page, or the state, as ordered. Returns its key."""
         key = job.keys[job.num_ordered]
         self._under_way[key] = job, job.num_ordered, tier
         job.num_ordered += 1
@@ -206,11 +209,12 @@ class PageLoader:
 
     @staticmethod
     def _stop(job: LoadJob) -> None:
-        """No further page is ordered."""
+        """Orders no more pages of a load."""
         job.end = min(job.end, job.num_ordered)
 
     def answered(self, key: bytes, now: float, tier: int | None) -> bool:
-        """The worker has loaded a page or a state from this tier, or, for None, failed to; whether it is a state."""
+        """Notes that the worker loaded a page or state from `tier`, or failed to (None). Returns whether it was a
+        state."""
         job, page, _ = self._under_way.pop(key)
         job.num_answered += 1
         if tier is not None:
@@ -221,8 +225,8 @@ class PageLoader:
         return page == job.num_pages
 
     def finish(self, now: float, recompute_ms: Callable[[int, int], float]) -> list[HeldSequence]:
-        """Ends the loads that are complete; returns the requests that need not wait any longer. Called after all of a
-        report was told to `answered`."""
+        """Ends the loads that are complete or late. Returns the requests that need not wait any longer. Call it
+        after `answered` for the whole report."""
         ended: list[HeldSequence] = []
         for job in list(self._jobs):
             if job.num_answered == job.num_ordered >= job.end:
@@ -242,7 +246,7 @@ class PageLoader:
         return now - job.progress_at > max(LEAST_PATIENCE_S, PATIENCE * computing_s)
 
     def _end(self, job: LoadJob) -> list[HeldSequence]:
-        """Gives the tree what has come."""
+        """Moves the loaded pages into the tree. Returns the waiting requests."""
         self._jobs.remove(job)
         count = 0
         while count in job.landed:
@@ -263,8 +267,8 @@ class PageLoader:
         return job.waiters
 
     def _by_tier(self, job: LoadJob, count: int, loaded: int) -> list[int]:
-        """`loaded` tokens, of which the first `count` of a job's pages and states have come: those of each tier. What
-        is not a whole page goes to the last one's."""
+        """Splits `loaded` tokens by tier; the first `count` items of the load have arrived. A partial page counts
+        for the last item's tier."""
         by_tier = [0] * len(self._tiers)
         if not loaded:
             return by_tier
@@ -279,7 +283,7 @@ class PageLoader:
             self._states.loaded(job.state_slot, job.start + job.num_pages * self._page_tokens, node)
 
     def reset(self) -> None:
-        """The worker is lost, and nothing is under way any more."""
+        """Forgets all loads, after the worker was lost."""
         for job in self._jobs:
             self._tree.release(job.node, b"", array("i"))
             self._free(job.slots)

@@ -1,10 +1,10 @@
-"""The tiers of the prefix cache behind the KV pool, RAM and disk, as the router sees them: which pages there are, and
-what is written and loaded when.
+"""The prefix cache's tiers (RAM, disk) as the router sees them: which pages they hold, and what is written and
+loaded.
 
-The worker moves the bytes (`worker/tiers/page_mover.py`), as `StepPlan.pages` orders, and reports in
-`StepResult.pages`. A prompt whose continuation is in a tier waits until it is loaded into the prefix tree, while other
-prompts are served, and is then bound as if the tree had had it all the time. Of a model with recurrent state, prompts
-continue where a page ends whose state is in a tier, too.
+The worker copies the bytes (`worker/tiers/page_mover.py`) as ordered in `StepPlan.pages`, and reports in
+`StepResult.pages`. A prompt whose continuation is in a tier waits until it is loaded into the prefix tree, while
+other prompts are served; it is then bound as with any cached prefix. In a model with recurrent state, prompts
+continue only at the end of a page whose state is in a tier, too.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class _TierPages:
     """The pages of one tier."""
 
     counts: TierCounts
-    keys: set[bytes] = field(default_factory=set)  # of pages and states
+    keys: set[bytes] = field(default_factory=set)  # keys of pages and states
 
 
 class PageTiers:
-    """The only writer of a request's `tier_tokens`, and of `tiers_were_asked` with RunningBatch. Its slots are those of
-    its loads."""
+    """The only writer of a request's `tier_tokens`, and with RunningBatch of `tiers_were_asked`. Its slots are those
+    of its loads."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class PageTiers:
         totals: LoadReport,
         spans: EmbeddingNumbers,
     ) -> None:
-        """`states`: None where the model has none. `take`, `free` and `available`: of the KV pool's slots."""
+        """states: None if the model has none. take, free, available: of the KV pool."""
         self._sizes = sizes
         self._page_tokens = sizes.page_tokens
         self._tree = tree
         self._has_states = states is not None
         counts = [totals.ram if tier == "ram" else totals.disk for tier in sizes.tiers]
-        self._pages = [_TierPages(one) for one in counts]  # the fastest first
+        self._pages = [_TierPages(one) for one in counts]  # fastest first
         self._rates = LoadRates(sizes.tiers, counts)
         fastest = self._pages[0].keys
         self._spans = spans
@@ -66,13 +66,13 @@ class PageTiers:
         self._loader = PageLoader(
             sizes, tree, states, take, free, available, self._rates, self._tier_of, counts
         )
-        # Set by Planner; 0: not known.
+        # Set by Planner; returns 0 if unknown.
         self.recompute_ms: Callable[[int, int], float] = lambda start, count: 0.0
-        self.is_synced = False  # the worker has told what there is
+        self.is_synced = False  # the worker has reported the tiers' contents
 
     @property
     def has_work(self) -> bool:
-        """The worker has something to do or to tell, with or without rows."""
+        """True if the worker has copies to execute or results to report, even without rows."""
         copies = self._to_disk is not None and self._to_disk.has_work
         return not self.is_synced or self._writer.has_work or self._loader.has_work or copies
 
@@ -83,13 +83,13 @@ class PageTiers:
     # ---------------------------------------------------------------- requests
 
     def save(self, namespace: Namespace, tokens: bytes) -> None:
-        """Has the pages of `tokens` written, which are computed or in plans sent so far, and in the tree, and the
-        states that the tree has at their ends."""
+        """Schedules pages of `tokens` for writing, and the states at their ends that the tree has. The tokens must
+        be in the tree, and computed or in plans sent."""
         self._writer.save(namespace, tokens)
 
     def begin_load(self, request: HeldSequence, namespace: Namespace, tokens: bytes, now: float) -> bool:
-        """Whether a waiting request, of which `tokens` may come from a cache, does better to wait until more of them
-        are loaded. Asked once each time that it waits."""
+        """Returns whether a waiting request should wait until more of its prefix is loaded, and starts the load.
+        tokens: those that may come from a cache. Asked once per wait."""
         if request.tiers_were_asked:
             return False
         request.tiers_were_asked = True
@@ -97,21 +97,22 @@ class PageTiers:
         first = self._tree.num_matched(namespace, tokens) // self._page_tokens
         usable = self._tree.match(namespace, tokens)[0]
         if self._joins(request, keys, first, usable):
-            request.tiers_were_asked = False  # its own continuation may be in a tier, too
+            request.tiers_were_asked = False  # its own continuation may also be in a tier
             return True
         found = keys[: self._end(keys, first, self._is_loadable)]
         fast = found[: self._end(found, first, self._pages[0].keys.__contains__)]
-        parts = (found, fast) if len(fast) < len(found) else (found,)  # all of it, or what is quick to load
+        # the whole continuation, or the part that loads fast
+        parts = (found, fast) if len(fast) < len(found) else (found,)
         return any(self._begin(request, namespace, tokens, part, first, usable, now) for part in parts)
 
     @staticmethod
     def _end(keys: list[bytes], first: int, has: Callable[[bytes], bool]) -> int:
-        """How far the keys from `first` on have no gap."""
+        """Returns the end of the run of keys, from `first` on, for which `has` is true."""
         return next((at for at in range(first, len(keys)) if not has(keys[at])), len(keys))
 
     def _joins(self, request: HeldSequence, keys: list[bytes], first: int, usable: int) -> bool:
-        """Has a request wait for a load that brings its first page that is missing, or the state after any of its
-        pages."""
+        """Makes a request wait for a running load that brings its first missing page, or the state after one of its
+        pages. Returns whether it does."""
         if not self._loader.has_work:
             return False
         if first < len(keys) and self._loader.join(request, keys[first]):
@@ -125,12 +126,13 @@ class PageTiers:
         return any(key in pages.keys for pages in self._pages) and not self._loader.is_under_way(key)
 
     def _tier_of(self, key: bytes) -> int:
-        """The fastest tier that has it; the slowest, where none has it any more."""
+        """Returns the fastest tier that has the key; the slowest one if none has it any more."""
         last = len(self._pages) - 1
         return next((tier for tier in range(last) if key in self._pages[tier].keys), last)
 
     def _last_state(self, keys: list[bytes], usable: int) -> int:
-        """The most of these pages after which the state is in a tier; 0: none that gives more than `usable` tokens."""
+        """Returns the largest number of these pages after which the state is in a tier; 0 if none yields more than
+        `usable` tokens."""
         ends = range(len(keys), usable // self._page_tokens, -1)
         return next((at for at in ends if self._is_loadable(state_key(keys[at - 1]))), 0)
 
@@ -144,7 +146,7 @@ class PageTiers:
         usable: int,
         now: float,
     ) -> bool:
-        """Begins the load of pages from the `first` of `keys` on, if there is anything to gain from it."""
+        """Starts to load pages from `keys[first]` on, if that is worthwhile. Returns whether it did."""
         step = self._page_tokens
         if self._has_states:
             keys = keys[: self._last_state(keys, usable)]
@@ -173,17 +175,17 @@ class PageTiers:
         return True
 
     def leave(self, request: HeldSequence) -> None:
-        """A request no longer waits for its load."""
+        """Ends a request's wait for its load."""
         self._loader.leave(request)
 
     # ---------------------------------------------------------------- steps
 
     def writes(self, now: float, *, beside_decoding: bool) -> PageOrders:
-        """What to write with the plan that is being begun, before any slot is taken for it."""
+        """Returns the writes for the plan being started, before slots are granted for it."""
         return self._writer.orders(now, beside_decoding=beside_decoding)
 
     def orders(self, writes: PageOrders, now: float) -> PageOrders | None:
-        """`writes`, and what else the plan that is being ended moves; None: nothing."""
+        """Returns `writes` and all other copies of the plan being finished; None if there are none."""
         loads = self._loader.orders(self.recompute_ms)
         orders = PageOrders(
             writes=writes.writes,
@@ -196,8 +198,7 @@ class PageTiers:
         return None if orders == PageOrders() else orders
 
     def report(self, report: PageReport | None, now: float) -> list[HeldSequence]:
-        """Takes what the worker tells with a step's result, if anything; returns the requests that need not wait for
-        their loads any longer."""
+        """Takes the worker's report, if any. Returns the requests that need not wait for their loads any longer."""
         if report is not None:
             self._read(report, now)
         return self._loader.finish(now, self.recompute_ms)
@@ -236,14 +237,14 @@ class PageTiers:
         pages.counts.load_ms += news.load_ms
 
     def _written(self, tier: int, key: bytes) -> int:
-        """The bytes of an order to write that has been answered; 0 for an order that was not made."""
+        """Returns the bytes of an answered write order; 0 for a page that was not ordered."""
         if tier == 0:
             return self._writer.answered(key)
         assert self._to_disk is not None
         return self._to_disk.answered(key)
 
     def reset(self) -> None:
-        """The worker is lost, or never asked again: nothing is under way, and what there is must be told anew."""
+        """Forgets all orders and contents, because the worker is lost or will not be asked again."""
         self.is_synced = False
         for pages in self._pages:
             pages.keys.clear()
@@ -256,13 +257,13 @@ class PageTiers:
     # ---------------------------------------------------------------- counts
 
     def held_tokens(self) -> Iterator[bytes]:
-        """Those of loads under way, int32."""
+        """Yields the tokens (int32) of running loads."""
         return self._loader.tokens()
 
     def held_slots(self) -> list[array[int]]:
-        """Those of loads under way."""
+        """Returns the slots of running loads."""
         return list(self._loader.slots())
 
     def num_pages(self, name: Tier) -> int:
-        """Pages and states in a tier; 0 where there is no such tier."""
+        """Returns the number of pages and states in a tier; 0 if the tier does not exist."""
         return len(self._pages[self._sizes.tiers.index(name)].keys) if name in self._sizes.tiers else 0

@@ -1,9 +1,9 @@
-"""Which pages are written to the fastest tier, and when: those of prompts once their first token is there, and those of
-whoever leaves, in order, a few at a time, as long as the prefix tree still has them. Behind them go snapshots of
-recurrent state at the ends of pages, one at a time.
+"""Chooses the pages to write to the fastest tier: those of prompts after their first token, and those of requests
+that leave; in order, a few at a time, while the prefix tree still has them. Snapshots of recurrent state at the ends
+of pages follow, one at a time.
 
-What is written is copied out of its slots before anything else of the plan that orders it, so nothing holds its slots
-until then.
+Pages are copied out of their slots before any other work of the plan that orders them, so nothing needs to hold the
+slots until then.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from moeserve.router.core.memory.state_memory import StateMemory
 from moeserve.router.core.tiers.page_keys import page_keys, state_key
 from moeserve.router.core.tiers.tier_sizes import TierSizes
 
-MOST_JOBS = 256  # beyond it the oldest is dropped
-PAUSE_S = 60.0  # after a write that failed
+MOST_JOBS = 256  # jobs waiting; beyond that the oldest is dropped
+PAUSE_S = 60.0  # after a failed write
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class _SaveJob:
     namespace: Namespace
     tokens: bytes
     keys: list[bytes]
-    next: int = 0  # index of the first page that is not known to be written or ordered
+    next: int = 0  # index of the first page that is neither written nor ordered, as far as known
 
 
 class PageWriter:
@@ -43,11 +43,11 @@ class PageWriter:
         *,
         is_ram: bool,
     ) -> None:
-        """in_tier: the keys of the fastest tier. is_ram: it is RAM, which gives up what was not used for longest."""
+        """in_tier: keys in the fastest tier. is_ram: that tier is RAM, which evicts the least recently used pages."""
         self._page_tokens = sizes.page_tokens
         self._page_bytes, self._state_bytes = sizes.page_bytes, sizes.state_bytes
         self._tree = tree
-        self._states = states  # None: the model has none
+        self._states = states  # None if the model has no recurrent state
         self._in_tier = in_tier
         self._spans = spans
         self._is_ram = is_ram
@@ -63,14 +63,14 @@ class PageWriter:
         return bool(self._jobs or self._ordered) or self._ordered_state is not None
 
     def save(self, namespace: Namespace, tokens: bytes) -> None:
-        """Has the whole pages of `tokens` written that are not in the tier, and snapshots of state at their ends."""
+        """Schedules the complete pages of `tokens` that are not in the tier, and the snapshots at their ends."""
         keys = page_keys(namespace, tokens, self._page_tokens, self._spans)
         is_of_use = self._is_ram or self._states is not None
         if keys and (is_of_use or any(key not in self._in_tier for key in keys)):
             self._jobs.append(_SaveJob(namespace, tokens, keys))
 
     def orders(self, now: float, *, beside_decoding: bool) -> PageOrders:
-        """What to write with the plan that is being begun; the tree has nothing yet that this plan computes."""
+        """Returns the writes for the plan being started; the tree does not contain yet what this plan computes."""
         if now < self._paused_until:
             self._jobs.clear()
         room = self._most - len(self._ordered)
@@ -88,14 +88,15 @@ class PageWriter:
         return PageOrders(pages, state_writes=states, used=b"".join(used))
 
     def _used(self, job: _SaveJob) -> list[bytes]:
-        """The job's keys from its last page to its first: without a page, those behind it are of no use."""
+        """Returns the job's keys from last to first: the first page is marked as most recently used, because later
+        pages are useless without it."""
         if not self._is_ram:
             return []
         keys = reversed(job.keys)
         return [each for key in keys for each in ((key,) if self._states is None else (state_key(key), key))]
 
     def _order_pages(self, job: _SaveJob, orders: list[PageCopy], room: int) -> bool:
-        """Adds a job's next pages; whether none is left."""
+        """Orders a job's next pages. Returns whether none is left."""
         step = self._page_tokens
         cached = None
         while job.next < len(job.keys):
@@ -115,7 +116,7 @@ class PageWriter:
         return True
 
     def _order_state(self, job: _SaveJob, orders: list[StateCopy]) -> bool:
-        """Adds the state of a job's next snapshot; whether none is left."""
+        """Orders the state of a job's next snapshot. Returns whether none is left."""
         if self._states is None:
             return True
         for snapshot in self._tree.snapshots_of(job.namespace, job.tokens):
@@ -129,15 +130,16 @@ class PageWriter:
         return True
 
     def _state_key(self, job: _SaveJob, snapshot: Snapshot) -> bytes | None:
-        """None for a snapshot that is not written: a page does not end there, or it is one of many in a long prompt,
-        for an edit that may come."""
+        """Returns the key under which a snapshot is written; None if it is not: no page ends at its position, or it
+        is one of the spaced snapshots of a long prompt, which only serve edits."""
         index, rest = divmod(snapshot.position, self._page_tokens)
         if rest or snapshot.kind is SnapshotKind.SPACED:
             return None
         return state_key(job.keys[index - 1])
 
     def answered(self, key: bytes) -> int:
-        """The worker has written a page or a state, or not: its bytes. 0 for one that was there at its start."""
+        """Notes that the worker answered a write order. Returns its bytes; 0 for a page that was there at the
+        worker's start."""
         if key in self._ordered:
             self._ordered.remove(key)
             return self._page_bytes
@@ -147,12 +149,12 @@ class PageWriter:
         return 0
 
     def pause(self, now: float) -> None:
-        """A write has failed: there are none for a while."""
+        """Pauses writing for a while, after a failed write."""
         self._paused_until = now + PAUSE_S
         self._jobs.clear()
 
     def reset(self) -> None:
-        """The worker is lost, with all copies."""
+        """Forgets all orders, after the worker was lost with its copies."""
         self._jobs.clear()
         self._ordered.clear()
         self._ordered_state = None

@@ -1,4 +1,4 @@
-"""What there is to know of the tiers behind the KV pool before they are used."""
+"""The fixed sizes of the tiers behind the KV pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moeserve.messages.pages import Tier
 class TierSizes:
     page_tokens: int
     page_bytes: int
-    state_bytes: int  # of a recurrent state
-    max_running: int  # requests, each of which has a state
-    write_bytes: int  # copied out before a step whose decode rows would wait for more
-    tiers: tuple[Tier, ...]  # the fastest first
+    state_bytes: int  # of one recurrent state
+    max_running: int  # requests that may run at once, each with a state
+    write_bytes: int  # bytes that may be copied out before a step with decode rows, which wait for it
+    tiers: tuple[Tier, ...]  # fastest first

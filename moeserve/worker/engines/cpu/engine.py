@@ -1,4 +1,4 @@
-"""The whole model on the C++ pool."""
+"""The CPU engine: the whole model on the C++ pool."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ def launch(
     spans: EmbeddingRows | None = None,
     rotary: RotaryPositions | None = None,
 ) -> None:
-    """Queues a step. The rows' KV slots are remembered. rotary: None where all rows rotate by their own positions."""
+    """Launches a step, whose KV slots are recorded in the tables. rotary: None if all rows rotate by their own
+    positions."""
     adapters = adapter_rows(sequences.adapters[layout.sequence])
     tokens, found = sequences.tokens[layout.sequence, layout.position], []
     if spans is not None and (found := spans.of_step(layout)):
-        # In place of the spans' numbers, which no table has, the padding token: Gemma's number 0, whose layers' own
-        # inputs pictures have.
+        # Embedding spans have negative numbers, which are not in the embedding table. Their positions get the padding
+        # token: Gemma's token 0, whose per-layer inputs images have.
         tokens = np.maximum(tokens, 0)
     embedded = [(span.first, torch.from_numpy(span.rows)) for span in found]
     model.begin(torch.from_numpy(tokens), adapters, embedded)
@@ -53,7 +54,7 @@ def _batch(
     positions: Int32s,
     ends: Int32s | None,
 ) -> CpuBatch:
-    """Plans the model's attention, too. ends: see `EmbeddingRows.ends`."""
+    """Returns the step's batch for the model, with the plan of its attention. ends: see `EmbeddingRows.ends`."""
     sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
     windows = None
     if sequences.has_window_slots:
@@ -76,7 +77,7 @@ def _batch(
 
 
 def adapter_rows(adapters: Int32s) -> AdapterRows | None:
-    """The rows of each adapter, from the adapter of each row, -1 for none. None where no row asks for one."""
+    """Groups rows by adapter. adapters: adapter of each row, -1 for none. Returns None if no row has one."""
     if adapters.max(initial=-1) < 0:
         return None
     order = np.argsort(adapters, kind="stable").astype(np.int32)
@@ -94,13 +95,13 @@ def state_sequences(layout: StepLayout, sequences: Sequences) -> StateSequences:
 
 
 def first_drafts(drafted: Int32s) -> Int32s:
-    """The number of each row's first draft, among the step's."""
+    """Returns the index of each row's first draft among the step's drafts."""
     first: Int32s = np.cumsum(drafted, dtype=np.int32) - drafted
     return first
 
 
 class CpuEngine:
-    """See `Engine`. A row's numbers depend neither on the other rows nor on chunks or threads."""
+    """An `Engine`. A row's results depend neither on the other rows nor on chunks or threads."""
 
     logit_rows = CPU_LOGIT_ROWS
     counts_every_step = True
@@ -112,14 +113,14 @@ class CpuEngine:
     def __init__(
         self, stream: CpuStream, model: CpuDecoder, sampler: CpuSampler, spans: EmbeddingRows | None = None
     ) -> None:
-        """spans: None where requests have none."""
+        """spans: None if requests have no embeddings."""
         self._stream = stream
         self._spans = spans
         self._rotary = None if model.shape.rope_sections is None or spans is None else RotaryPositions()
         self._model = model
         self._sampler = sampler
         self._last_logits: Tensor | None = None
-        self._state_slots: Int32s = np.zeros(0, np.int32)  # of the step's rows
+        self._state_slots: Int32s = np.zeros(0, np.int32)  # state slots of the step's rows
         self._sampled: tuple[Int32s, list[TokenLogprob | None]] = (np.zeros(0, np.int32), [])
 
     @property
@@ -143,11 +144,11 @@ class CpuEngine:
             self._spans.bind(seq.req_slot, seq.spans)
             if self._rotary is not None:
                 self._rotary.bind(seq.req_slot, seq.spans)
-            prompt = prompt[prompt >= 0]  # penalties are of tokens alone
+            prompt = prompt[prompt >= 0]  # penalties apply only to tokens
         self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
 
     def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
-        """The pool reads the host's tables."""
+        """Does nothing: the pool reads the host's tables."""
 
     def forward(
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
@@ -166,7 +167,7 @@ class CpuEngine:
         return self._logits(rows)
 
     def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> None:
-        """Calls cost nothing here: there is no device to be waited for."""
+        """Returns None: calls are cheap here, as no device has to be waited for."""
 
     def sample_from(
         self, logits: Tensor, slots: Int32s, masks: TokenMasks | None
@@ -189,16 +190,16 @@ class CpuEngine:
         return self._sampled
 
     def mark_end(self) -> None:
-        """Steps end before the next one is launched."""
+        """Does nothing: a step ends before the next is launched."""
 
     def begin(self) -> None:
-        """The host's clock says how long a step takes."""
+        """Does nothing: the host's clock times the steps."""
 
     def launches_at_once(self, counts: Sequence[int]) -> bool:
         return False
 
     def finish(self) -> float:
-        self._stream.wait()  # where no row had logits
+        self._stream.wait()  # for steps without logits
         return 0.0
 
     def forget(self, layout: StepLayout) -> None:

@@ -1,6 +1,6 @@
-"""Sampling for the batch of a step: from logits and request slots to tokens and logprobs.
+"""Sampling on the CPU for a step's batch: from logits and request slots to tokens and logprobs.
 
-The state by request slot lives in C++ (`moeserve.kernels.sampling`); a step is one call, whatever the batch.
+The state per request slot is in C++ (`moeserve.kernels.sampling`); a step is one call for the whole batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from moeserve.sampling.parameters import settings_of
 def bind_arguments(
     params: SamplingParams, vocab_size: int, prompt_ids: NDArray[np.int32], output_ids: NDArray[np.int32]
 ) -> dict[str, Any]:
-    """A request's parameters in the words of the sampling kernels' `bind`, the CPU's and the GPU's."""
+    """Returns a request's parameters as arguments of the sampling kernels' `bind`, for CPU and GPU."""
     return {
         **settings_of(params),
         "top_k": min(params.top_k, vocab_size),
@@ -42,15 +42,15 @@ def bind_arguments(
 class CpuSampler:
     """Sampling state of request slots 0..max_num_seqs-1. Written only by the worker's step loop.
 
-    Which random number a token gets depends on the request's seed and on how many tokens it has put out, on nothing
-    else: a request that is preempted and bound again with its output so far goes on as if it had never stopped.
+    A token's random number depends only on the request's seed and the number of its output tokens: a request that is
+    preempted and bound again with its output continues as if uninterrupted.
     """
 
     def __init__(
         self, max_num_seqs: int, vocab_size: int, pool: Pool | None = None, isa: str | None = None
     ) -> None:
-        """`pool`: the CPU pool that rows are shared out to; without it they run one after another. `isa`: "plain",
-        "avx2" or "avx512_vnni" (ValueError where the CPU lacks it); None takes the best. Neither changes a result."""
+        """pool: the CPU pool that processes rows in parallel; None: one after another. isa: "plain", "avx2" or
+        "avx512_vnni" (ValueError if the CPU lacks it); None: the best. Neither changes a result."""
         self._state = SamplerState(max_num_seqs, vocab_size, pool, isa)
         self._vocab_size = vocab_size
 
@@ -61,7 +61,7 @@ class CpuSampler:
         prompt_ids: NDArray[np.int32],
         output_ids: NDArray[np.int32],
     ) -> None:
-        """Overwrites whatever the slot held. ValueError for a token id out of range (in logit_bias, say)."""
+        """Initialises a request slot. Raises ValueError for a token id out of range, for example in logit_bias."""
         self._state.bind(
             req_slot,
             **bind_arguments(params, self._vocab_size, prompt_ids, output_ids),
@@ -74,13 +74,14 @@ class CpuSampler:
         req_slots: NDArray[np.int32],
         masks: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None,
     ) -> tuple[NDArray[np.int32], list[TokenLogprob | None]]:
-        """One token for each row of `logits` (float32 [rows, vocab], CPU), whose request is req_slots[row].
+        """Samples one token for each row of `logits` (float32 [rows, vocab], CPU); req_slots[row] is the row's
+        request.
 
-        Returns the token ids, and logprobs for the rows whose request asked for them. NOT_FINITE and NONE_ALLOWED in
-        a token's place say why the request cannot go on. Every other token is noted as its request's output. No slot
-        may occur twice.
+        Returns the token ids, and logprobs for the rows whose request asked for them. NOT_FINITE or NONE_ALLOWED
+        instead of a token tells why the request cannot continue. Every other token is recorded as its request's
+        output. All slots differ.
 
-        `masks` are bit masks of allowed tokens (int32 [any, words]) and each row's index into them (int32 [rows], -1:
+        `masks`: bit masks of allowed tokens (int32 [any, words]), and each row's index into them (int32 [rows], -1:
         any token).
         """
         token_ids, found = self._state.sample(logits, req_slots, *(masks or ()))
@@ -89,9 +90,10 @@ class CpuSampler:
     def prompt_logprobs(
         self, logits: torch.Tensor, targets: NDArray[np.int32], top_n: int
     ) -> list[TokenLogprob]:
-        """How likely each row of `logits` (float32 [rows, vocab], CPU) found the prompt token targets[row].
+        """Returns the logprob, rank and top tokens of prompt tokens: row i of `logits` (float32 [rows, vocab], CPU)
+        predicts targets[i].
 
-        Where the logits were not finite: rank 0, logprob NaN, no top tokens. (Sampling then fails as well.)
+        For logits that are not finite: rank 0, logprob NaN, no top tokens. (Sampling then fails as well.)
         """
         found = self._state.logprobs(logits, targets, top_n)
         return [

@@ -1,1 +1,1 @@
-"""The engine that computes on a GPU, with the CPU pool beside it for experts in RAM."""
+"""The engine that computes on a GPU, with the CPU pool for experts in RAM."""

@@ -1,4 +1,4 @@
-"""Launches every kind of step, so that its kernels are compiled before the first request."""
+"""Launches every kind of step once, so that its kernels are compiled before the first request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moeserve.worker.engines.gpu.steps.step_path import StepFacts, kernel_paths
 
 
 class KernelLaunches:
-    """The launches of one engine that its steps can need."""
+    """The kernel launches that one engine's steps can need."""
 
     def __init__(
         self,
@@ -27,12 +27,12 @@ class KernelLaunches:
         tiles_of: TilesOf,
         facts: StepFacts,
     ) -> None:
-        """inputs: by size. tiles_of: of chunks, see `GpuEngine`."""
+        """inputs: by step size. tiles_of: tiles of prompt chunks, see `GpuEngine`."""
         self._model, self._inputs, self._sampler = model, inputs, sampler
         self._tiles_of, self._facts = tiles_of, facts
 
     def launch_all(self, sizes: Sequence[int]) -> None:
-        """All kernels of steps of these sizes. Within `compile_ahead`: nothing runs."""
+        """Launches all kernels of steps of these sizes. Inside `compile_ahead`, where nothing is executed."""
         one = np.ones(1, np.int32)
         tiles = tiles_on(self._model.device, self._tiles_of(one, one, one, one))
         for size in sizes:
@@ -40,7 +40,7 @@ class KernelLaunches:
             self._inputs[size].fill_dummy(size, self._model.shape.vocab_size)
             for path in kernel_paths(size, self._facts):
                 batch = self._inputs[size].batch(path, tiles if path.has_tiles else None)
-                # The prompt of the dummy step goes by chunks, and beside it rows attend by themselves.
+                # The dummy prompt goes through prefill attention; beside it, one row uses decode attention.
                 batch = replace(batch, num_decode=1) if path.has_tiles else batch
                 self._model.begin(batch)
                 self._model.forward(batch)

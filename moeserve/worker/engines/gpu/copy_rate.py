@@ -1,4 +1,4 @@
-"""The speed of a GPU's memory."""
+"""Measures the bandwidth of GPU memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ REPEATS = 4
 
 
 def read_by_copying(device: torch.device) -> tuple[float, int]:
-    """Seconds and bytes of a copy within the GPU's memory, the best of some: each byte is read and written."""
+    """Returns seconds and bytes of the fastest of several copies within GPU memory; each byte counts as read and
+    written."""
     source = torch.empty(COPIED, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []

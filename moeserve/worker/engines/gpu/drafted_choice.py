@@ -1,5 +1,5 @@
-"""Tokens at drafted positions on a GPU: all at once where each depends on its logits and its number alone, else in
-rounds, and the host waits for each."""
+"""Samples tokens at drafted positions on a GPU: all at once if each depends only on its logits and its output index,
+else in rounds, with a wait of the host for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moeserve.worker.sequences import Int32s
 
 
 class DraftedChoice:
-    """See `DraftingEngine`."""
+    """Implements the sampling of `DraftingEngine`."""
 
     def __init__(self, model: GpuDecoder, sampler: GpuSampler, choice: TokenChoice) -> None:
         self._model = model
@@ -26,7 +26,8 @@ class DraftedChoice:
         self._choice = choice
 
     def logits(self, size: int, rows: Int32s) -> Tensor:
-        """Launches the head for these rows of the last step, which was of this size: float32 [len(rows), vocab]."""
+        """Launches the head for these rows of the last step, which had this padded size. Returns float32 [len(rows),
+        vocab]."""
         count, of_rows = self._bring(rows, width=padded_size(len(rows), self._model.head_sizes))
         return self._model.logits(size, of_rows, count[:1])[: len(rows)]
 
@@ -38,7 +39,7 @@ class DraftedChoice:
         return self._choice.read()
 
     def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
-        """None: some request's penalties, say, depend on its tokens."""
+        """Returns None if a request's sampling depends on its earlier tokens, as with penalties."""
         if self._sampler.depends_on_outputs(slots):
             return None
         count, on_device, number = self._bring(slots, ahead)
@@ -50,7 +51,7 @@ class DraftedChoice:
         self._sampler.note_outputs(on_device[: len(slots)].long(), added[: len(slots)])
 
     def _bring(self, *columns: Int32s, width: int = 0) -> Tensor:
-        """On the device, int32 [1 + columns, width or more]: their length, then the columns, each at an aligned
+        """Uploads columns: int32 [1 + columns, width or more]: their length, then the columns, each at an aligned
         address."""
         n = len(columns[0])
         brought = np.zeros((1 + len(columns), -(-max(n, width) // ALIGN) * ALIGN), np.int32)
@@ -61,6 +62,6 @@ class DraftedChoice:
 
 
 def _aligned(logits: Tensor, slots: Tensor, count: Tensor) -> LogitRows:
-    """Kernels are compiled for aligned addresses, which rows in the middle of others need not have."""
+    """Copies rows to aligned addresses, for which the kernels are compiled, if they are not aligned."""
     aligned = logits if logits.data_ptr() % 16 == 0 else logits.clone()
     return LogitRows(aligned, slots, count[:1])

@@ -1,4 +1,4 @@
-"""Dummy steps on a GPU: random tokens in the dummy slot, for timing before the first request."""
+"""Dummy steps on a GPU, with random tokens in the dummy slot, for timing before the first request."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class DummySteps:
         path_of: Callable[[StepShape], StepPath],
         wait: Callable[[], None],
     ) -> None:
-        """All are the engine's. inputs: by size. dummy_slot: the request slot that no request has. path_of: how the
-        engine executes a step now. wait: for the step that was launched."""
+        """All arguments are the engine's. inputs: by step size. dummy_slot: a request slot without a request.
+        path_of: chooses a step's execution path. wait: waits for the launched step."""
         self._model, self._inputs, self._graphs = model, inputs, graphs
         self._micro_batches, self._cpu_stage = micro_batches, cpu_stage
         self._tiles_of, self._dummy_slot = tiles_of, dummy_slot
         self._path_of, self._wait = path_of, wait
 
     def prompt(self, n: int, streamed: float, start: int = 0) -> Callable[[], None]:
-        """Returns a function that runs a step of n random prompt tokens, from position `start` on, with this part of
-        the RAM experts streamed, and waits for it."""
+        """Returns a function that runs a step of n random prompt tokens from position `start` on, streams the
+        fraction `streamed` of the RAM experts, and waits for the step."""
         count = np.array([n], np.int32)
         path = self._path_of(StepShape(count, n))
         if path.has_tiles:
@@ -57,8 +57,8 @@ class DummySteps:
         return self._waiting(self._launches(path, tiles))
 
     def decode(self, rows: int) -> Callable[[], None]:
-        """Returns a function that runs a decode step with the given number of rows, one of the sizes, and waits for
-        it. More rows than there can be requests are rows with drafts."""
+        """Returns a function that runs a decode step with `rows` rows (a step size) and waits for it. Rows beyond
+        the maximal number of requests stand for drafts."""
         vocab = self._model.shape.vocab_size
         shape = StepShape(np.ones(rows, np.int32), rows)
         if rows > self._dummy_slot:
@@ -71,7 +71,7 @@ class DummySteps:
         return self._waiting(self._launches(path, None))
 
     def _launches(self, path: StepPath, tiles: list[Int32s] | None) -> Launches:
-        """Copies the whole step's inputs, which have been filled, and launches it."""
+        """Copies the step's inputs, which must be filled, and launches it."""
         inputs = self._inputs[path.size]
         replay = None if path.graph is None else self._graphs.find(path.graph)
         if path.graph is not None and path.graph.family == "prompts":

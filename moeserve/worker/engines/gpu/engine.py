@@ -1,8 +1,8 @@
-"""The model on a GPU, steps as CUDA graphs where they can be, with the CPU pool beside it for experts in RAM.
+"""The GPU engine. Steps run as CUDA graphs where possible; the CPU pool computes the experts in RAM.
 
-The host does little in a step: it fills one pinned buffer, starts one graph (embedding to logits), then queues the
-sampling behind it while the GPU works, and waits once, for the tokens. Before it waits it may launch the next step's
-layers, which take the tokens on the GPU. First it waits for layers that are the CPU's (`cpu_stage.py`).
+The host does little per step: it fills one pinned buffer, launches one graph (embedding to logits), queues the
+sampling behind it, and waits once, for the tokens. Before it waits it may launch the next step's layers, which take
+the tokens on the GPU. If the first layers are on the CPU (`cpu_stage.py`), it first waits for those.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 
 class GpuEngine:
-    """See `Engine`."""
+    """An `Engine`."""
 
     counts_every_step = False
     waits_for_logits = False
@@ -70,10 +70,11 @@ class GpuEngine:
         from_first: FromFirst | None = None,
         max_drafts: int = 0,
     ) -> None:
-        """tables: the model's, of max_num_seqs + 1 request slots. ram_experts: the model's, where there are any.
-        cpu_stage: the layers before the model's, if it has no embedding. agree: whether a condition holds on all of
-        several GPUs, which capture the same graphs and run steps in the same parts. from_first: where each of them has
-        a part of every layer: only the first one samples. max_drafts: of a row."""
+        """tables: slot tables of max_num_seqs + 1 request slots. ram_experts: None if all experts are on the GPU.
+        cpu_stage: the layers before the model's, if the model has no embedding. agree: returns whether a condition
+        holds on all of several GPUs, which must capture the same graphs and divide steps alike. from_first:
+        broadcasts tokens if several GPUs have a part of every layer; only the first one samples. max_drafts: per
+        row."""
         self._model = model
         self._description = description
         self._tables = tables
@@ -82,15 +83,15 @@ class GpuEngine:
         self.logit_rows = model.head_sizes[-1]
         yields = ram_experts is not None and ram_experts.stream.threads >= usable_cores()
         self._done = StepCompletion(model.device, self.logit_rows, yields=yields)
-        # The host computes the first layers of a step, or GPUs of other layers have its rows; experts in RAM on several
-        # GPUs are not tried.
+        # False if the host computes a step's first layers, or other GPUs other layers. Experts in RAM with several GPUs
+        # are not tested.
         is_alone = ram_experts is None or from_first is None
         self.runs_ahead = agree(is_alone and cpu_stage is None and model.stage is None)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
         self._choice = TokenChoice(self._sampler, self._done)
         self._drafted = DraftedChoice(model, self._sampler, self._choice)
         if from_first is not None:
-            from_first(self._sampler.tokens)  # the way that is fastest is found
+            from_first(self._sampler.tokens)  # selects the fastest transfer by trying
         all_on_gpu = ram_experts is None and cpu_stage is None
         takes_parts = model.stage is not None and model.stage.takes_parts and ram_experts is None
         self.facts = step_facts(
@@ -100,14 +101,14 @@ class GpuEngine:
             takes_parts=agree(takes_parts),
             max_drafts=max_drafts,
         )
-        self._decode_paths: dict[tuple[object, ...], StepPath] = {}  # by these facts
+        self._decode_paths: dict[tuple[object, ...], StepPath] = {}  # by the facts in the key
         make_inputs = self._inputs_maker(max_num_seqs)
         self._inputs = {
             size: make_inputs(size, max_tiles=self.facts.max_tiles.get(size, 0)) for size in model.sizes
         }
         self._graphs = GraphSteps(model, self._inputs, self.facts)
         chunk_tiles = partial(tiles_of, model.shape.forms)
-        self.micro_batches: MicroBatches | None = None  # None: no step goes in parts
+        self.micro_batches: MicroBatches | None = None  # None: steps are never divided
         if self.facts.takes_parts:
             self.micro_batches = MicroBatches(
                 model, self._inputs, make_inputs, chunk_tiles, max_num_seqs, self.facts
@@ -136,7 +137,7 @@ class GpuEngine:
             self._path_of,
             self._wait_for_dummy,
         )
-        # Of the step under way.
+        # State of the step in progress.
         self._step = self._inputs[model.sizes[0]]
         self._has_logits = False
         self._num_sampled = 0
@@ -180,20 +181,20 @@ class GpuEngine:
 
     @property
     def streaming(self) -> Streaming:
-        """Which part of the RAM experts steps with prompts stream."""
+        """The fraction of RAM experts that steps with prompts stream."""
         return self.facts.streaming
 
     def stream_by(self, streaming: Streaming, described: str) -> None:
-        """Sets `streaming`; the engine's description then says so."""
+        """Sets `streaming`, and adds it to the engine's description."""
         self._know(replace(self.facts, streaming=streaming))
         self._description = f"{self._description.removesuffix(')')}, {described})"
 
     def divide_decode_steps(self, sizes: Set[int]) -> None:
-        """Decode steps of these sizes go in parts, the others whole."""
+        """Makes decode steps of these sizes run in parts, others whole."""
         self._know(replace(self.facts, decode_parts=frozenset(sizes)))
 
     def divide_prompts(self, size: int, parts: int) -> None:
-        """Steps of this size with prompts go in this many parts."""
+        """Makes steps of this size with prompts run in `parts` parts."""
         self._know(replace(self.facts, prompt_parts={**self.facts.prompt_parts, size: parts}))
 
     def _know(self, facts: StepFacts) -> None:
@@ -239,11 +240,11 @@ class GpuEngine:
         self._has_logits = self._launcher.launch(path, layout, sequences, observer)
 
     def _path_of(self, step: StepShape) -> StepPath:
-        """`path_of`, kept for steps of one row a sequence: a short step's host time is a tenth of it, and it is asked
-        twice."""
+        """Like `path_of`, cached for steps with one row per sequence: such a step's host time matters, and this is
+        asked twice."""
         if step.num_rows != len(step.counts):
             return path_of(step, self.facts)
-        key = step[1:-1]  # all but the counts, which are ones, and the drafts, of which there are none
+        key = step[1:-1]  # all but the counts, which are 1, and the drafts, of which there are none
         path = self._decode_paths.get(key)
         if path is None:
             path = self._decode_paths[key] = path_of(step, self.facts)
@@ -256,7 +257,7 @@ class GpuEngine:
         return adapters.scope_for(sequences.adapters[layout.req_slot].tolist())
 
     def score(self, span: PromptSpan) -> list[TokenLogprob]:
-        """Prompt logprobs reuse the logits buffer, so the logits of the step's graph are no longer valid."""
+        """Prompt logprobs reuse the logits buffer and so invalidate the logits of the step's graph."""
         self._has_logits = False
         n, device = len(span.logit_rows), self._model.device
         size = padded_size(n, self._model.head_sizes)
@@ -278,7 +279,7 @@ class GpuEngine:
 
     def logits_of(self, rows: Int32s) -> Tensor:
         n = len(rows)
-        if self._has_logits and n == self._num_sampled:  # all of the step, in the order of its head
+        if self._has_logits and n == self._num_sampled:  # all sampled rows, in the head's order
             return self._graphs.logits[self._step.size][:n]
         return self._drafted.logits(self._step.size, rows)
 
@@ -291,7 +292,7 @@ class GpuEngine:
         return self._drafted.sample_from(logits, slots, masks)
 
     def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:
-        """Models with recurrent states have no drafts here."""
+        """Does nothing: models with recurrent states have no drafts on a GPU."""
 
     def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
         assert self._rows is not None
@@ -333,7 +334,7 @@ class GpuEngine:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within, steps are this GPU's own layers' alone, of whatever several GPUs have."""
+        """In this context, steps run only this GPU's own layers, without the other GPUs."""
         stage = self._model.stage
         if stage is not None:
             stage.be_alone(alone=True)
@@ -345,12 +346,12 @@ class GpuEngine:
 
     @property
     def prompt_sizes(self) -> list[int]:
-        """The sizes of steps that may go in parts."""
+        """The step sizes that may be divided."""
         return [size for size in self._model.sizes if size > SMALL_BATCH_ROWS]
 
     @property
     def max_step_rows(self) -> int:
-        """The most rows of a step."""
+        """Largest number of rows of a step."""
         return self._model.sizes[-1]
 
     def expert_counts(self) -> ExpertCounts:

@@ -1,15 +1,16 @@
-"""The expert cache: between two steps, what the last one used decides which experts come to the GPU.
+"""The expert cache: between two steps, the last step's use of experts decides which experts are copied to the GPU.
 
-    before_step     what has arrived enters the host's maps; the last step's misses choose what comes next, whose slots
-                    leave the maps
+    before_step     experts that have arrived enter the host's maps; the last step's misses choose the next exchanges,
+                    whose slots leave the maps
     (the step is launched)
-    after_launch    the copies, beside the step; and the step's counts of tokens to the host
+    after_launch    launches the copies beside the step, and the download of the step's token counts
 
-The next step may be launched while one is computed. As long as promotions come, `before_step` then waits for its end:
-a miss that is known a step later comes a step later. The GPU has nothing to do until the step is launched, so that what
-can wait for that is behind it. While nothing pays nothing is waited for, and the policy hears of a step one later.
+The next step may be launched while one is computed. While promotions are being made, `before_step` waits for the
+running step's end, because using its misses a step late would promote a step late. The GPU idles until the next
+launch, so all work that can wait comes after it. While no promotion pays, nothing is waited for, and the policy
+learns one step late.
 
-The policy is `moeserve.placement.expert_cache`'s, the copies are `models/loading/expert_slots.py`'s.
+The policy is in `moeserve.placement.expert_cache`, the copies in `models/loading/expert_slots.py`.
 """
 
 from __future__ import annotations
@@ -28,32 +29,33 @@ from moeserve.models.loading.expert_slots import ExpertSlots
 from moeserve.models.loading.promotion_tables import Batch
 from moeserve.placement.expert_cache.policy import DECAY, PAYS, Mask
 
-QUIET = 8  # choices without a promotion, from which on the step under way is not waited for
+QUIET = 8  # consecutive choices without a promotion after which the running step is no longer waited for
 
 Ids = npt.NDArray[np.int64]
 
 
 class Policy(Protocol):
-    """`_C.ExpertCachePolicy`."""
+    """The interface of `_C.ExpertCachePolicy`."""
 
     def observe(self, counts: Ids, *, streamed: bool) -> int:
-        """A step ended. counts: int64 [layers, experts], tokens of each expert since the start. streamed: it brought
-        experts itself, and what it used most of each layer stands for what it used. Returns how many it used."""
+        """Takes the end of a step. counts: int64 [layers, experts], tokens per expert since start-up. streamed: the
+        step streamed experts; then the most used ones of each layer count as used. Returns the number of experts
+        used."""
 
     def choose(self, most: int, *, pays: bool) -> Ids:
-        """Chooses the next exchanges, int64 [moves, 3], by layer: the layer, the expert that comes, the expert that
-        goes. They count as done. pays: only exchanges that are expected to pay."""
+        """Chooses the next exchanges: int64 [moves, 3], by layer: layer, incoming expert, outgoing expert; they
+        count as made. pays: only exchanges that are expected to pay."""
 
     def learn(self) -> None:
-        """Learns from the last step which exchanges, made or not, would have paid. Called after `choose`, if there was
-        one, when there is time."""
+        """Learns from the last step which exchanges, made or not, would have paid. Call it after `choose`, when
+        there is time."""
 
     def forget(self) -> None:
-        """Counts begin at 0 again."""
+        """Notes that the counts restart at 0."""
 
 
 class ExpertCache:
-    """Owns the maps' changes and the slots' contents."""
+    """Owns changes of the expert maps, and the contents of the GPU slots."""
 
     def __init__(
         self,
@@ -63,37 +65,36 @@ class ExpertCache:
         expert_token_counts: Tensor,
         pool_reads: Callable[[Mask], int],
     ) -> None:
-        """movable: [layers, experts], the experts that may come and go, all of which lie in RAM. expert_token_counts:
-        int64 [layers, experts] on the device, written by the steps. pool_reads: how many experts the pool has read
-        since the start, of these layers."""
+        """movable: bool [layers, experts]: experts that may be promoted or replaced; all are in RAM.
+        expert_token_counts: int64 [layers, experts] on the device, written by the steps. pool_reads: returns how
+        many of these layers' experts the pool has read since start-up."""
         self._maps, self._slots = maps, slots
         self._on_device = expert_token_counts
         is_gpu = expert_token_counts.device.type == "cuda"
         self._copied = zeros(expert_token_counts.shape, dtype=int64, pin_memory=is_gpu)
         self._counts: Ids = self._copied.numpy()
         self._cached_layers: Mask = np.any(movable, axis=1)
-        self._pool_reads, self._reads = pool_reads, 0  # up to the step before
+        self._pool_reads, self._reads = pool_reads, 0  # reads up to the previous step
         self._bytes_of = np.array([slots.bytes_of(layer) for layer in range(len(movable))])
         self.policy: Policy = _C.ExpertCachePolicy(maps.on_gpu, movable, DECAY, PAYS)
-        self._streams = False  # the step under way brings experts itself
+        self._streams = False  # the running step streams experts
         self._ran = False
-        self._has_news = False  # what the policy has not learnt from yet
+        self._has_news = False  # a step that the policy has not learnt from
         self._coming: Batch | None = None
-        self._without_moves = 0  # choices, up to the last
+        self._without_moves = 0  # number of latest choices without a promotion
         self._hits = self._misses = self._promotions = self._bytes = 0
         self._taken = self.totals
 
     def before_step(self, *, streams: bool, until_ended: Callable[[], None] = lambda: None) -> None:
-        """Launches the maps' changes. streams: the step brings experts in RAM to the GPU by itself: then every slot
-        holds an expert during it, and nothing else is copied. until_ended: waits for the step under way, if there is
-        one."""
+        """Launches the map changes. streams: the step streams RAM experts itself; the slots then stay unchanged
+        during it. until_ended: waits for the running step, if there is one."""
         if streams or self._without_moves < QUIET:
             until_ended()
         changed = self._land(wait=streams)
         if self._ran:
             self._observe()
             if not streams and not self._slots.is_filling:
-                # A prompt leaves its hottest behind at once; text brings what it misses as long as that pays.
+                # After a prompt its hottest experts are promoted at once; during decoding only what pays.
                 changed |= self._start(self.policy.choose(self._slots.most, pays=not self._streams))
         if changed:
             self._maps.publish()
@@ -101,7 +102,7 @@ class ExpertCache:
         self._streams, self._ran = streams, True
 
     def after_launch(self) -> None:
-        """Launches the copies, and the counts' to the host, which has them when the step has ended."""
+        """Launches the copies, and the download of the counts, which arrive when the step has ended."""
         if self._coming is not None and not self._slots.is_filling:
             self._slots.fill(self._coming)
         self._copied.copy_(self._on_device, non_blocking=True)
@@ -110,31 +111,31 @@ class ExpertCache:
             self._has_news = False
 
     def compile(self) -> None:
-        """Within `compile_ahead`: every kernel that the copies need."""
+        """Launches every kernel that the copies need. Inside `compile_ahead`."""
         self._slots.compile()
 
     def capture(self) -> None:
-        """Behind `compile_ahead`, before the first step."""
+        """Captures the copies. After `compile_ahead`, before the first step."""
         self._slots.capture()
 
     def forget_counts(self) -> None:
-        """The tokens counted so far were dummies, and the device's counts are zeros again."""
+        """Discards the counts of dummy steps; the device's counts are zero again."""
         self.policy.forget()
         self._reads = self._pool_reads(self._cached_layers)
         self._ran = False
 
     @property
     def totals(self) -> ExpertCacheCounts:
-        """Since the start."""
+        """Counts since start-up."""
         return ExpertCacheCounts(self._hits, self._misses, self._promotions, self._bytes)
 
     def take_counts(self) -> ExpertCacheCounts:
-        """Since the last call."""
+        """Counts since the last call."""
         before, self._taken = self._taken, self.totals
         return self._taken.since(before)
 
     def _land(self, *, wait: bool) -> bool:
-        """Enters the experts that have arrived in the host's maps."""
+        """Adds the experts that have arrived to the host's maps."""
         if not self._slots.is_filling or not self._slots.filled(wait=wait):
             return False
         assert self._coming is not None
@@ -143,8 +144,8 @@ class ExpertCache:
         return True
 
     def _observe(self) -> None:
-        """Notes the experts that the last step used. Misses are told by the pool, because experts arrive while a step
-        runs."""
+        """Records the experts that the last step used. Misses are counted by the pool, because experts arrive while
+        a step runs."""
         used = self.policy.observe(self._counts, streamed=self._streams)
         reads = self._pool_reads(self._cached_layers)
         misses, self._reads = reads - self._reads, reads
@@ -154,7 +155,7 @@ class ExpertCache:
             self._hits += max(0, used - misses)
 
     def _start(self, moves: Ids) -> bool:
-        """The slots leave the maps."""
+        """Removes the slots of the exchanges from the maps."""
         if not len(moves):
             self._without_moves += 1
             return False

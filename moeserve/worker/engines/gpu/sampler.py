@@ -1,4 +1,4 @@
-"""Sampling on the GPU: from logits and request slots to tokens and logprobs, as `sampler.py` does on the CPU."""
+"""Sampling on the GPU: from logits and request slots to tokens and logprobs; same results as the CPU's sampler."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, 
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.worker.engines.cpu.sampler import bind_arguments
 
-MAX_TOP = 20  # logprobs beside the token's own
+MAX_TOP = 20  # top logprobs per token, at most
 
 Int32s = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of some rows, on the device or here: the targets' log-probabilities and ranks, the MAX_TOP most likely
-    tokens."""
+    """Logprobs of some rows, on the device or on the host: of the target tokens, with ranks, and of the MAX_TOP most
+    likely tokens."""
 
     targets: Tensor  # int32 [n]
     logprobs: Tensor  # float32 [n]
@@ -31,12 +31,12 @@ class Scores:
     top_logprobs: Tensor  # float32 [n, MAX_TOP]
 
     def on_host(self) -> Scores:
-        """Launches the copy. What stands there means nothing before what has been launched so far is computed."""
+        """Launches the copy to the host. Its contents are valid once the work launched so far is done."""
         return Scores(*(getattr(self, field.name).to("cpu", non_blocking=True) for field in fields(self)))
 
     def read(self, wanted: list[int | None]) -> list[TokenLogprob | None]:
-        """Waits for the GPU, if they are there. One entry for each of the first len(wanted) rows: with that many top
-        tokens, or None. Where the logits were not finite: rank 0, logprob NaN, no top tokens."""
+        """Waits for the GPU if necessary. Returns one entry for each of the first len(wanted) rows, with wanted[i]
+        top tokens; None where wanted[i] is None. For logits that are not finite: rank 0, logprob NaN, no top tokens."""
         targets, ranks = self.targets.tolist(), self.ranks.tolist()
         own, ids, values = self.logprobs.tolist(), self.top_ids.tolist(), self.top_logprobs.tolist()
         found: list[TokenLogprob | None] = []
@@ -52,7 +52,7 @@ class Scores:
 
 
 class GpuSampler:
-    """Sampling state of request slots 0..max_num_seqs-1, and room for `rows` rows. Written only by the step loop."""
+    """Sampling state of request slots 0..max_num_seqs-1, and buffers for `rows` rows. Written only by the step loop."""
 
     def __init__(self, max_num_seqs: int, vocab: int, rows: int, device: torch.device) -> None:
         self._vocab = vocab
@@ -65,17 +65,17 @@ class GpuSampler:
 
     @property
     def tokens(self) -> Tensor:
-        """int32 [rows]: those of the last call of `sample`, once it is computed."""
+        """int32 [rows]: the tokens of the last `sample`, once computed."""
         return self._tokens
 
     def bind(self, slot: int, params: SamplingParams, prompt_ids: Int32s, output_ids: Int32s) -> None:
-        """Overwrites whatever the slot held. ValueError for a token id out of range."""
+        """Initialises a request slot. Raises ValueError for a token id out of range."""
         self._logprobs[slot] = params.logprobs
         arguments = bind_arguments(params, self._vocab, prompt_ids, output_ids)
         self._state.bind(slot, **arguments, max_tokens=params.max_tokens)
 
     def wanted_logprobs(self, slots: Int32s) -> list[int | None]:
-        """How many top tokens the request of each slot asked for, None where it asked for no logprobs."""
+        """Returns the number of top tokens that each slot's request asked for; None for requests without logprobs."""
         return [self._logprobs[slot] for slot in slots.tolist()]
 
     def sample(
@@ -86,11 +86,12 @@ class GpuSampler:
         count: Tensor,
         masks: tuple[Int32s, Int32s] | None,
     ) -> Tensor:
-        """Launches the choice of a token for each of the first len(slots) rows; gives int32 [len(logits)], valid until
-        the next call. device_slots: the slots, padded to len(logits); count: int32 [1], their number.
+        """Launches the choice of a token for each of the first len(slots) rows. Returns int32 [len(logits)], valid
+        until the next call. device_slots: slots padded to len(logits); count: int32 [1], their number.
 
-        NOT_FINITE and NONE_ALLOWED stand in a token's place; every other is noted as its request's output. masks: bit
-        masks of allowed tokens (int32 [any, words]) and each row's index into them (-1: any token).
+        NOT_FINITE or NONE_ALLOWED instead of a token means that its request cannot continue; other tokens are
+        recorded as output. masks: bit masks of allowed tokens (int32 [any, words]) and each row's index into them
+        (-1: any token).
         """
         state, workspace, n = self._state, self._workspace, len(logits)
         bitmask = None if masks is None else self._mask_rows(masks, n)
@@ -105,12 +106,13 @@ class GpuSampler:
         return tokens
 
     def depends_on_outputs(self, slots: Int32s) -> bool:
-        """Whether a token of one of these slots may depend on those before it, beyond its logits and its number."""
+        """Returns whether the next token of one of these slots may depend on its earlier tokens, not only on logits
+        and index."""
         return _any_of(slots, self._state.chains) or _any_of(slots, self._state.edits)
 
     def sample_ahead(self, logits: Tensor, device_slots: Tensor, count: Tensor, ahead: Tensor) -> Tensor:
-        """The same for rows of which several are of one slot: int32 [len(logits)]. ahead: int32 [len(logits)], how many
-        rows of the same slot come before. Nothing is noted; no slot may be one that `depends_on_outputs`."""
+        """Like `sample`, for several rows of one slot: int32 [len(logits)]. ahead: int32 [len(logits)], rows of the
+        same slot before each. Records no output; no slot may be one that `depends_on_outputs`."""
         state, w, tokens = self._state, self._workspace, self._tokens[: len(logits)]
         sample(
             logits, device_slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids, state.history,
@@ -119,11 +121,11 @@ class GpuSampler:
         return tokens
 
     def note_outputs(self, slots: Tensor, counts: Tensor) -> None:
-        """Behind `sample_ahead`: how many tokens of each request are its output. slots int64, counts int32 [n]."""
+        """After `sample_ahead`: records counts[i] tokens as output of slots[i]. slots int64, counts int32 [n]."""
         self._state.note_outputs(slots, counts)
 
     def launch_all_kernels(self, logits: Tensor, slots: Tensor, count: Tensor) -> None:
-        """For `compile_ahead`: launches what a choice of len(logits) tokens may need, whatever the requests ask for."""
+        """Inside `compile_ahead`: launches all kernels that sampling len(logits) rows may need."""
         self.sample_ahead(logits, slots, count, slots)
         state, w, n = self._state, self._workspace, len(logits)
         masks = self._masks[:n]
@@ -138,7 +140,8 @@ class GpuSampler:
         self.score(logits, self._tokens[:n], count)
 
     def score(self, logits: Tensor, targets: Tensor, count: Tensor) -> Scores:
-        """Launches the log-probabilities of targets (int32 [len(logits)], count[0] of them)."""
+        """Launches the computation of the targets' logprobs. targets: int32 [len(logits)], of which count[0] are
+        valid."""
         n, workspace, device = len(logits), self._workspace, logits.device
         scores = Scores(
             targets,
@@ -155,8 +158,8 @@ class GpuSampler:
         return scores
 
     def _mask_rows(self, masks: tuple[Int32s, Int32s], n: int) -> Tensor:
-        """int32 [n, words]: each row's mask, all ones where it may sample anything. Tokens behind a mask's last word (a
-        padded vocabulary's) are out."""
+        """Returns int32 [n, words], the mask of each row, all ones for rows without one. Tokens beyond a mask's last
+        word (of a padded vocabulary) are not allowed."""
         bits, index = masks
         rows = np.full((n, self._masks.shape[1]), -1, np.int32)
         constrained = np.flatnonzero(index >= 0)

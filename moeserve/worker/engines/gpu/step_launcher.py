@@ -1,5 +1,5 @@
-"""Executes the path of a step (`step_path.py`): fills its inputs, then replays its graph, launches its kernels, or has
-its parts run."""
+"""Executes the path of a step (`step_path.py`): fills its inputs, then replays its CUDA graph, launches its kernels
+one by one, or runs its parts."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class StepLauncher:
         until_ended: Callable[[], None],
         expert_cache: ExpertCache | None,
     ) -> None:
-        """inputs: by size. tiles_of: of chunks, see `GpuEngine`. sampled, from_first: see `StepInputs.copy`.
-        until_ended: waits for the step under way. expert_cache: None: experts stay where they are."""
+        """inputs: by step size. tiles_of: tiles of prompt chunks, see `GpuEngine`. sampled, from_first: see
+        `StepInputs.copy`. until_ended: waits for the running step. expert_cache: None if experts stay where they
+        are."""
         self._model = model
         self._inputs = inputs
         self._graphs = graphs
@@ -51,7 +52,7 @@ class StepLauncher:
     def launch(
         self, path: StepPath, layout: StepLayout, sequences: Sequences, observer: LayerObserver | None
     ) -> bool:
-        """Returns whether the head was launched with the layers."""
+        """Launches the step. Returns whether the head was launched with the layers."""
         if path.part_rows and path.graph is None:
             assert self._micro_batches is not None
             self._inputs[path.size].fill(layout, sequences)
@@ -75,7 +76,7 @@ class StepLauncher:
     def _launch_graph(
         self, path: StepPath, layout: StepLayout, sequences: Sequences, replay: Launches
     ) -> None:
-        self._model.begin()  # the pool's threads wake while the host prepares the step
+        self._model.begin()  # wakes the pool's threads while the host prepares the step
         inputs = self._inputs[path.size]
         inputs.fill(layout, sequences)
         if path.graph is not None and path.graph.family == "prompts":
@@ -98,14 +99,14 @@ class StepLauncher:
             self._model.forward(batch, observer)
 
     def _tiles(self, path: StepPath, layout: StepLayout) -> list[Int32s]:
-        """Returns the tiles of the chunks, for each of the model's forms of attention."""
+        """Returns the tiles of the prompt chunks, for each of the model's attention forms."""
         fields = (layout.offset, layout.count, layout.start, layout.req_slot)
         first = sequences_alone(layout.count, path.num_decode)
         return self._tiles_of(*(field[first:] for field in fields))
 
     @contextmanager
     def _promoting(self, *, streams: bool) -> Iterator[None]:
-        """Within, the step is launched: the expert cache acts before and behind it."""
+        """A context around the launch of a step, in which the expert cache acts before and after it."""
         cache = self.expert_cache
         if cache is not None:
             cache.before_step(streams=streams, until_ended=self._until_ended)

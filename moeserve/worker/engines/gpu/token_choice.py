@@ -1,4 +1,4 @@
-"""The end of a step on a GPU: its tokens are chosen there and brought over, with their scores where they are wanted."""
+"""The end of a step on a GPU: chooses the tokens, and downloads them with logprobs where requested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LogitRows(NamedTuple):
 
 
 class TokenChoice:
-    """The token choice of one engine. The host may launch the next step before it reads what this one has chosen."""
+    """The token choice of one engine. The host may launch the next step before it reads this step's tokens."""
 
     def __init__(self, sampler: GpuSampler, done: StepCompletion) -> None:
         self._sampler, self._done = sampler, done
@@ -32,11 +32,11 @@ class TokenChoice:
         self._is_marked = False
 
     def launch(self, rows: LogitRows, slots: Int32s, masks: TokenMasks | None) -> None:
-        """See `Engine.sample`. slots: of the requests, without the padding."""
+        """See `Engine.sample`. slots: request slots without padding."""
         self._bring(rows, slots, self._sampler.sample(rows.logits, slots, rows.slots, rows.num_rows, masks))
 
     def launch_ahead(self, rows: LogitRows, slots: Int32s, ahead: Tensor) -> None:
-        """The same where several rows are of one slot. ahead: int32 [size], see `GpuSampler.sample_ahead`."""
+        """Like `launch`, for several rows of one slot. ahead: int32 [size], see `GpuSampler.sample_ahead`."""
         self._bring(rows, slots, self._sampler.sample_ahead(rows.logits, rows.slots, rows.num_rows, ahead))
 
     def _bring(self, rows: LogitRows, slots: Int32s, chosen: Tensor) -> None:
@@ -48,13 +48,13 @@ class TokenChoice:
         self._is_marked = True
 
     def mark_end(self) -> None:
-        """Marks the end of a step, also of one that chooses nothing."""
+        """Marks the end of a step, even if it samples nothing."""
         if not self._is_marked:
             self._done.mark()
         self._is_marked = False
 
     def read(self) -> tuple[Int32s, list[TokenLogprob | None]]:
-        """Waits for them."""
+        """Waits for the tokens of the last launch and returns them."""
         tokens = self._done.brought(len(self._slots))
         if self._scores is None:
             return tokens, [None] * len(tokens)

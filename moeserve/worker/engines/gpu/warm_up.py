@@ -1,6 +1,5 @@
-"""Warm-up of a GPU engine: before its first step it compiles its kernels, or loads them from Triton's cache on disk,
-and captures its CUDA graphs, so that no step waits for that. If answers are waiting, it does this in pieces between
-steps."""
+"""Warm-up of a GPU engine: before the first step, compiles its kernels (or loads them from Triton's disk cache) and
+captures its CUDA graphs, so that no step waits for it. If answers are waiting, this is done in pieces between steps."""
 
 from __future__ import annotations
 
@@ -15,15 +14,13 @@ from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
 from moeserve.worker.engines.gpu.steps.micro_batches import MicroBatches
 from moeserve.worker.engines.gpu.steps.step_path import StepFacts, decode_sizes_in_parts
 
-# Steps from one piece to the next: a piece takes as long as some steps. None waits for its turn where nothing is to be
-# computed, or where a step has asked for it.
+# Steps between two pieces, as a piece takes as long as several steps. Ignored while idle, or if a step needs the piece.
 STEPS_PER_PIECE: Final = 8
 _NOTHING: Final = object()
 
 
 class WarmUp:
-    """The warm-up of one engine. Before its first step there is one call: `compile` and then `capture`, or
-    `put_off`."""
+    """The warm-up of one engine. Before the first step call `compile` and `capture`, or `put_off`."""
 
     def __init__(
         self,
@@ -43,15 +40,15 @@ class WarmUp:
         self._steps = 0
 
     def compile(self, on_progress: OnProgress) -> None:
-        """Compiles every kernel that a step can launch, on all cores at once. What was compiled on this machine before
-        comes from Triton's cache on disk. Nothing runs."""
+        """Compiles every kernel that a step can launch, on all cores. Kernels compiled earlier on this machine come
+        from Triton's disk cache. Executes nothing."""
         with compile_ahead(partial(on_progress, COMPILING)):
             self._launch_all_kernels(self._facts.sizes)
             if self._expert_cache is not None:
                 self._expert_cache.compile()
 
     def capture(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
-        """Captures the CUDA graphs. Again, it captures them anew."""
+        """Captures the CUDA graphs; a second call captures them anew."""
         self._graphs.capture_all(partial(on_progress, CAPTURING))
         self._capture_others()
 
@@ -62,7 +59,7 @@ class WarmUp:
             self._expert_cache.capture()
 
     def put_off(self) -> None:
-        """Leaves it to `go_on`, except for what the first step needs."""
+        """Postpones the warm-up to calls of `go_on`, except for what the first step needs."""
         if self._expert_cache is not None:
             with compile_ahead():
                 self._expert_cache.compile()
@@ -71,7 +68,7 @@ class WarmUp:
         self._pieces = self._in_pieces()
 
     def go_on(self, *, is_idle: bool) -> bool:
-        """Does a piece, if it is time for one. False when nothing is left."""
+        """Does one piece of the postponed warm-up if it is due. Returns False when nothing is left."""
         self._steps += 1
         if is_idle or self._graphs.is_wanted or self._steps % STEPS_PER_PIECE == 0:
             return next(self._pieces, _NOTHING) is not _NOTHING
@@ -87,6 +84,6 @@ class WarmUp:
 
     @property
     def missed(self) -> int:
-        """Launches that had to compile their kernel, or load it from disk, and steps whose graph was still to be
-        captured."""
+        """Number of launches that had to compile or load their kernel, and of steps whose graph was not captured
+        yet."""
         return first_launches() + self._graphs.late

@@ -1,4 +1,4 @@
-"""How many bytes of weights a GPU engine's steps read, and how fast they could be read."""
+"""Counts the bytes of weights that a GPU engine's steps read, and measures how fast they can be read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 
 class _Counters(NamedTuple):
     expert_token_counts: Tensor
-    cpu_stage: int  # bytes
+    cpu_stage: int  # bytes read by the CPU stage
 
 
 class GpuWeightReads:
-    """From RAM where experts or layers are there, else from the GPU's memory. See `Engine`."""
+    """Reads from RAM if experts or layers are there, else from GPU memory. See `Engine`."""
 
     def __init__(self, model: GpuDecoder, ram_experts: RamExperts | None, cpu_stage: CpuStage | None) -> None:
         self._model = model
@@ -39,7 +39,7 @@ class GpuWeightReads:
         return of_stage + (0 if experts is None else experts.bytes_of(used & ~self._model.on_gpu))
 
     def read(self) -> tuple[float, int]:
-        """Seconds and bytes of one read of all experts in RAM or, where there are none, of a copy on the GPU."""
+        """Returns seconds and bytes of reading all RAM experts once or, without any, of a copy on the GPU."""
         if not self._reads_ram:
             return read_by_copying(self._model.device)
         reads = [part.read() for part in (self._cpu_stage, self._ram_experts) if part is not None]

@@ -1,1 +1,1 @@
-"""Loading for the CPU: the pool, its threads, the weights in RAM."""
+"""Loading for the CPU engine: pool, threads, and weights in RAM."""

@@ -1,4 +1,4 @@
-"""From a configuration to a Runner on the CPU: weights, KV pool, threads."""
+"""Loads a Runner for the CPU from a configuration: weights, KV pool, threads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.engines.embedding_rows import EmbeddingRows
-from moeserve.worker.loading.cpu.pool_start import check_ram, open_stream
+from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, open_stream
 from moeserve.worker.loading.drafting import drafting_of, refuse_records_of_drafts
 from moeserve.worker.loading.ready import log_skipped, ready_message
 from moeserve.worker.loading.self_test import check_logits
@@ -53,13 +53,13 @@ from moeserve.worker.tiers.storage import PageTiersPlan, claim_directory, plan_t
 
 @dataclass(frozen=True, slots=True)
 class CpuModel:
-    """The parts of a CPU server that do not change while it serves, and that processes may share."""
+    """The parts of a CPU server that stay constant while it serves; forked processes share them."""
 
     config: ServerConfig
     source: ModelSource
     shape: ModelShape
     weights: CpuWeights
-    grammar: Future[GrammarEngine]  # done; what it raised is raised where a grammar is first asked for
+    grammar: Future[GrammarEngine]  # finished; an error is raised when a grammar is first used
     step_tokens: int
     capacity: KvCapacity
     recorder: StepRecorder | None
@@ -70,18 +70,19 @@ class CpuModel:
 
     @property
     def most_rows(self) -> int:
-        """The most rows of a step."""
+        """Largest number of rows of a step."""
         return max(self.step_tokens, self.config.max_num_seqs)
 
 
 def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
-    """On the CPU."""
+    """Loads the CPU's runner."""
     return build_cpu_runner(load_cpu_model(config, on_progress))
 
 
 def try_cpu_model(loaded: CpuModel, spans: EmbeddingFiles | None = None, *, is_first: bool) -> Runner:
-    """Raises ModelError where its logits are not finite. Later workers find the panels that the first has tried, and
-    answers wait for them; those of a file that is mapped may have gone since. Only the first records steps."""
+    """Builds a runner and tests it. Raises ModelError if the logits are not finite. Later workers skip the test,
+    because answers wait for them and the first worker has tested the panels; only those of a memory-mapped file are
+    tested again. Only the first worker records steps."""
     runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, recorder=None), spans)
     if is_first or loaded.config.weight_layout == "file":
         check_logits(runner, Path(loaded.config.model))
@@ -89,7 +90,7 @@ def try_cpu_model(loaded: CpuModel, spans: EmbeddingFiles | None = None, *, is_f
 
 
 def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
-    """Reads the weights and builds the vocabulary, and decides on the size of the KV pool. Leaves no thread behind."""
+    """Reads the weights, builds the vocabulary and chooses the KV pool's size. Leaves no thread running."""
     _refuse_gpu_flags(config)
     refuse_records_of_drafts(config)
     set_up_torch()
@@ -101,7 +102,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         drafts = drafts_of(config)
         shape = drafting_shape(read_checked_shape(source), source, None if drafts is None else drafts.method)
         log_skipped(shape, source)
-        checked = open_adapters(config, shape)  # a bad one ends the start before the weights are read
+        checked = open_adapters(config, shape)  # a bad adapter ends the start before the weights are read
         layout = layout_of(config, shape)
         check_cpu_reads(layout)
         tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)
@@ -141,11 +142,12 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
 
 
 def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> Runner:
-    """Starts the pool's threads, and allocates the KV pool and everything that a step needs. spans: where requests'
-    embeddings lie; None: they have none."""
+    """Starts the pool's threads, and allocates the KV pool and all step buffers. spans: files of requests'
+    embeddings; None: requests have none."""
     config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
     layout = layout_of(config, shape)
     stream = open_stream(config)
+    choose_products(stream, config, loaded.source)
     has_drafts = config.speculative_config is not None
     constraints = Constraints(config.max_num_seqs, loaded.grammar.result, drafts=has_drafts)
     windows = capacity.num_window_slots
@@ -196,8 +198,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
 
 
 def _refuse_gpu_flags(config: ServerConfig) -> None:
-    """Raises ConfigError for flags that would be ignored here and are not about what lies where: `place` refuses the
-    others."""
+    """Raises ConfigError for GPU flags without effect on the CPU, except placement flags, which `place` refuses."""
     if config.gpu_prefill_token_threshold is not None:
         flag = "--gpu-prefill-token-threshold"
     elif config.gpus != "1":

@@ -1,4 +1,4 @@
-"""Which NUMA node and which cores each compute thread gets."""
+"""Assigns NUMA nodes and cores to the compute threads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ SYSFS = Path("/sys")
 def place_threads(
     threads: int, num_nodes: int | None, binding: str, sysfs: Path = SYSFS
 ) -> list[ThreadPlacement]:
-    """One placement a thread, node by node. Only CPUs of our affinity (a container's cpuset) are used.
+    """Returns one placement per thread, node by node. Only CPUs of the process's affinity (a container's cpuset) are
+    used.
 
-    Threads and weights are divided evenly among `num_nodes` NUMA nodes; None takes the machine's. Asking for more
-    than the machine has makes logical nodes out of its cores. Binding "cores" gives each thread a core of its own;
-    "nodes" keeps them where their memory is; "none" leaves them to the kernel. "auto" is "cores" where there are
-    enough, else "nodes": unbound, threads that wake together may be put on one core until the next tick.
-    Raises ConfigError for fewer threads than nodes, and for binding more threads than there are cores.
+    Threads and weights are divided evenly among `num_nodes` NUMA nodes; None: the machine's number. More nodes than
+    the machine has are formed from its cores. Binding "cores" gives each thread its own core; "nodes" keeps threads
+    on their node; "none" leaves them to the kernel. "auto" is "cores" if there are enough cores, else "nodes":
+    unbound threads that wake together may share a core until the next scheduler tick. Raises ConfigError for fewer
+    threads than nodes, and for binding more threads than there are cores.
     """
     machine = memory_nodes(sysfs)
     if num_nodes is None:
@@ -43,7 +44,8 @@ def place_threads(
 
 
 def memory_nodes(sysfs: Path = SYSFS) -> list[list[int]]:
-    """The CPUs that we may use, by NUMA node; nodes without any are left out. One node where sysfs is silent."""
+    """Returns the usable CPUs by NUMA node; nodes without usable CPUs are left out. One node if sysfs has no
+    information."""
     return list(numbered_nodes(sysfs).values()) or [sorted(os.sched_getaffinity(0))]
 
 

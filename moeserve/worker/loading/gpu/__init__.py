@@ -1,1 +1,1 @@
-"""Loading for one GPU: what goes where, weights, buffers, and the steps before the first request."""
+"""Loading for one GPU: placement, weights, buffers, and the steps before the first request."""

@@ -1,4 +1,4 @@
-"""Where a model goes on the GPU that is here."""
+"""Places a model on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Under Triton's interpreter the CPU's memory stands for the GPU's."""
+    """Returns the device's free bytes; under Triton's interpreter those of RAM."""
     if device.type != "cuda":
         return int(psutil.virtual_memory().available)
     return torch.cuda.mem_get_info(device)[0]
@@ -46,7 +46,7 @@ def usable_bytes(device: torch.device, config: ServerConfig) -> int:
 
 
 def step_tokens_on(device: torch.device, config: ServerConfig, shape: ModelShape) -> int:
-    """The most tokens of a step."""
+    """Returns the largest number of tokens of a step."""
     return step_tokens(config.max_num_batched_tokens, shape, usable_bytes(device, config))
 
 
@@ -60,9 +60,9 @@ def plan_placement(
     adapters: GpuAdapterPlan | None = None,
     counts: Sequence[Sequence[int]] | None = None,
 ) -> Placement:
-    """Where every part of the model goes. share: this GPU's, if there are several, of which `layout` and `source`
-    are. adapters: for which room is left. counts: with a share, [layers][experts] of the whole model. Raises
-    ConfigError where that cannot be, with what would fit."""
+    """Returns the placement of the model. share: this GPU's, if there are several; `layout` and `source` are then
+    the share's. adapters: room is left for them. counts: with a share, [layers][experts] of the whole model. Raises
+    ConfigError, with what would fit, if the placement is impossible."""
     shape, sizes = layout.shape, ModelSizes.of(source.tensors, layout)
     if share is not None:
         sizes = share_sizes(sizes, share)
@@ -95,7 +95,7 @@ def plan_placement(
 
 
 def check_kv_numbers(layout: KvLayout, device: torch.device) -> None:
-    """Raises ConfigError for a type of KV that this GPU has no instructions for."""
+    """Raises ConfigError for a KV dtype that this GPU has no instructions for."""
     if layout.dtype != FP8 or device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)

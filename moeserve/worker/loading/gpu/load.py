@@ -1,4 +1,4 @@
-"""From a configuration to a Runner on a GPU: memory planned, weights, KV pool, CUDA graphs."""
+"""Loads a Runner for a GPU from a configuration: memory plan, weights, KV pool, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -51,10 +51,8 @@ from moeserve.worker.tiers.storage import plan_tiers, ram_tier_bytes
 
 log = logging.getLogger(__name__)
 
-HANG_SECONDS = (
-    180.0  # a step that stands still for so long has failed; the first ones compile kernels on the way
-)
-PIN_AFTER_S = 2.0  # where answers wait: their prompts are computed first
+HANG_SECONDS = 180.0  # a step without progress for this long has failed; the first steps compile kernels
+PIN_AFTER_S = 2.0  # delay of pinning memory if answers wait, so that their prompts are computed first
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class LoadedGpuEngine:
     recorder: StepRecorder | None
     pages: PageMover | None
     adapters: ResidentAdapters[GpuAdapterMatrices] | None
-    share: RankShare | None = None  # of several GPUs: None: all of the model is here
+    share: RankShare | None = None  # None: this GPU has the whole model
 
 
 def load_gpu_runner(
@@ -75,8 +73,8 @@ def load_gpu_runner(
     start: Start,
     forced_rows: int = 0,
 ) -> Runner:
-    """Loads the model and allocates everything a step needs. forced_rows: see `GpuDecoder`. Raises ModelError for a bad
-    file, ConfigError where the GPU's memory does not suffice."""
+    """Loads the model and allocates everything that a step needs. forced_rows: see `GpuDecoder`. Raises ModelError
+    for a bad file, ConfigError if the GPU's memory does not suffice."""
     constraints = gpu_constraints(config, source, start.inherited.grammar)
     loaded = load_gpu_engine(config, source, on_progress, device, start, forced_rows)
     return Runner(
@@ -93,7 +91,8 @@ def load_gpu_runner(
 def gpu_constraints(
     config: ServerConfig, source: ModelSource, engine: GrammarEngine | None = None
 ) -> Constraints:
-    """Without an engine, its helper thread builds the vocabulary while the caller loads the weights."""
+    """Returns the constraints. Without `engine`, a helper thread builds the vocabulary while the caller loads the
+    weights."""
     return Constraints(
         config.max_num_seqs,
         lambda: engine or GrammarEngine(TextTokenizer.from_gguf(source)),
@@ -110,8 +109,8 @@ def load_gpu_engine(
     forced_rows: int = 0,
     ranks: RankGroup | None = None,
 ) -> LoadedGpuEngine:
-    """Loads a GPU engine without a runner. ranks: the GPUs among which the model is divided, of which `device` is this
-    process's; None: this GPU has the whole model."""
+    """Loads a GPU engine without a runner. ranks: the group that shares the model, with `device` this process's GPU;
+    None: this GPU has the whole model."""
     plan = plan_load(config, source, device, ranks)
     start.clock.ended("plan")
     weights = load_weights(config, plan, on_progress, device, ranks)
@@ -145,7 +144,7 @@ def load_gpu_engine(
     ready = msgspec.structs.replace(
         _ready(config, plan, weights, buffers, engine, kv_bytes, pages),
         measured_steps=list(measured),
-        start_seconds=start.clock.seconds,  # to which those of the first step come
+        start_seconds=start.clock.seconds,  # those of the first step are added later
     )
     resident = None if weights.adapters is None else weights.adapters.resident
     return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share)
@@ -153,7 +152,7 @@ def load_gpu_engine(
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """The memory of requests: KV, recurrent states, and the tables that say where theirs are."""
+    """The memory of requests: KV, recurrent states, and the tables that index them."""
 
     capacity: KvCapacity
     tables: SlotTables
@@ -242,7 +241,7 @@ def _ready(
     kv_bytes: int,
     pages: PageMover | None,
 ) -> WorkerReady:
-    """But for what was measured."""
+    """Returns the ready message without measurements."""
     message = ready_message(
         config,
         plan.layout,
@@ -283,7 +282,7 @@ def _open_tiers(
 
 
 def _kv_budgets(placement: Placement, layout: KvLayout) -> list[KvMemoryBudget]:
-    """A token's KV lies where its layers are."""
+    """Returns one budget per device, because a token's KV is where its layers are."""
     assert placement.kv_bytes is not None
     in_ram, count = placement.layers_in_ram, len(placement.layers)
     on_gpu = range(in_ram, count)

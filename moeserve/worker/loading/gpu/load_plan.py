@@ -36,26 +36,26 @@ from moeserve.worker.tiers.storage import claim_directory, refuse_tiers
 
 @dataclass(frozen=True, slots=True)
 class GpuLoadPlan:
-    source: ModelSource  # of this process's share
-    shape: ModelShape  # likewise
+    source: ModelSource  # this process's share
+    shape: ModelShape  # of this process's share
     whole: ModelShape
-    share: RankShare | None  # of several GPUs; None: all of the model is here
+    share: RankShare | None  # None: this GPU has the whole model
     layout: KvLayout
-    step_tokens: int  # of prompts and answers in a step
-    max_tokens: int  # the most rows of a step
+    step_tokens: int  # tokens of prompts and answers per step
+    max_tokens: int  # largest number of rows of a step
     placement: Placement
     connections: Connections
-    heat: Sequence[Sequence[int]] | None  # [layers][experts] of the whole model, --expert-heat's
+    heat: Sequence[Sequence[int]] | None  # [layers][experts] of the whole model, from --expert-heat
     adapters: GpuAdapterPlan | None
     recorder: StepRecorder | None
-    directory: DiskDirectory | None  # of the tier on disk
+    directory: DiskDirectory | None  # of the disk tier
 
 
 def plan_load(
     config: ServerConfig, source: ModelSource, device: torch.device, ranks: RankGroup | None
 ) -> GpuLoadPlan:
-    """source: the whole model. ranks: the GPUs among which it is divided, with which this one agrees; None: it has all
-    of it. Raises ModelError for a bad file, ConfigError for what cannot be, AdapterError."""
+    """Plans the load. source: the whole model. ranks: the group that shares it and agrees on the plan; None: this
+    GPU has all of it. Raises ModelError for a bad file, ConfigError for an impossible configuration, AdapterError."""
     if config.weight_layout == "file":
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     if ranks is not None:
@@ -63,7 +63,7 @@ def plan_load(
         refuse_adapters(config)
     directory = claim_directory(config)
     whole = shape = read_checked_shape(source)
-    # One that does not fit the model ends the start now.
+    # an adapter that does not fit the model ends the start now
     adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
     log_skipped(shape, source)
     check_lanes(source, shape, "GPU")

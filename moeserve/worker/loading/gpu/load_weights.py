@@ -1,4 +1,4 @@
-"""The weights of a GPU engine: in GPU memory, in RAM, and adapters."""
+"""Loads a GPU engine's weights: in GPU memory, in RAM, and adapters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
 from moeserve.worker.adapters.gpu import LoadedAdapters, load_gpu_adapters
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import gpu_experts
-from moeserve.worker.loading.cpu.pool_start import check_ram, open_stream
+from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, open_stream
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan
 from moeserve.worker.loading.gpu.ram_expert_order import ram_expert_order
 from moeserve.worker.loading.gpu.rank_pool import open_rank_stream
@@ -26,11 +26,11 @@ from moeserve.worker.loading.gpu.rank_pool import open_rank_stream
 
 @dataclass(frozen=True, slots=True)
 class InRam:
-    """The weights that stay in RAM, on the pool's stream."""
+    """The weights that stay in RAM, used by the pool."""
 
     stream: CpuStream
-    cpu_stage: CpuWeights | None  # None: the GPU begins with the embedding
-    experts: RamExperts | None  # of the GPU's layers; None: all are there
+    cpu_stage: CpuWeights | None  # None: the first layer is on the GPU
+    experts: RamExperts | None  # None: all experts of the GPU's layers are on the GPU
 
 
 def _in_ram(
@@ -42,7 +42,7 @@ def _in_ram(
     ram_bytes: int,
     ranks: RankGroup | None,
 ) -> InRam | None:
-    """ids: of the experts in RAM, by layer on the GPU. ram_bytes: of all ranks' parts together."""
+    """Loads the RAM weights. ids: RAM experts of each layer on the GPU. ram_bytes: of all ranks together."""
     source, shape, placement = plan.source, plan.shape, plan.placement
     if not placement.begins_in_ram and not placement.shares_layers:
         return None
@@ -55,6 +55,7 @@ def _in_ram(
     experts = None
     if placement.shares_layers:
         experts = load_ram_experts(stream, source, shape, ids, device, on_progress, first_layer=count)
+    choose_products(stream, config, source)
     return InRam(stream, first, experts)
 
 
@@ -64,7 +65,7 @@ class LoadedWeights:
 
     on_gpu: GpuWeights
     in_ram: InRam | None
-    # Of the experts in RAM, by layer on the GPU, in the order in which they lie there.
+    # RAM experts of each layer on the GPU, in storage order.
     ram_ids: Sequence[Sequence[int]]
     adapters: LoadedAdapters | None
     nbytes: int  # of all processes together
@@ -98,6 +99,6 @@ def load_weights(
 
 
 def _empty_cache(device: torch.device) -> None:
-    """Returns the memory that unpacking left behind to the device, whose free memory is then asked for."""
+    """Frees the memory left over from unpacking, before the device's free memory is measured."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

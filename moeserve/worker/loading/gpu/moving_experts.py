@@ -1,4 +1,4 @@
-"""The ways of experts from RAM to the GPU: streams for prompts, and the expert cache."""
+"""Moves experts from RAM to the GPU: streaming for prompts, and the expert cache."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class MovingExperts:
     experts: RamExperts | None  # None: all are on the GPU
-    panels: PinnedPanels | None  # None: they stay where they are
-    maps: ExpertMaps | None  # None: every expert is in one memory
+    panels: PinnedPanels | None  # None: experts do not move
+    maps: ExpertMaps | None  # None: every expert is in one memory only
     stream: ExpertStream | None
 
     @classmethod
@@ -42,8 +42,8 @@ class MovingExperts:
         shape: ModelShape,
         device: torch.device,
     ) -> MovingExperts:
-        """Before the model is made: where experts may move, the maps of `weights` and `experts` become the shared ones.
-        Raises ConfigError where a rule asks for streams that cannot be."""
+        """Prepares moving experts before the model is built: `weights` and `experts` then share their expert maps.
+        Raises ConfigError if a rule asks for streaming that is impossible."""
         if experts is None:
             return cls(None, None, None, None)
         maps = ExpertMaps(weights, experts, shape.num_experts, device) if placement.has_cache else None
@@ -72,8 +72,8 @@ class MovingExperts:
 
 
 def _staging(stream: ExpertStream | None, device: torch.device) -> Tensor:
-    """Returns the buffer, uint8, that experts on their way to the GPU pass through; with streamed prompts it is part of
-    the stream's own."""
+    """Returns the staging buffer, uint8, of experts being copied to the GPU; it is part of the streaming buffers if
+    prompts are streamed."""
     if stream is None:
         return torch.empty(UNSTREAMED_STEP_BYTES, dtype=torch.uint8, device=device)
     return stream.idle_buffer[:STEP_BYTES]
@@ -90,14 +90,14 @@ def pinned_panels(experts: RamExperts, placement: Placement, device: torch.devic
     try:
         return PinnedPanels(experts.layers, device)
     except RuntimeError as error:
-        with suppress(RuntimeError):  # CUDA reports the error once more, with the next launch
+        with suppress(RuntimeError):  # CUDA reports the error again at the next launch
             torch.zeros(1, device=device)
         _cannot_move(placement, f"their memory cannot be pinned ({error})", "free some RAM")
         return None
 
 
 def _cannot_move(placement: Placement, obstacle: str, remedy: str) -> None:
-    """Says so in the log. Raises ConfigError where a rule asks for it."""
+    """Logs that experts cannot move. Raises ConfigError if a rule requires it."""
     if placement.streaming_rule is not None:
         raise ConfigError(
             f"--placement-rules: {placement.streaming_rule} cannot be: experts are not streamed to the GPU, as "

@@ -1,4 +1,4 @@
-"""In which order a layer's experts in RAM lie."""
+"""The storage order of a layer's RAM experts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def ram_expert_order(
     share: RankShare | None = None,
     counts: Sequence[Sequence[int]] | None = None,
 ) -> list[list[int]]:
-    """The experts in RAM of each layer on the GPU, the hottest first where that is known: a step that streams some of
-    them takes the first, which costs the same whatever their rows, and the CPU's time grows with the rows. share: of
-    which the placement is, with the `counts` of the whole model."""
+    """Returns the RAM experts of each layer on the GPU, hottest first if counts are known: a step that streams a
+    fraction takes the first ones, because streaming costs the same for any number of rows, while the CPU's time
+    grows with them. share: that of the placement; `counts` are then the whole model's."""
     first, count = placement.layers_in_ram, len(placement.layers)
     places = [placement.cpu_experts(index) for index in range(first, count)]
     ids = [list(own) for own in places]

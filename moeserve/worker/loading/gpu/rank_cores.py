@@ -1,4 +1,4 @@
-"""Which cores each of several GPUs' processes has for the experts that it leaves in RAM."""
+"""Assigns cores to the ranks of several GPUs, for their RAM experts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from moeserve.worker.loading.cpu.thread_placement import SYSFS, memory_nodes, nu
 
 
 def cores_of_rank(rank: int, gpu_nodes: Sequence[int | None], sysfs: Path = SYSFS) -> list[int]:
-    """CPUs, whole cores of them. Where each GPU is at a NUMA node whose CPUs we may use, of that node, which the GPUs
-    there share evenly; else an even part of all. gpu_nodes: of each rank's GPU, None where it is not known. Of fewer
-    cores than GPUs, all."""
+    """Returns the CPUs of a rank, as whole cores. If every GPU is on a NUMA node with usable CPUs, the rank gets an
+    even share of its GPU's node; else an even share of all. gpu_nodes: node of each rank's GPU, None if unknown.
+    With fewer cores than GPUs, every rank gets all."""
     nodes = numbered_nodes(sysfs)
     node = gpu_nodes[rank]
     if node is not None and all(each in nodes for each in gpu_nodes):
@@ -34,8 +34,8 @@ def _part(cpus: Sequence[int], part: int, parts: int, sysfs: Path) -> list[int]:
 
 
 def gpu_node(device: int, sysfs: Path = SYSFS) -> int | None:
-    """The NUMA node that a GPU is at; None where the kernel does not say."""
-    of: Any = torch.cuda.get_device_properties(device)  # older PyTorch does not name the PCI address
+    """Returns the GPU's NUMA node; None if the kernel does not tell."""
+    of: Any = torch.cuda.get_device_properties(device)  # older PyTorch versions lack the PCI address
     try:
         address = f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}.0"
         node = int((sysfs / "bus/pci/devices" / address / "numa_node").read_text())

@@ -1,4 +1,4 @@
-"""The CPU pool of one of several GPUs: apart from `pool_start.py`, which must do without Triton."""
+"""The CPU pool of one of several GPUs; separate from `pool_start.py`, which must work without Triton."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from moeserve.worker.loading.gpu.rank_cores import cores_of_rank, gpu_node
 
 
 def open_rank_stream(config: ServerConfig, ranks: RankGroup) -> CpuStream:
-    """A rank has an even part of the threads, on cores at its GPU's NUMA node. This process keeps to them from here
-    on. Raises ConfigError as `open_stream` does."""
+    """Opens a rank's pool: an even share of the threads, on cores at its GPU's NUMA node, to which this process is
+    bound from now on. Raises ConfigError as `open_stream` does."""
     nodes = [gpu_node(device) for device in ranks.devices] or [None] * ranks.num_ranks
     mine = cores_of_rank(ranks.rank, nodes)
     os.sched_setaffinity(0, mine)

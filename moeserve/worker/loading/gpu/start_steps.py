@@ -35,8 +35,8 @@ def start_steps(
     before_timing: Callable[[], None],
     is_gpu: bool,
 ) -> Sequence[MeasuredStep]:
-    """Returns how long steps take; nothing where it is not known. kept: of this very engine; None: they are not to be
-    kept. is_gpu: and not Triton's interpreter, whose steps take seconds."""
+    """Warms the engine up. Returns the measured step durations; empty if none are known. kept: stored measurements
+    of this engine; None: do not store any. is_gpu: False for Triton's interpreter, whose steps take seconds."""
     found = None if kept is None else kept.read()
     if found is not None and not start.is_first:
         engine.warm_up.put_off()
@@ -69,7 +69,8 @@ def _warm_up(engine: GpuEngine, start: Start, on_progress: OnProgress, ranks: Ra
     if ranks is None:
         engine.warm_up.compile(on_progress)
     else:
-        ranks.first_alone(lambda: engine.warm_up.compile(on_progress))  # the others find its kernels on disk
+        # the other ranks load its kernels from disk
+        ranks.first_alone(lambda: engine.warm_up.compile(on_progress))
     start.clock.ended("kernels")
     engine.warm_up.capture(on_progress)
     start.clock.ended("graphs")
@@ -78,7 +79,7 @@ def _warm_up(engine: GpuEngine, start: Start, on_progress: OnProgress, ranks: Ra
 def _choose_streaming(
     engine: GpuEngine, threshold: int | None, max_model_len: int, found: Calibration | None
 ) -> Calibration | None:
-    """Gives what was calibrated. found: earlier."""
+    """Sets the engine's streaming. Returns the calibration, if any. found: an earlier one."""
     if threshold is not None:
         engine.stream_by(Streaming.from_tokens(threshold), f"streamed to steps of {threshold} tokens on")
         return None

@@ -1,1 +1,1 @@
-"""Loading for several GPUs: the leader and a follower process for each further GPU."""
+"""Loading for several GPUs: the leader, and a follower process for each further GPU."""

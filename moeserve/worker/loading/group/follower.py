@@ -1,7 +1,8 @@
-"""The process of a GPU beyond the first: `python -m moeserve.worker.loading.group.follower`, started by the leader.
+"""A follower, the process of a GPU beyond the first: `python -m moeserve.worker.loading.group.follower`, started by
+the leader.
 
-Its standard input is its line to the leader. It loads its share of the model and runs the steps that the leader runs,
-but samples nothing: the tokens come with the next step.
+Its standard input is the socket to the leader. It loads its share of the model and runs the leader's steps, but does
+not sample: the tokens arrive with the next step.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from moeserve.worker.group.line import receive_from_leader, send
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.sequences import Sequences, StepLayout
 
-SPIN_S = 0.005  # longer than the leader takes between two steps
+SPIN_S = 0.005  # longer than the leader's pause between two steps
 
 
 class FollowerGroup(RankGroup):
-    """The follower's end of the line."""
+    """The follower's side of the group."""
 
     def __init__(self, line: socket.socket, start: RankStart) -> None:
         super().__init__(start.rank, start.devices, start.num_ranks, Path(start.rendezvous))
@@ -58,18 +59,18 @@ class FollowerGroup(RankGroup):
 
 
 class Follower:
-    """Runs steps on one GPU as the leader's runner does on its own."""
+    """Runs steps on one GPU in the same way as the leader's runner."""
 
     def __init__(self, engine: Engine, max_num_seqs: int, max_model_len: int, first_layer: int = 0) -> None:
-        """first_layer: the model's number of the engine's layer 0."""
+        """first_layer: index in the model of the engine's layer 0."""
         self._engine = engine
         self._first_layer = first_layer
         self._sequences = Sequences(max_num_seqs, max_model_len)
         self._last_layout: StepLayout | None = None
-        self._unsampled: deque[StepLayout] = deque()  # steps whose tokens the leader has not told
+        self._unsampled: deque[StepLayout] = deque()  # steps whose tokens have not arrived from the leader
 
     def run(self, line: socket.socket) -> None:
-        """Until the leader closes the line."""
+        """Runs steps until the leader closes the socket."""
         while True:
             _spin(line)
             try:
@@ -101,20 +102,20 @@ class Follower:
         layout = self._last_layout = StepLayout(plan.rows)
         self._engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=None)
         self._unsampled.append(layout)
-        # Where the leader may run ahead, the next step reads on the GPU what this one samples.
+        # If the leader may run ahead, the next step reads this one's samples on the GPU.
         if self._engine.runs_ahead:
             self._sequences.expect(layout.sampled_slots, layout.sampled_positions)
         else:
             self._wait()
 
     def _wait(self) -> None:
-        """For what has been launched."""
+        """Waits for the launched work."""
         self._engine.mark_end()
         self._engine.finish()
 
 
 def _spin(line: socket.socket) -> None:
-    """Until the leader has said something, but not for long: to be woken would take a step 50 us more."""
+    """Spins briefly until the leader sends something: being woken would add 50 us per step."""
     poller, end = select.poll(), time.monotonic() + SPIN_S
     poller.register(line, select.POLLIN)
     while not poller.poll(0) and time.monotonic() < end:
@@ -136,7 +137,7 @@ def main() -> int:
         record_routing_trace=None,
         record_routing_tokens=None,
     )
-    set_up_logging(f"worker rank {start.rank}", "error", config.log_format)  # the leader says the rest
+    set_up_logging(f"worker rank {start.rank}", "error", config.log_format)  # the leader logs everything else
     from moeserve.worker.loading.gpu.load import load_gpu_engine
     from moeserve.worker.loading.setup import open_weights, set_up_torch
     from moeserve.worker.loading.start import Start
@@ -148,10 +149,10 @@ def main() -> int:
         source = open_weights(config)
         loaded = load_gpu_engine(config, source, lambda *_: None, group.device, Start(), ranks=group)
     except UserError as error:
-        with contextlib.suppress(ConnectionError):  # the leader was refused the same, and has said so
+        with contextlib.suppress(ConnectionError):  # the leader had the same error, and has reported it
             send(line, RankFailed(str(error)))
         return EXIT_USER_ERROR
-    except (EOFError, ConnectionError):  # the leader could not load its own share, and has said why
+    except (EOFError, ConnectionError):  # the leader could not load its own share, and has reported why
         return EXIT_USER_ERROR
     ready = loaded.ready
     first = 0 if loaded.share is None else loaded.share.first_layer

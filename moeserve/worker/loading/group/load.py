@@ -1,4 +1,4 @@
-"""From a configuration to a Runner on several GPUs."""
+"""Loads a Runner for several GPUs from a configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def load_group_runner(
     start: Start,
     forced_rows: int = 0,
 ) -> Runner:
-    """As `load_gpu_runner`, divided among these GPUs. The followers' processes end with this one, or before."""
+    """Like `load_gpu_runner`, with the model divided among these GPUs. The follower processes end with this process
+    or before."""
     if forced_rows:
         raise ConfigError("--routing-trace: works with one GPU only; leave it out, or leave --gpus out")
     if config.speculative_config is not None:

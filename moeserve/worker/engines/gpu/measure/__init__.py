@@ -1,1 +1,1 @@
-"""Measurements of an engine: the durations of steps, and the bytes that they read."""
+"""Measures a GPU engine at start-up: durations of steps and expert-streaming calibration."""

@@ -1,12 +1,13 @@
-"""Which part of the experts in RAM a step brings to the GPU, and leaves the others to the CPU: measured at the start.
+"""Chooses, by measurement at start-up, the fraction of the RAM experts that a step streams to the GPU; the CPU
+computes the rest.
 
-The CPU's time grows with the tokens, that of copying weights hardly does. Few tokens are the CPU's and many the GPU's;
-between them both work at once, each at a part of the experts, such that they end together:
+The CPU's time grows with the tokens, while the time to copy weights hardly does. So the CPU computes few tokens and
+the GPU many; in between both work at once, each on a fraction of the experts such that they finish together:
 
-    time to stream all * part = the CPU's own time + its time for all experts * (1 - part)
+    time to stream all * fraction = fixed CPU time + CPU time for all experts * (1 - fraction)
 
-Whole steps are timed, on the machine as it is at start-up. The CPU's own time, which a step costs it whatever its part
-(while the GPU does its part of a layer, it waits), is seen from a step that shares; a first guess takes it for nothing.
+Whole steps are timed on the actual machine. The fixed CPU time, which a step costs whatever the fraction (the CPU
+also waits while the GPU does its part of a layer), is derived from a step that shares; the first guess is 0.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from dataclasses import dataclass
 
 from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 
-MEASURABLE = 1.03  # times as long
+MEASURABLE = 1.03  # smallest ratio of times that counts as a difference
 FAR = 3.5
 
-TimeStep = Callable[[int, float], float]  # (tokens, part streamed) -> seconds
+TimeStep = Callable[[int, float], float]  # (tokens, fraction streamed) -> seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    # Tokens from which on streaming all is not slower than the CPU alone; None: not found.
+    # Number of tokens from which on streaming all is not slower than the CPU alone; None: not found.
     threshold: int | None
     streaming: Streaming
 
     def described(self) -> str:
-        """For the line that the log has when the server is ready."""
+        """Returns a description for the log when the server is ready."""
         parts = [(n, part) for n, part in self.streaming.points if part > 0.0]
         if not parts:
             return "never streamed"
@@ -40,27 +41,27 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Seconds of steps by their number of tokens."""
+    """Seconds of steps with this number of tokens, all on the CPU or all streamed."""
 
     tokens: int
     on_cpu: float
     streamed: float
 
     def shared(self, time_step: TimeStep) -> tuple[float, float]:
-        """The part at which both ways end together, and the step's seconds."""
+        """Returns the fraction at which both finish together, and the seconds of such a step."""
         guess = self.on_cpu / (self.on_cpu + self.streamed)
         seconds = time_step(self.tokens, guess)
-        if seconds < MEASURABLE * guess * self.streamed:  # it was the stream that was waited for
+        if seconds < MEASURABLE * guess * self.streamed:  # the streaming was the bottleneck
             return guess, seconds
-        saved = max(self.on_cpu - seconds, 0.0) / guess  # of the CPU's time, by streaming all
+        saved = max(self.on_cpu - seconds, 0.0) / guess  # CPU time that streaming all would save
         part = min(self.on_cpu / (saved + self.streamed), 1.0)
         return min((guess, seconds), (part, time_step(self.tokens, part)), key=lambda found: found[1])
 
 
 def calibrate(time_step: TimeStep, sizes: Sequence[int]) -> Calibration:
-    """Times steps of `sizes` tokens (ascending, each twice the one before) in each way. The CPU alone is timed until it
-    is slower than streaming; from there on its time goes on in a straight line. Stops where it would take FAR times as
-    long as streaming: sharing gains little then, and twice as many tokens stream all."""
+    """Times steps of `sizes` tokens (ascending, doubling) both ways. The CPU alone is timed until it is slower than
+    streaming; beyond that its time is extrapolated linearly. Stops where the CPU would take FAR times as long as
+    streaming: sharing gains little then, and twice as many tokens stream all."""
     times: list[_Times] = []
     threshold: int | None = None
     points: list[tuple[int, float]] = []
@@ -74,7 +75,7 @@ def calibrate(time_step: TimeStep, sizes: Sequence[int]) -> Calibration:
         if shared >= min(on_cpu, streamed):
             part = 0.0 if on_cpu < streamed else 1.0
         if threshold is not None and part == 1.0 and (not points or points[-1][1] == 0.0):
-            points += [(threshold - 1, 0.0), (threshold, 1.0)]  # nothing to share between
+            points += [(threshold - 1, 0.0), (threshold, 1.0)]  # no range in which sharing pays
             break
         points.append((size, part))
         if part == 1.0 or on_cpu >= FAR * streamed:
@@ -85,7 +86,7 @@ def calibrate(time_step: TimeStep, sizes: Sequence[int]) -> Calibration:
 
 
 def _continued(times: Sequence[_Times], tokens: int) -> float:
-    """The CPU's seconds on the line through the last two, or through the last and nothing."""
+    """Returns the CPU's seconds on the line through the last two measurements, or through the last and the origin."""
     last = times[-1]
     before = times[-2] if len(times) > 1 else _Times(0, 0.0, 0.0)
     slope = (last.on_cpu - before.on_cpu) / (last.tokens - before.tokens)
@@ -93,7 +94,7 @@ def _continued(times: Sequence[_Times], tokens: int) -> float:
 
 
 def _crossing(low: _Times, high: _Times) -> int:
-    """Where the CPU's line meets the stream's."""
-    lost = low.streamed - low.on_cpu  # by the stream, at the lower number
+    """Returns the number of tokens at which the CPU's and the streaming line cross."""
+    lost = low.streamed - low.on_cpu  # seconds by which streaming is slower at the lower number
     won = high.on_cpu - high.streamed
     return round(low.tokens + (high.tokens - low.tokens) * lost / (lost + won))

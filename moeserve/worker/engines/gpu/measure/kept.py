@@ -1,8 +1,8 @@
-"""What is measured of a GPU's steps, kept on disk beside Triton's compiled kernels, so that the next worker need not
-measure it.
+"""Keeps a GPU's step measurements on disk, next to Triton's compiled kernels, so that the next worker need not
+repeat them.
 
-There is a file for each key: whatever makes steps faster or slower (`kept_measurements`). The router begins with what
-it holds; what it learns from the steps that are served it does not lose with a worker.
+There is one file per key; the key covers everything that affects the speed of steps (`kept_measurements`). The
+router starts with these values; what it learns from served steps survives the loss of a worker.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.worker.engines.gpu.measure.calibration import Calibration
 from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 
-FOLDER: Final = "moeserve-steps"  # in Triton's cache
-# Of what is read: tokens, positions and rows, and milliseconds of a step.
+FOLDER: Final = "moeserve-steps"  # folder in Triton's cache
+# Limit of numbers in a file: tokens, positions and rows, and milliseconds.
 MOST: Final = 1 << 30
 LONGEST_MS: Final = 1e7
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 class Measured(msgspec.Struct, frozen=True):
     steps: list[MeasuredStep]
-    # Of `Calibration`; None: nothing was calibrated.
+    # The fields of `Calibration`; None: not calibrated.
     streamed: list[tuple[int, float]] | None = None
     threshold: int | None = None
 
@@ -51,7 +51,7 @@ class Measured(msgspec.Struct, frozen=True):
         return Calibration(self.threshold, Streaming(tuple(self.streamed)))
 
     def check(self) -> None:
-        """Raises ValueError for what no step can have taken, and points that `Streaming` does not take."""
+        """Raises ValueError for impossible durations, and for points that `Streaming` rejects."""
         for step in self.steps:
             rows, context, start, prompt, ms = msgspec.structs.astuple(step)
             if min(rows, context, start, prompt) < 0 or not rows + prompt or max(rows, start, prompt) > MOST:
@@ -70,14 +70,14 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class KeptMeasurements:
-    """The measurements of one key, in `folder`, which is made when something is written."""
+    """The measurements of one key, in `folder`, which is created at the first write."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._file = folder / f"{key}.json"
 
     def read(self) -> Measured | None:
-        """Returns the kept measurements; None if there are none, or if the file has something that no worker writes:
-        any program may have written to a cache."""
+        """Returns the stored measurements; None if there are none or the file is invalid: any program may write to a
+        cache."""
         try:
             measured = msgspec.json.decode(self._file.read_bytes(), type=Measured)
             measured.check()
@@ -89,8 +89,7 @@ class KeptMeasurements:
             return None
 
     def write(self, steps: Sequence[MeasuredStep], calibration: Calibration | None) -> None:
-        """Replaces the file in one step, so that a reader never sees half of it. If writing fails, the log says so, and
-        the next worker measures again."""
+        """Replaces the file atomically. If that fails, a warning is logged, and the next worker measures again."""
         measured = Measured(list(steps))
         if calibration is not None:
             points = list(calibration.streaming.points)
@@ -113,8 +112,8 @@ def kept_measurements(
     engine: str,
     device: torch.device,
 ) -> KeptMeasurements:
-    """Returns the measurements of this machine, model and configuration. engine: the engine's description, with the
-    places of its weights."""
+    """Returns the stored measurements for this machine, model and configuration. engine: the engine's description,
+    including the placement of weights."""
     key = step_key(
         __version__,
         torch.__version__,
@@ -136,10 +135,10 @@ def step_key(*parts: object) -> str:
     return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()[:32]
 
 
-@cache  # later workers are forks of a process that has asked, and run what was imported then
+@cache  # cached: later workers are forks of a process that has called it, and run the code imported then
 def kernel_sources() -> str:
-    """A hash of the sources of all kernels and of the code that launches them. The version alone is not enough: in a
-    checkout the sources change without it."""
+    """Returns a hash of the sources of all kernels and of the code that launches them. The version is not enough: in
+    a checkout the sources change without it."""
     found = hashlib.sha256()
     for path in sorted(Path(moeserve.kernels.__file__).parent.rglob("*.py")):
         found.update(path.read_bytes())

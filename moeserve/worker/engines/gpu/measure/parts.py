@@ -1,4 +1,5 @@
-"""Into how many parts steps go, where each GPU has some of the layers: measured at the start, with dummy steps."""
+"""Chooses, by timing dummy steps at start-up, into how many parts steps are divided if each GPU has some of the
+layers."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ from collections.abc import Callable, Iterator
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.steps.step_path import DECODE_PARTS, decode_sizes_in_parts, part_choices
 
-GAIN = 0.97  # of the time of fewer parts: less is the clock's doing
-LONGEST_S = 1.0  # a step of larger sizes goes as one half as large
+GAIN = 0.97  # more parts must take at most this fraction of the time; smaller gains may be noise
+LONGEST_S = 1.0  # larger sizes are not timed; they get the choice of half their size
 
 log = logging.getLogger(__name__)
 
 
 def choose_parts(engine: GpuEngine, of_leader: Callable[[int], int]) -> None:
-    """Every rank calls it. of_leader: the first rank's value, on all ranks."""
+    """Sets the engine's division of steps. Every rank calls it. of_leader: returns the first rank's value on all
+    ranks."""
     found = [*_choose_decode_parts(engine, of_leader), *_choose_prompt_parts(engine, of_leader)]
     log.info("steps in parts over the GPUs: %s", "; ".join(found))
 
@@ -51,7 +53,7 @@ def _choose_prompt_parts(engine: GpuEngine, of_leader: Callable[[int], int]) -> 
 
 
 def _microseconds(run: Callable[[], None], of_leader: Callable[[int], int]) -> int:
-    """The better of two, behind a first."""
+    """Returns the better of two runs, after a first one."""
     run()
     taken = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""How long steps take on a GPU, measured before the first request: where the router's model of their cost begins."""
+"""Times steps on a GPU before the first request: the starting point of the router's cost model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from moeserve.messages.steps import MeasuredStep
 from moeserve.worker.engines.gpu.engine import GpuEngine
 
 REPEATS = 3
-DEEP = 8192  # tokens: where chunks in the middle of a prompt begin,
-LARGEST_DEEP = 2048  # and the largest one timed there
-LONGEST_S = 0.6  # the next size, twice as large, would take too long for a start
+DEEP = 8192  # position at which timed chunks in the middle of a prompt start
+LARGEST_DEEP = 2048  # largest chunk timed there, in tokens
+LONGEST_S = 0.6  # a step longer than this ends the series: twice its size would delay the start
 
 
 def measure_steps(
@@ -22,9 +22,9 @@ def measure_steps(
     agree: Callable[[float], float] | None = None,
     on_timed: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[MeasuredStep]:
-    """Times decode steps of 1, 2, 4 .. rows at short contexts, up to the rows of drafts, and chunks of 16, 32 .. tokens
-    at a prompt's beginning and deep in it; takes a second or two. agree: makes the seconds equal on all GPUs, so that
-    they run the same steps. on_timed: called with the sizes done and their maximum."""
+    """Times decode steps of 1, 2, 4 .. rows (up to the rows with drafts) at short contexts, and chunks of 16, 32 ..
+    tokens at a prompt's beginning and deep in it, in a second or two. agree: makes the seconds equal on all GPUs, so
+    that they run the same steps. on_timed: called with the number of sizes done and the maximum."""
     measured = []
     largest = min(engine.max_step_rows, max_model_len)
     decode_rows = min(max(max_num_seqs, engine.facts.max_drafts_size), engine.max_step_rows)

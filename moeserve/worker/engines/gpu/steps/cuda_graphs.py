@@ -1,6 +1,7 @@
-"""CUDA graphs: a step's launches captured once and started with one call, where they would cost more than they take.
+"""CUDA graphs: the launches of a step captured once and replayed by one call, where launching one by one is too
+slow.
 
-A graph holds addresses, so what it reads and writes must stay where it was.
+A graph contains addresses, so the buffers that it uses must not move.
 """
 
 from __future__ import annotations
@@ -13,23 +14,24 @@ Launches = Callable[[], None]
 
 
 class CudaGraphs:
-    """Captures launches on one device; the graphs share their memory, as they run one after another. Under Triton's
-    interpreter (in tests) there are no graphs, and launches stay as they are."""
+    """Captures graphs on one device; they share memory, as they run one after another. Under Triton's interpreter
+    (in tests) nothing is captured and launches run as they are."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_gpu = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._is_gpu else None
 
     def capture(self, launches: Launches, before: Launches) -> Launches:
-        """Runs `before` and `launches` once, which compiles their kernels, and returns the replay of the launches on
-        the current stream. `before` is what the host does for each run: it is not captured."""
+        """Runs `before` and `launches` once, which compiles their kernels, then captures `launches`. Returns a
+        function that replays them on the current stream. `before` is the host's preparation of each run and is not
+        captured."""
         if not self._is_gpu:
             return launches
         before()
         launches()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Captures this thread alone: NCCL has one that asks for events meanwhile.
+        # Capture this thread only: a thread of NCCL creates events meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             launches()
         return graph.replay

@@ -1,5 +1,5 @@
-"""Which part of the experts in RAM a step brings to the GPU, by its tokens. `worker/engines/gpu/measure/calibration.py`
-finds it."""
+"""The fraction of the RAM experts that a step streams to the GPU, by its number of tokens; found by
+`worker/engines/gpu/measure/calibration.py`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """The part of RAM experts that a step streams. `points`: (tokens, part) in ascending order; the part is 0
-    below the first, linear between two, and constant after the last."""
+    """points: (tokens, fraction), ascending. The fraction is 0 below the first point, linear between points, and
+    constant after the last."""
 
     points: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def from_tokens(cls, threshold: int) -> Streaming:
-        """All or nothing."""
+        """Returns a step function: nothing is streamed below `threshold` tokens, everything from there on."""
         return cls(((threshold, 1.0),))
 
     def part(self, tokens: int) -> float:

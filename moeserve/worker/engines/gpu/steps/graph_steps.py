@@ -1,9 +1,9 @@
-"""The CUDA graphs of whole steps, by key: one start in place of the launches of all kernels. (Launched one by one, the
-500 kernels of a step with prompts take the host 25 ms.)
+"""CUDA graphs of whole steps, by key: one launch instead of one per kernel. (Launching the 500 kernels of a prompt
+step one by one takes the host 25 ms.)
 
-All graphs are captured before the first request. A worker in the place of one that was lost is waited for: it puts that
-off (`plan`), launches kernel by kernel what it needs meanwhile, and captures one graph after another between its steps,
-first the graphs that steps have asked for.
+All graphs are captured before the first request, except by a worker that replaces a lost one: answers wait for it,
+so it postpones capturing (`plan`), launches kernel by kernel meanwhile, and captures one graph after another between
+steps, those that steps have asked for first.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from moeserve.worker.engines.gpu.steps.step_path import GraphKey, StepFacts, cap
 
 
 class GraphSteps:
-    """Each graph computes all layers of inputs that have been copied."""
+    """Each graph computes all layers for inputs that were copied before."""
 
     def __init__(self, model: GpuDecoder, inputs: Mapping[int, StepInputs], facts: StepFacts) -> None:
-        """inputs: by size."""
+        """inputs: by step size."""
         self._model = model
         self._inputs = inputs
         self._facts = facts
         self._graphs = CudaGraphs(model.device)
         self._captured: dict[GraphKey, Launches] = {}
-        self._planned: list[GraphKey] = []  # still to be captured, in this order
-        self._wanted: list[GraphKey] = []  # of these, the graphs that steps have asked for
-        self.logits: dict[int, Tensor] = {}  # by size: where graphs with the head leave them
-        self.late = 0  # steps that asked for a graph that was still to be captured
+        self._planned: list[GraphKey] = []  # graphs still to be captured, in order
+        self._wanted: list[GraphKey] = []  # of these, graphs that steps have asked for
+        self.logits: dict[int, Tensor] = {}  # step size → logits of graphs that include the head
+        self.late = 0  # steps whose graph was not captured yet
 
     def capture_all(self, on_captured: Callable[[int, int], object]) -> None:
-        """Compiles and captures every graph. Before the first step; again, it captures them anew. on_captured: hears
-        how many there are so far, and in all."""
+        """Compiles and captures every graph, before the first step; a second call captures them anew. on_captured:
+        called with the number captured and the total."""
         self._captured.clear()
         self.plan()
         total = len(self._planned)
@@ -45,16 +45,17 @@ class GraphSteps:
             self.capture_next()
 
     def plan(self) -> None:
-        """`capture_next` then captures every graph."""
+        """Postpones capturing to calls of `capture_next`."""
         self._planned = list(graph_keys(self._facts))
 
     @property
     def is_wanted(self) -> bool:
-        """A step has asked for a graph that is still to be captured."""
+        """True if a step has asked for a graph that is not captured yet."""
         return len(self._wanted) > 0
 
     def capture_next(self) -> bool:
-        """Captures a graph, one that was asked for if there is any. Between two steps. False: all are captured."""
+        """Captures one graph, preferably one that a step asked for. Only between two steps. Returns False if all are
+        captured."""
         if not self._planned:
             return False
         key = self._wanted.pop(0) if self._wanted else self._planned[0]
@@ -66,7 +67,7 @@ class GraphSteps:
         return True
 
     def find(self, key: GraphKey) -> Launches | None:
-        """The graph's replay; None: it is not captured (yet)."""
+        """Returns the function that replays the graph; None if it is not captured."""
         found = self._captured.get(key)
         if found is None and key in self._planned:
             self.late += 1

@@ -1,8 +1,9 @@
-"""Steps in parts, where each GPU has some of the layers: while one computes a part, the one before computes the next.
+"""Micro-batches for pipeline parallelism: if each GPU has some of the layers, a step is divided into parts, and a
+GPU computes the next part while the following GPU computes the current one.
 
-A part is some rows of the step in order. Each has inputs of its own, because several are on their way at once; the
-head reads the whole step's. The number of parts is measured at the start (`engines/gpu/measure/parts.py`): each
-part reads the weights anew, and with few parts the GPUs wait for one another.
+A part is a run of the step's rows. Each has its own inputs, as several are in progress at once; the head reads the
+whole step's. The number of parts is measured at start-up (`engines/gpu/measure/parts.py`): each part reads the
+weights again, and with few parts the GPUs wait for each other.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ TilesOf = Callable[[Int32s, Int32s, Int32s, Int32s], list[Int32s]]
 
 class DummyPart(NamedTuple):
     rows: int
-    start: int  # position of the first
+    start: int  # position of the first row
 
 
 class MicroBatches:
-    """Runs the steps of one engine whose path (`step_path.py`) has parts."""
+    """Runs the steps of one engine that are divided into parts (`step_path.py`)."""
 
     def __init__(
         self,
@@ -44,22 +45,24 @@ class MicroBatches:
         dummy_slot: int,
         facts: StepFacts,
     ) -> None:
-        """inputs: of whole steps, by size; make_inputs: more of a size; tiles_of: of chunks, see `GpuEngine`."""
+        """inputs: of whole steps, by size. make_inputs: creates inputs of a size. tiles_of: tiles of prompt chunks,
+        see `GpuEngine`."""
         self._model = model
         self._whole = inputs
         self._make_inputs = make_inputs
         self._tiles_of = tiles_of
         self._dummy_slot = dummy_slot
         self._facts = facts
-        self._own: dict[tuple[int, int], StepInputs] = {}  # by size and the part's number
+        self._own: dict[tuple[int, int], StepInputs] = {}  # by (size, number of the part)
         self._logits: dict[int, Tensor] = {}
-        self._decode: dict[int, Launches] = {}  # graphs of decode steps in parts, by the whole step's size
+        # CUDA graphs of divided decode steps, by the whole step's size
+        self._decode: dict[int, Launches] = {}
 
     # ---------------------------------------------------------------- decode steps
 
     def capture(self, sizes: Sequence[int], logits: dict[int, Tensor]) -> None:
-        """The decode steps of these sizes in parts, with the head, which leaves its result in `logits`. On every rank,
-        in the same order."""
+        """Captures the divided decode steps of these sizes with the head, which writes to `logits`. Every rank calls
+        it, in the same order."""
         self._logits = logits
         graphs = CudaGraphs(self._model.device)
         for size in sizes:
@@ -68,14 +71,14 @@ class MicroBatches:
             self._decode[size] = partial(_after, copies, replay)
 
     def decode(self, path: StepPath, layout: StepLayout, sequences: Sequences) -> Launches:
-        """Returns the functions that run a decode step in parts, and its head. The whole step's inputs are copied
+        """Returns functions that run a divided decode step and its head. The whole step's inputs must be copied
         before."""
         for number, part in enumerate(split(layout.rows, path.part_rows)):
             self._inputs_of(path.part_rows, number).fill(part, sequences)
         return self._decode[path.size]
 
     def dummy_decode(self, path: StepPath, vocab: int) -> Launches:
-        """Returns the functions that run a decode step of dummy rows, as many as the size, in parts."""
+        """Returns functions that run a divided decode step of dummy rows."""
         for number in range(DECODE_PARTS):
             self._inputs_of(path.part_rows, number).fill_dummy(path.part_rows, vocab, is_prompt=False)
         return self._decode[path.size]
@@ -96,7 +99,7 @@ class MicroBatches:
     # ---------------------------------------------------------------- steps with prompts
 
     def run_prompts(self, path: StepPath, layout: StepLayout, sequences: Sequences) -> None:
-        """Launches a step with prompts in parts. The whole step's inputs have been filled."""
+        """Launches a divided step with prompts, whose whole inputs are filled."""
         self._whole[path.size].copy()
         parts = split(layout.rows, path.part_rows)
         for number, part in enumerate(parts):
@@ -110,7 +113,7 @@ class MicroBatches:
             self._launch(own, own_path, tiles, StepPart(number * path.part_rows, number == len(parts) - 1))
 
     def dummy_prompt(self, n: int, start: int, part_rows: int) -> Launches:
-        """Returns the functions that launch a dummy prompt of n random tokens, from position `start` on, in parts of
+        """Returns functions that launch a dummy prompt of n random tokens from position `start` on, in parts of
         `part_rows` rows."""
         dummies = [DummyPart(min(part_rows, n - begin), start + begin) for begin in range(0, n, part_rows)]
 
@@ -142,7 +145,7 @@ def _decode_part(rows: int) -> StepPath:
 
 
 def split(rows: Sequence[Row], at_most: int) -> list[StepLayout]:
-    """A step's rows in parts of exactly `at_most` tokens each, but for the last; a chunk may be divided."""
+    """Divides a step's rows into parts of exactly `at_most` tokens (the last may have fewer); chunks may be split."""
     parts: list[list[Row]] = [[]]
     room = at_most
     for row in rows:
@@ -159,9 +162,9 @@ def split(rows: Sequence[Row], at_most: int) -> list[StepLayout]:
 
 
 def _divide(row: Row, count: int) -> tuple[Row, Row]:
-    """Its first `count` tokens, and the others."""
+    """Splits a row after `count` tokens."""
     replace = msgspec.structs.replace
-    cut = 4 * count  # bytes of int32 slots
+    cut = 4 * count  # bytes of `count` int32 slots
     first = replace(
         row, count=count, kv_slots=row.kv_slots[:cut], window_slots=row.window_slots[:cut], sample=False
     )

@@ -1,4 +1,4 @@
-"""The tiles of queries that prefill attention computes one by one, of each form of attention that a model has."""
+"""The tiles of queries that prefill attention processes, per attention form of the model."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.worker.engines.gpu.steps.pinned import pinned_copy
 from moeserve.worker.sequences import Int32s
 
-# Steps with prompts of up to this many rows have CUDA graphs; larger ones take the GPU longer than their launches take
-# the host.
+# Prompt steps of up to this many rows have CUDA graphs; for larger ones the GPU takes longer than the host's launches.
 GRAPH_PROMPT_ROWS = 1024
-GRAPH_PROMPTS = 64  # tiles beyond those of whole ones: prompts of a step that end within a tile
+GRAPH_PROMPTS = 64  # extra tiles for prompts that end within a tile
 
 
 def most_tiles(shape: ModelShape, size: int) -> int:
-    """Room in a CUDA graph with prompts; 0: steps with prompts of this size have none."""
+    """Returns the tiles that a CUDA graph for prompt steps of this size has room for; 0: such steps have no graph."""
     if not SMALL_BATCH_ROWS < size <= GRAPH_PROMPT_ROWS:
         return 0
     return size // tile_rows(shape) + GRAPH_PROMPTS
 
 
 def tile_rows(shape: ModelShape) -> int:
-    """Tokens of a whole tile, of a model whose attention has one form."""
+    """Returns the tokens per tile of a model with a single attention form."""
     h = shape.heads
     return tile_tokens(h.num_heads, h.num_kv_heads, h.head_dim)
 
@@ -36,7 +35,7 @@ def tile_rows(shape: ModelShape) -> int:
 def tiles_of(
     forms: Sequence[AttentionForm], offset: Int32s, count: Int32s, start: Int32s, req_slot: Int32s
 ) -> list[Int32s]:
-    """int32 [tiles, 4] for each form, of chunks whose fields are int32 [chunks]."""
+    """Returns int32 [tiles, 4] for each form. offset, count, start, req_slot: int32 [chunks]."""
     return [
         prefill_tiles(offset, count, start, req_slot, form.num_heads, form.num_kv_heads, form.head_dim)
         for form in forms

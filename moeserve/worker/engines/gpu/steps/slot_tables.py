@@ -1,4 +1,4 @@
-"""On a GPU: where each request slot's tokens have their KV, by position."""
+"""The block tables on a GPU: the KV slot of each request slot's positions."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from moeserve.worker.sequences import Int32s
 
 
 class SlotTables:
-    """The tables that attention reads, int32 [max_num_seqs + 1, max_model_len]; their last row is the dummy
-    slot's. The first kernel of a step writes the entries of its rows, this class the others."""
+    """The tables that attention reads: int32 [max_num_seqs + 1, max_model_len]; the last row belongs to the dummy
+    slot. The first kernel of a step writes the entries of its rows, this class all others."""
 
     def __init__(self, slots: Tensor, windows: Tensor | None = None) -> None:
-        """windows: of windowed layers that have KV slots of their own, if they do: only the entries of a request's last
-        positions mean anything."""
+        """windows: table of the sliding-window layers if they have separate KV slots; only the last positions'
+        entries are valid."""
         self.slots = slots
         self.windows = windows
         self._all = [slots] if windows is None else [slots, windows]
 
     @classmethod
     def empty(cls, requests: int, length: int, device: torch.device, *, has_windows: bool) -> SlotTables:
-        """For this many request slots, the dummy slot among them."""
+        """Returns tables for this many request slots, including the dummy slot."""
         tables = [torch.zeros(requests, length, dtype=torch.int32, device=device) for _ in range(2)]
         return cls(tables[0], tables[1] if has_windows else None)
 
@@ -41,7 +41,7 @@ class SlotTables:
             self.windows[seq.req_slot, first : len(prefix)].copy_(last)
 
     def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
-        """As `Sequences.fork` returns."""
+        """Takes the result of `Sequences.fork`."""
         if not len(targets):
             return
         device = self.slots.device
@@ -50,14 +50,14 @@ class SlotTables:
             table[into, :end] = table[of, :end]
 
     def forget(self, req_slots: Sequence[int]) -> None:
-        """These rows, and the dummy slot's, are as before the first step."""
+        """Resets these rows, and the dummy slot's, to their state before the first step."""
         for table in self._all:
             table[list(req_slots)] = 0
             table[-1] = 0
 
     def spread_dummy_slot(self, num_kv_slots: int, num_window_slots: int) -> None:
-        """Gives the dummy slot all KV slots in turn, as a real prompt has many: keys that all lie in one
-        place are read several times as slowly. For timing; `forget` takes it back."""
+        """Maps the dummy slot's positions to all KV slots in turn, like a real prompt: keys in a single slot are
+        read several times as slowly. For timing; `forget` undoes it."""
         positions = torch.arange(self.slots.shape[1], dtype=torch.int32, device=self.slots.device)
         for table, count in zip(self._all, (num_kv_slots, num_window_slots), strict=False):
             table[-1] = positions % count

@@ -1,8 +1,7 @@
-"""What a step tells the GPU, declared once: the columns of one int32 buffer that is copied in one piece.
+"""The inputs of a GPU step, declared once, as columns of one int32 buffer that is uploaded by one copy.
 
-`StepColumns` declares each column's name, width and padding. Its place in the buffer, the view of it on the host and
-the view of it on the device all follow from that (`ColumnLayout`). A column of positions that several kinds of steps
-need (drafts, spans) is one line here and one line in `StepInputs.fill`.
+`StepColumns` declares each column's name, width and padding. `ColumnLayout` derives its offset in the buffer and the
+views on host and device. A new per-row input (drafts, spans) is one line here and one line in `StepInputs.fill`.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import numpy.typing as npt
 
 from moeserve.models.blocks.gpu.workspace import MIXED_DECODE_ROWS
 
-ALIGN: Final = 4  # int32s of 16 bytes: kernels are compiled for addresses aligned to these
-MIXED_CALLS: Final = 4  # of decode attention beside prompts in one graph
+ALIGN: Final = 4  # in int32s (16 bytes): kernels are compiled for addresses aligned to this
+MIXED_CALLS: Final = 4  # calls of decode attention beside prompts in one graph
 MAX_GRAPH_DECODE: Final = (
     MIXED_CALLS * MIXED_DECODE_ROWS
-)  # rows that attend by themselves in a graph with prompts
+)  # rows with decode attention in a graph with prompts
 
 Buffer = TypeVar("Buffer", bound="_Sliceable")
 View = TypeVar("View")
@@ -36,14 +35,14 @@ class _Sliceable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ColumnSizes:
-    """How many entries columns have in the inputs of one size of step. 0: they have no such column."""
+    """The number of entries of columns, for one step size. 0: the column does not exist."""
 
     rows: int
-    sampled: int  # rows, and as many more as the last call of the head is padded by
+    sampled: int  # sampled rows, and the padding of the head's last call
     head_calls: int
     states: int = 0  # sequences with recurrent state
     state_rows: int = 0
-    window_rows: int = 0  # rows whose windowed layers have KV slots of their own
+    window_rows: int = 0  # rows, if windowed layers have separate KV slots
     adapter_rows: int = 0
     tiles: int = 0
     mixed_calls: int = MIXED_CALLS
@@ -51,34 +50,35 @@ class ColumnSizes:
 
 
 class Column(NamedTuple):
-    width: str  # of `ColumnSizes`
-    of: int = 1  # int32s of an entry
-    padding: Padding | None = None  # of entries behind a step's own; None: they are not read
+    width: str  # a field of `ColumnSizes`
+    of: int = 1  # int32s per entry
+    padding: Padding | None = None  # value of the entries beyond a step's own; None: they are not read
 
 
 @dataclass(slots=True)
 class StepColumns(Generic[View]):
-    """int32 [width], or [width, of]. A number that a kernel reads by its address takes ALIGN int32s, of which it is the
-    first."""
+    """int32 [width] or [width, of]. A number that a kernel reads by address takes ALIGN int32s and is the first of
+    them."""
 
     num_rows: Annotated[View, Column("one", of=ALIGN)]
-    head_rows: Annotated[View, Column("head_calls", of=ALIGN)]  # sampled by each call of the head
+    head_rows: Annotated[View, Column("head_calls", of=ALIGN)]  # rows sampled by each call of the head
     mixed_rows: Annotated[
         View, Column("mixed_calls", of=ALIGN)
-    ]  # of each call of decode attention beside prompts
-    token_ids: Annotated[View, Column("rows", padding=0)]  # below 0: being sampled (`Sequences.expect`)
+    ]  # rows of each call of decode attention beside prompts
+    # negative: still being sampled (`Sequences.expect`)
+    token_ids: Annotated[View, Column("rows", padding=0)]
     positions: Annotated[View, Column("rows", padding=0)]
     kv_slots: Annotated[View, Column("rows", padding=-1)]
     req_slots: Annotated[View, Column("rows", padding="dummy slot")]
     sampled_rows: Annotated[View, Column("sampled")]
-    sampled_slots: Annotated[View, Column("sampled")]  # request slots of these rows
+    sampled_slots: Annotated[View, Column("sampled")]  # their request slots
     state_first: Annotated[View, Column("states", padding=0)]  # first row of each sequence
     state_count: Annotated[View, Column("states", padding=0)]  # rows of each sequence
     state_slots: Annotated[View, Column("states", padding=0)]
     row_sequence: Annotated[View, Column("state_rows")]
     window_slots: Annotated[View, Column("window_rows", padding=-1)]
-    adapter_slots: Annotated[View, Column("adapter_rows", padding=-1)]  # -1: the model itself
-    tiles: Annotated[View, Column("tiles", of=4)]  # of a prompts graph: attention.op.prefill_tiles
+    adapter_slots: Annotated[View, Column("adapter_rows", padding=-1)]  # -1: no adapter
+    tiles: Annotated[View, Column("tiles", of=4)]  # tiles of a graph with prompts: attention.op.prefill_tiles
 
 
 DECLARED: Final[dict[str, Column]] = {
@@ -87,7 +87,7 @@ DECLARED: Final[dict[str, Column]] = {
 
 
 class ColumnLayout:
-    """Where each column lies in a buffer of `num_ints` int32s."""
+    """The offset of each column in a buffer of `num_ints` int32s."""
 
     def __init__(self, sizes: ColumnSizes) -> None:
         self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
@@ -99,7 +99,7 @@ class ColumnLayout:
             self.num_ints += -(-prod(shape) // ALIGN) * ALIGN
 
     def views(self, buffer: Buffer) -> StepColumns[Any]:
-        """buffer: int32 [num_ints], an array or a tensor."""
+        """Returns views of the columns. buffer: int32 [num_ints], an array or a tensor."""
         return StepColumns(
             **{
                 name: buffer[at : at + prod(shape)].reshape(shape)
@@ -111,7 +111,7 @@ class ColumnLayout:
 def padded_columns(
     columns: StepColumns[npt.NDArray[np.int32]], width: str, dummy_slot: int
 ) -> Iterator[tuple[npt.NDArray[np.int32], int]]:
-    """The columns of one width that have entries, with the padding of each."""
+    """Yields the existing columns of one width, each with its padding value."""
     for name, column in DECLARED.items():
         values = getattr(columns, name)
         if column.width == width and column.padding is not None and len(values):

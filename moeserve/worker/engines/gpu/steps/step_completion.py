@@ -1,4 +1,4 @@
-"""How the host waits for a step on the GPU, and learns how long it took."""
+"""Waits for a step on the GPU, and measures its duration."""
 
 from __future__ import annotations
 
@@ -9,45 +9,44 @@ from torch import Tensor
 
 
 class StepCompletion:
-    """Waits for what was launched on the current stream, and brings sampled tokens over.
+    """Waits for work launched on the current stream, and downloads sampled tokens.
 
-    CUDA waits by spinning on a core. Where the threads of the CPU pool, which computes experts at the same time, have
-    all cores, that is one of theirs, so there (`yields`) the thread sleeps until the GPU's interrupt. A sleep costs a
-    step up to 0.9 ms: docs/results/experts-in-ram.md.
+    CUDA waits by spinning on a core. If the CPU pool, which computes experts meanwhile, uses all cores, spinning
+    would take one from it; with `yields` the thread sleeps until the GPU's interrupt instead. Sleeping costs a step
+    up to 0.9 ms: docs/results/experts-in-ram.md.
     """
 
     def __init__(self, device: torch.device, head_rows: int, *, yields: bool) -> None:
         self._is_gpu = device.type == "cuda"
         self._tokens = torch.empty(head_rows, dtype=torch.int32, pin_memory=self._is_gpu)
         made = (torch.cuda.Event(enable_timing=True, blocking=yields) for _ in range(2 * self._is_gpu))
-        self._ends = list(made)  # of this step, then of the one before, or where this one began
+        self._ends = list(made)  # events: end of this step; end of the previous step, or start of this one
         self._has_before = False
 
     def begin(self) -> None:
-        """A step begins, while none is under way: its time is counted from here."""
+        """Marks the start of a step while none is in progress; its duration counts from here."""
         if self._is_gpu:
             self._ends[1].record()
             self._has_before = True
 
     def mark(self) -> None:
-        """Marks the end of the work launched so far, for which `wait` then waits."""
+        """Marks the end of the work launched so far."""
         if self._is_gpu:
             self._ends[0].record()
 
     @property
     def is_reached(self) -> bool:
-        """Whether all that was marked last has been computed."""
+        """Returns whether the work marked last is done."""
         return not self._is_gpu or bool(self._ends[0].query())
 
     def wait(self) -> None:
-        """Waits until the work marked last has been computed."""
+        """Waits for the work marked last."""
         if self._is_gpu:
             self._ends[0].synchronize()
 
     def finish(self) -> float:
-        """Waits for the last mark of a step. Returns the milliseconds from its beginning to then, or from the end of
-        the step before if it was launched ahead, by the GPU's clock: the host may have been launching another
-        meanwhile. 0: not known."""
+        """Waits for a step's last mark. Returns its milliseconds by the GPU's clock, from its start or, if launched
+        ahead, from the end of the previous step; 0: unknown. The host's clock would include launching another step."""
         self.wait()
         if not self._is_gpu:
             return 0.0
@@ -58,11 +57,11 @@ class StepCompletion:
         return interval
 
     def bring(self, tokens: Tensor) -> None:
-        """Launches the copy of up to head_rows tokens, and marks it."""
+        """Launches the download of up to head_rows tokens, and marks it."""
         self._tokens[: len(tokens)].copy_(tokens, non_blocking=True)
         self.mark()
 
     def brought(self, count: int) -> NDArray[np.int32]:
-        """Waits for them. The array is the caller's."""
+        """Waits for the downloaded tokens. Returns an array that the caller owns."""
         self.wait()
         return self._tokens[:count].numpy().copy()

@@ -1,4 +1,4 @@
-"""The facts about an engine on which its steps' paths depend, before anything is measured."""
+"""The properties of an engine from which the paths of its steps follow, before measurements."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from moeserve.worker.engines.gpu.steps.step_path import (
 def step_facts(
     model: GpuDecoder, max_num_seqs: int, *, captures_prompts: bool, takes_parts: bool, max_drafts: int = 0
 ) -> StepFacts:
-    """captures_prompts: steps with prompts may have CUDA graphs, if the model allows it. takes_parts: steps may go in
-    parts. Until it is measured, prompts go in two parts where that is worth it, and so do all decode steps. max_drafts:
-    of a sequence."""
+    """Returns the facts. captures_prompts: prompt steps may have CUDA graphs, if the model allows it. takes_parts:
+    steps may be divided. Until measured, prompts are divided in two if worthwhile, and so are all decode steps.
+    max_drafts: per sequence."""
     shape = model.shape
-    # A graph has one list of tiles, and chunks of recurrent states are not in it.
+    # A graph has one list of tiles, and cannot process chunks of recurrent states.
     captures_prompts = captures_prompts and not model.has_states and len(shape.forms) == 1
     facts = StepFacts(
         sizes=tuple(model.sizes),
@@ -47,8 +47,9 @@ def step_facts(
 
 
 def _drafts_size(model: GpuDecoder, max_num_seqs: int, max_drafts: int) -> int:
-    """The head computes all rows of a graph at once. Larger steps round what is between two products, so that greedy
-    texts differ earlier from those without drafts. Launched kernel by kernel they take so long that few are drafted."""
+    """Returns the largest size of graphs with drafts. The head computes all rows of a graph at once. Larger steps
+    round between products, so greedy output would diverge earlier from output without drafts. Launched kernel by
+    kernel, steps are so slow that few drafts pay."""
     if not max_drafts:
         return 0
     rows = min(max_num_seqs * (1 + max_drafts), model.head_sizes[-1], FLOAT32_ROWS)

@@ -1,6 +1,5 @@
-"""A step's rows on their way to the GPU: one pinned buffer, one copy (`step_columns.py` declares what is in it).
-Placeholders for tokens that are still being sampled are filled in on the device.
-"""
+"""A step's rows on their way to the GPU: one pinned buffer, one copy (`step_columns.py` declares its columns).
+Placeholders for tokens that are still being sampled are filled in on the device."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
 class StepInputs:
-    """For steps of up to `size` rows, padded to that; at most `head_rows` rows are sampled by a call of the head.
+    """Inputs of steps of up to `size` rows, padded to `size`; a call of the head samples at most `head_rows` rows.
 
-    A row of padding has no KV slot and belongs to the request slot `dummy_slot`, before which all others are; a
-    sequence of padding has no rows.
+    A padding row has no KV slot and belongs to the request slot `dummy_slot`, the last one; a padding sequence has
+    no rows.
     """
 
     def __init__(
@@ -48,8 +47,8 @@ class StepInputs:
         has_windows: bool = False,
         max_tiles: int = 0,
     ) -> None:
-        """num_kv_slots: of the smallest KV pool. max_tiles: room for them in a CUDA graph with prompts of this size.
-        has_adapters: rows may ask for some. has_windows: windowed layers have KV slots of their own."""
+        """num_kv_slots: of the smallest KV pool. max_tiles: tiles of a CUDA graph with prompts of this size.
+        has_adapters: rows may use adapters. has_windows: windowed layers have separate KV slots."""
         self.size = size
         self._head_rows = min(head_rows, size)
         self._dummy_slot = dummy_slot
@@ -98,7 +97,7 @@ class StepInputs:
     # ---------------------------------------------------------------- on the host
 
     def fill(self, layout: StepLayout, sequences: Sequences) -> None:
-        """Waits for the copy before."""
+        """Fills the host buffer with a step's rows, after waiting for the previous copy."""
         n, m, c = layout.n, len(layout.sampled_rows), self._host
         self._begin(n)
         for call, first in enumerate(range(0, m, self._head_rows)):
@@ -120,7 +119,7 @@ class StepInputs:
             self._fill_sequences(layout.offset, layout.count, sequences.state_slots[layout.req_slot])
 
     def clear(self) -> None:
-        """No rows, for a step that only is to be captured."""
+        """Fills the buffer with padding only, for a step that is only captured."""
         self._begin(0)
         self._pinned.zero_()
         for values, padding in self._row_columns:
@@ -128,10 +127,10 @@ class StepInputs:
         self._num_sequences = 0
 
     def fill_dummy(self, n: int, vocab: int, start: int = 0, *, is_prompt: bool = True) -> None:
-        """Dummy rows for timing, before there is any request: n random tokens of a prompt in the dummy slot, from
-        position `start` on, or of n sequences. Their KV goes to the slots 0 .. n - 1, their state to slot 0. The step
-        may be larger than the KV pool and a request: then the last position is there several times, and KV that has no
-        slot is not stored."""
+        """Fills the buffer with n dummy rows, for timing before the first request: random tokens of one prompt in
+        the dummy slot from position `start` on, or of n sequences. Their KV goes to slots 0 .. n - 1, their state to
+        slot 0. The step may exceed the KV pool and the request length: the last position is then repeated, and KV
+        without a slot is not stored."""
         c, rows = self._host, np.arange(self.size)
         self._begin(n)
         c.token_ids[:] = np.random.default_rng(0).integers(0, vocab, self.size)
@@ -148,7 +147,8 @@ class StepInputs:
             self._fill_sequences(np.arange(sequences, dtype=np.int32), count, np.zeros(sequences, np.int32))
 
     def fill_prompts(self, num_decode: int, tiles: Int32s) -> None:
-        """Behind `fill`, for a CUDA graph with prompts: the first rows attend each by itself, the others in tiles."""
+        """After `fill`, for a CUDA graph with prompts: the first num_decode rows use decode attention, the others
+        the tiles."""
         c = self._host
         firsts = MIXED_DECODE_ROWS * np.arange(len(c.mixed_rows), dtype=np.int32)
         c.mixed_rows[:, 0] = np.clip(num_decode - firsts, 0, MIXED_DECODE_ROWS)
@@ -175,8 +175,8 @@ class StepInputs:
     # ---------------------------------------------------------------- on the device
 
     def copy(self, sampled: Tensor | None = None, from_first: FromFirst | None = None) -> None:
-        """Launches the copy to the device. sampled: int32, of the step before, where tokens of it are awaited
-        (`Sequences.expect`); from_first: brings them from the first of several GPUs."""
+        """Launches the copy to the device. sampled: int32, tokens of the previous step, if some are awaited
+        (`Sequences.expect`). from_first: broadcasts them from the first of several GPUs."""
         self._buffer.copy_(self._pinned, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
@@ -187,8 +187,8 @@ class StepInputs:
             take_sampled(self.token_ids, sampled)
 
     def batch(self, path: StepPath, tiles: tuple[Tensor, ...] | None = None) -> GpuBatch:
-        """The step's rows for the model; see GpuBatch. tiles: of a path that has some. Without, all rows go through the
-        recurrent rule."""
+        """Returns the step's rows for the model; see GpuBatch. tiles: of a path with tiles; without, all rows use
+        the recurrent rule."""
         c = self._device
         states = None
         if self._has_states:
@@ -209,8 +209,8 @@ class StepInputs:
         )
 
     def captured_batch(self, path: StepPath) -> GpuBatch:
-        """The batch that a CUDA graph is captured with. Graphs with prompts read on the device what `fill_prompts` has
-        written."""
+        """Returns the batch that a CUDA graph is captured with. Graphs with prompts read on the device what
+        `fill_prompts` wrote."""
         c = self._device
         if not path.has_tiles:
             return self.batch(path)
@@ -218,7 +218,7 @@ class StepInputs:
         return replace(self.batch(path, (c.tiles,)), decode_counts=counts)
 
     def head(self, call: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs of a call of the head, padded to `size`: rows, request slots, and count [1]."""
+        """Returns the inputs of one call of the head, padded to `size`: rows, request slots, and count [1]."""
         c = self._device
         part = slice(call * self._head_rows, call * self._head_rows + size)
         return c.sampled_rows[part], c.sampled_slots[part], self._head_counts[call]
@@ -229,11 +229,11 @@ class StepInputs:
         return StepSequences(c.state_first, c.state_count, c.state_slots, c.row_sequence)
 
     def _recurrent_rows(self) -> GpuStateRows:
-        """Fits any step of this size: it may be captured."""
+        """Returns rows that fit any step of this size, for capturing."""
         return GpuStateRows(self._sequences, self._max_sequences, None, None)
 
     def _rows_by_chunks(self, num_decode: int) -> GpuStateRows:
-        """The sequences last filled in; those behind the first `num_decode` go by chunks."""
+        """Returns the filled sequences; those after the first `num_decode` are processed in chunks."""
         part = slice(num_decode, self._num_sequences)
         first, count, slot = (values[part] for values, _ in self._state_columns)
         aligned = np.zeros((3, -(-len(first) // ALIGN) * ALIGN), np.int32)

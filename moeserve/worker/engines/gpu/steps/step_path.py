@@ -50,38 +50,39 @@ GraphFamily = Literal["decode", "decode parts", "small", "drafts", "prompts"]
 
 
 class StepShape(NamedTuple):
-    """The facts about a step on which its path depends."""
+    """The properties of a step on which its path depends."""
 
-    counts: npt.NDArray[np.int32]  # [sequences]: tokens of each, those of one token first
+    counts: npt.NDArray[np.int32]  # [sequences]: tokens of each; sequences with one token come first
     num_rows: int  # their sum
-    has_new: bool = False  # some sequence is new, and may read rows of others of this step
-    scope: AdapterScope = AdapterScope.NONE  # of the adapters that rows ask for
+    has_new: bool = False  # some sequence is new, and may read rows of others in this step
+    scope: AdapterScope = AdapterScope.NONE  # of the adapters that rows use
     is_observed: bool = False
-    drafted: npt.NDArray[np.int32] | None = None  # [sequences]: how many of the counts are drafts; None: none
+    drafted: npt.NDArray[np.int32] | None = None  # [sequences]: how many of the tokens are drafts; None: none
 
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """The facts about the engine on which paths depend, measurements included."""
+    """The properties of the engine on which paths depend, including measurements."""
 
-    sizes: tuple[int, ...]  # numbers of rows that steps are padded to, ascending
-    max_decode_size: int  # largest size of decode graphs: no step has more independent rows
-    max_drafts_size: int = 0  # largest size of drafts graphs; 0: there are none
-    # By size: tiles that a prompts graph has room for. A size without an entry has no prompts graph.
+    sizes: tuple[int, ...]  # step sizes in rows, ascending; steps are padded to one of them
+    max_decode_size: int  # largest size of decode graphs; no step has more independent rows
+    max_drafts_size: int = 0  # largest size of graphs with drafts; 0: there are none
+    # By size: tiles that a prompts graph has room for. A size without an entry has no such graph.
     max_tiles: Mapping[int, int] = field(default_factory=dict)
-    tile_tokens: int = 1  # of a chunk, in a tile of the one form of attention that prompts graphs have
-    max_graph_decode: int = 0  # rows that attend by themselves in a prompts graph
-    scopes: tuple[AdapterScope, ...] = (AdapterScope.NONE,)  # that graphs are captured for
+    # tokens of a chunk per tile, for the single attention form of models with prompts graphs
+    tile_tokens: int = 1
+    max_graph_decode: int = 0  # rows with decode attention in a prompts graph
+    scopes: tuple[AdapterScope, ...] = (AdapterScope.NONE,)  # adapter scopes that graphs are captured for
     can_stream: bool = False
     takes_parts: bool = False
     streaming: Streaming = field(default_factory=Streaming)
-    # By size: parts of a step with prompts. A size without an entry goes whole.
+    # By size: parts of a step with prompts. A size without an entry is not divided.
     prompt_parts: Mapping[int, int] = field(default_factory=dict)
-    decode_parts: frozenset[int] = frozenset()  # sizes of decode steps that go in DECODE_PARTS
+    decode_parts: frozenset[int] = frozenset()  # sizes of decode steps that are divided into DECODE_PARTS
 
 
 class GraphKey(NamedTuple):
-    """Names a CUDA graph."""
+    """Identifies a CUDA graph."""
 
     family: GraphFamily
     size: int
@@ -89,12 +90,12 @@ class GraphKey(NamedTuple):
 
     @property
     def has_head(self) -> bool:
-        """The graph computes the logits of all its rows."""
+        """True if the graph also computes the logits of all its rows."""
         return self.family != "prompts"
 
 
 class KernelKind(NamedTuple):
-    """The properties that choose a step's kernels. Two paths of one kind launch the same kernels."""
+    """The properties that select a step's kernels. Two paths with equal values launch the same kernels."""
 
     size: int
     has_tiles: bool
@@ -105,13 +106,13 @@ class KernelKind(NamedTuple):
 
 class StepPath(NamedTuple):
     size: int  # rows, padded
-    num_decode: int  # first rows, each of which attends by itself
-    has_tiles: bool  # the other rows attend in tiles
-    is_independent: bool = False  # no row reads another row's KV of this step
-    streamed: float = 0.0  # share of the RAM experts that comes to the GPU
+    num_decode: int  # first rows, which use decode attention
+    has_tiles: bool  # the other rows use prefill attention, in tiles
+    is_independent: bool = False  # no row reads the KV of another row of this step
+    streamed: float = 0.0  # fraction of the RAM experts streamed to the GPU
     scope: AdapterScope = AdapterScope.NONE
     graph: GraphKey | None = None
-    part_rows: int = 0  # rows of each part; 0: the step goes whole
+    part_rows: int = 0  # rows per part; 0: not divided
 
     @property
     def kernels(self) -> KernelKind:
@@ -122,12 +123,12 @@ class StepPath(NamedTuple):
 
     @property
     def launches_at_once(self) -> bool:
-        """The host launches it in far less time than the step takes the GPU."""
+        """True if launching takes the host much less time than the step takes the GPU."""
         return self.graph is not None
 
 
 def path_of(step: StepShape, facts: StepFacts) -> StepPath:
-    """Raises ValueError for more rows than the largest size."""
+    """Returns the path of a step. Raises ValueError for more rows than the largest size."""
     path = _eager(step, facts)
     if step.is_observed:
         return path
@@ -143,7 +144,7 @@ def path_of(step: StepShape, facts: StepFacts) -> StepPath:
 
 
 def path_of_part(counts: npt.NDArray[np.int32], num_rows: int, facts: StepFacts) -> StepPath:
-    """The path of a part of a step with prompts: eager, like a step of these rows."""
+    """Returns the path of one part of a divided prompt step: eager, like a step of these rows."""
     return _eager(StepShape(counts, num_rows), facts)._replace(is_independent=False, streamed=0.0)
 
 
@@ -183,7 +184,7 @@ def _fits_prompts_graph(step: StepShape, path: StepPath, facts: StepFacts) -> bo
 
 
 def padded_size(n: int, sizes: Sequence[int]) -> int:
-    """The smallest of the sizes, ascending, that n rows fit."""
+    """Returns the smallest of `sizes` (ascending) that is at least n."""
     for size in sizes:
         if size >= n:
             return size
@@ -193,8 +194,8 @@ def padded_size(n: int, sizes: Sequence[int]) -> int:
 def rows_alone(
     counts: npt.NDArray[np.int32], num_rows: int, drafted: npt.NDArray[np.int32] | None = None
 ) -> int:
-    """How many of the first rows attend each by itself: a sequence's last token and its drafts. All do in a step of few
-    rows, those of a chunk too: only that attention leaves what the products of few rows read."""
+    """Returns how many of the first rows use decode attention: each sequence's last token and its drafts. In steps
+    of few rows all do, chunks included: only decode attention writes the format that the small-batch products read."""
     if num_rows <= SMALL_BATCH_ROWS or num_rows == len(counts):
         return num_rows
     is_chunk = counts > 1 if drafted is None else counts - drafted > 1
@@ -204,7 +205,8 @@ def rows_alone(
 
 
 def sequences_alone(counts: npt.NDArray[np.int32], num_decode: int) -> int:
-    """How many of the first sequences have the first `num_decode` rows: fewer where some rows are drafts."""
+    """Returns how many of the first sequences the first `num_decode` rows belong to; fewer than rows if some are
+    drafts."""
     return int(np.searchsorted(np.cumsum(counts), num_decode, side="right"))
 
 
@@ -212,7 +214,7 @@ def sequences_alone(counts: npt.NDArray[np.int32], num_decode: int) -> int:
 
 
 def graph_keys(facts: StepFacts) -> Iterator[GraphKey]:
-    """Every graph of whole steps, in the order in which they are captured."""
+    """Yields the keys of all graphs of whole steps, in the order of capturing."""
     for size in reversed(facts.sizes):
         for scope in facts.scopes:
             if size <= facts.max_decode_size:
@@ -227,7 +229,7 @@ def graph_keys(facts: StepFacts) -> Iterator[GraphKey]:
 
 
 def captured_path(graph: GraphKey, facts: StepFacts) -> StepPath:
-    """The path that a graph of a whole step is captured with: as many rows as any step of its size can have."""
+    """Returns the path that a graph is captured with: the maximal rows of any step of its size."""
     is_prompts = graph.family == "prompts"
     return StepPath(
         graph.size,
@@ -240,7 +242,7 @@ def captured_path(graph: GraphKey, facts: StepFacts) -> StepPath:
 
 
 def kernel_paths(size: int, facts: StepFacts) -> Iterator[StepPath]:
-    """A path of every `KernelKind` that steps of this size can have."""
+    """Yields one path per `KernelKind` that steps of this size can have."""
     for scope in facts.scopes:
         for is_independent in (True, False):
             yield StepPath(size, size, has_tiles=False, is_independent=is_independent, scope=scope)
@@ -250,11 +252,11 @@ def kernel_paths(size: int, facts: StepFacts) -> Iterator[StepPath]:
 
 
 def decode_sizes_in_parts(facts: StepFacts) -> list[int]:
-    """Sizes of decode steps that are worth dividing."""
+    """Returns the sizes of decode steps that are worth dividing."""
     return [size for size in facts.sizes if LEAST_PART_ROWS * DECODE_PARTS <= size <= facts.max_decode_size]
 
 
 def part_choices(size: int) -> list[int]:
-    """Into how many parts a step of this size with prompts may go."""
+    """Returns the numbers of parts into which a prompt step of this size may be divided."""
     most = min(MAX_PARTS, size // LEAST_PART_ROWS)
     return [1 << e for e in range(most.bit_length())] if most else [1]

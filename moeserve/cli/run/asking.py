@@ -1,0 +1,57 @@
+"""A question put to the server, and its answer on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import Final
+
+from moeserve.cli.run.answer import AnswerView, figures_line
+from moeserve.cli.run.client import ChatClient
+from moeserve.cli.run.conversation import Conversation
+from moeserve.cli.run.events import ChatError
+from moeserve.cli.run.screen import Screen
+from moeserve.errors import UserError
+
+LOADING: Final = "loading"  # the server's code while it loads its model
+TOO_LONG: Final = "context_length_exceeded"
+
+
+def answer_question(
+    client: ChatClient, conversation: Conversation, view: AnswerView, wait_until_ready: Callable[[], object]
+) -> None:
+    """Streams the answer to the conversation's last question into `view`. Where the model is being loaded, waits and
+    asks again. Raises ChatError, UserError where the server is gone, KeyboardInterrupt for Ctrl-C; `view` has what
+    came, and has ended."""
+    try:
+        try:
+            _stream(client, conversation, view)
+        except ChatError as error:
+            if error.code != LOADING or view.text:
+                raise
+            wait_until_ready()
+            _stream(client, conversation, view)
+    finally:
+        view.end()
+
+
+def _stream(client: ChatClient, conversation: Conversation, view: AnswerView) -> None:
+    with closing(client.events(conversation.body())) as events:  # type: ignore[type-var]  # a generator
+        for event in events:
+            view.take(event)
+
+
+def tell_end(screen: Screen, view: AnswerView, verbose: bool) -> None:
+    """Lines behind an answer that came to its end."""
+    if not view.text and view.finish_reason != "length":
+        screen.note("(the answer has no text)")
+    if view.finish_reason == "length":
+        screen.note("(the answer was cut: max_tokens, or the end of the context)")
+    if verbose and view.figures is not None:
+        screen.heading(figures_line(view.figures))
+
+
+def sentence(error: UserError) -> str:
+    """The error as a line, with the remedy where it is this program's."""
+    remedy = "; /clear begins a new conversation" if getattr(error, "code", None) == TOO_LONG else ""
+    return f"{error}{remedy}"

@@ -1,0 +1,69 @@
+"""The loop of a chat at a terminal: reads what the user types, and asks or obeys, until the user leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from moeserve.cli.run.asking import sentence
+from moeserve.cli.run.history import History
+from moeserve.cli.run.interrupts import single_interrupt
+from moeserve.cli.run.line_reader import Entry, LineReader
+from moeserve.cli.run.pictures import paths_in, read_picture
+from moeserve.cli.run.session import Session
+from moeserve.cli.run.slash_commands import LEAVING, Leave, run_slash_command
+from moeserve.cli.run.terminal_text import safe_line
+from moeserve.errors import UserError
+
+
+def run_chat(session: Session, history: History, read: Callable[[str], str] = input) -> None:
+    """Returns when the user leaves: /bye, Ctrl-D, or Ctrl-C twice at the prompt. read: a line, behind a prompt."""
+    screen, reader = session.screen, LineReader(history.entries(), read)
+    _tell_problem(session, history)
+    screen.note(f"{safe_line(session.model.name)}; /help lists the commands, Ctrl-D leaves")
+    is_leaving = False  # Ctrl-C was the last thing at the prompt
+    while True:
+        try:
+            entry = reader.read()
+        except EOFError:
+            screen.note("")
+            return
+        except KeyboardInterrupt:
+            screen.note("")
+            if is_leaving:
+                return
+            is_leaving = True
+            screen.note("Ctrl-C again, Ctrl-D or /bye leaves")
+            continue
+        is_leaving = False
+        try:
+            with single_interrupt():
+                _take(session, history, entry)
+        except Leave:
+            return
+        except KeyboardInterrupt:
+            screen.note("(stopped)")
+        except UserError as error:
+            screen.note(f"error: {safe_line(sentence(error))}")
+
+
+def _take(session: Session, history: History, entry: Entry) -> None:
+    """Raises Leave, UserError, KeyboardInterrupt."""
+    if not entry.text.strip():
+        return
+    if entry.text not in LEAVING:
+        history.add(entry.text)
+        _tell_problem(session, history)
+    if entry.is_line:
+        if run_slash_command(session, entry.text):
+            return
+        if session.model.sees_pictures:
+            # Not in pasted text: it is others', and may name a file that is not theirs to see.
+            for path in paths_in(entry.text):
+                session.add_picture(read_picture(path))
+    session.ask(entry.text)
+
+
+def _tell_problem(session: Session, history: History) -> None:
+    if history.problem:
+        session.screen.note(history.problem)
+        history.problem = ""

@@ -1,0 +1,174 @@
+"""`moeserve run [MODEL] [QUESTION]`: the command line."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+from moeserve.cli.background_server import SERVER_OPTIONS, running_model, server_for, wait_until_ready
+from moeserve.cli.command_line import add_shared_options, flag_name, read_options
+from moeserve.cli.run.answer import REASONING_VIEWS
+from moeserve.cli.run.asking import sentence
+from moeserve.cli.run.chat_loop import run_chat
+from moeserve.cli.run.client import ChatClient, address_of
+from moeserve.cli.run.conversation import Conversation
+from moeserve.cli.run.history import History, history_path
+from moeserve.cli.run.pictures import read_picture
+from moeserve.cli.run.question import NoQuestion, read_question
+from moeserve.cli.run.screen import Screen
+from moeserve.cli.run.session import Session
+from moeserve.cli.run.settings import read_assignment
+from moeserve.cli.run.terminal_text import safe_line
+from moeserve.cli.running_server import ServedModel
+from moeserve.config import ServerConfig
+from moeserve.errors import UserError
+
+_OPTIONS: Final = (*SERVER_OPTIONS, "mmproj")
+_STOPPED: Final = 130
+_PIPE_CLOSED: Final = 141  # a shell's, for a program that SIGPIPE ended
+
+
+def command_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moeserve run",
+        usage="%(prog)s [MODEL] [QUESTION] [options]",
+        description="Chat in the terminal with the model of the server at --host and --port, or at --url. Where none "
+        "runs at --host and --port, MODEL (without it: the demonstration model) is served as long as the command runs. "
+        "With a QUESTION, or with input from a pipe, the answer alone is written to standard output.",
+        epilog="Example: git diff | moeserve run org/repo-GGUF:Q4_K_M 'Write a commit message.'",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "words", metavar="MODEL", nargs="*", help="the model as --model takes it, then the question"
+    )
+    parser.add_argument(
+        "-p", "--prompt", metavar="TEXT", help="the question, where no MODEL stands before it"
+    )
+    parser.add_argument("--url", metavar="URL", help="a server that runs, here or elsewhere; none is started")
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt")
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a sampling parameter, as /set in a chat",
+    )
+    parser.add_argument(
+        "--image", metavar="FILE", action="append", default=[], help="a picture for the question"
+    )
+    parser.add_argument(
+        "--reasoning",
+        choices=REASONING_VIEWS,
+        default="fold",
+        help="fold: a line of the chat stands for the model's reasoning; show: in full, dimmed; hide: not at all "
+        "(default: fold)",
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="show tokens and tokens per second behind an answer"
+    )
+    parser.add_argument(
+        "--no-history", action="store_true", help="neither read nor write the history of questions"
+    )
+    add_shared_options(parser, _OPTIONS)
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code: 0, 1 for an error, 2 for bad arguments, 130 where Ctrl-C stopped the one answer, 141 where nothing
+    reads it any more."""
+    parser = command_parser()
+    args = parser.parse_intermixed_args(arguments)
+    try:
+        asked = _read(args)
+    except UserError as error:
+        parser.error(safe_line(str(error)))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale may lack characters that the model has
+    is_chat = not asked.question and sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty()
+    screen = Screen(sys.stdout, sys.stdout if is_chat else sys.stderr, os.environ)
+    try:
+        _run(asked, args, screen, is_chat)
+    except NoQuestion as error:
+        parser.error(str(error))
+    except UserError as error:
+        screen.clear_status()
+        print(f"moeserve run: {safe_line(sentence(error))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        screen.clear_status()
+        return _STOPPED
+    except BrokenPipeError:
+        # Python would complain when it flushes the stream at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+    return 0
+
+
+class _Asked(NamedTuple):
+    config: ServerConfig
+    given: dict[str, str | list[str] | None]  # the server's options as they were given
+    url: str | None  # of --url
+    question: str  # "" where none is given
+    settings: dict[str, Any]
+
+
+def _read(args: argparse.Namespace) -> _Asked:
+    """Raises UserError for arguments that cannot be read or do not fit together."""
+    given: dict[str, str | list[str] | None] = {name: getattr(args, name) for name in _OPTIONS}
+    words: list[str] = list(args.words)
+    if words and given["model"] is None:
+        given["model"] = model = words.pop(0)
+        if " " in model and not os.path.exists(model):
+            raise UserError("the question stands behind MODEL; without a MODEL, give it as --prompt TEXT")
+    if words and args.prompt is not None:
+        raise UserError("--prompt: there is a question already; leave one of them out")
+    if args.url is not None:
+        for name in set(_OPTIONS) - {"model", "api_key"}:
+            if given[name] is not None:
+                raise UserError(f"{flag_name(name)}: has no effect on the server of --url; leave it out")
+    return _Asked(
+        read_options(given, os.environ),
+        given,
+        None if args.url is None else address_of(args.url),
+        args.prompt if args.prompt is not None else " ".join(words),
+        dict(map(read_assignment, args.set)),
+    )
+
+
+def _run(asked: _Asked, args: argparse.Namespace, screen: Screen, is_chat: bool) -> None:
+    pictures = [read_picture(path) for path in args.image]
+    question = "" if is_chat else read_question(asked.question, sys.stdin, pictures)
+    with _server(asked) as (client, model):
+        if pictures and not model.sees_pictures:
+            raise UserError(f"{model.name} sees no pictures; --mmproj names the file of its vision tower")
+        session = Session(
+            client,
+            model,
+            Conversation(model.name, args.system or "", asked.settings),
+            screen,
+            lambda: wait_until_ready(client.url, None),
+            # Of one answer no line stands for the reasoning: no chat could show it.
+            reasoning_view="hide" if args.reasoning == "fold" and not is_chat else args.reasoning,
+            verbose=args.verbose,
+            pictures=pictures,
+        )
+        if is_chat:
+            run_chat(session, History(None if args.no_history else history_path(os.environ)))
+        else:
+            session.ask(question)
+
+
+@contextmanager
+def _server(asked: _Asked) -> Iterator[tuple[ChatClient, ServedModel]]:
+    key = next(iter(asked.config.api_key), None)
+    if asked.url is not None:
+        yield ChatClient(asked.url, key), running_model(asked.url, key, asked.config.model, any_owner=True)
+        return
+    with server_for(asked.config, asked.given, needs_model=False) as (url, model):
+        yield ChatClient(url, key), model

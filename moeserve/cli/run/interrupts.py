@@ -1,0 +1,27 @@
+"""Ctrl-C while an answer comes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def single_interrupt() -> Iterator[None]:
+    """Within the block the first Ctrl-C raises KeyboardInterrupt and further ones do nothing: an impatient one would
+    interrupt the keeping of what came. For the main thread."""
+    has_come = False
+
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal has_come
+        if not has_come:
+            has_come = True
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,52 @@
+"""The one question of `moeserve run MODEL "question"`, with what is piped into the command."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from typing import Final, TextIO
+
+from moeserve.cli.run.pictures import Picture, picture_of
+from moeserve.errors import UserError
+
+MOST_PIPED_BYTES: Final = 32 << 20
+
+
+class NoQuestion(UserError):
+    """Neither the arguments nor standard input have one."""
+
+
+def read_question(asked: str, stdin: TextIO | None, pictures: list[Picture]) -> str:
+    """The text that was piped in, and behind it `asked`; a picture that was piped in is added to `pictures`. Raises
+    NoQuestion, or another UserError where standard input is neither text nor a picture."""
+    data = b""
+    if stdin is not None and _is_piped(stdin):
+        data = stdin.buffer.read(MOST_PIPED_BYTES + 1)
+    elif stdin is not None and not asked and stdin.isatty():
+        print("the question, then Ctrl-D:", file=sys.stderr)
+        data = stdin.buffer.read(MOST_PIPED_BYTES + 1)
+    if len(data) > MOST_PIPED_BYTES:
+        raise UserError(f"standard input has more than {MOST_PIPED_BYTES >> 20} MiB; give a part of it")
+    given = ""
+    if picture := picture_of(data, "standard input"):
+        pictures.append(picture)
+    else:
+        given = _text(data)
+    parts = [part for part in (given.strip("\n"), asked) if part.strip()]
+    if not parts and not pictures:
+        raise NoQuestion('there is no question; give one as moeserve run MODEL "question", or by a pipe')
+    return "\n\n".join(parts)
+
+
+def _is_piped(stdin: TextIO) -> bool:
+    """True for a pipe, a file or a socket; false for a terminal and for /dev/null."""
+    mode = os.fstat(stdin.fileno()).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UserError("standard input is neither UTF-8 text nor a PNG, JPEG, WebP or GIF picture") from None

@@ -1,0 +1,77 @@
+"""A conversation in a file, for `/save` and `/load`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from moeserve.cli.run.conversation import Conversation, Message
+from moeserve.errors import UserError
+
+FORMAT: Final = "moeserve-conversation"
+VERSION: Final = 1
+MOST_BYTES: Final = 64 << 20
+_ROLES: Final = ("user", "assistant")
+
+
+def save(conversation: Conversation, path: str) -> None:
+    """Into a new file that only its owner can read. Raises UserError, also where something is there already."""
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "system": conversation.system,
+        "messages": conversation.messages,
+    }
+    try:
+        descriptor = os.open(
+            Path(path).expanduser(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+    except FileExistsError as error:
+        raise UserError(f"{path} is there already; choose another name") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"{path} cannot be written: {_why(error)}") from error
+
+
+def load(conversation: Conversation, path: str) -> None:
+    """In place of what was said and of the system prompt. Raises UserError, and then nothing has changed."""
+    try:
+        with open(Path(path).expanduser(), "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise UserError(f"{path} is larger than {MOST_BYTES >> 20} MiB")
+        found = json.loads(data)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"{path} cannot be read: {_why(error)}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is no conversation that /save has written") from error
+    if not _is_conversation(found):
+        raise UserError(f"{path} is no conversation that /save has written")
+    conversation.system = found["system"]
+    conversation.messages = found["messages"]
+
+
+def _is_conversation(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and (found.get("format"), found.get("version")) == (FORMAT, VERSION)
+        and isinstance(found.get("system"), str)
+        and isinstance(found.get("messages"), list)
+        and all(map(_is_message, found["messages"]))
+    )
+
+
+def _is_message(message: Message) -> bool:
+    return (
+        isinstance(message, dict)
+        and message.get("role") in _ROLES
+        and isinstance(message.get("content"), str | list)
+        and message.keys() == {"role", "content"}
+    )
+
+
+def _why(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,0 +1,71 @@
+"""Where a chat writes: answers, and beside them notes, reasoning and a status line that comes and goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final, TextIO
+
+from moeserve.cli.run.terminal_text import safe_line, safe_text
+
+_DIM: Final = "\x1b[2m"
+_PLAIN: Final = "\x1b[0m"
+_ERASE_LINE: Final = "\r\x1b[K"
+STATUS_EVERY_S: Final = 0.2
+
+
+class Screen:
+    """Writes what the model says to `answers` and all else to `notes`, which are the same stream in a chat. Only a
+    terminal gets a status line, and colours if NO_COLOR is empty and TERM is not "dumb". Everything but `answer` and
+    `reasoning`, which a filter has seen, is made safe here. Raises BrokenPipeError if `answers` is closed."""
+
+    def __init__(self, answers: TextIO, notes: TextIO, environment: Mapping[str, str]) -> None:
+        self._answers: Final = answers
+        self._notes: Final = notes
+        is_terminal = notes.isatty() and environment.get("TERM") != "dumb"
+        self._has_status: Final = is_terminal
+        self._has_colours: Final = is_terminal and not environment.get("NO_COLOR")
+        self._shows_status = False
+        self._status_at = 0.0
+
+    def answer(self, text: str) -> None:
+        """A piece of the answer. text: filtered."""
+        self.clear_status()
+        self._answers.write(text)
+        self._answers.flush()
+
+    def reasoning(self, text: str) -> None:
+        """A piece of reasoning, dimmed. text: filtered. Each piece ends its own colour, so that no way out of the
+        program leaves the terminal dim."""
+        self._write(self._dimmed(text))
+
+    def note(self, text: str) -> None:
+        """A line of ours."""
+        self._write(f"{safe_text(text)}\n")
+
+    def heading(self, text: str) -> None:
+        """A dimmed line of ours."""
+        self._write(f"{self._dimmed(safe_line(text))}\n")
+
+    def status(self, text: str, *, now: bool = False) -> None:
+        """A short line in place of the last one, not more often than each STATUS_EVERY_S unless `now`."""
+        at = time.monotonic()
+        if self._has_status and (now or at - self._status_at >= STATUS_EVERY_S):
+            self._status_at = at
+            self._shows_status = True
+            self._notes.write(_ERASE_LINE + self._dimmed(safe_line(text)))
+            self._notes.flush()
+
+    def clear_status(self) -> None:
+        if self._shows_status:
+            self._shows_status = False
+            self._notes.write(_ERASE_LINE)
+            self._notes.flush()
+
+    def _write(self, text: str) -> None:
+        self.clear_status()
+        self._notes.write(text)
+        self._notes.flush()
+
+    def _dimmed(self, text: str) -> str:
+        return f"{_DIM}{text}{_PLAIN}" if self._has_colours and text else text

@@ -1,0 +1,190 @@
+"""`moeserve serve A B C` and --models-file: which models one server has, each with the options of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from moeserve.cli.command_line import flag_name, read_options, resolve
+from moeserve.config import ServerConfig, env_name
+from moeserve.errors import ConfigError
+from moeserve.front.config import FrontConfig, ServedModel
+
+Given = Mapping[str, str | list[str] | None]  # texts of flags by field name; None or absent: not given
+
+MAX_MODELS: Final = 64
+MAX_FILE_BYTES: Final = 1 << 20
+PIN: Final = "pin"
+
+# Options of the server as a whole: one model cannot have another.
+OF_FRONT: Final = frozenset(
+    {
+        *("host", "allowed_host", "allowed_origin", "port", "uds", "health_port"),
+        *("ssl_certfile", "ssl_keyfile", "api_key", "api_key_file"),
+        *("max_requests_per_key", "max_idle_connections_per_address", "drain_delay"),
+        *("models_file", "models_memory", "model_idle_timeout", "model_load_timeout"),
+        *("log_level", "log_format"),
+    }
+)
+# Options of one model, which mean nothing for all of them together: files, names, and sockets of its own.
+OF_ONE_MODEL: Final = frozenset(
+    {
+        *("model", "served_model_name", "mmproj", "lora_modules", "chat_template"),
+        *("expert_heat", "placement_rules", "debug_dump", "debug_dump_steps"),
+        *("record_routing_trace", "record_routing_tokens"),
+        *("kv_events_endpoint", "kv_events_replay_endpoint", "kv_events_topic"),
+    }
+)
+# Not yet with several models: they come and go with requests, are on other machines, or take several GPUs whole.
+NOT_WITH_SEVERAL: Final = frozenset(
+    {
+        *("lora_dir", "max_loras", "lora_memory", "gpus"),
+        *("worker", "worker_ssl_certfile", "worker_ssl_keyfile", "worker_ssl_ca_certs"),
+    }
+)
+# Folders that servers cannot share: each model gets one within.
+FOLDERS: Final = ("kv_disk", "data_dir")
+# Options of which one server with one model has no use.
+FOR_SEVERAL: Final = ("models_memory", "model_idle_timeout", "model_load_timeout")
+
+
+def check_single(config: ServerConfig) -> None:
+    """Raises ConfigError for an option that needs several models."""
+    for name in FOR_SEVERAL:
+        if getattr(config, name) is not None:
+            raise ConfigError(f"{flag_name(name)}: is for several models; name them, or use --models-file")
+
+
+def wants_several(named: Sequence[str], given: Given, environment: Mapping[str, str]) -> bool:
+    in_environment = environment.get(env_name("models_file"))
+    return len(named) > 1 or bool(given.get("models_file") or in_environment)
+
+
+def several_models(named: Sequence[str], given: Given, environment: Mapping[str, str]) -> FrontConfig:
+    """`named`: the models of the command line. Raises ConfigError, or another UserError where a model cannot be had."""
+    if given.get("model") is not None:
+        raise ConfigError("--model names one model; name several before the flags, or in --models-file")
+    common = read_options({**given, "model": None}, _without(environment, OF_ONE_MODEL))
+    _check_common(common)
+    entries: list[dict[str, Any]] = [{"model": name} for name in named]
+    if common.models_file is not None:
+        entries += _entries_of(Path(common.models_file).expanduser())
+    if len(entries) > MAX_MODELS:
+        raise ConfigError(f"{len(entries)} models are named, and {MAX_MODELS} are the most")
+    models = tuple(
+        _served(place, entry, given, environment, common) for place, entry in enumerate(entries, 1)
+    )
+    counts = Counter(name for model in models for name in model.names)
+    for name, count in counts.items():
+        if count > 1:
+            raise ConfigError(
+                f"{count} models are called {name}: give one another served-model-name, in --models-file"
+            )
+    return FrontConfig(resolved_front(common), models)
+
+
+def resolved_front(common: ServerConfig) -> ServerConfig:
+    """The front's options, which need no model, with absolute paths."""
+    return dataclasses.replace(
+        common,
+        api_key_file=_absolute(common.api_key_file),
+        uds=_absolute(common.uds),
+        ssl_certfile=_absolute(common.ssl_certfile),
+        ssl_keyfile=_absolute(common.ssl_keyfile),
+    )
+
+
+def _absolute(path: str | None) -> str | None:
+    return path and str(Path(path).expanduser().absolute())
+
+
+def _without(environment: Mapping[str, str], names: frozenset[str]) -> dict[str, str]:
+    left_out = {env_name(name) for name in names}
+    return {name: text for name, text in environment.items() if name not in left_out}
+
+
+def _check_common(common: ServerConfig) -> None:
+    defaults = ServerConfig()
+    for name in sorted(OF_ONE_MODEL | NOT_WITH_SEVERAL):
+        if getattr(common, name) == getattr(defaults, name):
+            continue
+        if name in NOT_WITH_SEVERAL:
+            raise ConfigError(f"{flag_name(name)}: does not work with several models yet")
+        raise ConfigError(f"{flag_name(name)}: is for one model; write it to that model in --models-file")
+
+
+def _entries_of(path: Path) -> list[dict[str, Any]]:
+    """The file's list, checked for its form."""
+    from moeserve.placement.strict_yaml import read_yaml  # with yaml, which other commands do not need
+
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise ConfigError(f"--models-file: {path} has more than {MAX_FILE_BYTES >> 10} KiB")
+        found = read_yaml(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"--models-file: {path} cannot be read: {error}") from error
+    if not isinstance(found, list) or not found:
+        raise ConfigError(f"--models-file: {path} must be a list of models, each a mapping with model")
+    for place, entry in enumerate(found, 1):
+        if not isinstance(entry, dict) or not isinstance(entry.get("model"), str):
+            raise ConfigError(
+                f"--models-file: model {place} of {path} must be a mapping with model, a path or name"
+            )
+    return [{str(key): value for key, value in entry.items()} for entry in found]
+
+
+def _served(
+    place: int, entry: dict[str, Any], given: Given, environment: Mapping[str, str], common: ServerConfig
+) -> ServedModel:
+    """One model's server: what is common, and over it what is the model's own."""
+    own = dict(entry)
+    is_pinned = own.pop(PIN, False)
+    try:
+        if not isinstance(is_pinned, bool):
+            raise ConfigError(f"{PIN}: must be true or false, not {is_pinned!r}")
+        texts = dict(_text_of(key, value) for key, value in own.items())
+        config = read_options({**given, **texts}, _without(environment, OF_ONE_MODEL))
+        config = resolve(config)
+    except ConfigError as error:
+        raise ConfigError(f"model {place} ({entry['model']}): {error}") from error
+    defaults = ServerConfig()
+    plain = {name: getattr(defaults, name) for name in OF_FRONT - {"api_key", "api_key_file"}}
+    plain |= {"host": common.host, "log_level": common.log_level, "log_format": common.log_format}
+    plain |= {name: _folder_of(config, name) for name in FOLDERS if name not in texts}
+    return ServedModel(dataclasses.replace(config, **plain), is_pinned)
+
+
+def _text_of(key: str, value: Any) -> tuple[str, str | list[str]]:
+    """An option of the file as a flag's text. Raises ConfigError."""
+    name = key.replace("-", "_")
+    options = {option.name: option for option in dataclasses.fields(ServerConfig)}
+    if name not in options:
+        raise ConfigError(f"{key}: there is no such option")
+    if name in OF_FRONT:
+        raise ConfigError(f"{key}: is for the whole server; give {flag_name(name)} on the command line")
+    if name in NOT_WITH_SEVERAL:
+        raise ConfigError(f"{key}: does not work with several models yet")
+    if isinstance(options[name].default, tuple):
+        return name, [_scalar(key, one) for one in (value if isinstance(value, list) else [value])]
+    return name, _scalar(key, value)
+
+
+def _scalar(key: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ConfigError(f"{key}: must be a text or a number, not {value!r}")
+    return str(value)
+
+
+def _folder_of(config: ServerConfig, name: str) -> str | None:
+    """A folder for this model within the common one."""
+    common = getattr(config, name)
+    if common is None:
+        return None
+    own = (config.served_model_name or "model").split(",")[0]
+    return str(Path(common) / re.sub(r"[^A-Za-z0-9._-]", "_", own).lstrip("."))

@@ -1,0 +1,44 @@
+"""The options of a server with several models (`moeserve.front`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeserve.config.option import option
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralModelsConfig:
+    """Which models one server has by turns, and the memory that they share."""
+
+    models_file: str | None = option(
+        None,
+        "Several models",
+        "YAML or JSON file that lists models to serve, each with flags of its own: a list of mappings with model, pin, "
+        "and any flag of a model without its dashes",
+        metavar="PATH",
+    )
+    models_memory: float | None = option(
+        None,
+        "Several models",
+        "RAM that the loaded models may take together, as moeserve plan counts it; models that do not fit beside the "
+        "others are loaded in their place (default: what is free at the start, less 5%)",
+        low=0.1,
+        high=1e6,
+        metavar="GIB",
+    )
+    model_idle_timeout: float | None = option(
+        None,
+        "Several models",
+        "unload a model that has had no request for this many seconds; Ollama's keep_alive in a request overrides it "
+        "(default: never)",
+        low=0,
+        high=1e9,
+    )
+    model_load_timeout: float | None = option(
+        None,
+        "Several models",
+        "maximum seconds that a request waits for its model to be loaded; then it gets a 503 (default: 300)",
+        low=0.1,
+        high=86400,
+    )

@@ -1,0 +1,22 @@
+"""Several models behind one port: the front process, and the launchers of the models' servers.
+
+launch.py          the launcher: owns the sockets, starts the front process, and starts it again if it crashes
+server.py          the front process: listens, and drains at its end
+app.py             its application: who may ask, and which request goes where
+requested_model.py which model a request is for
+relay.py           a request to its model's server, and the answer back
+event_comments.py  what a streamed request gets while its model is loaded
+lists.py           the lists of models, and their loading and unloading by request
+probes.py          health and metrics
+pool.py            the models as requests see them: found, waited for, leased
+lives.py           loads, services and ends of their servers
+pooled_model.py    one model as the front keeps it
+schedule.py        which model is loaded next, and which makes room for it; pure
+memory.py          bytes of RAM and of GPU memory
+needs.py           asks a process what models need (`moeserve.cli.models.model_needs`)
+instance.py        one model's server: started, asked for its progress, stopped
+model_launcher.py  the process at its top
+config.py          the models and what is common to them, as JSON
+
+Each model has a whole server of its own, which listens on a Unix socket in the front's private directory.
+"""

@@ -1,0 +1,134 @@
+"""The front's application: the same defences as of every server, its own answers, and all else to the models.
+
+A key is checked, a body is bounded and a path is known before a request can have a model loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
+
+from moeserve.config import ServerConfig
+from moeserve.front import lists, probes
+from moeserve.front.metrics import FrontMetrics
+from moeserve.front.pool import ModelPool
+from moeserve.front.pooled_model import PooledModel
+from moeserve.front.relay import Relay
+from moeserve.front.requested_model import asked_in
+from moeserve.front.schedule import State
+from moeserve.httpserver import native, web
+from moeserve.httpserver.app import APIS, Application, answer_errors, defend, note_requests
+from moeserve.httpserver.observability.shared_scrape import SharedScrape
+from moeserve.httpserver.transport.api_table import ApiTable
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.hosts import KnownHost, is_loopback
+from moeserve.httpserver.transport.keys import ApiKeys
+from moeserve.httpserver.transport.middleware import HeadAsGet
+from moeserve.httpserver.transport.request_state import state_of
+from moeserve.httpserver.transport.sse import JsonResponse
+
+# Questions about a model, which do not load it: so a client that asks about each model in a list loads none.
+QUESTIONS: Final = frozenset({"/api/show", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+STORED: Final = "/v1/responses/"  # what lies behind it is one model's, and the path does not say whose
+
+
+class FrontApplication(FastAPI):
+    """`apis` and `paths` as of `Application`."""
+
+    def __init__(self, pool: ModelPool, config: ServerConfig, keys: ApiKeys, metrics: FrontMetrics) -> None:
+        """`config`: the front's."""
+        super().__init__(title="moeserve", docs_url=None, redoc_url=None, openapi_url=None)
+        # The routes of a model's server: what they answer comes from there, but which there are is known here.
+        self._routes = Application(APIS, wants_key=bool(keys), model=pool.models[0].name)
+        self._routes.complete_routes()
+        self.apis = self._routes.apis
+        self.state.pool = pool
+        self.state.created = int(time.time())
+        self.state.scrape = SharedScrape(metrics.render)
+        self.paths = set(self._routes.paths)
+        self._pool = pool
+        self._relay = self.state.relay = Relay(pool, self.apis)
+        for router in (probes.router, lists.router, web.pages.router):
+            self.include_router(router)
+            self.paths |= {route.path for route in router.routes if isinstance(route, Route)}
+        self.router.routes.append(Route("/openapi.json", self._routes.answer_document))
+        self.router.default = self._pass_on
+        answer_errors(self)
+        defend(self, self.apis, config, keys, context=lambda: None)
+        note_requests(self, self.apis, metrics, None)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Every path that is not the front's own. Raises ApiError, HTTPException."""
+        self._require_route(scope)
+        request = Request(scope, receive)
+        path, query = scope["path"], scope["query_string"]
+        if path.startswith(STORED) and scope["method"] != "POST":
+            await self._relay.answer_if_loaded(scope, receive, send, await self._holder(scope))
+            return
+        body = await request.body()
+        asked = asked_in(path, query, body)
+        model = self._pool.find(asked.model)
+        state_of(scope).admit()
+        if scope["method"] != "POST" or path in QUESTIONS:
+            await self._answer_question(scope, receive, send, model, body)
+        elif asked.only_loads and asked.keep_alive == 0:
+            self._unload(model)
+            await JsonResponse(lists.ollama_unloaded(body, path))(scope, receive, send)
+        else:
+            await self._relay.answer(scope, receive, send, model, asked, body)
+
+    def _require_route(self, scope: Scope) -> None:
+        found = Match.NONE
+        for route in self._routes.router.routes:
+            match, child = route.matches(scope)
+            found = max(found, match, key=lambda one: one.value)
+            if match is Match.FULL:
+                scope["route"] = child.get("route", route)
+                return
+        status = HTTPStatus.METHOD_NOT_ALLOWED if found is Match.PARTIAL else HTTPStatus.NOT_FOUND
+        raise HTTPException(status)
+
+    async def _answer_question(
+        self, scope: Scope, receive: Receive, send: Send, model: PooledModel, body: bytes
+    ) -> None:
+        if scope["path"] == "/api/show" and model.state is not State.LOADED:
+            await JsonResponse(lists.shown_unloaded(model))(scope, receive, send)
+            return
+        await self._relay.answer_if_loaded(scope, receive, send, model, body)
+
+    def _unload(self, model: PooledModel) -> None:
+        """Ollama's way: it is no error if the model is not loaded."""
+        if model.state in (State.LOADED, State.LOADING):
+            self._pool.unload(model)
+
+    async def _holder(self, scope: Scope) -> PooledModel:
+        """The loaded model that has what the path names. Raises ApiError 404."""
+        as_get = {**scope, "method": "GET"}
+        for model in self._pool.models:
+            if model.state is State.LOADED and await self._relay.has(as_get, model):
+                return model
+        message = "no loaded model has this response; responses of a model that is not loaded cannot be read"
+        raise ApiError(404, message, code="response_not_found")
+
+
+class FrontProbes(FastAPI):
+    """The application of --health-port, which needs no key."""
+
+    def __init__(self, front: FrontApplication, config: ServerConfig, metrics: FrontMetrics) -> None:
+        super().__init__(title="moeserve", docs_url=None, redoc_url=None, openapi_url=None)
+        self.apis = ApiTable((native.PROBES,))
+        self.paths = {route.path for route in probes.router.routes if isinstance(route, Route)}
+        for name in ("pool", "scrape", "relay"):
+            setattr(self.state, name, getattr(front.state, name))
+        self.include_router(probes.router)
+        answer_errors(self)
+        self.add_middleware(HeadAsGet)
+        if is_loopback(config.host):
+            self.add_middleware(KnownHost, apis=self.apis, allowed=config.allowed_host)
+        note_requests(self, self.apis, metrics, None)

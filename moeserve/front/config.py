@@ -1,0 +1,62 @@
+"""The models of a server and what is common to them: written by the command line, read by the front's processes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moeserve.config import ServerConfig, to_json_dict
+from moeserve.errors import ConfigError
+
+MODELS_FILE: Final = "models.json"  # in the runtime directory; mode 0600, for it may hold API keys
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    config: ServerConfig  # of its own server: resolved, and without the front's network options
+    is_pinned: bool = False  # loaded at the start, and never unloaded for another
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the API: the model's, its further ones, and its adapters'."""
+        assert self.config.served_model_name is not None, "the configuration is resolved"
+        adapters = [pair.partition("=")[0] for pair in self.config.lora_modules]
+        return (*self.config.served_model_name.split(","), *adapters)
+
+
+@dataclass(frozen=True)
+class FrontConfig:
+    common: ServerConfig  # the front's network options, and what is common to the models
+    models: tuple[ServedModel, ...]  # the first is the default
+
+    def write(self, directory: Path) -> None:
+        models = [
+            {"config": to_json_dict(model.config), "is_pinned": model.is_pinned} for model in self.models
+        ]
+        encoded = msgspec.json.encode({"common": to_json_dict(self.common), "models": models})
+        descriptor = os.open(directory / MODELS_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(encoded)
+
+    @classmethod
+    def read(cls, directory: Path) -> FrontConfig:
+        """Raises ConfigError."""
+        path = directory / MODELS_FILE
+        try:
+            found: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+            common = msgspec.convert(found["common"], ServerConfig)
+            models = [
+                ServedModel(msgspec.convert(model["config"], ServerConfig), model["is_pinned"])
+                for model in found["models"]
+            ]
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+        return cls(common, tuple(models))

@@ -1,0 +1,151 @@
+"""One model's server as the front sees it: a process that it starts, a Unix socket, and an end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import msgspec
+import orjson
+
+from moeserve.config import LOGGED_MODEL_ENV, MODEL_PLACE_ENV, to_json_dict
+from moeserve.front.model_launcher import CONFIG_FILE, FAILURE_FILE, SOCKET, folder_of
+from moeserve.front.needs import NeedsReader
+from moeserve.front.pooled_model import Instance, LoadFailed, Needs, PooledModel
+from moeserve.launcher.child_process import Child
+from moeserve.processes.runtime_paths import RuntimePaths
+
+MODULE: Final = "moeserve.front.model_launcher"
+LOOK_S: Final = 0.05  # between two questions for a load's progress
+ANSWER_S: Final = 5.0  # for the answer to one
+MAX_FAILURE_BYTES: Final = 4096
+STOP_MARGIN_S: Final = 25.0  # for a launcher to stop its processes, beyond the requests' own time
+
+log = logging.getLogger(__name__)
+
+
+class ServerInstance(Instance):
+    """A running server of one model. `session` has connections to it alone."""
+
+    def __init__(self, model: PooledModel, paths: RuntimePaths) -> None:
+        """Raises LoadFailed."""
+        self._name = model.name
+        self._folder = folder_of(paths.directory, model.place)
+        self._stop_s = model.served.config.shutdown_timeout + STOP_MARGIN_S
+        try:
+            self._prepare(model)
+            variables = {MODEL_PLACE_ENV: str(model.place), LOGGED_MODEL_ENV: model.name}
+            self._child = Child.spawn("model", MODULE, paths, variables=variables)
+        except OSError as error:
+            raise LoadFailed(str(error)) from error
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._child.descriptor, self._on_end)
+        # Closed after each answer: a connection that the server closes for being idle is never the next request's.
+        connector = aiohttp.UnixConnector(str(self._folder / SOCKET), limit=0, force_close=True)
+        self.session = aiohttp.ClientSession(
+            connector=connector,
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            read_bufsize=1 << 18,
+            max_line_size=1 << 16,
+            max_field_size=1 << 16,
+        )
+
+    def _prepare(self, model: PooledModel) -> None:
+        """Writes the configuration of this life."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(mode=0o700)
+        assert model.needs is not None
+        config = dataclasses.replace(
+            model.served.config, uds=str(self._folder / SOCKET), **model.needs.overrides
+        )
+        path = self._folder / CONFIG_FILE
+        path.touch(0o600)
+        path.write_bytes(msgspec.json.encode(to_json_dict(config)))
+
+    def _on_end(self) -> None:
+        self._loop.remove_reader(self._child.descriptor)
+        self._ended.set()
+
+    async def until_ready(self, tell: Callable[[str, float], None]) -> None:
+        while not self._ended.is_set():
+            health = await self._health()
+            if health.get("status") == "ok":
+                return
+            tell(str(health.get("stage", "starting")), float(health.get("fraction", 0.0)))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._ended.wait()
+        raise LoadFailed(self._cause())
+
+    async def _health(self) -> dict[str, str]:
+        """What /health says; {} while it does not answer."""
+        try:
+            async with asyncio.timeout(ANSWER_S), self.session.get("http://localhost/health") as answer:
+                found = orjson.loads(await answer.read())
+        except (aiohttp.ClientError, OSError, TimeoutError, orjson.JSONDecodeError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    async def until_ended(self) -> str:
+        await self._ended.wait()
+        return self._cause()
+
+    def _cause(self) -> str:
+        """What its launcher has said before its end, else how it ended."""
+        try:
+            with (self._folder / FAILURE_FILE).open("rb") as file:
+                said = file.read(MAX_FAILURE_BYTES).decode(errors="replace").strip()
+        except OSError:
+            said = ""
+        return said or self._child.cause_of_death()
+
+    def reload_keys(self) -> None:
+        if self._child.alive:
+            self._child.send_signal(signal.SIGHUP)
+
+    async def stop(self) -> None:
+        if self._child.alive:
+            self._child.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self._stop_s):
+                await self._ended.wait()
+        except TimeoutError:
+            log.error("the server of %s did not stop in time and is killed", self._name)
+            self._child.kill()
+        await self.session.close()
+        self._loop.remove_reader(self._child.descriptor)
+        await asyncio.to_thread(self._child.close)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Processes:
+    """What the pool asks of processes, by real ones."""
+
+    def __init__(self, paths: RuntimePaths, reader: NeedsReader) -> None:
+        self._paths = paths
+        self._reader = reader
+
+    async def measure(self, model: PooledModel) -> Needs:
+        return await self._reader.read(model.place)
+
+    def signature(self, model: PooledModel) -> tuple[int, int, int] | None:
+        try:
+            found = Path(model.served.config.model).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def start(self, model: PooledModel) -> ServerInstance:
+        return ServerInstance(model, self._paths)

@@ -1,0 +1,195 @@
+"""The launcher of a server with several models: it owns the sockets, and starts the front process, which starts the
+models' servers as they are needed.
+
+It serves nothing itself. A front process that crashes takes the models' servers with it, and is started again: clients
+that connect meanwhile wait, and models are loaded again as they are asked for. SIGTERM and SIGINT have the front drain;
+a second one kills everything at once. SIGHUP has it read its file of keys again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+from typing import Final
+
+import zmq
+from setproctitle import setproctitle
+
+from moeserve.config import LAUNCHER_PID_ENV
+from moeserve.errors import ConfigError
+from moeserve.front.config import FrontConfig
+from moeserve.launcher.child_process import Child
+from moeserve.launcher.crash_count import CrashCount
+from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST, EXIT_FAILED, EXIT_STOPPED
+from moeserve.launcher.launched_config import write_config
+from moeserve.launcher.runtime_directory import runtime_directory
+from moeserve.launcher.signal_events import signals_as_events
+from moeserve.launcher.systemd import Systemd
+from moeserve.messages.channels import PullChannel
+from moeserve.messages.codec import TO_LAUNCHER
+from moeserve.messages.schema import ProcessFailed, ProcessReady, ToLauncher
+from moeserve.processes.limits import prepare_limits
+from moeserve.processes.listeners import Listeners, open_listeners, url_of, with_addresses
+from moeserve.processes.runtime_paths import RuntimePaths
+
+FRONT: Final = "front"
+STOP_MARGIN_S: Final = 60.0  # for the models' servers to end, beyond the requests' own time
+LAST_WORDS_S: Final = 0.5  # for a dead process's ProcessFailed to come out of its socket
+
+log = logging.getLogger(__name__)
+
+
+def launch_several(front: FrontConfig, package: str = "moeserve") -> int:
+    """Runs the server until it is told to stop or fails; returns the exit code. Call it from the main thread."""
+    setproctitle("moeserve: launcher")
+    if LAUNCHER_PID_ENV in os.environ:
+        log.error("a server with several models takes over no other's sockets (moeserve reload)")
+        return EXIT_FAILED
+    with ExitStack() as stack:
+        try:
+            prepare_limits()
+            paths = RuntimePaths(stack.enter_context(runtime_directory()))
+            listeners = open_listeners(front.common)
+            stack.callback(listeners.close)
+            write_config(with_addresses(front.common, listeners.api), paths)
+            front.write(paths.directory)
+            launcher = FrontLauncher(front, paths, listeners, stack, f"{package}.{FRONT}")
+        except (ConfigError, OSError) as error:
+            log.error("%s", error)
+            return EXIT_FAILED
+        return launcher.run()
+
+
+class FrontLauncher:
+    """Only the main thread touches it."""
+
+    def __init__(
+        self, front: FrontConfig, paths: RuntimePaths, listeners: Listeners, stack: ExitStack, module: str
+    ) -> None:
+        self._config = front.common
+        self._paths = paths
+        self._listeners = listeners
+        self._module = module
+        self._names = [model.name for model in front.models]
+        self._signals = 0
+        self._hung_up = False  # a SIGHUP came, and the front does not know yet
+        self._ready: ProcessReady | None = None
+        self._last_words = ""
+        self._has_been_ready = False
+        self._systemd = Systemd.from_env()
+        self._crashes = CrashCount(front.common.max_engine_crashes)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        self._inbox: PullChannel[ToLauncher] = PullChannel(context, paths.launcher, TO_LAUNCHER)
+        self._wakeup = stack.enter_context(signals_as_events(self._on_signal))
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox.socket, zmq.POLLIN)
+        self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
+        self._front = self._spawn()
+
+    def run(self) -> int:
+        """The exit code. No process is left when it returns."""
+        log.info("serving %s", ", ".join(map(repr, self._names)))
+        try:
+            while not self._signals:
+                self._sleep()
+                if not self._front.alive and not self._signals and (code := self._replace()) is not None:
+                    return code
+            return self._stop()
+        finally:
+            self._end_front()
+
+    def _spawn(self) -> Child:
+        front = Child.spawn(
+            FRONT,
+            self._module,
+            self._paths,
+            variables=self._listeners.environment(),
+            descriptors=self._listeners.descriptors(),
+        )
+        self._poller.register(front.descriptor, zmq.POLLIN)
+        return front
+
+    def _replace(self) -> int | None:
+        """Starts another front process. Returns the exit code where that is of no use."""
+        self._sleep_until(lambda: bool(self._last_words), LAST_WORDS_S)
+        cause = self._last_words or self._front.cause_of_death()
+        if not self._has_been_ready:
+            log.error("the server could not start: %s", cause)
+            return EXIT_FAILED
+        log.error("the front process died (%s); the models are loaded again as they are asked for", cause)
+        if (too_many := self._crashes.add(FRONT, was_ready=self._ready is not None)) is not None:
+            log.error("stopping: %s", too_many)
+            return EXIT_ENGINE_LOST
+        self._end_front()
+        self._ready, self._last_words = None, ""
+        self._front = self._spawn()
+        return None
+
+    def _end_front(self) -> None:
+        self._front.kill()
+        if self._front.descriptor in dict(self._poller.sockets):
+            self._poller.unregister(self._front.descriptor)
+            self._front.close()
+
+    def _stop(self) -> int:
+        self._systemd.notify("STOPPING=1")
+        log.info("stopping: requests have %g s to finish", self._config.shutdown_timeout)
+        if self._front.alive:
+            self._front.send_signal(signal.SIGTERM)
+        deadline = self._config.drain_delay + self._config.shutdown_timeout + STOP_MARGIN_S
+        self._sleep_until(lambda: not self._front.alive, deadline)
+        if self._signals > 1:
+            log.warning("second signal: stopping at once")
+            return EXIT_FAILED
+        if self._front.alive:
+            log.warning("the front process did not stop in time and is killed")
+            return EXIT_FAILED
+        if self._front.returncode != 0:
+            log.error("the front process died (%s)", self._last_words or self._front.cause_of_death())
+            return EXIT_FAILED
+        return EXIT_STOPPED
+
+    # ------------------------------------------------------------ watching
+
+    def _sleep(self, timeout: float | None = None) -> None:
+        """Until a message, a signal or the front's end, at most `timeout` seconds. Takes in the messages."""
+        bounds = [wait for wait in (timeout, self._systemd.interval_s) if wait is not None]
+        woken_by = dict(self._poller.poll(math.ceil(min(bounds) * 1000) if bounds else None))
+        self._systemd.still_alive()
+        if self._wakeup.fileno() in woken_by:
+            self._wakeup.recv(64)
+        for message in self._inbox.drain():
+            if isinstance(message, ProcessReady):
+                self._is_ready(message)
+            elif isinstance(message, ProcessFailed):
+                self._last_words = message.message
+        if self._hung_up and self._ready is not None:
+            self._hung_up = False
+            self._front.send_signal(signal.SIGHUP)
+
+    def _is_ready(self, message: ProcessReady) -> None:
+        if not self._has_been_ready:
+            self._systemd.notify("READY=1")
+        self._ready, self._has_been_ready = message, True
+        log.info("ready: %s, models are loaded as they are asked for", message.url)
+        if self._listeners.health is not None:
+            log.info("health and metrics: %s", url_of(self._listeners.health))
+
+    def _sleep_until(self, done: Callable[[], bool], timeout: float) -> None:
+        """Returns early for a second stop signal."""
+        deadline = time.monotonic() + timeout
+        while not done() and self._signals < 2 and (left := deadline - time.monotonic()) > 0:
+            self._sleep(left)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGHUP:
+            self._hung_up = True
+        else:
+            self._signals += 1

@@ -1,0 +1,219 @@
+"""The lists of models with their states, in the words of each API, and llama-server's loading and unloading.
+
+These answers come from the front: they load no model, and are there while models load."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from moeserve import __version__
+from moeserve.front.pooled_model import PooledModel
+from moeserve.front.probes import pool_of
+from moeserve.front.requested_model import asked_in
+from moeserve.front.schedule import State
+from moeserve.httpserver.ollama.models import NEVER, OLLAMA_VERSION
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.sse import JsonResponse
+
+router = APIRouter(tags=["Status"])
+
+# llama-server's words: a model that ends is loaded until its processes have gone.
+_LLAMA_STATES = {
+    State.UNLOADED: "unloaded",
+    State.LOADING: "loading",
+    State.LOADED: "loaded",
+    State.CLOSING: "loaded",
+    State.STOPPING: "loaded",
+}
+
+
+@router.get("/v1/models")
+@router.get("/models")
+async def list_models(request: Request) -> Response:
+    """All models under each of their names, with their states."""
+    cards = [_card(request, model, name) for model in pool_of(request).models for name in model.served.names]
+    listed = {
+        "object": "list",
+        "data": cards,
+        "has_more": False,
+        "first_id": cards[0]["id"],
+        "last_id": cards[-1]["id"],
+    }
+    return JsonResponse(listed)
+
+
+@router.get("/v1/models/{model:path}")
+async def get_model(request: Request, model: str) -> Response:
+    """One model, by any of its names."""
+    return JsonResponse(_card(request, pool_of(request).find(model), model))
+
+
+@router.post("/models/load")
+async def load_model(request: Request) -> Response:
+    """Begins to load a model; its state is in the list. One that is loaded stays so."""
+    pool, model = pool_of(request), await _named(request)
+    if model.state not in (State.LOADED, State.LOADING):
+        pool.load(model)
+    return JsonResponse({"success": True})
+
+
+@router.post("/models/unload")
+async def unload_model(request: Request) -> Response:
+    """Unloads a model when its running requests have ended. The next request loads it again."""
+    pool_of(request).unload(await _named(request))
+    return JsonResponse({"success": True})
+
+
+async def _named(request: Request) -> PooledModel:
+    """The model that the body names. Raises ApiError."""
+    asked = asked_in(request.url.path, b"", await request.body())
+    if asked.model is None:
+        raise ApiError(400, "model: is missing", param="model", code="missing_field")
+    return pool_of(request).find(asked.model)
+
+
+@router.get("/version")
+async def get_version(request: Request) -> Response:
+    """The server's version."""
+    return JsonResponse({"version": __version__})
+
+
+def _card(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
+    created: int = request.app.state.created
+    most = model.served.config.max_model_len if model.needs is None else model.needs.max_model_len
+    own, *_ = model.served.names
+    is_adapter = name in model.served.names[len((model.served.config.served_model_name or "").split(",")) :]
+    status: dict[str, Any] = {"value": _LLAMA_STATES[model.state]}
+    if model.failure and model.state is State.UNLOADED:
+        status |= {"failed": True, "reason": model.failure}
+    if model.state is State.LOADING:
+        status |= {"stage": model.stage, "fraction": model.fraction}
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "moeserve",
+        "root": own,
+        "parent": own if is_adapter else None,
+        "max_model_len": most,
+        "context_length": most,
+        "type": "model",
+        "display_name": name,
+        "created_at": _time_text(datetime.fromtimestamp(created, UTC)),
+        "max_input_tokens": most,
+        "architecture": {
+            "input_modalities": ["text"] if model.served.config.mmproj is None else ["text", "image"],
+            "output_modalities": ["text"],
+        },
+        "status": status,
+        "state": str(model.state),
+        "pinned": model.is_pinned,
+        "memory_bytes": None
+        if model.need is None
+        else {"ram": model.need.ram, "gpu": model.need.gpu},  # by plan
+    }
+
+
+# ---------------------------------------------------------------- Ollama's
+
+
+@router.get("/api/tags")
+async def tags(request: Request) -> Response:
+    """All models under each of their names, as Ollama lists them."""
+    models = [_tag(request, model, name) for model in pool_of(request).models for name in model.served.names]
+    return JsonResponse({"models": models})
+
+
+@router.get("/api/ps")
+async def running(request: Request) -> Response:
+    """The loaded models, with the time at which each is unloaded if no request comes."""
+    found = [
+        {
+            **_tag(request, model, model.name),
+            "size": model.need.ram + model.need.gpu,
+            "size_vram": model.need.gpu,
+            "context_length": None if model.needs is None else model.needs.max_model_len,
+            "expires_at": _expires_at(request, model),
+        }
+        for model in pool_of(request).models
+        if model.state is not State.UNLOADED and model.need is not None
+    ]
+    return JsonResponse({"models": found})
+
+
+@router.get("/api/version")
+async def ollama_version(request: Request) -> Response:
+    """A version of Ollama with the same abilities."""
+    return JsonResponse({"version": OLLAMA_VERSION})
+
+
+def ollama_unloaded(body: bytes, path: str) -> dict[str, Any]:
+    """Answers Ollama's request to unload a model: no prompt, and keep_alive 0."""
+    name = msgspec.json.decode(body).get("model")
+    said = {"response": ""} if path == "/api/generate" else {"message": {"role": "assistant", "content": ""}}
+    now = _time_text(datetime.now(UTC))
+    return {"model": name, "created_at": now, **said, "done": True, "done_reason": "unload"}
+
+
+def shown_unloaded(model: PooledModel) -> dict[str, Any]:
+    """Answers /api/show of a model that is not loaded, by what its file says. Its template is not known then."""
+    facts = {} if model.needs is None else model.needs.facts
+    family = facts.get("architecture", "")
+    most = model.served.config.max_model_len if model.needs is None else model.needs.max_model_len
+    return {
+        "modelfile": f"FROM {model.name}\n",
+        "parameters": "",
+        "template": "",
+        "details": _details(model),
+        "model_info": {
+            "general.architecture": family,
+            "general.basename": model.name,
+            f"{family}.context_length": most,
+        },
+        "capabilities": ["completion", *(["vision"] if model.served.config.mmproj else [])],
+    }
+
+
+def _details(model: PooledModel) -> dict[str, Any]:
+    facts = {} if model.needs is None else model.needs.facts
+    family = facts.get("architecture", "")
+    return {
+        "parent_model": "",
+        "format": "gguf" if Path(model.served.config.model).suffix == ".gguf" else "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": facts.get("size", ""),
+        "quantization_level": facts.get("quantization", ""),
+    }
+
+
+def _tag(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
+    path = Path(model.served.config.model)
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _time_text(datetime.fromtimestamp(request.app.state.created, UTC)),
+        "size": path.stat().st_size if path.is_file() else 0,
+        "digest": hashlib.sha256(name.encode()).hexdigest(),
+        "details": _details(model),
+    }
+
+
+def _expires_at(request: Request, model: PooledModel) -> str:
+    if model.idle_limit is None or model.is_pinned:
+        return NEVER
+    left = model.idle_limit if model.running else model.idle_since + model.idle_limit - pool_of(request).now
+    try:
+        return _time_text(datetime.now(UTC) + timedelta(seconds=max(0.0, left)))
+    except OverflowError:
+        return NEVER
+
+
+def _time_text(when: datetime) -> str:
+    return when.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,306 @@
+"""The lives of models' servers: what a model needs, its load, its service and its end.
+
+All of it runs on the event loop's thread. `schedule.py` decides; this module carries the moves out. Each life is one
+task (`_live`). `pool.py` is what requests see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from moeserve.front.memory import Memory
+from moeserve.front.pooled_model import Instance, LoadFailed, Needs, PooledModel, Surroundings
+from moeserve.front.schedule import MIN_TURN_S, Moves, ScheduledModel, State, decide
+from moeserve.httpserver.transport.errors import shutting_down
+
+LOAD_DEADLINE_S: Final = 3600.0  # for a server that neither becomes ready nor ends
+FIRST_BACKOFF_S: Final = 5.0  # after a load that failed; it doubles with each failure in a row
+MAX_BACKOFF_S: Final = 300.0
+MAX_DOUBLINGS: Final = 10
+SHORT_LIFE_S: Final = 30.0  # a server that was lost within this time after its load counts as a failed load
+
+log = logging.getLogger(__name__)
+
+
+class ModelLives:
+    def __init__(
+        self,
+        models: Iterable[PooledModel],
+        surroundings: Surroundings,
+        budget: Memory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.models = list(models)
+        self.surroundings = surroundings
+        self.budget = budget
+        self.is_draining = False  # nothing is loaded any more
+        self.num_swaps = 0  # loads that began
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._measuring = asyncio.Lock()
+        self._is_turning = False
+
+    @property
+    def now(self) -> float:
+        """Seconds of the clock that the models' times are of."""
+        return self._clock()
+
+    def memory_used(self) -> Memory:
+        """By plan, of the models that have processes."""
+        total = Memory(0)
+        for model in self.models:
+            if model.state is not State.UNLOADED and model.need is not None:
+                total = total.plus(model.need)
+        return total
+
+    # ------------------------------------------------------------ what models need
+
+    def look_at_file(self, model: PooledModel) -> None:
+        """Before a load, whose needs are those of the file as it is now."""
+        if model.state is State.UNLOADED and (
+            model.needs is None or self.surroundings.signature(model) != model.signature
+        ):
+            model.need = model.needs = None  # it cannot be loaded before they are known
+            self.task(self.measure(model))
+
+    async def measure(self, model: PooledModel) -> None:
+        async with self._measuring:  # one process at a time
+            signature = self.surroundings.signature(model)
+            if model.state is not State.UNLOADED or (
+                model.needs is not None and signature == model.signature
+            ):
+                return
+            model.need = model.needs = None
+            model.signature = signature
+            try:
+                needs = await self.surroundings.measure(model)
+            except LoadFailed as error:
+                self._failed(model, str(error))
+                return
+        self.budget = Memory(self.budget.ram, max(self.budget.gpu, needs.gpu_there))
+        if needs.memory.fits(self.room_beside_pinned(model)):
+            model.needs, model.need, model.failure, model.is_too_large = needs, needs.memory, "", False
+        else:
+            self._is_too_large(model, needs)
+        self.turn()
+
+    def room_beside_pinned(self, model: PooledModel) -> Memory:
+        room = self.budget
+        for other in self.models:
+            if other.is_pinned and other is not model and other.need is not None:
+                room = room.minus(other.need)
+        return room
+
+    def _is_too_large(self, model: PooledModel, needs: Needs) -> None:
+        model.is_too_large = True
+        room = self.room_beside_pinned(model)
+        pinned = "" if room == self.budget else " beside the pinned models"
+        model.failure = (
+            f"it needs {needs.memory.text()}, and {room.text()} can be had{pinned}: raise --models-memory, or lower "
+            "its --max-model-len or --max-total-tokens"
+        )
+        log.error("%s: %s", model.name, model.failure)
+        model.refuse_waiting(model.cannot_be_loaded(self.now))
+
+    # ------------------------------------------------------------ lives
+
+    def turn(self) -> None:
+        """Takes the moves that are due now. Called whenever something has changed."""
+        if self._is_turning:
+            return
+        self._is_turning = True
+        try:
+            while self._admit() or self._take(decide(self._scheduled(), self.budget, self._clock())):
+                pass
+        finally:
+            self._is_turning = False
+
+    def _scheduled(self) -> list[PooledModel]:
+        for model in self.models:
+            model.waiting_since = model.tickets[0].came if model.tickets else None
+        return self.models
+
+    def _admit(self) -> bool:
+        """Gives loaded models their waiting requests. Returns whether any began."""
+        begun = False
+        for model in self.models:
+            while model.state is State.LOADED and model.tickets and not model.is_unload_wanted:
+                ticket = model.tickets.popleft()
+                if ticket.future.done():
+                    continue
+                assert model.instance is not None
+                begun = True
+                model.running += 1
+                model.wait_seconds += self._clock() - ticket.came
+                ticket.future.set_result(model.instance)
+        return begun
+
+    def _take(self, moves: Moves) -> bool:
+        """Returns whether there was any move."""
+        for model in moves.reopen:
+            _pooled(model).state, model.makes_room = State.LOADED, False
+        for model in moves.close:
+            model.makes_room = True
+            _pooled(model).num_evictions += 1
+            log.info("%s makes room for another model; %d of its requests run", model.name, model.running)
+        for model in (*moves.close, *moves.unload):
+            if model.state is State.LOADING:
+                log.info("%s is wanted no longer; its load ends", model.name)
+                self.stop(_pooled(model))
+            else:
+                model.state = State.CLOSING
+        for model in moves.load:
+            self._begin(_pooled(model))
+        self._stop_closed()
+        self._wake_at(moves.wake_at)
+        return bool(moves)
+
+    def _stop_closed(self) -> None:
+        for model in self.models:
+            if model.state is State.CLOSING and not model.running:
+                self.stop(model)
+
+    def stop(self, model: PooledModel) -> None:
+        model.state = State.STOPPING
+        model.stopping.set()
+
+    def _wake_at(self, when: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if when is not None:
+            delay = max(0.0, when - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self.turn)
+
+    def _begin(self, model: PooledModel) -> None:
+        for ticket in model.tickets:
+            model.most_swaps_waited = max(model.most_swaps_waited, self.num_swaps - ticket.swaps)
+        self.num_swaps += 1
+        model.state, model.stage, model.fraction = State.LOADING, "", 0.0
+        model.loaded_at = model.idle_since = self._clock()
+        model.stopping.clear()
+        model.life = self.task(self._live(model))
+        used = self.memory_used()
+        log.info("loading %s; with it the loaded models need %s", model.name, used.text())
+
+    async def _live(self, model: PooledModel) -> None:
+        """One life of the model's server."""
+        try:
+            model.instance = instance = self.surroundings.start(model)
+        except LoadFailed as error:
+            model.state = State.UNLOADED
+            self._failed(model, str(error))
+            return
+        try:
+            if await self._until_loaded(model, instance):
+                await self._until_over(model, instance)
+        finally:
+            model.state = State.STOPPING
+            model.instance, model.running = None, 0
+            try:
+                await instance.stop()
+            finally:
+                model.state, model.is_unload_wanted, model.makes_room = State.UNLOADED, False, False
+                model.loaded_at = self._clock()
+                if model.tickets and not self.is_draining:
+                    self.look_at_file(model)
+                self.turn()
+
+    async def _until_loaded(self, model: PooledModel, instance: Instance) -> bool:
+        """Returns whether it is; False where it failed, or is wanted no longer."""
+        loading = asyncio.create_task(instance.until_ready(model.tell))
+        try:
+            if not await self._happens(model, loading, LOAD_DEADLINE_S):
+                if not model.stopping.is_set():
+                    self._failed(model, f"it was not ready after {LOAD_DEADLINE_S:g} s")
+                return False
+            loading.result()
+        except LoadFailed as error:
+            self._failed(model, str(error))
+            return False
+        if model.stopping.is_set():  # it was given up in the same moment
+            return False
+        now = self._clock()
+        model.last_load_seconds = now - model.loaded_at
+        model.num_loads += 1
+        model.load_seconds += model.last_load_seconds
+        model.loaded_at = model.idle_since = now
+        model.turn_ends = now + max(MIN_TURN_S, model.last_load_seconds)
+        model.state, model.failure, model.failures = State.LOADED, "", 0
+        log.info("%s is ready after %.2f s", model.name, model.last_load_seconds)
+        self.turn()
+        return True
+
+    async def _until_over(self, model: PooledModel, instance: Instance) -> None:
+        ended = asyncio.create_task(instance.until_ended())
+        if await self._happens(model, ended, None):
+            model.num_losses += 1
+            cause = ended.result()
+            log.error("the server of %s has ended: %s", model.name, cause)
+            if self._clock() - model.loaded_at < SHORT_LIFE_S:
+                self._failed(model, f"its server has ended soon after its load: {cause}")
+
+    async def _happens(self, model: PooledModel, event: asyncio.Task[Any], deadline_s: float | None) -> bool:
+        """Waits until `event` has happened, or the model is to stop. Returns whether it has happened."""
+        stopping = asyncio.create_task(model.stopping.wait())
+        try:
+            await asyncio.wait((event, stopping), timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            return event.done()
+        finally:
+            stopping.cancel()
+            if not event.done():
+                event.cancel()
+                await asyncio.wait((event,))
+
+    def _failed(self, model: PooledModel, reason: str) -> None:
+        """Refuses those that wait for it now; for a while, longer with each failure in a row, others are refused at
+        once."""
+        backoff = min(FIRST_BACKOFF_S * 2 ** min(model.failures, MAX_DOUBLINGS), MAX_BACKOFF_S)
+        model.failures += 1
+        model.num_failures += 1
+        model.failure = reason
+        model.retry_at = self._clock() + backoff
+        model.signature = self.surroundings.signature(model)
+        log.error("%s cannot be loaded: %s; tried again after %g s", model.name, reason, backoff)
+        model.refuse_waiting(model.cannot_be_loaded(self.now))
+
+    # ------------------------------------------------------------ the end
+
+    async def close(self) -> None:
+        """Stops all models' servers."""
+        self.is_draining = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for model in self.models:
+            model.refuse_waiting(shutting_down())
+            model.stopping.set()
+        lives = [model.life for model in self.models if model.life is not None and not model.life.done()]
+        if lives:
+            await asyncio.wait(lives)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def task(self, work: Any) -> asyncio.Task[None]:
+        # Its log lines are no request's, even where a request has caused it.
+        task: asyncio.Task[None] = asyncio.create_task(work, context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the front ended by an error", exc_info=error)
+
+
+def _pooled(model: ScheduledModel) -> PooledModel:
+    assert isinstance(model, PooledModel)
+    return model

@@ -1,0 +1,65 @@
+"""Asks a process what a model needs (`moeserve.cli.models.model_needs`): reading a stranger's file is not the front's
+work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from moeserve.config import LAUNCHER_PID_ENV
+from moeserve.front.memory import Memory
+from moeserve.front.pooled_model import LoadFailed, Needs
+from moeserve.processes.lifecycle import python_environment
+
+MODULE: Final = "moeserve.cli.models.model_needs"
+DEADLINE_S: Final = 120.0  # a cold disk, and torch where there is a GPU
+MAX_ANSWER_BYTES: Final = 64 << 10
+
+
+class NeedsReader:
+    """For the models of one front. Notes how much GPU memory there is before any model is loaded."""
+
+    def __init__(self, directory: Path, ram: int) -> None:
+        self.gpu: int | None = None  # bytes; None until the first answer
+        self._directory = directory
+        self._ram = ram
+
+    async def read(self, place: int) -> Needs:
+        """Raises LoadFailed."""
+        gpu = "ask" if self.gpu is None else str(self.gpu)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", MODULE, str(self._directory), str(place), str(self._ram), gpu),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            env=python_environment() | {LAUNCHER_PID_ENV: str(os.getpid())},
+            cwd="/",  # all paths of the configuration are absolute
+        )
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                said, _ = await process.communicate()
+        except TimeoutError:
+            raise LoadFailed(f"its file was not read within {DEADLINE_S:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode != 0 or len(said) > MAX_ANSWER_BYTES:
+            raise LoadFailed("its file cannot be read; the lines above say why")
+        return self._taken(json.loads(said))
+
+    def _taken(self, answer: dict[str, Any]) -> Needs:
+        if self.gpu is None:
+            self.gpu = answer.get("gpu_there")
+        if "error" in answer:
+            raise LoadFailed(answer["error"])
+        return Needs(
+            Memory(answer["ram"], answer["gpu"]),
+            answer["max_model_len"],
+            answer["overrides"],
+            answer["facts"],
+            self.gpu or 0,
+        )

@@ -1,0 +1,206 @@
+"""The models of one front, as requests see them: found by name, waited for, leased, loaded and unloaded on wish."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+from moeserve.front.config import ServedModel
+from moeserve.front.lives import ModelLives
+from moeserve.front.memory import Memory
+from moeserve.front.pooled_model import Instance, PooledModel, Surroundings, Ticket
+from moeserve.front.schedule import State
+from moeserve.httpserver.transport.errors import ApiError, shutting_down
+from moeserve.messages.refusal import Refusal
+
+log = logging.getLogger(__name__)
+
+
+class ModelPool(ModelLives):
+    def __init__(
+        self,
+        models: Iterable[ServedModel],
+        surroundings: Surroundings,
+        budget: Memory,
+        *,
+        load_timeout: float,
+        idle_limit: float | None,
+        max_waiting: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """idle_limit: seconds without a request after which a model is unloaded; None: never. max_waiting: requests
+        that may wait, of all models together."""
+        pooled = [
+            PooledModel(served.name, served.is_pinned, served=served, place=place, idle_limit=idle_limit)
+            for place, served in enumerate(models)
+        ]
+        super().__init__(pooled, surroundings, budget, clock)
+        self._by_name = {name: model for model in self.models for name in model.served.names}
+        self._load_timeout = load_timeout
+        self._idle_limit = idle_limit
+        self._max_waiting = max_waiting
+
+    # ------------------------------------------------------------ looked up
+
+    def find(self, name: str | None) -> PooledModel:
+        """The first model where a request names none. Raises ApiError 404."""
+        if name is None:
+            return self.models[0]
+        model = self._by_name.get(name)
+        if model is None:
+            served = ", ".join(repr(model.name) for model in self.models)
+            message = f"the model {name[:200]!r} does not exist; served are {served}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return model
+
+    @property
+    def num_running(self) -> int:
+        return sum(model.running for model in self.models)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(model.tickets) for model in self.models)
+
+    # ------------------------------------------------------------ requests
+
+    @asynccontextmanager
+    async def lease(self, model: PooledModel) -> AsyncIterator[Instance]:
+        """The model's server, for one request: it is not unloaded meanwhile. Waits until it is loaded. Raises ApiError
+        where it cannot be had, or not in time."""
+        instance = await self.acquire(model)
+        try:
+            yield instance
+        finally:
+            self.release(model, instance)
+
+    @asynccontextmanager
+    async def lease_loaded(self, model: PooledModel) -> AsyncIterator[Instance]:
+        """The server of a model that is loaded now. This is no use of it: it is unloaded as if there were no such
+        request, once that has ended. Raises ApiError 503."""
+        if model.state is not State.LOADED or model.instance is None:
+            message = (
+                f"the model {model.name!r} is not loaded; a completion request or POST /models/load loads it"
+            )
+            raise ApiError(503, message, code="model_not_loaded", refusal=Refusal.LOADING)
+        instance, idle_since = model.instance, model.idle_since
+        model.running += 1
+        try:
+            yield instance
+        finally:
+            self.release(model, instance)
+            model.idle_since = idle_since
+            self.turn()
+
+    async def acquire(self, model: PooledModel) -> Instance:
+        """As `lease`; `release` must follow."""
+        self._refuse_if_hopeless(model)
+        if model.state is State.LOADED and not model.tickets and not model.is_unload_wanted:
+            assert model.instance is not None
+            model.running += 1
+            return model.instance
+        if self.num_waiting >= self._max_waiting:
+            message = f"{self._max_waiting} requests wait for their models, as many as may; try again later"
+            raise ApiError(503, message, code="overloaded", refusal=Refusal.QUEUE_FULL)
+        ticket = Ticket(asyncio.get_running_loop().create_future(), self.now, self.num_swaps)
+        model.tickets.append(ticket)
+        self.look_at_file(model)
+        self.turn()
+        try:
+            async with asyncio.timeout(self._load_timeout):
+                try:
+                    return await ticket.future
+                except asyncio.CancelledError:  # also of the timeout
+                    if ticket.has_instance:
+                        self.release(model, ticket.future.result())
+                    raise
+        except TimeoutError:
+            raise self._not_in_time(model) from None
+        finally:
+            if ticket in model.tickets:
+                model.tickets.remove(ticket)
+                self.turn()
+
+    def release(self, model: PooledModel, instance: Instance) -> None:
+        if model.instance is instance:  # else its server is another one by now
+            model.running -= 1
+            model.idle_since = self.now
+        self.turn()
+
+    def keep(self, model: PooledModel, seconds: float | None) -> None:
+        """How long the model stays without requests, as its last request wishes; infinite: for ever. None: that request
+        has no wish, and the option's time counts."""
+        if seconds is None:
+            model.idle_limit = self._idle_limit
+        else:
+            model.idle_limit = None if seconds == math.inf else seconds
+
+    def unload(self, model: PooledModel) -> None:
+        """Running requests end first; new ones load it again. A load ends at once. Raises ApiError 400 if it is not
+        loaded."""
+        if model.state is State.LOADING:
+            message = f"the load of {model.name!r} was ended by a request"
+            model.refuse_waiting(ApiError(503, message, code="model_loading"))
+            self.stop(model)
+        elif model.state is State.LOADED:
+            model.is_unload_wanted = True
+            self.turn()
+        else:
+            message = f"the model {model.name!r} is not loaded"
+            raise ApiError(400, message, param="model", code="model_not_loaded")
+
+    def load(self, model: PooledModel, *, again: bool = True) -> None:
+        """Begins to load a model as if a request wanted it. again: at once, even if its last load failed. Raises
+        ApiError where that cannot be."""
+        if again:
+            model.retry_at = 0.0
+        self._refuse_if_hopeless(model)
+        self.task(self._loaded_once(model))
+
+    async def _loaded_once(self, model: PooledModel) -> None:
+        try:
+            async with self.lease(model):
+                pass
+        except ApiError as error:
+            log.warning("%s", error.message)
+
+    def _refuse_if_hopeless(self, model: PooledModel) -> None:
+        """Raises ApiError where no wait helps."""
+        if self.is_draining:
+            raise shutting_down()
+        if model.state not in (State.UNLOADED, State.STOPPING):
+            return
+        if model.failure and self.surroundings.signature(model) != model.signature:
+            model.failure, model.retry_at, model.is_too_large = "", 0.0, False  # the file is another one
+        elif model.is_too_large or model.retry_at > self.now:
+            raise model.cannot_be_loaded(self.now)
+
+    def _not_in_time(self, model: PooledModel) -> ApiError:
+        doing = model.progress_text
+        message = f"the model {model.name!r} was not loaded within {self._load_timeout:g} s ({doing}); try again later"
+        return ApiError(503, message, code="model_loading", refusal=Refusal.LOADING)
+
+    async def measure_all(self) -> None:
+        """Asks what each model needs, and loads the pinned ones."""
+        for model in self.models:
+            await self.measure(model)
+            if model.is_pinned:
+                try:
+                    self.load(model)
+                except ApiError as error:
+                    log.error("%s", error.message)
+
+    # ------------------------------------------------------------ the end
+
+    async def drain(self, timeout: float) -> None:
+        """Takes no new requests, and waits `timeout` seconds at most for those that run or wait."""
+        self.is_draining = True
+        for model in self.models:
+            if model.state is not State.LOADED:
+                model.refuse_waiting(shutting_down())
+        deadline = self.now + timeout
+        while self.num_running and (left := deadline - self.now) > 0:
+            await asyncio.sleep(min(left, 0.02))

@@ -1,0 +1,136 @@
+"""One of several models as the front keeps it, and what it asks of processes."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from moeserve.front.config import ServedModel
+from moeserve.front.memory import Memory
+from moeserve.front.schedule import ScheduledModel, State
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.messages.refusal import Refusal
+
+
+class LoadFailed(Exception):
+    """A model cannot be loaded; the message is the reason, for clients and the log."""
+
+
+class Instance(Protocol):
+    """One model's running server."""
+
+    @abstractmethod
+    async def until_ready(self, tell: Callable[[str, float], None]) -> None:
+        """Tells the loading stage and its fraction meanwhile. Raises LoadFailed."""
+
+    @abstractmethod
+    async def until_ended(self) -> str:
+        """Returns why it has ended, when it has ended by itself."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Ends it, if it runs: running requests end first, within its own time for that."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    memory: Memory
+    max_model_len: int | None = None  # tokens of a request
+    overrides: dict[str, Any] = field(default_factory=dict)  # options with which it stays within that memory
+    facts: dict[str, str] = field(default_factory=dict)  # architecture, size, quantization
+    gpu_there: int = 0  # bytes of GPU memory that the models may share
+
+
+class Surroundings(Protocol):
+    """What the pool asks of processes."""
+
+    @abstractmethod
+    async def measure(self, model: PooledModel) -> Needs:
+        """Raises LoadFailed."""
+
+    @abstractmethod
+    def signature(self, model: PooledModel) -> Any:
+        """Changes when the model's file does; None where there is no file."""
+
+    @abstractmethod
+    def start(self, model: PooledModel) -> Instance:
+        """Starts the model's server. Raises LoadFailed."""
+
+
+@dataclass(eq=False)
+class PooledModel(ScheduledModel):
+    served: ServedModel = None  # type: ignore[assignment]  # a field behind those with defaults
+    place: int = 0
+    needs: Needs | None = None
+    signature: Any = None  # of the file whose needs are known
+    failure: str = ""  # why the last load, or the look at the file, failed
+    failures: int = 0  # in a row
+    is_too_large: bool = False  # for the memory of all models together
+    instance: Instance | None = None
+    stage: str = ""  # of its load
+    fraction: float = 0.0
+    loaded_at: float = 0.0  # when the last load began or ended
+    tickets: deque[Ticket] = field(default_factory=deque)
+    num_loads: int = 0
+    num_failures: int = 0
+    num_evictions: int = 0  # ends to make room for others
+    num_losses: int = 0  # ends by itself
+    load_seconds: float = 0.0  # of all loads that worked
+    last_load_seconds: float = 0.0
+    wait_seconds: float = 0.0  # of all requests that waited for a load
+    most_swaps_waited: int = 0  # loads of other models that began while a request waited for this one's
+    life: asyncio.Task[None] | None = None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self, stage: str, fraction: float) -> None:
+        """Notes how far its load is."""
+        self.stage, self.fraction = stage, fraction
+
+    @property
+    def progress_text(self) -> str:
+        """What a request that waits for the model waits for."""
+        match self.state:
+            case State.LOADING:
+                return f"loading: {self.stage or 'starting'} {self.fraction:.0%}"
+            case State.CLOSING | State.STOPPING:
+                return "waiting for the other models' turns"
+            case State.LOADED:
+                return "loaded"
+        return "waiting for memory" if self.need is not None else "looking at its file"
+
+    def refuse_waiting(self, error: ApiError) -> None:
+        while self.tickets:
+            ticket = self.tickets.popleft()
+            if not ticket.future.done():
+                ticket.future.set_exception(error)
+
+    def cannot_be_loaded(self, now: float) -> ApiError:
+        """Says why: 400 for a model that never can be, 503 for one that may be later."""
+        message = f"the model {self.name!r} cannot be loaded: {self.failure}"
+        code = "model_too_large" if self.is_too_large else "model_load_failed"
+        return ApiError(
+            400 if self.is_too_large else 503,
+            message,
+            param="model",
+            code=code,
+            retry_after=max(1, round(self.retry_at - now)),
+            refusal=Refusal.UNAVAILABLE,
+        )
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request that waits for its model."""
+
+    future: asyncio.Future[Instance]
+    came: float
+    swaps: int  # loads of all models, so far
+
+    @property
+    def has_instance(self) -> bool:
+        future = self.future
+        return future.done() and not future.cancelled() and future.exception() is None

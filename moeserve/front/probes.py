@@ -1,0 +1,80 @@
+"""Health and metrics of a server with several models."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+from starlette.types import Receive, Scope, Send
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from moeserve.front.pool import ModelPool
+from moeserve.front.pooled_model import PooledModel
+from moeserve.front.relay import Relay
+from moeserve.front.schedule import State
+from moeserve.httpserver.observability.shared_scrape import SharedScrape
+from moeserve.httpserver.transport.errors import RETRY_AFTER_S
+from moeserve.httpserver.transport.sse import JsonResponse
+
+router = APIRouter(tags=["Status"])
+
+
+class FrontHealth(TypedDict):
+    """`failed`: no model can be loaded. `models`: each model's state, and `failed` for one whose last load failed."""
+
+    status: Literal["ok", "draining", "failed"]
+    models: dict[str, str]
+
+
+def health_of(pool: ModelPool) -> FrontHealth:
+    failed = [model for model in pool.models if model.failure and model.state is State.UNLOADED]
+    status: Literal["ok", "draining", "failed"] = "ok"
+    if pool.is_draining:
+        status = "draining"
+    elif len(failed) == len(pool.models):
+        status = "failed"
+    states = {model.name: "failed" if model in failed else str(model.state) for model in pool.models}
+    return {"status": status, "models": states}
+
+
+def pool_of(request: Request) -> ModelPool:
+    pool: ModelPool = request.app.state.pool
+    return pool
+
+
+@router.get("/health", responses={200: {"model": FrontHealth}, 503: {"model": FrontHealth}})
+@router.get("/health/ready", responses={200: {"model": FrontHealth}, 503: {"model": FrontHealth}})
+async def health(request: Request) -> Response:
+    """200 while requests are taken, whichever models are loaded; 503 in a drain, or if no model can be loaded."""
+    body = health_of(pool_of(request))
+    if body["status"] == "ok":
+        return JsonResponse(body)
+    return JsonResponse(body, status_code=503, headers={"retry-after": RETRY_AFTER_S})
+
+
+@router.get("/health/live", responses={200: {"model": FrontHealth}})
+async def live(request: Request) -> Response:
+    """200 while this process answers."""
+    return JsonResponse(health_of(pool_of(request)))
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Prometheus text: the front's own metrics; those of a loaded model with ?model=NAME."""
+    if (name := request.query_params.get("model")) is not None:
+        return _OfModel(request.app.state.relay, pool_of(request).find(name))
+    scrape: SharedScrape[tuple[bytes, str]] = request.app.state.scrape
+    text, content_type = await scrape.text()
+    return Response(text, media_type=content_type)
+
+
+class _OfModel(Response):
+    """A model's own answer to this path."""
+
+    def __init__(self, relay: Relay, model: PooledModel) -> None:
+        super().__init__()
+        self._relay = relay
+        self._model = model
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._relay.answer_if_loaded(scope, receive, send, self._model)

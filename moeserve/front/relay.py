@@ -1,0 +1,218 @@
+"""A request to its model's server, and the answer back, piece by piece as it comes.
+
+The front has checked the request (`app.py`) before anything here runs. A client that leaves ends the request at the
+model's server too. Where that server is lost in the middle of an answer, a stream ends with an error of its API's
+shape, and any other answer ends with its connection, so that no client takes a part for the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
+
+import aiohttp
+import orjson
+from starlette.types import Receive, Scope, Send
+from yarl import URL
+
+from moeserve.front.event_comments import EventComments, error_event
+from moeserve.front.instance import ServerInstance
+from moeserve.front.pool import ModelPool
+from moeserve.front.pooled_model import Instance, PooledModel
+from moeserve.front.requested_model import Asked
+from moeserve.httpserver.transport.api_table import ApiTable
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.refuse import note_refusal
+from moeserve.httpserver.transport.request_state import state_of
+from moeserve.httpserver.transport.sse import ClientGone, send_part, unless_gone
+
+ATTEMPTS: Final = 3  # where a model's server has gone before it took the request
+LOAD_SECONDS: Final = b"x-moeserve-load-seconds"  # of an answer: how long its request waited for its model
+# Of one connection, or decided by the front.
+_NOT_SENT_ON: Final = frozenset(
+    (
+        *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect"),
+        *(b"transfer-encoding", b"content-length", b"content-encoding", b"host", b"x-request-id"),
+        *(b"origin", b"referer", b"access-control-request-method", b"access-control-request-headers"),
+    )
+)
+_NOT_SENT_BACK: Final = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server"))
+_BROWSERS: Final = b"sec-fetch-"
+
+log = logging.getLogger(__name__)
+
+
+class _NotReached(Exception):
+    """The server had gone before it took the request."""
+
+
+class Relay:
+    def __init__(self, pool: ModelPool, apis: ApiTable) -> None:
+        self._pool = pool
+        self._apis = apis
+
+    async def answer(
+        self, scope: Scope, receive: Receive, send: Send, model: PooledModel, asked: Asked, body: bytes
+    ) -> None:
+        """Loads the model if it must. Raises ApiError if that fails before the answer has begun."""
+        exchange = _Exchange(self._pool, self._apis, scope, send, model, body)
+        if asked.streams_events:
+            exchange.comments = EventComments(send, lambda: model.progress_text)
+        self._pool.keep(model, asked.keep_alive)
+        with contextlib.suppress(ClientGone):
+            await unless_gone(receive, exchange.run())
+
+    async def answer_if_loaded(
+        self, scope: Scope, receive: Receive, send: Send, model: PooledModel, body: bytes = b""
+    ) -> None:
+        """For questions about a model, which do not load it. Raises ApiError."""
+        exchange = _Exchange(self._pool, self._apis, scope, send, model, body)
+        with contextlib.suppress(ClientGone):
+            await unless_gone(receive, exchange.run_if_loaded())
+
+    async def has(self, scope: Scope, model: PooledModel) -> bool:
+        """Whether the model's server answers a GET of this path with anything but 404."""
+        try:
+            async with self._pool.lease_loaded(model) as instance:
+                assert isinstance(instance, ServerInstance)
+                request = instance.session.request(
+                    "GET", _url_of(scope), headers=_headers_on(scope), allow_redirects=False
+                )
+                async with request as answer:
+                    return answer.status != 404
+        except (ApiError, aiohttp.ClientError, OSError):
+            return False
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    comments: EventComments | None = None
+
+    def __init__(
+        self, pool: ModelPool, apis: ApiTable, scope: Scope, send: Send, model: PooledModel, body: bytes
+    ) -> None:
+        self._pool = pool
+        self._apis = apis
+        self._scope = scope
+        self._send = send
+        self._model = model
+        self._body = body
+        self._came = time.monotonic()
+
+    async def run(self) -> None:
+        try:
+            for _ in range(ATTEMPTS):
+                instance = await self._acquire()
+                try:
+                    assert isinstance(instance, ServerInstance)
+                    await self._relay(instance)
+                    return
+                except _NotReached:
+                    continue
+                finally:
+                    self._pool.release(self._model, instance)
+            raise self._lost()
+        except ApiError as error:
+            if self.comments is None or not self.comments.have_begun:
+                raise
+            note_refusal(self._scope, error)
+            await self.comments.fail(self._error_body(error))
+
+    async def _acquire(self) -> Instance:
+        acquiring = self._pool.acquire(self._model)
+        if self.comments is None:
+            return await acquiring
+        return await self.comments.until(acquiring, partial(self._pool.release, self._model))
+
+    async def run_if_loaded(self) -> None:
+        async with self._pool.lease_loaded(self._model) as instance:
+            assert isinstance(instance, ServerInstance)
+            try:
+                await self._relay(instance)
+            except _NotReached:
+                raise self._lost() from None
+
+    async def _relay(self, instance: ServerInstance) -> None:
+        """Raises _NotReached; ApiError where the server is lost before its answer has begun."""
+        request = instance.session.request(
+            self._scope["method"],
+            _url_of(self._scope),
+            data=self._body or None,
+            headers=_headers_on(self._scope),
+            allow_redirects=False,
+        )
+        waited = time.monotonic() - self._came
+        try:
+            answer = await request
+        except aiohttp.ClientConnectorError as error:
+            raise _NotReached from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._lost() from error
+        async with answer:
+            await self._pass_back(answer, waited)
+
+    async def _pass_back(self, answer: aiohttp.ClientResponse, waited: float) -> None:
+        begun = self.comments is not None and self.comments.have_begun
+        if begun and answer.content_type != "text/event-stream":
+            await self._pass_back_as_event(answer)
+            return
+        if not begun:
+            headers = [*_headers_back(answer.raw_headers), (LOAD_SECONDS, f"{waited:.3f}".encode())]
+            start = {"type": "http.response.start", "status": answer.status, "headers": headers}
+            await self._send(start)
+        try:
+            async for piece in answer.content.iter_any():
+                await send_part(self._send, piece, True)
+        except (aiohttp.ClientError, OSError) as error:
+            await self._end_cut(answer.content_type, error)
+            return
+        await send_part(self._send, b"", False)
+
+    async def _pass_back_as_event(self, answer: aiohttp.ClientResponse) -> None:
+        """A refusal, whose status can no longer be told."""
+        assert self.comments is not None
+        try:
+            await self.comments.fail(orjson.loads(await answer.read()))
+        except (aiohttp.ClientError, OSError, orjson.JSONDecodeError, AttributeError):
+            await self.comments.fail(self._error_body(self._lost()))
+
+    async def _end_cut(self, content_type: str, error: Exception) -> None:
+        """Ends an answer whose server was lost in its middle."""
+        log.warning("an answer of %s was cut: %s", self._model.name, error)
+        body = self._error_body(self._lost())
+        if content_type == "text/event-stream":
+            await send_part(self._send, error_event(body), False)
+        elif content_type == "application/x-ndjson":
+            await send_part(self._send, orjson.dumps(body) + b"\n", False)
+        # Else the connection ends without the answer's end.
+
+    def _lost(self) -> ApiError:
+        message = f"the server of the model {self._model.name!r} was lost while it had the request; try again"
+        return ApiError(503, message, code="model_lost")
+
+    def _error_body(self, error: ApiError) -> dict[str, object]:
+        return dict(self._apis.error_body(self._scope["path"], error, state_of(self._scope).request_id))
+
+
+def _url_of(scope: Scope) -> URL:
+    query = scope["query_string"].decode("latin-1")
+    path = scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0]
+    return URL(f"http://localhost{path}{'?' if query else ''}{query}", encoded=True)
+
+
+def _headers_on(scope: Scope) -> list[tuple[str, str]]:
+    kept = [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in scope["headers"]
+        if name not in _NOT_SENT_ON and not name.startswith(_BROWSERS)
+    ]
+    return [*kept, ("host", "localhost"), ("x-request-id", state_of(scope).request_id)]
+
+
+def _headers_back(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower(), value) for name, value in headers if name.lower() not in _NOT_SENT_BACK]

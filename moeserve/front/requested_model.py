@@ -1,0 +1,106 @@
+"""Which model a request is for, and how it wants its answer: read from its body without building the body's objects.
+
+The model's own server reads the body again, with all its checks."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from moeserve.httpserver.transport.errors import ApiError
+
+OLLAMA: Final = "/api/"  # paths that begin so are Ollama's
+LATEST: Final = ":latest"  # a tag that Ollama's clients add
+_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION: Final = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")
+FOREVER: Final = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    model: str | None = None  # None: the first of the server's
+    streams_events: bool = False  # the answer is a stream of server-sent events
+    keep_alive: float | None = None  # seconds, of Ollama's clients; infinite: for ever
+    only_loads: bool = (
+        False  # Ollama's: no prompt, so that the model is loaded, or with keep_alive 0 unloaded
+    )
+
+
+class _Body(msgspec.Struct, gc=False):
+    """The fields that matter here. Others are skipped."""
+
+    model: str | None = None
+    name: msgspec.Raw = msgspec.Raw()  # of old clients of Ollama's
+    stream: msgspec.Raw = msgspec.Raw()
+    keep_alive: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+
+
+_DECODER: Final = msgspec.json.Decoder(_Body)
+
+
+def asked_in(path: str, query: bytes, body: bytes) -> Asked:
+    """Raises ApiError 400 for a body that is no JSON object. An empty one names no model; the query may."""
+    if not body.strip():
+        return Asked(_in_query(query))
+    try:
+        found = _DECODER.decode(body)
+    except msgspec.ValidationError as error:
+        if "$.model" in str(error):
+            raise ApiError(400, "model: must be a string", param="model", code="invalid_value") from error
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json") from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not path.startswith(OLLAMA):
+        return Asked(found.model or _in_query(query), bytes(found.stream) == b"true")
+    model = found.model or _text(found.name)
+    return Asked(
+        None if model is None else model.removesuffix(LATEST),
+        keep_alive=_seconds(bytes(found.keep_alive)),
+        only_loads=bytes(found.prompt) in (b"", b'""', b"null") and _is_empty(bytes(found.messages)),
+    )
+
+
+def _in_query(query: bytes) -> str | None:
+    """The model that the query names, as llama-server's clients do."""
+    return dict(parse_qsl(query.decode("latin-1"), max_num_fields=64)).get("model")
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    try:
+        return msgspec.json.decode(raw, type=str | None) if bytes(raw) else None
+    except msgspec.DecodeError:
+        return None
+
+
+def _is_empty(raw: bytes) -> bool:
+    return raw in (b"", b"null") or (raw.startswith(b"[") and not raw[1:-1].strip())
+
+
+def _seconds(raw: bytes) -> float | None:
+    """Ollama's duration: a number of seconds, or a text such as 5m or 1h30m; one below 0 is for ever."""
+    if raw in (b"", b"null"):
+        return None
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return FOREVER if value < 0 else float(value)
+    if not isinstance(value, str):
+        return None
+    text = value.strip()
+    if text.lstrip("+-").isdecimal():
+        return FOREVER if text.startswith("-") else float(text)
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text.lstrip("+-"):
+        return None
+    return FOREVER if text.startswith("-") else sum(float(number) * _UNITS[unit] for number, unit in parts)

@@ -1,0 +1,170 @@
+"""Which models are loaded next, and which make room for them. Pure: time and memory are arguments.
+
+Models wait in the order in which their oldest requests came, and none overtakes another where that would delay it. Room
+is made first by the models without requests, the longest idle first, even by one that is still loading; then by those
+whose turn is over. A loaded model has a turn of at least MIN_TURN_S, and at least as long as its load took, so that
+loading never takes more than half of the time. After its turn a model that must make room takes no new requests, its
+running answers end by themselves, and its new requests wait behind those of the other models.
+
+So a model that waits is loaded before every model that began to wait after it. Each other model is loaded at most once
+before it, and one that was loaded when it began to wait is not loaded again before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from moeserve.front.memory import Memory
+
+MIN_TURN_S: Final = 5.0
+# Within its turn a model without requests stays so long: a client that asks one question after another has its next one
+# then, and would have the model loaded again for each.
+GRACE_S: Final = 1.0
+
+
+class State(StrEnum):
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    CLOSING = "closing"  # takes no new requests; its running ones end
+    STOPPING = "stopping"  # its processes end
+
+
+HOLDS_MEMORY: Final = frozenset(State) - {State.UNLOADED}
+
+
+@dataclass(eq=False)
+class ScheduledModel:
+    """`pool.py` writes the fields. Times are seconds of its clock."""
+
+    name: str
+    is_pinned: bool = False  # never makes room for another
+    need: Memory | None = None  # None: not known yet
+    state: State = State.UNLOADED
+    running: int = 0  # requests that its server has
+    waiting_since: float | None = None  # when the oldest request that waits for the model came
+    idle_since: float = 0.0  # the end of its last request, or of its load
+    turn_ends: float = 0.0
+    idle_limit: float | None = None  # seconds without a request after which it is unloaded; None: never
+    retry_at: float = 0.0  # after a failed load
+    is_unload_wanted: bool = False  # a request has asked for it
+    makes_room: bool = False  # CLOSING for others, and not for itself
+
+    @property
+    def is_idle(self) -> bool:
+        """No request has or wants it. One that is still loading was wanted, and its clients have gone."""
+        return not self.running and self.waiting_since is None
+
+
+@dataclass
+class Moves:
+    load: list[ScheduledModel] = field(default_factory=list)
+    close: list[ScheduledModel] = field(default_factory=list)  # to make room for others
+    unload: list[ScheduledModel] = field(default_factory=list)  # idle for too long, or asked for
+    reopen: list[ScheduledModel] = field(default_factory=list)  # their room is no longer wanted
+    wake_at: float | None = None  # when to decide again, if nothing happens before
+
+    def __bool__(self) -> bool:
+        return bool(self.load or self.close or self.unload or self.reopen)
+
+
+def decide(models: Sequence[ScheduledModel], budget: Memory, now: float) -> Moves:
+    """Returns what to do now. `budget` bounds the needs of all models that hold memory."""
+    moves = Moves()
+    times: list[float] = []
+    for model in models:
+        if model.state is State.LOADED and _is_due(model, now, times):
+            moves.unload.append(model)
+    waiting = [m for m in models if m.state is State.UNLOADED and m.waiting_since is not None and m.need]
+    times += [m.retry_at for m in waiting if m.retry_at > now]
+    waiting = sorted((m for m in waiting if m.retry_at <= now), key=lambda m: m.waiting_since or 0.0)
+    free = budget  # what no model holds
+    coming = Memory(0)  # what models hold that are about to end
+    for model in models:
+        if model.state in HOLDS_MEMORY and model.need is not None:
+            free = free.minus(model.need)
+            if model.state in (State.CLOSING, State.STOPPING) or model in moves.unload:
+                coming = coming.plus(model.need)
+    promised = free.plus(coming)  # what is free then, beyond the claims of models that wait longer
+    for model in waiting:
+        assert model.need is not None
+        if model.need.fits(free) and model.need.fits(promised):
+            moves.load.append(model)
+            free = free.minus(model.need)
+        elif not model.need.fits(promised):
+            taken = [*moves.close, *moves.unload]
+            victims = _victims(models, model.need.minus(promised), now, taken, times)
+            if victims is None:
+                break  # the others wait behind it
+            moves.close += victims
+            promised = promised.plus(_sum(victims))
+        promised = promised.minus(model.need)
+    if not waiting:
+        moves.reopen = [m for m in models if m.state is State.CLOSING and m.makes_room]
+    moves.wake_at = min(times, default=None)
+    return moves
+
+
+def _is_due(model: ScheduledModel, now: float, times: list[float]) -> bool:
+    """Whether the model is to be unloaded for its own sake. Notes in `times` when it will be."""
+    if model.is_unload_wanted:
+        return True
+    if not model.is_idle or model.is_pinned or model.idle_limit is None:
+        return False
+    due = model.idle_since + model.idle_limit
+    if due > now:
+        times.append(due)
+    return due <= now
+
+
+def _victims(
+    models: Iterable[ScheduledModel],
+    lacking: Memory,
+    now: float,
+    taken: Collection[ScheduledModel],
+    times: list[float],
+) -> list[ScheduledModel] | None:
+    """Returns the models that make room of `lacking`, or None while there are not enough. Notes in `times` when the
+    next turn is over."""
+    candidates = [
+        m
+        for m in models
+        if (m.state is State.LOADED or (m.state is State.LOADING and m.is_idle))
+        and not m.is_pinned
+        and m.need is not None
+        and m not in taken
+    ]
+    may_go = [m for m in candidates if _stays_until(m) <= now]
+    times += [_stays_until(m) for m in candidates if _stays_until(m) > now]
+    idle = sorted((m for m in may_go if m.is_idle), key=lambda m: m.idle_since)
+    busy = sorted((m for m in may_go if not m.is_idle), key=lambda m: m.turn_ends)
+    chosen: list[ScheduledModel] = []
+    for model in (*idle, *busy):
+        if lacking.fits(_sum(chosen)):
+            break
+        chosen.append(model)
+    if not lacking.fits(_sum(chosen)):
+        return None
+    for model in reversed(chosen[:-1]):  # the last is needed; a smaller one before it may not be
+        others = [other for other in chosen if other is not model]
+        if lacking.fits(_sum(others)):
+            chosen = others
+    return chosen
+
+
+def _stays_until(model: ScheduledModel) -> float:
+    """When the model may be made to go."""
+    if model.state is State.LOADING:  # and idle: its clients have gone
+        return 0.0
+    return min(model.turn_ends, model.idle_since + GRACE_S) if model.is_idle else model.turn_ends
+
+
+def _sum(models: Iterable[ScheduledModel]) -> Memory:
+    total = Memory(0)
+    for model in models:
+        assert model.need is not None
+        total = total.plus(model.need)
+    return total

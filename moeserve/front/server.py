@@ -1,0 +1,160 @@
+"""The front process: it listens at once, loads models as they are asked for, and drains at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator
+from typing import Final
+
+import uvicorn
+
+from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
+from moeserve.errors import ConfigError
+from moeserve.front.app import FrontApplication, FrontProbes
+from moeserve.front.config import FrontConfig
+from moeserve.front.instance import Processes, ServerInstance
+from moeserve.front.memory import Memory
+from moeserve.front.metrics import FrontMetrics
+from moeserve.front.needs import NeedsReader
+from moeserve.front.pool import ModelPool
+from moeserve.httpserver.probe_server import ProbeServer
+from moeserve.httpserver.transport.bounded_config import bounded_config
+from moeserve.httpserver.transport.hosts import is_loopback
+from moeserve.httpserver.transport.keys import ApiKeys
+from moeserve.processes.free_memory import available_bytes, limit_note
+from moeserve.processes.lifecycle import Process
+from moeserve.processes.listeners import Listeners, open_listeners, url_of
+
+SPARE_SHARE: Final = 0.05  # of the free memory, which models do not get by default
+DEFAULT_LOAD_TIMEOUT_S: Final = 300.0
+
+log = logging.getLogger(__name__)
+
+
+async def serve(process: Process) -> None:
+    """Serves until SIGTERM and the drain that follows it. Raises ConfigError."""
+    config = process.config
+    front = FrontConfig.read(process.paths.directory)
+    listeners = open_listeners(config)
+    if config.uds is None and not is_loopback(config.host) and not (config.api_key or config.api_key_file):
+        log.warning(
+            "whoever reaches %s may use this server: there is no --api-key and no --api-key-file", config.host
+        )
+    ram = _ram_budget(config)
+    pool = ModelPool(
+        front.models,
+        Processes(process.paths, NeedsReader(process.paths.directory, ram)),
+        Memory(ram),
+        load_timeout=config.model_load_timeout or DEFAULT_LOAD_TIMEOUT_S,
+        idle_limit=config.model_idle_timeout,
+        max_waiting=config.max_num_queued_reqs,
+    )
+    server = Server(pool, config)
+    await server.run(listeners, process)
+
+
+def _ram_budget(config: ServerConfig) -> int:
+    """Bytes for all loaded models together."""
+    if config.models_memory is not None:
+        return int(config.models_memory * GIB)
+    return int(available_bytes() * (1 - SPARE_SHARE))
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with a drain on SIGTERM."""
+
+    def __init__(self, pool: ModelPool, config: ServerConfig) -> None:
+        """Raises ConfigError for a bad file of API keys or a bad certificate."""
+        self._pool = pool
+        self._front = config
+        self._keys = ApiKeys.from_config(config)
+        self._metrics = FrontMetrics(pool)
+        self._app = FrontApplication(pool, config, self._keys, self._metrics)
+        self._listening = asyncio.Event()
+        self._leaving: asyncio.Task[None] | None = None
+        super().__init__(
+            bounded_config(
+                self._app,
+                config,
+                self._keys,
+                is_busy=lambda: pool.num_running > 0,
+                count_refusal=self._metrics.refused,
+                descriptors_per_request=2,
+            )
+        )
+
+    async def run(self, listeners: Listeners, process: Process) -> None:  # type: ignore[override]
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        probes = ProbeServer(
+            FrontProbes(self._app, self._front, self._metrics), lambda: self._pool.num_running > 0
+        )
+        probing: asyncio.Task[None] | None = None
+        beginning = asyncio.create_task(self._begin(process, listeners))
+        try:
+            if listeners.health is not None:
+                probing = asyncio.create_task(probes.serve(sockets=[listeners.health]))
+            await self.serve(sockets=[*listeners.api])
+        finally:
+            beginning.cancel()
+            await self._pool.close()
+            probes.should_exit = True
+            if probing is not None:
+                await asyncio.wait((probing,))
+            await asyncio.wait((beginning,))
+        if not beginning.cancelled() and (error := beginning.exception()) is not None:
+            raise error
+
+    async def _begin(self, process: Process, listeners: Listeners) -> None:
+        await self._listening.wait()
+        url = url_of(listeners.api[0], "https" if self.config.is_ssl else "http")
+        log.info(
+            "%d models share %.2f GiB of RAM%s",
+            len(self._pool.models),
+            self._pool.budget.ram / GIB,
+            limit_note(),
+        )
+        process.ready(url=url)
+        await self._pool.measure_all()
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        await super().startup(sockets)  # type: ignore[arg-type]
+        self._listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Keeps uvicorn from the signals: it would end running requests."""
+        yield
+
+    def _stop(self) -> None:
+        """Handles SIGTERM, which may come twice."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        if self._front.drain_delay:
+            log.info("not ready any more; requests are taken for %g s", self._front.drain_delay)
+            await asyncio.sleep(self._front.drain_delay)
+        log.info("draining: no new requests")
+        await self._pool.drain(self._front.shutdown_timeout)
+        self.should_exit = True
+
+    def _reload_keys(self) -> None:
+        """Handles SIGHUP, for the models' servers too."""
+        if self._front.api_key_file is None:
+            log.info("SIGHUP: there is no --api-key-file to read again")
+            return
+        try:
+            self._keys.reload(self._front)
+        except ConfigError as error:
+            log.error("the keys stay as they were: %s", error)
+            return
+        log.info("the keys were read again from %s", self._front.api_key_file)
+        for model in self._pool.models:
+            if isinstance(model.instance, ServerInstance):
+                model.instance.reload_keys()

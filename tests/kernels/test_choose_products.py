@@ -1,0 +1,59 @@
+"""The choice of products by measurement: it changes which instruction set computes, and no bit of what is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+
+from moeserve.kernels.cpu_stream import CpuStream
+from tests.kernels.expert_layer import HIDDEN, Layer, routing
+from tests.kernels.operations import ISAS, load, run_linear, stream_of
+from tests.kernels.weights import activations, random_weights
+
+KINDS = (Type.Q4_K, Type.Q8_0, Type.IQ3_S)
+MUCH = 1 << 40  # bytes of weights: more than any cache
+needs_both = pytest.mark.skipif(
+    not {"avx2", "avx512_vnni"} <= set(ISAS), reason="this CPU does not have both vector instruction sets"
+)
+
+
+@pytest.fixture(scope="module")
+def chosen() -> CpuStream:
+    """A pool that computes few tokens' products of KINDS with AVX2 and all else with AVX-512."""
+    stream = CpuStream(2, "avx512_vnni")
+    choices = [c for kind in KINDS for c in stream.choose_products([kind], MUCH, least_gain=0.0)]
+    assert [(c.type, c.tokens) for c in choices] == [(kind, n) for kind in KINDS for n in (1, 2, 3, 4)]
+    assert {c.isa for c in choices} == {"avx2"}
+    assert min(c.speed for c in choices) > 0
+    return stream
+
+
+@needs_both
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 67])
+def test_linear(chosen: CpuStream, kind: Type, tokens: int) -> None:
+    weights, x = random_weights(kind, 70, 768), load(activations("heavy-tailed", tokens, 768))
+    plain = stream_of("avx512_vnni")
+    assert torch.equal(
+        run_linear(chosen, x, [weights.pack(chosen)])[0], run_linear(plain, x, [weights.pack(plain)])[0]
+    )
+
+
+@needs_both
+def test_experts(chosen: CpuStream) -> None:
+    layer, y = Layer.random(Type.Q4_K, Type.Q4_K, Type.Q8_0), activations("heavy-tailed", 3, HIDDEN)
+    assert torch.equal(layer.run(chosen, y, *routing(3)), layer.run(stream_of("avx512_vnni"), y, *routing(3)))
+
+
+@needs_both
+def test_weights_that_caches_hold_are_not_measured() -> None:
+    assert CpuStream(1).choose_products([Type.Q4_K], 1 << 20, least_gain=0.0) == []
+
+
+def test_without_a_second_vector_instruction_set_there_is_no_choice() -> None:
+    assert CpuStream(1, "plain").choose_products([Type.Q4_K], MUCH, least_gain=0.0) == []
+
+
+def test_types_without_integer_products_and_unknown_ones_keep_their_own() -> None:
+    assert CpuStream(1).choose_products([Type.F32, Type.BF16, 99], MUCH, least_gain=0.0) == []

@@ -1,0 +1,146 @@
+"""Several models from the command line and from --models-file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from moeserve.cli import main as cli
+from moeserve.cli.command_line import demonstration_model
+from moeserve.cli.several_models import (
+    NOT_WITH_SEVERAL,
+    OF_FRONT,
+    OF_ONE_MODEL,
+    check_single,
+    several_models,
+    wants_several,
+)
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.front.config import FrontConfig
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in "abc":
+        shutil.copy(demonstration_model(), tmp_path / f"{name}.gguf")
+    return tmp_path
+
+
+def front(*arguments: str, env: dict[str, str] | None = None) -> FrontConfig:
+    named, given = cli.given_options(cli.serve_parser(), arguments)
+    assert wants_several(named, given, env or {})
+    return several_models(named, given, env or {})
+
+
+def test_models_of_the_command_line_share_its_flags(folder: Path) -> None:
+    found = front(str(folder / "a.gguf"), str(folder / "b.gguf"), "--port", "9", "--max-model-len", "128")
+    assert [model.name for model in found.models] == ["a", "b"]
+    assert found.common.port == 9
+    for model in found.models:
+        assert model.config.max_model_len == 128
+        assert model.config.port == ServerConfig().port, "it listens where the front says"
+        assert not model.is_pinned
+
+
+def test_each_model_of_the_file_has_flags_of_its_own(folder: Path) -> None:
+    (folder / "models.yaml").write_text(f"""
+- model: {folder}/a.gguf
+  served-model-name: small,tiny
+  max_model_len: 64
+  pin: true
+- model: {folder}/b.gguf
+  lora-modules: []
+""")
+    found = front(
+        *("--models-file", str(folder / "models.yaml"), "--max-model-len", "128", "--api-key", "k"),
+        *("--kv-disk", str(folder / "kv"), "--host", "0.0.0.0", "--allowed-origin", "https://a.example"),
+    )
+    a, b = found.models
+    assert (a.names, a.is_pinned, a.config.max_model_len) == (("small", "tiny"), True, 64)
+    assert (b.name, b.is_pinned, b.config.max_model_len) == ("b", False, 128)
+    assert {a.config.kv_disk, b.config.kv_disk} == {f"{folder}/kv/small", f"{folder}/kv/b"}
+    for model in found.models:
+        assert model.config.api_key == ("k",), "its server knows whose request it is"
+        assert model.config.prefix_cache == "per-key"
+        assert model.config.allowed_origin == (), "the front has seen to it"
+        assert model.config.host == "0.0.0.0", "by which a server decides whom to trust"
+
+
+def test_a_list_in_json_does_as_well_and_adds_to_the_command_lines(folder: Path) -> None:
+    (folder / "models.json").write_text(json.dumps([{"model": f"{folder}/c.gguf"}]))
+    found = front(str(folder / "a.gguf"), "--models-file", str(folder / "models.json"))
+    assert [model.name for model in found.models] == ["a", "c"]
+
+
+def test_written_and_read_again(folder: Path) -> None:
+    found = front(str(folder / "a.gguf"), str(folder / "b.gguf"), "--models-memory", "3")
+    found.write(folder)
+    assert FrontConfig.read(folder) == found
+    assert (folder / "models.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("model: a.gguf", "must be a list of models"),
+        ("[]", "must be a list of models"),
+        ("- a.gguf", "model 1 of"),
+        ("- {model: FOLDER/a.gguf}\n- {model: FOLDER/a.gguf}", "2 models are called a"),
+        ("- {model: FOLDER/a.gguf, max-modell-len: 3}", "max-modell-len: there is no such option"),
+        ("- {model: FOLDER/a.gguf, max-model-len: 3}", "--max-model-len: must be between"),
+        ("- {model: FOLDER/a.gguf, port: 3}", "port: is for the whole server"),
+        ("- {model: FOLDER/a.gguf, gpus: 2}", "does not work with several models yet"),
+        ("- {model: FOLDER/a.gguf, pin: 1}", "pin: must be true or false"),
+        ("- {model: FOLDER/a.gguf, threads: true}", "threads: must be a text or a number"),
+        ("- {model: FOLDER/none.gguf}", "model 1 (FOLDER/none.gguf): --model or MOESERVE_MODEL: there is no"),
+        ("- {model: FOLDER/a.gguf, model: FOLDER/b.gguf}", "a key is given twice"),
+        ("- {model: *x}", "cannot be read"),
+        ("- !!python/object/apply:os.system ['true']", "cannot be read"),
+    ],
+)
+def test_a_bad_file_is_refused_in_words_that_name_the_place(folder: Path, text: str, says: str) -> None:
+    path = folder / "models.yaml"
+    path.write_text(text.replace("FOLDER", str(folder)))
+    with pytest.raises(ConfigError) as refused:
+        front("--models-file", str(path))
+    assert says.replace("FOLDER", str(folder)) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--served-model-name", "x"], "--served-model-name: is for one model"),
+        (["--mmproj", "auto"], "--mmproj: is for one model"),
+        (["--lora-dir", "/x"], "--lora-dir: does not work with several models yet"),
+        (["--gpus", "2"], "--gpus: does not work with several models yet"),
+        (["--model", "c.gguf"], "--model names one model"),
+        (["--models-file", "/nowhere.yaml"], "cannot be read"),
+    ],
+)
+def test_flags_of_one_model_are_refused_for_all(folder: Path, flags: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        front(str(folder / "a.gguf"), str(folder / "b.gguf"), *flags)
+
+
+def test_flags_for_several_models_are_refused_for_one() -> None:
+    for flag in ("models_memory", "model_idle_timeout", "model_load_timeout"):
+        with pytest.raises(ConfigError, match="is for several models"):
+            check_single(dataclasses.replace(ServerConfig(), **{flag: 5.0}))  # type: ignore[arg-type]
+
+
+def test_one_model_is_served_as_ever(folder: Path) -> None:
+    named, given = cli.given_options(cli.serve_parser(), [str(folder / "a.gguf"), "--port", "1"])
+    assert not wants_several(named, given, {})
+    assert given["model"] == str(folder / "a.gguf")
+
+
+def test_the_lists_of_options_are_of_options() -> None:
+    names = set(ServerConfig.__dataclass_fields__)
+    assert names >= OF_FRONT | OF_ONE_MODEL | NOT_WITH_SEVERAL
+    assert not OF_FRONT & OF_ONE_MODEL
+    assert not NOT_WITH_SEVERAL & (OF_FRONT | OF_ONE_MODEL)

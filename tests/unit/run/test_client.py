@@ -1,0 +1,155 @@
+"""The chat API of servers that do not answer as they should."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Sequence
+
+import pytest
+
+from moeserve.cli import running_server
+from moeserve.cli.run import client as client_module
+from moeserve.cli.run.client import ChatClient, address_of
+from moeserve.cli.run.events import ChatError, End, Event, Piece
+from moeserve.cli.running_server import opener_of
+from moeserve.errors import UserError
+from tests.support.http_harness import HttpServer, say
+from tests.unit.run.conftest import piece, raw_server, stream_of
+
+BODY = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+
+
+def events_of(*parts: bytes) -> tuple[list[Event], str]:
+    """What came, and the error behind it."""
+    found: list[Event] = []
+    with raw_server(parts) as (url, _):
+        try:
+            for event in ChatClient(url, None).events(BODY):
+                found.append(event)
+        except ChatError as error:
+            return found, str(error)
+    raise AssertionError("there was no error")
+
+
+def test_an_answer(server: HttpServer) -> None:
+    server.answer = say("<think>", "\nhm\n", "</think>", "\n\nyes", " no")
+    found = list(ChatClient(server.url, None).events(BODY | {"stream_options": {"include_usage": True}}))
+    pieces = [event for event in found if isinstance(event, Piece)]
+    assert "".join(one.reasoning for one in pieces).strip() == "hm"
+    assert "".join(one.text for one in pieces) == "yes no"
+    assert End("stop") in found
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ([stream_of(piece("half"))], "the connection to http://127.0.0.1:.* was lost; ask again when"),
+        ([HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\ndata:"], "was lost"),
+        ([b""], "was lost"),
+        ([b"not HTTP\r\n\r\n"], "was lost"),
+        ([stream_of("{}", "[1]")], "the server sent what is no answer"),
+        ([stream_of("{")], "the server sent what is no answer"),
+        ([stream_of('{"error": {"message": "the worker ended"}}')], "^the server says: the worker ended$"),
+        ([stream_of('{"error": "words"}')], "^the server says: words$"),
+        ([stream_of('{"error": 7}')], "^the server failed$"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>"], "streams no chat; is it the right"),
+        ([b"HTTP/1.1 502 Bad\r\n\r\n<html>"], "answers with HTTP status 502; is it the right address"),
+        ([b'HTTP/1.1 400 Bad\r\n\r\n{"error": {"message": "m", "code": "c"}}'], "^the server says: m$"),
+        ([b"HTTP/1.1 401 No\r\n\r\n{}"], "wants an API key: --api-key or MOESERVE_API_KEY"),
+    ],
+)
+def test_what_a_server_may_do_instead(parts: Sequence[bytes], says: str) -> None:
+    _, error = events_of(*parts)
+    assert re.search(says, error), error
+
+
+def test_what_came_before_a_loss_is_there() -> None:
+    found, _ = events_of(stream_of(piece("half"), piece(" of it")))
+    assert found == [Piece("half"), Piece(" of it")]
+
+
+def test_values_of_any_type_are_passed_over() -> None:
+    odd = [
+        '{"choices": null}',
+        '{"choices": [7]}',
+        '{"choices": [{"delta": {"content": 7, "reasoning": []}}], "usage": 3, "prompt_progress": "x"}',
+        '{"usage": {"prompt_tokens": "x"}, "timings": [1]}',
+        "[DONE]",
+    ]
+    with raw_server([stream_of(*odd)]) as (url, _):
+        events = list(ChatClient(url, None).events(BODY))
+    assert not [event for event in events if isinstance(event, Piece)]
+
+
+def test_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ChatError, match=f"no server answers at {url} .*refused"):
+        next(ChatClient(url, None).events(BODY))
+
+
+def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "SILENCE_S", 0.2)
+
+    def say_nothing(connection: socket.socket) -> None:
+        connection.sendall(HEAD + b"\r\n")
+        connection.recv(1)
+
+    with raw_server(say_nothing) as (url, _), pytest.raises(ChatError, match="has said nothing for 0 s"):
+        next(ChatClient(url, None).events(BODY))
+
+
+def test_a_redirect_does_not_get_the_key() -> None:
+    """Nor the question."""
+    with raw_server([stream_of("[DONE]")]) as (elsewhere, got_elsewhere):
+        redirect = f"HTTP/1.1 307 There\r\nLocation: {elsewhere}/x\r\n\r\n".encode()
+        with (
+            raw_server([redirect]) as (url, got),
+            pytest.raises(ChatError, match=f"redirects to {elsewhere}/x"),
+        ):
+            next(ChatClient(url, "sk-secret").events(BODY))
+        assert b"Bearer sk-secret" in got[0]
+        with raw_server([redirect]) as (url, _), pytest.raises(UserError):
+            running_server.models_at(url, "sk-secret")
+        assert got_elsewhere == []
+
+
+def test_which_addresses_a_proxy_is_for() -> None:
+    direct = opener_of("http://127.0.0.1:1")
+    for near in ("http://localhost:8000", "http://[::1]:8000", "http://192.168.1.5", "https://10.0.0.1"):
+        assert opener_of(near) is direct
+    for far in ("https://example.org", "http://8.8.8.8", "http://gpu-server:8000"):
+        assert opener_of(far) is not direct
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("http://localhost:8000", "http://localhost:8000"),
+        ("https://host/v1/", "https://host"),
+        ("http://host/models/v1", "http://host/models"),
+        ("http://[::1]:8000/", "http://[::1]:8000"),
+    ],
+)
+def test_addresses(text: str, address: str) -> None:
+    assert address_of(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localhost:8000",
+        "file:///etc/passwd",
+        "http://",
+        "",
+        "http://h:x",
+        "http://u:p@h",
+        "http://h?q=1",
+        "//h",
+    ],
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(UserError, match="--url: "):
+        address_of(text)
