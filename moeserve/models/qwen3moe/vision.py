@@ -16,8 +16,7 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.expert_matrices import transposed_experts
-from moeserve.models.sources.huggingface.layer_settings import derived_by
-from moeserve.models.sources.huggingface.wrapped_text import DEEP_LAYERS
+from moeserve.models.sources.huggingface.layer_settings import DEEP_LAYERS, derived_by
 from moeserve.models.sources.source import ModelSource
 
 _MAPPING = QWEN3_MOE.hugging_face

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from .layer_settings import DEEP_LAYERS
 from .safetensors_file import StoredTensor
 
 TEXT_CONFIG = "text_config"
-DEEP_LAYERS = "deepstack_visual_indexes"  # of vision_config; the text model has as many
 _TEXT = "model.language_model."
 _OTHERS = (  # of vision, and of sound
     "model.visual.",
