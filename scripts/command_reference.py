@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Iterator
 
 from moeserve.cli.command_line import flag_name, help_of
-from moeserve.cli.main import COMMANDS, PARSERS
+from moeserve.cli.main import COMMANDS, parser_modules
 from moeserve.config import ServerConfig
 
 
@@ -24,11 +24,13 @@ def commands_page(made: str) -> Iterator[str]:
         "| command | |",
         "|---|---|",
     )
+    modules = parser_modules()
     for name, command in COMMANDS.items():
-        linked = f"[`{name}`](#moeserve-{name})" if name in PARSERS else f"`{name}`"
-        yield f"| {linked} | {command.help} |"
+        sections = [words for words in modules if words.split()[0] == name]
+        linked = ", ".join(f"[`{words}`](#moeserve-{words.replace(' ', '-')})" for words in sections)
+        yield f"| {linked or f'`{name}`'} | {command.help} |"
     yield ""
-    for name, module in PARSERS.items():
+    for name, module in modules.items():
         yield from _section(name, importlib.import_module(module).command_parser())
 
 

@@ -2,6 +2,7 @@
 
     docs/reference/flags.md   from ServerConfig's fields
     docs/reference/commands.md  from the commands' parsers
+    docs/reference/coming-from.md  from the flags and metrics of other servers that ours knows
     docs/reference/api/       from the OpenAPI document, one page an API
     docs/reference/operators/ from the catalogue of torch.ops.moeserve, one page an operator
     docs/reference/sampling-parameters.md  from their declaration
@@ -23,6 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from api_reference import API_PAGES, SHARED, ApiReference  # noqa: E402  (beside this file)
+from coming_from_reference import coming_from_page  # noqa: E402
 from command_reference import commands_page  # noqa: E402
 from front_metrics_reference import front_metrics  # noqa: E402
 from metrics_reference import dashboard, metrics_page  # noqa: E402
@@ -87,6 +89,7 @@ def api_pages() -> Iterator[tuple[str, Iterable[str]]]:
 def pages() -> Iterator[tuple[str, Iterable[str]]]:
     yield "docs/reference/flags.md", flags_page()
     yield "docs/reference/commands.md", commands_page(MADE)
+    yield "docs/reference/coming-from.md", coming_from_page(MADE)
     heading = ("# Sampling parameters", "", MADE, "")
     yield "docs/reference/sampling-parameters.md", (*heading, *sampling_page())
     yield "docs/reference/metrics.md", (*metrics_page(MADE), *front_metrics())

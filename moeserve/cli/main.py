@@ -215,15 +215,20 @@ def run_chat(arguments: list[str]) -> int:
 
 
 def complete(arguments: list[str]) -> int:
-    from moeserve.cli.bench.commands import COMMANDS as MEASUREMENTS
     from moeserve.cli.completion import main as run_completion
 
     commands = {name: command.help for name, command in COMMANDS.items()}
-    modules = PARSERS | {f"bench {name}": f"moeserve.cli.bench.{name}" for name in MEASUREMENTS}
     parsers = {"serve": serve_parser} | {
-        words: importlib.import_module(module).command_parser for words, module in modules.items()
+        words: importlib.import_module(module).command_parser for words, module in parser_modules().items()
     }
     return run_completion(arguments, commands, parsers)
+
+
+def parser_modules() -> dict[str, str]:
+    """The modules with a `command_parser()`, by the words of their commands; of `bench`, those of its commands."""
+    from moeserve.cli.bench.commands import COMMANDS as MEASUREMENTS
+
+    return PARSERS | {f"bench {name}": f"moeserve.cli.bench.{name}" for name in MEASUREMENTS}
 
 
 # The modules of the other commands, with a `command_parser()` each.

@@ -1,4 +1,5 @@
-"""Flags of llama-server, vLLM and SGLang that a user may type: the understood ones, and advice for the others."""
+"""Flags of llama-server, vLLM, SGLang and KTransformers that a user may type: the understood ones, and advice for the
+others."""
 
 from __future__ import annotations
 
@@ -31,6 +32,9 @@ UNDERSTOOD: Final = {
     "--tp": "--gpus",
     "--tp-size": "--gpus",
     "--tensor-parallel-size": "--gpus",
+    "--kt-cpuinfer": "--threads",
+    "--kt-num-gpu-experts": "--num-gpu-experts",
+    "--kt-gpu-prefill-token-threshold": "--gpu-prefill-token-threshold",
 }
 # Their values that ask for our default, without which a flag of ours stands.
 DEFAULTS: Final = {"-c": {"0"}, "--ctx-size": {"0"}}
@@ -43,6 +47,7 @@ _PLACED = "experts are placed automatically; --num-gpu-experts N or --placement-
 _STEP = "use --max-num-batched-tokens N, which limits the tokens of a step"
 _KV = "use --kv-cache-dtype q8_0, which stores keys and values in 8 bits"
 _BUDGET = "use --gpu-memory-budget GIB, an amount in GiB"
+_NUMA = "leave it out: --threads N sets the number of threads"
 _DEFERRAL = "it was removed: it changed the model's output and made nothing faster"
 ADVICE: Final = {
     "-fa": _BY_ITSELF,
@@ -70,6 +75,14 @@ ADVICE: Final = {
     "--cache-type-v": _KV,
     "--gpu-memory-utilization": _BUDGET,
     "--mem-fraction-static": _BUDGET,
+    "--chunked-prefill-size": _STEP,
+    "--enable-metrics": _BY_ITSELF,
+    "--kt-weight-path": "use --model, one file or folder with all weights",
+    "--kt-method": "leave it out: the model's file determines it",
+    "--kt-threadpool-count": _NUMA,
+    "--kt-numa-nodes": _NUMA,
+    "--kt-enable-dynamic-expert-update": "leave it out: experts in GPU memory follow the text",
+    "--kt-expert-placement-strategy": _PLACED,
     "--mlock": "leave it out: weights are copied into the server's own memory",
     "--no-mmap": "leave it out: weights are copied into memory; only --weight-layout file maps the file",
     "--no-enable-prefix-caching": "use --prefix-cache off",

@@ -5,7 +5,7 @@ server.py          the front process: listens, and drains at its end
 app.py             its application: who may ask, and which request goes where
 requested_model.py which model a request is for
 relay.py           a request to its model's server, and the answer back
-event_comments.py  what a streamed request gets while its model is loaded
+early_answer.py    what a request gets while its model is loaded
 lists.py           the lists of models, and their loading and unloading by request
 probes.py          health and metrics
 pool.py            the models as requests see them: found, waited for, leased

@@ -1,9 +1,9 @@
 """The launcher of a server with several models: it owns the sockets, and starts the front process, which starts the
 models' servers as they are needed.
 
-It serves nothing itself. A front process that crashes takes the models' servers with it, and is started again: clients
-that connect meanwhile wait, and models are loaded again as they are asked for. SIGTERM and SIGINT have the front drain;
-a second one kills everything at once. SIGHUP has it read its file of keys again.
+It serves nothing itself. A front process that crashes, or says nothing for too long, takes the models' servers with it
+and is started again: clients that connect meanwhile wait, and models are loaded again as they are asked for. SIGTERM
+and SIGINT have the front drain; a second one kills everything at once. SIGHUP has it read its file of keys again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from moeserve.launcher.signal_events import signals_as_events
 from moeserve.launcher.systemd import Systemd
 from moeserve.messages.channels import PullChannel
 from moeserve.messages.codec import TO_LAUNCHER
-from moeserve.messages.schema import ProcessFailed, ProcessReady, ToLauncher
+from moeserve.messages.schema import Heartbeat, ProcessFailed, ProcessReady, ToLauncher
 from moeserve.processes.limits import prepare_limits
 from moeserve.processes.listeners import Listeners, open_listeners, url_of, with_addresses
 from moeserve.processes.runtime_paths import RuntimePaths
+from moeserve.processes.silence import beat_interval, longest_silence
 
 FRONT: Final = "front"
 STOP_MARGIN_S: Final = 60.0  # for the models' servers to end, beyond the requests' own time
@@ -82,12 +83,14 @@ class FrontLauncher:
         self._ready: ProcessReady | None = None
         self._last_words = ""
         self._has_been_ready = False
+        self._silent_s = 0.0  # since the front's last heartbeat
+        self._looked_at = time.monotonic()
         self._systemd = Systemd.from_env()
         self._crashes = CrashCount(front.common.max_engine_crashes)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         self._inbox: PullChannel[ToLauncher] = PullChannel(context, paths.launcher, TO_LAUNCHER)
-        self._wakeup = stack.enter_context(signals_as_events(self._on_signal))
+        self._wakeup = stack.enter_context(signals_as_events(self._on_signal, (signal.SIGUSR2,)))
         self._poller = zmq.Poller()
         self._poller.register(self._inbox.socket, zmq.POLLIN)
         self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
@@ -128,7 +131,7 @@ class FrontLauncher:
             log.error("stopping: %s", too_many)
             return EXIT_ENGINE_LOST
         self._end_front()
-        self._ready, self._last_words = None, ""
+        self._ready, self._last_words, self._silent_s = None, "", 0.0
         self._front = self._spawn()
         return None
 
@@ -160,8 +163,9 @@ class FrontLauncher:
 
     def _sleep(self, timeout: float | None = None) -> None:
         """Until a message, a signal or the front's end, at most `timeout` seconds. Takes in the messages."""
-        bounds = [wait for wait in (timeout, self._systemd.interval_s) if wait is not None]
-        woken_by = dict(self._poller.poll(math.ceil(min(bounds) * 1000) if bounds else None))
+        interval = beat_interval(self._config)
+        bounds = [wait for wait in (timeout, self._systemd.interval_s, interval) if wait is not None]
+        woken_by = dict(self._poller.poll(math.ceil(min(bounds) * 1000)))
         self._systemd.still_alive()
         if self._wakeup.fileno() in woken_by:
             self._wakeup.recv(64)
@@ -170,9 +174,26 @@ class FrontLauncher:
                 self._is_ready(message)
             elif isinstance(message, ProcessFailed):
                 self._last_words = message.message
+            elif isinstance(message, Heartbeat):
+                self._silent_s = 0.0
+        self._look_at_silence(2 * interval)
         if self._hung_up and self._ready is not None:
             self._hung_up = False
             self._front.send_signal(signal.SIGHUP)
+
+    def _look_at_silence(self, most_s: float) -> None:
+        """Ends a front process whose event loop stands still, and continues one that was stopped. A look counts at most
+        `most_s`: a longer gap means that this process itself was stopped."""
+        now = time.monotonic()
+        self._silent_s += min(now - self._looked_at, most_s)
+        self._looked_at = now
+        if self._ready is None or self._silent_s < longest_silence(self._config.step_timeout):
+            return
+        if self._front.is_stopped:
+            self._front.go_on()
+        else:
+            self._front.give_up(f"the front process has said nothing for {self._silent_s:.0f} s")
+        self._silent_s = 0.0
 
     def _is_ready(self, message: ProcessReady) -> None:
         if not self._has_been_ready:
@@ -191,5 +212,9 @@ class FrontLauncher:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGHUP:
             self._hung_up = True
+        elif signum == signal.SIGUSR2:
+            log.error(
+                "SIGUSR2: a server with several models does not start the next beside itself yet; restart it"
+            )
         else:
             self._signals += 1

@@ -19,7 +19,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from moeserve.front.event_comments import EventComments, error_event
+from moeserve.front.early_answer import EarlyAnswer, EarlyEvents, EarlyJson, error_event
 from moeserve.front.instance import ServerInstance
 from moeserve.front.pool import ModelPool
 from moeserve.front.pooled_model import Instance, PooledModel
@@ -61,7 +61,9 @@ class Relay:
         """Loads the model if it must. Raises ApiError if that fails before the answer has begun."""
         exchange = _Exchange(self._pool, self._apis, scope, send, model, body)
         if asked.streams_events:
-            exchange.comments = EventComments(send, lambda: model.progress_text)
+            exchange.early = EarlyEvents(send, lambda: model.progress_text)
+        elif not asked.streams_lines:
+            exchange.early = EarlyJson(send)
         self._pool.keep(model, asked.keep_alive)
         with contextlib.suppress(ClientGone):
             await unless_gone(receive, exchange.run())
@@ -91,7 +93,7 @@ class Relay:
 class _Exchange:
     """One request and its answer."""
 
-    comments: EventComments | None = None
+    early: EarlyAnswer | None = None
 
     def __init__(
         self, pool: ModelPool, apis: ApiTable, scope: Scope, send: Send, model: PooledModel, body: bytes
@@ -118,16 +120,16 @@ class _Exchange:
                     self._pool.release(self._model, instance)
             raise self._lost()
         except ApiError as error:
-            if self.comments is None or not self.comments.have_begun:
+            if self.early is None or not self.early.have_begun:
                 raise
             note_refusal(self._scope, error)
-            await self.comments.fail(self._error_body(error))
+            await self.early.fail(self._error_body(error))
 
     async def _acquire(self) -> Instance:
         acquiring = self._pool.acquire(self._model)
-        if self.comments is None:
+        if self.early is None:
             return await acquiring
-        return await self.comments.until(acquiring, partial(self._pool.release, self._model))
+        return await self.early.until(acquiring, partial(self._pool.release, self._model))
 
     async def run_if_loaded(self) -> None:
         async with self._pool.lease_loaded(self._model) as instance:
@@ -157,9 +159,9 @@ class _Exchange:
             await self._pass_back(answer, waited)
 
     async def _pass_back(self, answer: aiohttp.ClientResponse, waited: float) -> None:
-        begun = self.comments is not None and self.comments.have_begun
-        if begun and answer.content_type != "text/event-stream":
-            await self._pass_back_as_event(answer)
+        begun = self.early is not None and self.early.have_begun
+        if begun and answer.status != 200:
+            await self._pass_back_late(answer)
             return
         if not begun:
             headers = [*_headers_back(answer.raw_headers), (LOAD_SECONDS, f"{waited:.3f}".encode())]
@@ -173,13 +175,13 @@ class _Exchange:
             return
         await send_part(self._send, b"", False)
 
-    async def _pass_back_as_event(self, answer: aiohttp.ClientResponse) -> None:
+    async def _pass_back_late(self, answer: aiohttp.ClientResponse) -> None:
         """A refusal, whose status can no longer be told."""
-        assert self.comments is not None
+        assert self.early is not None
         try:
-            await self.comments.fail(orjson.loads(await answer.read()))
+            await self.early.fail(orjson.loads(await answer.read()))
         except (aiohttp.ClientError, OSError, orjson.JSONDecodeError, AttributeError):
-            await self.comments.fail(self._error_body(self._lost()))
+            await self.early.fail(self._error_body(self._lost()))
 
     async def _end_cut(self, content_type: str, error: Exception) -> None:
         """Ends an answer whose server was lost in its middle."""

@@ -15,6 +15,7 @@ import msgspec
 from moeserve.httpserver.transport.errors import ApiError
 
 OLLAMA: Final = "/api/"  # paths that begin so are Ollama's
+STREAM_PATH: Final = "/generate_stream"  # LightLLM's, whose answers are always streams
 LATEST: Final = ":latest"  # a tag that Ollama's clients add
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")
@@ -25,6 +26,7 @@ FOREVER: Final = float("inf")
 class Asked:
     model: str | None = None  # None: the first of the server's
     streams_events: bool = False  # the answer is a stream of server-sent events
+    streams_lines: bool = False  # the answer is a stream of lines of JSON
     keep_alive: float | None = None  # seconds, of Ollama's clients; infinite: for ever
     only_loads: bool = (
         False  # Ollama's: no prompt, so that the model is loaded, or with keep_alive 0 unloaded
@@ -58,10 +60,12 @@ def asked_in(path: str, query: bytes, body: bytes) -> Asked:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not path.startswith(OLLAMA):
-        return Asked(found.model or _in_query(query), bytes(found.stream) == b"true")
+        streams = bytes(found.stream) == b"true" or path == STREAM_PATH
+        return Asked(found.model or _in_query(query), streams)
     model = found.model or _text(found.name)
     return Asked(
         None if model is None else model.removesuffix(LATEST),
+        streams_lines=bytes(found.stream) != b"false",  # Ollama's default
         keep_alive=_seconds(bytes(found.keep_alive)),
         only_loads=bytes(found.prompt) in (b"", b'""', b"null") and _is_empty(bytes(found.messages)),
     )

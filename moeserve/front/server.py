@@ -28,6 +28,7 @@ from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.processes.free_memory import available_bytes, limit_note
 from moeserve.processes.lifecycle import Process
 from moeserve.processes.listeners import Listeners, open_listeners, url_of
+from moeserve.processes.silence import beat_interval
 
 SPARE_SHARE: Final = 0.05  # of the free memory, which models do not get by default
 DEFAULT_LOAD_TIMEOUT_S: Final = 300.0
@@ -76,6 +77,7 @@ class Server(uvicorn.Server):
         self._app = FrontApplication(pool, config, self._keys, self._metrics)
         self._listening = asyncio.Event()
         self._leaving: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
         super().__init__(
             bounded_config(
                 self._app,
@@ -102,6 +104,8 @@ class Server(uvicorn.Server):
             await self.serve(sockets=[*listeners.api])
         finally:
             beginning.cancel()
+            if self._beating is not None:
+                self._beating.cancel()
             await self._pool.close()
             probes.should_exit = True
             if probing is not None:
@@ -120,6 +124,7 @@ class Server(uvicorn.Server):
             limit_note(),
         )
         process.ready(url=url)
+        self._beating = asyncio.create_task(_beat(process))
         await self._pool.measure_all()
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
@@ -158,3 +163,10 @@ class Server(uvicorn.Server):
         for model in self._pool.models:
             if isinstance(model.instance, ServerInstance):
                 model.instance.reload_keys()
+
+
+async def _beat(process: Process) -> None:
+    """Tells the launcher that the event loop still turns."""
+    while True:
+        process.heartbeat()
+        await asyncio.sleep(beat_interval(process.config))

@@ -1,4 +1,4 @@
-"""Activations on the GPU: what a product reads."""
+"""The activations that a GPU product reads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GpuActivations:
-    """Up to n rows of `cols` activations as floats and, for few rows, as int8 with a scale per 32 columns.
+    """Up to n rows of `cols` activations as floats and, for small batches, also as int8 with a scale per 32 columns.
 
-    The integer products (`linear/gemv.py`) read `codes` and `scales`, every other reads `x`. A form that no weight asks
-    for may be left out.
+    The integer products (`linear/gemv.py`) read `codes` and `scales`, all others read `x`. A form that no weight
+    needs may be None.
     """
 
     x: Tensor | None  # float32, bfloat16 or float16 [n, cols]
@@ -24,7 +24,7 @@ class GpuActivations:
     def empty(
         rows: int, cols: int, device: torch.device | str, *, dtype: torch.dtype | None, quantised: bool
     ) -> GpuActivations:
-        """Room without content; no floats where dtype is None. cols: a multiple of 32 where quantised."""
+        """Allocates uninitialised activations; without floats if dtype is None. cols: a multiple of 32 if quantised."""
         x = None if dtype is None else torch.empty(rows, cols, dtype=dtype, device=device)
         if not quantised:
             return GpuActivations(x, None, None)

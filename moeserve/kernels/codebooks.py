@@ -1,5 +1,5 @@
-"""Codebooks for the C++ engine, which has none of its own: the first matrix of a type with a codebook brings its
-entries."""
+"""Passes codebooks to the C++ engine, which contains none, when the first matrix of a type with a codebook is
+loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from moeserve.quantization.codebook import entries_of
 
 @cache
 def bring_codebook(ggml_type: int) -> None:
-    """Before the engine reads or packs rows of the type; nothing where it has no codebook."""
+    """Passes the type's codebook to the engine, before it reads or packs rows of the type. Does nothing for other
+    types."""
     row = QUANT_TYPES.get(ggml_type)
     if row is not None and row.codebook is not None:
         _C.set_codebook(ggml_type, entries_of(row.name).reshape(-1))

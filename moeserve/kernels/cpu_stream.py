@@ -1,13 +1,13 @@
 """CpuStream: the C++ pool as a stream of operations on torch tensors.
 
-Calls queue an operation and return; `wait()` blocks until all are done. Until then what was passed must stay
-unread and unwritten, as with a GPU stream; the stream keeps it alive. What each operation computes is specified by
-the `reference.py` of its folder. Shapes are row-major; n is the number of tokens of the step; every tensor is
-contiguous and on the CPU, float32 where nothing else is said, and may have more than n rows.
+A call launches an operation and returns; `wait()` blocks until all are done. Until then, as with a GPU stream, the
+arguments must be neither read nor written; the stream keeps them alive. The `reference.py` in an operation's folder
+specifies its result. Shapes are row-major; n is the number of the step's tokens; all tensors are contiguous, on the
+CPU, float32 unless stated otherwise, and may have more than n rows.
 
-Each call checks its tensors before it queues anything (in C++, csrc/bindings/stream.cpp: 30 ns a tensor): ValueError,
-which begins with the argument's name, for an element type, a device, a stride or a size that does not fit; IndexError
-for a token id, row or KV slot that is not there.
+Each call checks its tensors before launching (in C++, csrc/bindings/stream.cpp: 30 ns per tensor). It raises
+ValueError, starting with the argument's name, for a wrong dtype, device, stride or size, and IndexError for a token
+id, row or KV slot out of range.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ AttentionPlan = _C.AttentionPlan
 
 class CpuStream(OperationQueue):
     def pack(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
-        """GGUF rows of a matrix [out, in] or of experts [E, out, in] to panels; blocks until done.
+        """Repacks GGUF rows of a matrix [out, in], or of experts [E, out, in], into panels. Blocks until done.
 
-        Raises ValueError for a type without kernels, MemoryError when there is no memory for it.
+        Raises ValueError for a type without kernels, and MemoryError.
         """
         bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         return self._native.pack(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
     def view(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
-        """Returns the matrix in place: computed from the GGUF rows themselves, which must stay where they are."""
+        """Returns a matrix that computes from the GGUF rows in place; they must stay at their address."""
         bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         return self._native.view(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
@@ -124,8 +124,8 @@ class CpuStream(OperationQueue):
     def linear_panels(
         self, x: Activations, n: int, weights: Matrix, panels: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """The outputs of panels of PANEL_ROWS rows alone: out[t, i] = W[panels[i]] x[t]. panels: int32 [m]; out:
-        [n, PANEL_ROWS * m], -inf for rows that a last panel lacks."""
+        """Computes only some panels of PANEL_ROWS output rows: out[t, i] = W[panels[i]] x[t]. panels: int32 [m];
+        out: [n, PANEL_ROWS * m], -inf for rows missing in the last panel."""
         self._native.linear_panels(x.native, n, weights, panels, out)
         self._held.append((x, weights, panels, out))
 
@@ -138,10 +138,10 @@ class CpuStream(OperationQueue):
         out: list[torch.Tensor],
         shrunk: torch.Tensor,
     ) -> None:
-        """out[j][t] += B_j (A_j x[t]) for the rows that ask for an adapter, with A and B of that adapter.
+        """out[j][t] += B_j (A_j x[t]) for rows with an adapter, using that adapter's A and B.
 
-        x: [n, cols], its float32 form is read. out[j]: [n, tables[j].rows]; None in `tables`: nothing is added. shrunk:
-        float32, a workspace for len(tables) * rows numbers of the largest rank.
+        x: [n, cols], read as float32. out[j]: [n, tables[j].rows]; None in `tables`: out[j] stays unchanged. shrunk:
+        float32 workspace for len(tables) * rows vectors of the largest rank.
         """
         self._native.lora(x.native, n, rows.sorted, rows.adapters, tables, out, shrunk)
         self._held.append((x, rows, tables, shrunk, *out))
@@ -261,12 +261,12 @@ class CpuStream(OperationQueue):
         out: Activations,
         pending: torch.Tensor | None = None,
     ) -> None:
-        """The gated DeltaNet of the sequences' rows, which moves their states on. out: [n, value_width].
-        pending: float32 [records, pending_values(heads)], where the sequences have drafts: see `commit_states`.
+        """Computes the gated DeltaNet for the sequences' rows and advances their states. out: [n, value_width].
+        pending: float32 [records, pending_values(heads)], needed if rows have drafts: see `commit_states`.
 
-        qkv [n, channels] or the three [n, width], z [n, value_width], b [n, value_heads] and a [n, decays] are products
-        of the layer's input; without a, b [n, key_heads, 2, value_heads / key_heads] holds both. qkv, b and a are
-        overwritten. What a token gives does not depend on how its sequence is cut into steps.
+        qkv [n, channels] or three tensors [n, width], z [n, value_width], b [n, value_heads] and a [n, decays] are
+        products of the layer's input; if a is None, b [n, key_heads, 2, value_heads / key_heads] holds both. qkv, b
+        and a are overwritten. A token's result does not depend on how its sequence is divided into steps.
         """
         s = sequences
         q, k, v = qkv if isinstance(qkv, tuple) else (qkv, None, None)
@@ -286,13 +286,13 @@ class CpuStream(OperationQueue):
         accepted: torch.Tensor,
         pending: torch.Tensor,
     ) -> None:
-        """Moves the states in these slots on by the first accepted[i] of the drafts whose records begin at first[i], as
-        their rows would have: bit for bit. slot, first, accepted: int32 [sequences], no slot twice."""
+        """Advances the states in these slots by the first accepted[i] drafts, whose records start at first[i];
+        bitwise as their rows would have. slot, first, accepted: int32 [sequences], distinct slots."""
         self._native.commit_states(_heads(heads), state.states, state.first, slot, first, accepted, pending)
         self._held.append((state, slot, first, accepted, pending))
 
     def copy_states(self, states: torch.Tensor, pairs: torch.Tensor) -> None:
-        """For each pair (source, target) in order: slot target = slot source, or zeros where source is -1.
+        """Copies slots in order, for each (source, target) pair: slot target = slot source, or zeros for source -1.
 
         states: float32 [slots, values]; pairs: int32 [count, 2].
         """
@@ -309,10 +309,10 @@ class CpuStream(OperationQueue):
         bias: torch.Tensor | None = None,
         expert_scale: torch.Tensor | None = None,
     ) -> None:
-        """workspace.ids, workspace.weights [n, top_k]: each token's experts by `router`. logits: [n, experts].
+        """Writes each token's experts to workspace.ids and workspace.weights [n, top_k]. logits: [n, experts].
 
-        bias [experts]: added to the scores that choose, not to the weights. expert_scale [experts]: a chosen expert's
-        weight is multiplied by its own.
+        bias [experts]: added to scores for choosing, not to weights. expert_scale [experts]: multiplies a chosen
+        expert's weight.
         """
         r, ids, weights = router, workspace.ids, workspace.weights
         self._native.route(
@@ -324,9 +324,10 @@ class CpuStream(OperationQueue):
     def shared_gate(
         self, y: Activations, n: int, weight: torch.Tensor | None, routing: RoutingWorkspace
     ) -> None:
-        """The routes of a shared expert, to be run as `experts` of one: ids 0, weights sigmoid(y[t] . weight).
+        """Writes the routes of a shared expert, to be run by `experts` as a single expert: ids 0, weights
+        sigmoid(y[t] . weight).
 
-        weight: [hidden], or None for weights of 1. routing: of one expert and top_k 1.
+        weight: [hidden]; None: all weights are 1. routing: for one expert and top_k 1.
         """
         self._native.shared_gate(y.native, n, weight, routing.ids, routing.weights)
         self._held.append((y, weight, routing))
@@ -370,7 +371,7 @@ class CpuStream(OperationQueue):
         self._held.append((gate, up, down, y, routing, h, counts, x, gate_bias, up_bias, down_bias, lora))
 
     def read(self, matrix: Matrix) -> None:
-        """Reads every byte of the matrix: the memory's speed without any arithmetic."""
+        """Reads every byte of the matrix without arithmetic, to measure memory bandwidth."""
         self._native.read(matrix)
         self._held.append((matrix,))
 

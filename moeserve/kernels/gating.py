@@ -1,4 +1,4 @@
-"""The activation of gate and up. Code without torch may hold it."""
+"""The activations that join gate and up. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 # silu: silu(gate) * up. gelu: gelu(gate) * up, by its tanh form. swiglu_oai: gpt-oss's, see `reference.activate`.
 Activation = Literal["silu", "swiglu_oai", "gelu"]
 
-OAI_LIMIT = 7.0  # what gpt-oss has where its files say nothing
+OAI_LIMIT = 7.0  # default of gpt-oss
 OAI_ALPHA = 1.702
 
 
 @dataclass(frozen=True, slots=True)
 class GatedForm:
-    """The activation as numbers, which Triton's kernels are compiled for."""
+    """An activation as numbers, which are compile-time constants of Triton kernels."""
 
     activation: Activation
     limit: float  # 0: none
@@ -22,12 +22,12 @@ class GatedForm:
 
 
 def form_of(activation: Activation, limit: float | None = None, alpha: float = OAI_ALPHA) -> GatedForm:
-    """limit: see `limit_of`."""
+    """Returns the activation's constants. limit: see `limit_of`."""
     return GatedForm(activation, limit_of(activation, limit), alpha if activation == "swiglu_oai" else 0.0)
 
 
 def limit_of(activation: Activation, limit: float | None) -> float:
-    """Where gates and ups are cut; 0: nowhere. limit: None for what the activation usually has."""
+    """Returns the clamp limit of gate and up; 0: no limit. limit: None: the activation's default."""
     if limit is None:
         return OAI_LIMIT if activation == "swiglu_oai" else 0.0
     return limit

@@ -1,4 +1,4 @@
-"""RAM that a GPU copies from and to in the background, pinned where it lies."""
+"""Pins existing RAM, so that a GPU can copy from and to it in the background."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MAPPED = 2  # cudaHostRegisterMapped: kernels read it too
 
 
 def pin(memory: Tensor) -> int:
-    """memory: contiguous, any type. Returns its address, for `unpin`, which must come before the memory goes: the
-    allocator may hand the addresses out again. Raises RuntimeError where it cannot be pinned. Meanwhile the driver
-    holds up what is given to the GPU, longer where pages of the memory have not been written to."""
+    """Pins memory (contiguous, any dtype). Returns its address for `unpin`, which must be called before the memory
+    is freed, as the allocator may reuse the addresses. Raises RuntimeError if it cannot be pinned. The driver delays
+    GPU work meanwhile, longer if pages of the memory were never written."""
     error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, _MAPPED)
     if int(error) != 0:
         raise RuntimeError(f"cudaHostRegister of {memory.nbytes} bytes: error {int(error)}")

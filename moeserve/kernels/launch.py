@@ -1,9 +1,9 @@
-"""Launching Triton kernels at a few microseconds a call.
+"""Launches Triton kernels in a few microseconds per call.
 
-Triton's own `kernel[grid](...)` binds and specialises its arguments anew at every call. Here the compiled kernel is
-found by what can make it another one: the compile-time arguments, the tensors' types and alignment, the launch options
-(the idea is FlagGems' LibEntry). Kernels take no runtime integers, which Triton would specialise on: an argument is a
-tensor or compile-time. So all that serving can launch is known before it begins: `compile_ahead`.
+Triton's own `kernel[grid](...)` binds and specialises its arguments at every call. Here the compiled kernel is
+looked up by everything that selects it: compile-time arguments, the tensors' dtypes and alignment, launch options
+(the idea of FlagGems' LibEntry). Kernels take no runtime integers, on which Triton would specialise: an argument is
+a tensor or a compile-time constant. So all kernels that serving needs are known in advance: `compile_ahead`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from triton.runtime.cache import triton_key
 from triton.runtime.errors import OutOfResources
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-# For kernels: inline assembly, which the interpreter lacks, only where they are compiled.
+# For kernels: inline assembly is used only in compiled ones, as the interpreter lacks it.
 COMPILED = tl.constexpr(not INTERPRETED)
 DEFAULT_STAGES = 3  # Triton's
 
-HOPPER_SHARED_MEMORY = 227 << 10  # bytes that a program may have
+HOPPER_SHARED_MEMORY = 227 << 10  # bytes per program
 
 
 @cache
 def shared_memory() -> int:
-    """Bytes that a program may have on this process's GPU."""
+    """Returns the shared memory per program, in bytes, on this process's GPU."""
     if INTERPRETED or not torch.cuda.is_available():
         return HOPPER_SHARED_MEMORY
     return int(driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"])
@@ -44,14 +44,14 @@ def _has_dependent_launch() -> bool:
     return torch.cuda.get_device_capability()[0] >= 9
 
 
-# Programmatic dependent launch (Hopper on): a kernel may start while the one before it ends, and waits itself
-# (gdc_wait) before it reads what that one wrote. None: the GPU has not been asked yet.
+# Programmatic dependent launch (from Hopper on): a kernel may start while the previous one ends, and waits (gdc_wait)
+# before it reads that one's results. None: not yet determined.
 PDL: bool | None = None
 
 
 def pdl() -> bool:
-    """Whether kernels are launched so. Asks the GPU at the first launch: a process that has imported kernels may still
-    fork others, which it could not once it has asked."""
+    """Returns whether kernels use programmatic dependent launch. Asks the GPU at the first launch and not at import:
+    a process that initialised the GPU could no longer fork."""
     global PDL
     if PDL is None:
         PDL = _has_dependent_launch()
@@ -59,13 +59,13 @@ def pdl() -> bool:
 
 
 def next_power_of_2(n: int) -> int:
-    """The least power of two that is no less than `n` > 0; Triton's tensors have such lengths."""
+    """Returns the smallest power of two that is at least `n` > 0, as Triton's tensors need it."""
     return 1 << (n - 1).bit_length()
 
 
 def load(compiled: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-    """Onto the current GPU; returns what launches it there on `grid`. Raises OutOfResources whenever it does not fit; a
-    lookup of `compiled.run` would raise only the first time."""
+    """Loads a compiled kernel onto the current GPU. Returns a function that launches it on `grid`. Raises
+    OutOfResources every time it does not fit; a look-up of `compiled.run` would raise only the first time."""
     launched: Callable[..., None] = compiled[(*grid, 1, 1)[:3]]
     return launched
 
@@ -90,7 +90,7 @@ class Kernel:
         arguments: tuple[object, ...],
         options: dict[str, Any],
     ) -> None:
-        """kind: all that can make it another compiled kernel, but for the device."""
+        """kind: everything that selects the compiled kernel, except the device."""
         global _first_launches
         device = -1 if INTERPRETED else torch.cuda.current_device()
         key = (device, kind)
@@ -125,8 +125,8 @@ class Kernel:
         options: dict[str, Any],
         error: OutOfResources,
     ) -> Any:
-        """The compiled kernel, loaded onto a GPU whose programs have less shared memory than those for which its tiles
-        were chosen: with fewer of them on their way. Raises `error` where it does not fit so either."""
+        """Returns the kernel compiled with fewer pipeline stages, for a GPU with less shared memory than its tiles
+        were chosen for. Raises `error` if it still does not fit."""
         for stages in range(options.get("num_stages", DEFAULT_STAGES) - 1, 0, -1):
             fewer = options | {"num_stages": stages}
             try:
@@ -138,13 +138,13 @@ class Kernel:
         raise error
 
     def note(self, key: tuple[object, ...], compiled: Any) -> None:
-        """Stores the compiled kernel for later launches of this kind."""
+        """Remembers a compiled kernel for later launches of this kind."""
         self._compiled[key] = compiled
 
 
 def hash_sources() -> None:
-    """Makes the hashes of all kernels imported so far, and of Triton, by which compiled ones are found on disk: half a
-    second and more, and all that a process can do for the kernels without a GPU."""
+    """Computes the hashes of all imported kernels and of Triton, by which compiled kernels are found on disk. It
+    takes half a second or more, and is all that a process can prepare without a GPU."""
     if not INTERPRETED:
         triton_key()
         for one in _kernels:
@@ -152,26 +152,26 @@ def hash_sources() -> None:
 
 
 _kernels: list[Kernel] = []
-_first_launches = 0  # of kinds that no `compile_ahead` has seen
+_first_launches = 0  # of kinds that `compile_ahead` has not seen
 _ahead: _CompilingAhead | None = None
 
 
 def first_launches() -> int:
-    """How many launches so far had to compile their kernel, or load it from Triton's cache on disk."""
+    """Returns the number of launches so far that had to compile their kernel, or load it from Triton's disk cache."""
     return _first_launches
 
 
 def is_compiling_ahead() -> bool:
-    """Whether launches run nothing now; see `compile_ahead`."""
+    """Returns whether launches currently execute nothing; see `compile_ahead`."""
     return _ahead is not None
 
 
 @contextmanager
 def compile_ahead(on_progress: Callable[[int, int], object] = lambda done, total: None) -> Iterator[None]:
-    """Within, a launch runs nothing: its kernel is compiled by threads, all cores at once, unless it has been. At the
-    end all are, and are on the device. Raises what a compilation raised.
+    """A context in which launches execute nothing: their kernels are compiled in threads, on all cores, unless
+    compiled already. At its end all kernels are compiled and on the device. Raises errors of compilation.
 
-    on_progress: kernels compiled so far, and in all, of which more become known on the way. ValueError if nested.
+    on_progress: called with the number of compiled kernels and the total known so far. Raises ValueError if nested.
     """
     global _ahead
     if _ahead is not None:
@@ -189,7 +189,7 @@ def compile_ahead(on_progress: Callable[[int, int], object] = lambda done, total
 
 
 class _Wanted(NamedTuple):
-    """A launch whose kernel is on its way."""
+    """A launch whose kernel is being compiled."""
 
     of: Kernel
     key: tuple[object, ...]
@@ -208,7 +208,7 @@ class _Wanted(NamedTuple):
 
 
 class _CompilingAhead:
-    """Kernels on their way. Several kinds of launches may be one kernel to Triton, which compiles it once."""
+    """Kernels being compiled. Several kinds of launches may need the same kernel, which Triton compiles once."""
 
     def __init__(self, mode: triton.AsyncCompileMode, on_progress: Callable[[int, int], object]) -> None:
         self._mode = mode
@@ -233,7 +233,7 @@ class _CompilingAhead:
             self._tell()
 
     def load(self) -> None:
-        """Onto the device."""
+        """Loads the kernels onto the device."""
         for wanted in self._wanted:
             if wanted.compiled is not True:
                 wanted.of.note(wanted.key, wanted.loaded())
@@ -249,7 +249,7 @@ def kernel(function: Any) -> Kernel:
 
 
 def row_stride(first: torch.Tensor, *others: torch.Tensor | None) -> int:
-    """Between the rows of matrices that lie alike, each row contiguous. ValueError where they do not."""
+    """Returns the common row stride of matrices with contiguous rows. Raises ValueError if their strides differ."""
     for tensor in (first, *others):
         if tensor is not None and tensor.stride() != (first.stride(0), 1):
             raise ValueError(f"strides {tensor.stride()} where {(first.stride(0), 1)} are expected")

@@ -1,4 +1,4 @@
-"""The queue of a pool's operations: its threads, and what must stay alive until they are done."""
+"""The queue of the pool's operations: owns the threads, and keeps operands alive until they are used."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ LEAST_GAIN: Final = 1.03  # of a product's speed, below which the noise of measu
 
 
 class OperationQueue:
-    """Starts the threads. `CpuStream` has the operations."""
+    """Starts the threads. `CpuStream` adds the operations."""
 
     def __init__(self, threads: int | Sequence[ThreadPlacement], isa: str = "") -> None:
-        """`threads`: how many, unbound and on one NUMA node, or the placement of each.
-        `isa`: "plain", "avx2" or "avx512_vnni"; empty takes the best this CPU runs.
+        """threads: a number (unbound, on one NUMA node), or the placement of each. isa: "plain", "avx2" or
+        "avx512_vnni"; "": the best that this CPU supports.
 
         Raises ValueError for an ISA that this CPU or build lacks.
         """
         placements = [ThreadPlacement()] * threads if isinstance(threads, int) else threads
         self.nodes = 1 + max(p.node for p in placements)
         self._native = _C.Stream([(p.node, list(p.cpus)) for p in placements], isa)
-        # What the queued operations point into. Without it a temporary (a batch's ids, a norm's weight) is freed
-        # while the pool still reads it.
+        # Operands of the launched operations; without this, temporaries (a batch's ids, a norm's weight) would be freed
+        # while the pool reads them.
         self._held: list[object] = []
-        # The same of what `wait` has waited for: released while the pool computes what came after, when no call waits.
+        # Operands of operations that `wait` has waited for; freed later, while the pool computes and no call waits.
         self._released: list[object] = []
 
     @property
@@ -60,13 +60,13 @@ class OperationQueue:
 
     @property
     def recomputed(self) -> int:
-        """Pieces of work that a thread computed again since the start, because the thread that had begun them stood
-        still: how often threads lost their cores."""
+        """Number of work units since start-up that another thread computed again because the thread that had begun
+        them made no progress: how often threads lost their cores."""
         return self._native.recomputed
 
     @property
     def fetched_ahead(self) -> int:
-        """How often a thread that waited in an operation fetched the weights of a later one into its cache."""
+        """How often a thread waiting within an operation prefetched weights of a later one into its cache."""
         return self._native.fetched_ahead
 
     @property
@@ -74,7 +74,7 @@ class OperationQueue:
         return self._native.pool
 
     def wait(self) -> None:
-        if not self._held:  # nothing was queued since: what that wait left is let go while the pool computes
+        if not self._held:  # nothing was launched since; operands are freed later, while the pool computes
             self._native.wait()
             return
         self._released.clear()

@@ -1,4 +1,4 @@
-"""When the CPU pool's threads came to each phase, and what they did there: csrc/pool/phase_times.h."""
+"""Records when the CPU pool's threads entered each phase of an operation, and their work: csrc/pool/phase_times.h."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ Times = npt.NDArray[np.void]
 
 
 def time_phases(pool: Pool, room: int) -> None:
-    """From now on each thread keeps the times of its next `room` phases; 0: of none. Waits for the pool."""
+    """Makes each thread record its next `room` phases; 0: none. Waits for the pool."""
     pool.time_phases(room)
 
 
 def phase_times(pool: Pool) -> list[Times]:
-    """PHASE_TIMES of each thread's phases, in order, since `time_phases`. The pool is idle."""
+    """Returns each thread's recorded phases (dtype PHASE_TIMES), in order, since `time_phases`. The pool must be
+    idle."""
     return [np.frombuffer(pool.phase_times(thread), PHASE_TIMES) for thread in range(pool.threads)]
 
 
 def operation_names(pool: Pool) -> list[str]:
-    """C++ types, without namespaces and template arguments."""
+    """Returns the operations' C++ types, without namespaces and template arguments."""
     return [name.partition("<")[0].split("::")[-1] or name for name in pool.operation_names]
 
 
 def phase_ticks() -> int:
-    """Now, in ticks."""
+    """Returns the current time in ticks."""
     return Pool.phase_ticks()
 
 
 def ticks_per_second() -> float:
-    """Takes 10 ms."""
+    """Measures the ticks per second; takes 10 ms."""
     return Pool.phase_ticks_per_second()

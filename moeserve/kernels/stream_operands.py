@@ -1,5 +1,5 @@
-"""The operands of a `CpuStream`'s operations beside tensors: workspaces, layers of the caches, and the division of
-heads. A GPU uses the same layers of the caches."""
+"""The operands of `CpuStream` operations other than tensors: workspaces, cache layers, head layouts. GPUs use the
+same cache layers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from moeserve.kernels import _C
 class Activations:
     """A workspace for up to `tokens` rows of `cols` activations, as float32 and as int8 with a scale per 32 columns.
 
-    A form that no weight asks for may be left out. `within`: it lies in the memory of another, wider one, instead of
-    its own. `f32`: float32 [tokens, cols]; `q8`: uint8 [tokens, 1.5 * cols],
-    laid out as kernels.h describes.
+    A form that no weight reads may be omitted. within: use the memory of another, wider workspace. `f32`: float32
+    [tokens, cols]; `q8`: uint8 [tokens, 1.5 * cols], in the layout of kernels.h.
     """
 
     def __init__(
@@ -34,10 +33,10 @@ class Activations:
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlacement:
-    """Where a thread of the pool runs. A node's threads stand side by side, nodes count from 0."""
+    """Where a pool thread runs. The threads of a node are consecutive in the list; nodes count from 0."""
 
     node: int = 0  # NUMA node
-    cpus: tuple[int, ...] = ()  # what the thread is bound to; empty: not bound
+    cpus: tuple[int, ...] = ()  # CPUs that the thread is bound to; empty: not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class KvLayer:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors with memory of their own; the values of latent attention have none."""
+        """The tensors with their own memory; latent attention's values have none."""
         is_view = self.keys.numel() > 0 and self.values.data_ptr() == self.keys.data_ptr()
         every = (self.keys, self.key_scales, None if is_view else self.values, self.value_scales)
         return [tensor for tensor in every if tensor is not None]
@@ -62,7 +61,7 @@ class KvLayer:
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """One layer's part of the recurrent states: float32 [slots, values], from value `first` of each slot on."""
+    """One layer's part of the recurrent states: float32 [slots, values], from column `first` on."""
 
     states: torch.Tensor
     first: int
@@ -70,8 +69,8 @@ class StateLayer:
 
 @dataclass(frozen=True, slots=True)
 class StateDrafts:
-    """The last drafts[i] rows of sequence i are drafts, and move no state. What they would do to it is kept in records
-    first[i] .. of the layer's `pending`. int32 [sequences] each."""
+    """The last drafts[i] rows of sequence i are drafts and do not change the state; their effect is recorded in the
+    layer's `pending`, from record first[i] on. int32 [sequences] each."""
 
     drafts: torch.Tensor
     first: torch.Tensor
@@ -79,8 +78,8 @@ class StateDrafts:
 
 @dataclass(frozen=True, slots=True)
 class StateSequences:
-    """The sequences whose states a step's rows advance: sequence i has rows row[i] .. + count[i] - 1, one sequence
-    after another, and its state in slot[i]. int32 [sequences] each."""
+    """The sequences whose states a step's rows advance: sequence i has rows row[i] .. row[i] + count[i] - 1 and its
+    state in slot[i]; sequences are consecutive. int32 [sequences] each."""
 
     row: torch.Tensor
     count: torch.Tensor
@@ -90,7 +89,7 @@ class StateSequences:
 
 @dataclass(frozen=True, slots=True)
 class DeltaParameters:
-    """The parameters of one recurrent layer beside its products. float32."""
+    """The parameters of one recurrent layer besides its matrices; float32."""
 
     conv: torch.Tensor  # [conv_kernel, channels], the weight of the oldest token first
     rate: torch.Tensor  # [value_heads]: -exp(A_log)
@@ -104,27 +103,27 @@ class Heads:
     num_kv: int  # divides num
     dim: int  # a multiple of 32
     value_dim: int | None = None  # of values, a multiple of 32 and at most dim; None: dim
-    # All heads read one vector of `dim` numbers, whose first value_dim are the value, and num_kv says into how many
-    # parts the heads are cut for the threads.
+    # Latent attention: all heads read one vector of `dim` numbers, whose first value_dim are the value; num_kv is the
+    # number of parts into which the heads are divided for threads.
     is_latent: bool = False
 
     @property
     def value_width(self) -> int:
-        """Numbers of a head's value."""
+        """Width of a head's value."""
         return self.dim if self.value_dim is None else self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """Which adapter each row of a step asks for."""
+    """The adapter of each row of a step."""
 
     adapters: torch.Tensor  # int32 [n]; -1: none
-    sorted: torch.Tensor  # int32 [any]: the rows that ask for one, by adapter
+    sorted: torch.Tensor  # int32 [any]: rows with adapters, sorted by adapter
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertAdapters:
-    """The adapters' terms of the products of a mixture of experts. A table is None where no adapter has the product."""
+    """The adapters' matrices for the products of a mixture of experts; None where no adapter changes the product."""
 
     gate: _C.LoraTable | None
     up: _C.LoraTable | None
@@ -134,12 +133,12 @@ class ExpertAdapters:
 
 
 class RoutingWorkspace:
-    """The routes of one MoE layer for up to `tokens` tokens, and what sorting them takes; the next layer reuses it."""
+    """The routes of one MoE layer for up to `tokens` tokens, and buffers for sorting them; layers reuse it."""
 
     def __init__(self, tokens: int, experts: int, top_k: int) -> None:
         self.ids = torch.empty(tokens, top_k, dtype=torch.int32)
         self.weights = torch.empty(tokens, top_k)
-        # A thread that comes late may read any of these, so each is a valid index from the start.
+        # A late thread may read any of these, so each must be a valid index from the start.
         self.starts = torch.zeros(experts + 1, dtype=torch.int32)
         self.active = torch.zeros(experts + 1, dtype=torch.int32)
         self.routes = torch.zeros(tokens * top_k, dtype=torch.int32)

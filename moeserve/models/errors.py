@@ -1,4 +1,4 @@
-"""The one error that opening or reading a model's files raises, whatever their format."""
+"""The error raised when a model's files cannot be opened or read, in any format."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from moeserve.errors import UserError
 
 MAX_PROBLEM_CHARS = 1000
-MAX_NAME_CHARS = 120  # of what a file calls something: a word, or what stands in quotes
+MAX_NAME_CHARS = 120  # longest quoted name or word from a file
 _LONG_NAME = re.compile(
     rf"""'[^']{{{MAX_NAME_CHARS},}}'|"[^"]{{{MAX_NAME_CHARS},}}"|\S{{{MAX_NAME_CHARS + 1},}}"""
 )
 
 
 class ModelError(UserError, ValueError):
-    """Files that cannot be served: names the file, the key or tensor, the cause and the remedy.
+    """The files cannot be served. Names the file, the key or tensor, the cause and the remedy.
 
-    The text is meant for the user: what it quotes of the file is neither long nor a terminal's command.
+    The text is shown to users: quotations from the file are shortened, and contain no terminal control characters.
     """
 
     def __init__(self, path: Path, problem: str) -> None:
@@ -26,8 +26,8 @@ class ModelError(UserError, ValueError):
 
 
 def _quotable(text: str) -> str:
-    """Its beginning and its end, which has the remedy, where it is long; without control characters. The same of each
-    name in it, so that a hostile one does not hide the rest."""
+    """Returns text without control characters, shortened in the middle if too long (the end has the remedy). Names
+    inside are shortened likewise, so that a hostile one cannot hide the rest."""
     text = _LONG_NAME.sub(lambda name: f"{name[0][: MAX_NAME_CHARS - 20]}...{name[0][-20:]}", text)
     if len(text) > MAX_PROBLEM_CHARS:
         half = MAX_PROBLEM_CHARS // 2

@@ -1,4 +1,4 @@
-"""Facts for a list of models, beyond the shape: the number of parameters, and their quantisation."""
+"""Information about a model for listings: number of parameters and quantisation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from moeserve.models.sources.source import ModelSource
 
-# llama.cpp's names of `general.file_type`: `enum llama_ftype` of its include/llama.h.
+# Names of `general.file_type`: `enum llama_ftype` in llama.cpp's include/llama.h.
 FILE_TYPES: Final = {
     0: "F32",
     1: "F16",
@@ -51,11 +51,11 @@ FILE_TYPES: Final = {
 class ModelFacts:
     architecture: str = ""
     parameters: int = 0
-    quantization: str = ""  # the file's own name of it, or the type of most parameters
+    quantization: str = ""  # the file's own name for it, or the type of most parameters
 
     @property
     def size(self) -> str:
-        """For people: 30.5B."""
+        """The number of parameters as text, such as 30.5B."""
         for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
             if self.parameters >= unit:
                 return f"{self.parameters / unit:.1f}{letter}"
@@ -66,7 +66,7 @@ UNKNOWN: Final = ModelFacts()
 
 
 def facts_of(source: ModelSource) -> ModelFacts:
-    """A source without weights will do."""
+    """Returns the facts; the source may lack weights."""
     by_type: Counter[str] = Counter()
     for tensor in source.tensors.values():
         by_type[tensor.type.name] += prod(tensor.shape)

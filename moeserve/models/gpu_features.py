@@ -1,4 +1,4 @@
-"""Features of a model that the GPU engine does not compute yet, asked before anything is loaded."""
+"""Checks for model features that the GPU engine does not support, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, LayerShape, ModelShape
 from moeserve.models.sources.source import ModelSource
 
-# What a layer of the model has, and how to tell.
+# Feature name → test whether a layer has it.
 _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
     "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
     "weights of several experts' input": lambda layer: (
@@ -25,7 +25,7 @@ def cpu_only_features(shape: ModelShape) -> list[str]:
 
 
 def check_gpu_features(source: ModelSource, shape: ModelShape) -> None:
-    """Raises ModelError for a model that has any."""
+    """Raises ModelError if the model has such a feature."""
     if found := cpu_only_features(shape):
         raise ModelError(
             source.path,

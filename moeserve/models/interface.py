@@ -1,7 +1,7 @@
-"""What may be known of a model outside this package: its shape. No torch, and no architecture's name.
+"""The shape of a model: everything that code outside this package knows about it. No torch, no architecture names.
 
-A `ModelFamily` (`registry.py` lists them) reads a file's metadata into a `ModelShape`, made of the features
-that `blocks` has. Both engines build their decoder from the shape, and placement, plan, KV and worker read it.
+A `ModelFamily` (listed in `registry.py`) reads a file's metadata into a `ModelShape`, which is composed of the
+features that `blocks` implements. Both engines build their decoder from it; placement, plan, KV and worker read it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.mapping import HuggingFaceMapping
 from moeserve.models.sources.source import ModelSource
 
-# Which vectors of q and k are RMS-normalised before they are rotated: none, each head's, the same without a weight, or
-# all heads' as one.
+# RMS norm of q and k before RoPE: none; per head; per head without weights; over all heads as one vector.
 QkNorm = Literal["none", "head", "unweighted", "full"]
-# What multiplies attention's output: the sigmoid of gates. in_q: in q's matrix, of each head q, then its gate. element,
-# head: of a matrix of their own, for each number of the output, or each head. head_softplus: the softplus instead.
+# Gates that multiply attention's output, after a sigmoid. in_q: part of q's matrix (per head q, then its gate).
+# element, head: a separate matrix, with a gate per output number or per head. head_softplus: like head, with softplus.
 OutputGate = Literal["none", "in_q", "element", "head", "head_softplus"]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Grouped-query attention with rotary positions (https://arxiv.org/abs/2305.13245)."""
+    """Grouped-query attention (https://arxiv.org/abs/2305.13245) with RoPE."""
 
     num_heads: int
     num_kv_heads: int  # divides num_heads
@@ -37,25 +36,25 @@ class AttentionShape:
     qk_norm: QkNorm = "none"
     qkv_bias: bool = False
     output_bias: bool = False
-    # How many of a head's dimensions rotate, from the first, half against half; None: all.
+    # Number of leading dimensions of a head that rotate, with split halves; None: all.
     rotated: int | None = None
-    window: int = 0  # a position sees itself and the window - 1 before it; 0: all before it
-    has_sinks: bool = False  # each head's softmax has one more logit, which has no value
+    window: int = 0  # a position attends to itself and the window - 1 before it; 0: to all before it
+    has_sinks: bool = False  # each head's softmax has one more logit, without a value
     gate: OutputGate = "none"
-    scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
-    has_v_norm: bool = False  # v is RMS-normalised by head, without a weight
-    v_from_k: bool = False  # v has no matrix: it is k's product, before k's norm and rotation
-    rope_theta: float | None = None  # None: the model's
-    has_rope_factors: bool = False  # the file says by what each frequency is divided
-    has_positions: bool = True  # q and k are rotated; False: the mask alone tells the order
-    value_dim: int | None = None  # of a head's value; None: head_dim
+    scale: float | None = None  # of attention scores; None: 1 / sqrt(head_dim)
+    has_v_norm: bool = False  # v is RMS-normalised per head, without weights
+    v_from_k: bool = False  # v has no matrix: it is k before norm and RoPE
+    rope_theta: float | None = None  # None: the model's `rope_theta`
+    has_rope_factors: bool = False  # the file has divisors for the frequencies
+    has_positions: bool = True  # q and k are rotated; False: no positional encoding
+    value_dim: int | None = None  # width of a head's value; None: head_dim
     v_scale: float = 1.0  # multiplies v
-    norm_after: bool = False  # the norms of q and k, by head, are behind the rotation
-    rope_scaled: bool = True  # positions are stretched as the model's `rope_scaling` says; False: not at all
-    # The layer has no k and v of its own, but attends to those of an earlier one, whose number this is.
+    norm_after: bool = False  # the per-head norms of q and k come after RoPE
+    rope_scaled: bool = True  # the model's `rope_scaling` applies; False: it does not
+    # The layer uses k and v of this earlier layer; None: its own.
     kv_from: int | None = None
-    # In the file the dimensions that rotate are pairs of neighbours. The loaders bring q's and k's rows into the order
-    # in which halves rotate (loading/head_order.py), so that no kernel knows of pairs.
+    # In the file, rotated dimensions are pairs of neighbours. The loaders reorder the rows of q and k into split halves
+    # (loading/head_order.py), so kernels only handle halves.
     in_pairs: bool = False
 
     @property
@@ -74,14 +73,14 @@ class AttentionShape:
 
     @property
     def qkv_parts(self) -> tuple[str, ...]:
-        """The matrices over the layer's input, by name."""
+        """Names of the matrices over the layer's input."""
         if self.kv_from is not None:
             return (n.ATTN_Q,)
         return (n.ATTN_Q, n.ATTN_K) if self.v_from_k else (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
 
     @property
     def is_gated(self) -> bool:
-        """q's matrix has gates."""
+        """True if q's matrix contains gates."""
         return self.gate == "in_q"
 
     @property
@@ -90,7 +89,7 @@ class AttentionShape:
 
     @property
     def gate_width(self) -> int:
-        """Gates of a token."""
+        """Gates per token."""
         if self.gate == "none":
             return 0
         return self.output_width if self.gate in ("in_q", "element") else self.num_heads
@@ -102,7 +101,7 @@ class AttentionShape:
 
     @property
     def q_width(self) -> int:
-        """Without gates."""
+        """Width of q without gates."""
         return self.num_heads * self.head_dim
 
     @property
@@ -122,76 +121,77 @@ class AttentionShape:
 
     @property
     def output_width(self) -> int:
-        """Width of what the last product takes."""
+        """Input width of the output product."""
         return self.num_heads * self.v_dim
 
     @property
     def kv_widths(self) -> tuple[int, ...]:
-        """Widths of the vectors that one token leaves in the KV cache for each KV head."""
+        """Widths of the vectors that a token stores in the KV cache, per KV head."""
         return () if self.kv_from is not None else (self.head_dim, self.v_dim)
 
     @property
     def attended_values(self) -> int:
-        """Numbers that are multiplied and added for each pair of a query's token and a key's."""
+        """Multiply-adds per pair of a query token and a key token."""
         return self.q_width + self.output_width
 
     @property
     def rotary_dim(self) -> int:
-        """Dimensions of a head that rotate."""
+        """Number of rotated dimensions per head."""
         return self.head_dim if self.rotated is None else self.rotated
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """An expert that every token passes, beside those it is routed to."""
+    """An expert that all tokens pass, besides those that they are routed to."""
 
     width: int
     is_gated: bool  # its output is multiplied by sigmoid(gate . y)
-    parts: tuple[str, str, str] = n.SHARED_PARTS  # what files call its gate, up and down
+    parts: tuple[str, str, str] = n.SHARED_PARTS  # GGUF names of its gate, up and down matrices
     activation: Activation = "silu"
-    limit: float | None = None  # of the activation: kernels/gating.py
+    limit: float | None = None  # limit of the activation: kernels/gating.py
 
 
 @dataclass(frozen=True, slots=True)
 class MoeShape:
-    """A mixture of `num_experts` gated feed-forwards, of which a router chooses `top_k` for each token."""
+    """A mixture of `num_experts` gated feed-forwards; the router chooses `top_k` of them for each token."""
 
     num_experts: int
     top_k: int
     width: int  # of one expert
     router: RouterOptions = field(default_factory=RouterOptions)
     shared: SharedExpert | None = None
-    router_bias: bool = False  # of the router's product
-    choice_bias: bool = False  # added to scores for the choice, not to the weights
+    router_bias: bool = False  # the router's product has a bias
+    choice_bias: bool = False  # a bias is added to scores for choosing, but not to weights
     activation: Activation = "silu"  # of the routed experts
-    limit: float | None = None  # of that: kernels/gating.py
+    limit: float | None = None  # limit of that activation: kernels/gating.py
     alpha: float = OAI_ALPHA  # of "swiglu_oai"
-    expert_bias: bool = False  # of the routed experts' three products
-    expert_scale: bool = False  # a chosen expert's weight is multiplied by the expert's own
-    # A route's weight multiplies what the expert reads, not what it gives.
+    expert_bias: bool = False  # the routed experts' three products have biases
+    expert_scale: bool = False  # a chosen expert's weight is multiplied by a factor of the expert
+    # Routing weights multiply the experts' input instead of their output.
     weighs_input: bool = False
-    # In a sandwiched layer: the shared expert's and the routed ones' outputs are each normalised before they are added,
-    # and so is the routed ones' input, and the router's, whose norm's weight is divided by sqrt(hidden).
+    # In a sandwiched layer: the outputs of the shared and of the routed experts are normalised separately before they
+    # are added. The routed experts' input and the router's input have separate norms; the latter's weight is divided by
+    # sqrt(hidden).
     parts_normed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DenseFfnShape:
-    """One gated feed-forward, which every token passes: no experts."""
+    """One gated feed-forward that all tokens pass; no experts."""
 
     width: int
     activation: Activation = "silu"
-    limit: float | None = None  # of that: kernels/gating.py
+    limit: float | None = None  # limit of the activation: kernels/gating.py
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     mixer: AttentionShape | LatentAttentionShape | GatedDeltaNetShape
     ffn: MoeShape | DenseFfnShape
-    ffn_norm: str = n.FFN_NORM  # what files call the norm before the feed-forward
+    ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added
-    has_factor: bool = False  # x is multiplied by a number behind the layer
-    unread: tuple[str, ...] = ()  # tensors within the layer that its file may have and that change nothing
+    has_factor: bool = False  # x is multiplied by a number after the layer
+    unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
 
     @property
     def attention(self) -> AttentionShape | LatentAttentionShape | None:
@@ -214,32 +214,32 @@ class LayerShape:
 
     @property
     def num_routes(self) -> int:
-        """Routed experts of a token."""
+        """Routed experts per token."""
         return 0 if self.moe is None else self.moe.top_k
 
     @property
     def unrouted_width(self) -> int:
-        """Width of the feed-forward that every token passes: the shared expert, or the only one. 0 where there is
-        none."""
+        """Width of the feed-forward that all tokens pass: the shared expert's, or the only one's; 0 without one."""
         return 0 if self.unrouted is None else self.unrouted.width
 
     @property
     def unrouted(self) -> DenseFfnShape | SharedExpert | None:
-        """The feed-forward that every token passes; None if there is none."""
+        """The feed-forward that all tokens pass; None if there is none."""
         return self.ffn if isinstance(self.ffn, DenseFfnShape) else self.ffn.shared
 
     @property
     def num_parts(self) -> int:
-        """Feed-forwards whose outputs a token adds up."""
+        """Number of feed-forward outputs that are summed per token."""
         return self.num_routes + (1 if self.unrouted_width else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder: embedding, layers of a mixer (attention or a recurrence) and a feed-forward, each normed, and a head.
+    """The shape of a decoder: embedding, layers (a mixer, i.e. attention or recurrence, and a feed-forward, each
+    after an RMSNorm), and a head.
 
-    Layers may differ, but for latent attention and recurrence; at least one attends. The properties that speak of the
-    whole model give the largest of all layers, for which buffers are made; 0 where no layer has such a thing."""
+    Latent attention and recurrence each have one form per model, and at least one layer attends. Properties of the
+    whole model return the largest value of all layers, for which buffers are allocated; 0 if none has the feature."""
 
     architecture: str
     hidden_size: int
@@ -249,20 +249,22 @@ class ModelShape:
     rope_scaling: RopeScaling
     context_length: int  # tokens
     vocab_size: int
-    tied_embeddings: bool  # the embedding is the output matrix too
-    # Behind `layers` in the file: layers that predict tokens further ahead (MTP). See `skipped_layers.py`.
+    tied_embeddings: bool  # the embedding matrix is also the head
+    # Number of next-token (MTP) layers after `layers` in the file. See `skipped_layers.py`.
     num_skipped_layers: int = 0
     next_token_layer: LayerShape | None = None  # of the block that drafts (next_token.py); None: none does
     embedding_scale: float = 1.0
-    logit_softcap: float = 0.0  # c: logits are c * tanh(logits / c); 0: as they are
-    logit_scale: float = 1.0  # multiplies logits: the last norm's weight is loaded times it
-    rope_sections: tuple[int, int, int] | None = None  # frequencies by time, height, width (t h w t h w)
-    layer_input_width: int = 0  # numbers of each token's own input of each layer; 0: there are none
+    logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: unchanged
+    logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading
+    rope_sections: tuple[int, int, int] | None = (
+        None  # RoPE frequencies for time, height, width (t h w t h w)
+    )
+    layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
     spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
-    deep_layers: int = 0  # first layers behind which more is added to the rows of a span (DeepStack)
+    deep_layers: int = 0  # first layers after which more is added to the rows of a span (DeepStack)
 
     def __post_init__(self) -> None:
-        """Raises ValueError where no layer attends, or those that do or recur are of kinds that do not go together."""
+        """Raises ValueError if no layer attends, or if latent attention or recurrent layers have several forms."""
         kinds = {type(layer.attention).__name__ for layer in self.layers if layer.attention is not None}
         if len(kinds) != 1 or (self.latent is not None and len(self.forms) > 1):
             raise ValueError(f"layers with attention of one kind expected, not {sorted(kinds)}")
@@ -280,34 +282,34 @@ class ModelShape:
 
     @property
     def loaded_layers(self) -> tuple[LayerShape, ...]:
-        """`layers`, and behind them, as number `num_layers`, the layer of the block that drafts, if there is one."""
+        """`layers`, followed by the layer of the next-token block (number `num_layers`), if it is loaded."""
         return self.layers if self.next_token_layer is None else (*self.layers, self.next_token_layer)
 
     @property
     def forms(self) -> tuple[AttentionForm, ...]:
-        """The forms of attention in the layers, each once."""
+        """The distinct attention forms of the layers."""
         attending = (layer.attention for layer in self.layers if layer.attention is not None)
         return tuple(dict.fromkeys(attention.form for attention in attending))
 
     @property
     def heads(self) -> AttentionShape | LatentAttentionShape:
-        """The heads of every layer that attends, as far as buffers, angles and plans ask, where there is one form: not
-        its window, say."""
+        """Attention shape of any layer, for models with one form; valid for head sizes, but not for example for the
+        window."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
     def latent(self) -> LatentAttentionShape | None:
-        """The latent attention of every layer, None where attention is not latent."""
+        """The latent attention of all layers; None if attention is not latent."""
         return self.heads if isinstance(self.heads, LatentAttentionShape) else None
 
     @property
     def delta_net(self) -> GatedDeltaNetShape | None:
-        """The gated DeltaNet of every recurrent layer; None where all attend."""
+        """The gated DeltaNet of all recurrent layers; None if there are none."""
         return next((layer.delta_net for layer in self.layers if layer.delta_net is not None), None)
 
     @property
     def mixed_width(self) -> int:
-        """Width of what a layer's mixer gives to its last product."""
+        """Input width of the mixers' output product."""
         recurrent = 0 if self.delta_net is None else self.delta_net.heads.value_width
         return max(recurrent, *(attention.output_width for attention in self._attending))
 
@@ -321,17 +323,17 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Width of k; 0 for latent attention, which has none."""
+        """Width of k; 0 for latent attention, which has no k."""
         return max(a.kv_width if isinstance(a, AttentionShape) else 0 for a in self._attending)
 
     @property
     def value_width(self) -> int:
-        """The same of v."""
+        """Width of v; 0 for latent attention."""
         return max(a.value_width if isinstance(a, AttentionShape) else 0 for a in self._attending)
 
     @property
     def gate_widths(self) -> set[int]:
-        """Numbers of gates that layers' attention has."""
+        """The numbers of gates that occur in the layers' attention."""
         return {a.gate_width for a in self._attending if isinstance(a, AttentionShape) and a.gate_width}
 
     @property
@@ -340,22 +342,22 @@ class ModelShape:
 
     @property
     def is_sandwiched(self) -> bool:
-        """Some layer is."""
+        """True if any layer is sandwiched."""
         return any(layer.is_sandwiched for layer in self.layers)
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
-        """The layers that have experts."""
+        """Indices of the layers with experts."""
         return tuple(index for index, layer in enumerate(self.layers) if layer.moe is not None)
 
     @property
     def num_experts(self) -> int:
-        """The experts of a layer that has any."""
+        """Experts per layer, in layers with experts."""
         return max(layer.num_experts for layer in self.layers)
 
     @property
     def top_k(self) -> int:
-        """Routed experts of a token in a layer."""
+        """Routed experts per token and layer."""
         return max(layer.num_routes for layer in self.layers)
 
     @property
@@ -390,11 +392,11 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """An architecture: how its files are read. What it computes is said by the shape."""
+    """An architecture: how its files are read. The resulting shape determines the computation."""
 
-    architecture: str  # `general.architecture` of its GGUF files
+    architecture: str  # `general.architecture` in GGUF files
     # Reads and range-checks the metadata. Raises ModelError.
     read_shape: Callable[[ModelSource], ModelShape]
-    hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files are read
-    # A next-token block of its files has a layer as the last one that attends: see next_token.py.
+    hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files can be read
+    # In its next-token block the layer has the shape of the last attention layer: see next_token.py.
     has_next_token_block: bool = False

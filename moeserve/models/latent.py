@@ -1,4 +1,4 @@
-"""The shape of latent attention, with the tensors it has. Beside `AttentionShape`, whose place in a layer it takes."""
+"""The shape of latent attention (MLA) and its tensors; an alternative to `AttentionShape`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from moeserve.models.sources.gguf import names as n
 
-HEADS_TOGETHER = 8  # at most: of one token, that a thread of the CPU pool attends for at a time
+HEADS_TOGETHER = 8  # heads of one token that a CPU thread processes together, at most
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
-    """A form of attention, for which buffers, angles and plans are made. Layers of one form share them."""
+    """A form of attention: layers of equal form share buffers, RoPE angles and plans."""
 
     num_heads: int
     num_kv_heads: int
@@ -20,28 +20,28 @@ class AttentionForm:
     rope_theta: float | None = None  # None: the model's
     has_rope_factors: bool = False
     has_positions: bool = True  # False: all angles are 0
-    value_dim: int = 0  # of a head's value; 0 for latent attention, whose is `rank`
-    rope_scaled: bool = True  # False: whatever the model's `rope_scaling` says
+    value_dim: int = 0  # width of a head's value; 0 for latent attention, where it is `rank`
+    rope_scaled: bool = True  # False: the model's `rope_scaling` does not apply
 
 
 @dataclass(frozen=True, slots=True)
 class LatentAttentionShape:
-    """Multi-head latent attention (https://arxiv.org/abs/2405.04434), in absorbed form: one vector a token, [latent |
-    rotated key], is what all heads attend to, and its latent part is their value."""
+    """Multi-head latent attention (https://arxiv.org/abs/2405.04434) in absorbed form. All heads attend to one
+    vector per token, [latent | rotated key], whose latent part is also their value."""
 
     num_heads: int
-    q_rank: int  # of what q is made from; 0: q is made from the layer's input
-    rank: int  # of a latent vector
-    nope_dim: int  # dimensions of a head's q and k that do not rotate,
-    rotary_dim: int  # and behind them those that do, in pairs of neighbours
+    q_rank: int  # width of the compressed q; 0: q is computed from the layer's input
+    rank: int  # width of a latent vector
+    nope_dim: int  # dimensions of a head's q and k without rotation, followed by
+    rotary_dim: int  # the rotated ones, in pairs of neighbours
     value_dim: int
-    scale: float  # of scores
-    # Of the norms of the latent vector and of what q is made from: Hugging Face's models have this, whatever
+    scale: float  # of attention scores
+    # Epsilon of the norms of the latent vector and of the compressed q; Hugging Face's models use it whatever
     # `rms_norm_eps` says (GLM-4.7-Flash's is 1e-5).
     latent_eps: float = 1e-6
-    input_bias: bool = False  # of `biased_parts`
+    input_bias: bool = False  # `biased_parts` have biases
     output_bias: bool = False
-    has_positions: bool = True  # False: nothing rotates, so that the mask alone tells the order
+    has_positions: bool = True  # False: no positional encoding
 
     @property
     def num_kv_heads(self) -> int:
@@ -49,7 +49,7 @@ class LatentAttentionShape:
 
     @property
     def head_dim(self) -> int:
-        """Width of what is cached, and of a query in the latent space."""
+        """Width of a cached vector, and of a query in the latent space."""
         return self.rank + self.rotary_dim
 
     @property
@@ -74,49 +74,49 @@ class LatentAttentionShape:
 
     @property
     def latent_width(self) -> int:
-        """Width of all heads' attention in the latent space."""
+        """Width of all heads' outputs in the latent space."""
         return self.num_heads * self.rank
 
     @property
     def output_width(self) -> int:
-        """Width of what the last product takes."""
+        """Input width of the output product."""
         return self.num_heads * self.value_dim
 
     @property
     def kv_widths(self) -> tuple[int, ...]:
-        """Widths of the vectors that one token leaves in the KV cache for each KV head."""
+        """Widths of the vectors that a token stores in the KV cache, per KV head."""
         return (self.head_dim,)
 
     @property
     def attended_values(self) -> int:
-        """Numbers that are multiplied and added for each pair of a query's token and a key's."""
+        """Multiply-adds per pair of a query token and a key token."""
         return self.num_heads * (self.head_dim + self.rank)
 
     @property
     def head_parts(self) -> int:
-        """Into how many equal parts the heads are cut for the CPU's threads."""
+        """Number of equal parts into which the heads are divided for CPU threads."""
         fitting = (p for p in range(1, self.num_heads + 1) if self.num_heads % p == 0)
         return next(p for p in fitting if self.num_heads // p <= HEADS_TOGETHER)
 
     @property
     def input_parts(self) -> tuple[tuple[str, int], ...]:
-        """The matrices over the layer's input, by name and rows: q's, or what q is made from, then the latent's."""
+        """Names and rows of the matrices over the layer's input: q or compressed q, then the latent's."""
         q = (n.ATTN_Q_A, self.q_rank) if self.q_rank else (n.ATTN_Q, self.q_rows)
         return q, (n.ATTN_KV_A_MQA, self.head_dim)
 
     @property
     def biased_parts(self) -> tuple[str, ...]:
-        """Those of `input_parts` that have biases: never q's own matrix."""
+        """The `input_parts` with biases; q's own matrix never has one."""
         return tuple(part for part, _ in self.input_parts if part != n.ATTN_Q) if self.input_bias else ()
 
     @property
     def input_width(self) -> int:
-        """Their rows together."""
+        """Total rows of `input_parts`."""
         return sum(rows for _, rows in self.input_parts)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that determine its matrices' rows and columns, by the metadata's names."""
+        """The sizes that determine the matrices' dimensions, by metadata name."""
         sizes = {
             "attention.kv_lora_rank": self.rank,
             "attention.key_length_mla - rope.dimension_count": self.nope_dim,
@@ -125,7 +125,7 @@ class LatentAttentionShape:
         return sizes | ({"attention.q_lora_rank": self.q_rank} if self.q_rank else {})
 
     def tensors(self, hidden: int) -> dict[str, tuple[int, ...]]:
-        """By name within a layer, with their row-major shapes; without the norm of the layer's input."""
+        """Returns the tensors by name within a layer, with row-major shapes; without the input norm."""
         parts: dict[str, tuple[int, ...]] = {
             n.of_part(part): (rows, hidden) for part, rows in self.input_parts
         }

@@ -1,4 +1,5 @@
-"""The tensors of a model's inside, for an observer: one call a layer, with the same tensors from every engine."""
+"""The interface through which an observer sees a model's intermediate tensors: one call per layer, equal for all
+engines."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 
 class LayerRouting(NamedTuple):
-    """The routing of the rows of a layer with experts."""
+    """The routing of rows in a layer with experts."""
 
     router_logits: Tensor  # [n, experts]
     expert_ids: Tensor  # int32 [n, top_k]
@@ -16,9 +17,9 @@ class LayerRouting(NamedTuple):
 
 
 class LayerObserver(Protocol):
-    """Given to a model's `forward`. A call's tensors are finished, and change after it: copy what is to be kept.
+    """Passed to a model's `forward`. The tensors of a call are complete but change later; copy what you keep.
 
-    They may have more rows than the step, and lie on the device. n: the rows of the step.
+    They may have more rows than the step, and be on the device. n: rows of the step.
     """
 
     def embedding(self, x: Tensor) -> None:
@@ -34,8 +35,8 @@ class LayerObserver(Protocol):
         routing: LayerRouting | None,
         expert_output: Tensor,
     ) -> None:
-        """after_attention: [n, hidden], the residual stream with the attention block's output in it. expert_input:
-        [n, hidden], its norm, which router and experts read, before it is rounded for them where it is. routing: None
-        for a layer without experts, whose feed-forward takes their place. expert_output: [n, hidden], what the experts
-        add to the residual stream. Floats of any width."""
+        """after_attention: [n, hidden], the residual stream including attention's output. expert_input: [n, hidden],
+        the norm of it, as router and experts read it, before any rounding. routing: None for a layer without
+        experts. expert_output: [n, hidden], what experts or feed-forward add to the residual stream. Any float
+        dtype."""
         ...

@@ -1,4 +1,4 @@
-"""Opening a model, whatever format its files have."""
+"""Opens a model in any supported format."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def open_model(path: Path) -> ModelSource:
 
 
 def open_metadata(path: Path) -> ModelSource:
-    """Opens a model for readers that need no weights: a GGUF file may end before them. Their bytes must not be asked
-    for."""
+    """Opens a model for readers that need no weights: a GGUF file may be truncated after the header. Its tensors'
+    data must not be read."""
     return open_folder(path) if is_hugging_face_folder(path) else open_gguf(path, has_tensors=False)
 
 
@@ -37,7 +37,7 @@ def open_dummy_model(path: Path) -> ModelSource:
 
 
 def open_folder(path: Path) -> HuggingFaceFolder:
-    """A folder in Hugging Face's layout. Raises ModelError."""
+    """Opens a folder in Hugging Face's layout. Raises ModelError."""
     family, config = family_of_config(path / "config.json", read_config(path))
     assert family.hugging_face is not None
     return open_mapped_folder(path, config, family.architecture, family.hugging_face)

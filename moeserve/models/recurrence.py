@@ -1,4 +1,4 @@
-"""The shape of a recurrent layer. Beside `AttentionShape`, whose place in a layer it takes."""
+"""The shape of a recurrent layer; an alternative to `AttentionShape`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from moeserve.models.sources.gguf import names as n
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNetShape:
-    """A recurrent layer in place of attention (https://arxiv.org/abs/2412.06464): a state of its own size for every
-    sequence, however long."""
+    """A gated DeltaNet layer (https://arxiv.org/abs/2412.06464): each sequence has a state of fixed size."""
 
     heads: DeltaHeads
-    # One matrix gives b and a: for each key head b, then a, of its value heads. Otherwise each has its own.
+    # True: one matrix computes b and a, per key head b and then a of its value heads. False: separate matrices.
     merged_gates: bool
-    # Kimi Delta Attention: how many numbers of a token its decays are made from, and its output's gates. 0: both are
-    # made from the layer's input.
+    # Kimi Delta Attention: rank of the two-step products for decays and output gates. 0: both come from the layer's
+    # input.
     gate_rank: int = 0
 
     @property
     def input_parts(self) -> tuple[tuple[str, int], ...]:
-        """The matrices over the layer's input, by name and rows: qkv, z, then b and a. Of Kimi's q, k, v, b, then what
-        a and z are made from."""
+        """Names and rows of the matrices over the layer's input: qkv, z, then b and a. For Kimi: q, k, v, b, then
+        the first steps of a and z."""
         h = self.heads
         if h.is_kimi:
             qkv = ((n.ATTN_Q, h.key_width), (n.ATTN_K, h.key_width), (n.ATTN_V, h.value_width))
@@ -35,22 +34,22 @@ class GatedDeltaNetShape:
 
     @property
     def input_width(self) -> int:
-        """Their rows together."""
+        """Total rows of `input_parts`."""
         return sum(rows for _, rows in self.input_parts)
 
     @property
     def gate_parts(self) -> tuple[tuple[str, int], ...]:
-        """The matrices over what the last two of `input_parts` give, by name and rows: of a and of z."""
+        """Names and rows of the second-step matrices of a and z (Kimi)."""
         return ((n.SSM_F_B, self.heads.decays), (n.SSM_G_B, self.heads.value_width)) if self.gate_rank else ()
 
     @property
     def conv_parts(self) -> tuple[str, ...]:
-        """The convolutions' weights, in the order of the channels."""
+        """Names of the convolutions' weights, in channel order."""
         return n.SSM_CONVS if self.heads.is_kimi else (n.SSM_CONV1D,)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that determine its matrices' rows and columns, by the metadata's names."""
+        """The sizes that determine the matrices' dimensions, by metadata name."""
         h = self.heads
         if h.is_kimi:
             return {"kda.head_dim": h.key_dim, "columns of ssm_f_b.weight": self.gate_rank}
@@ -61,7 +60,7 @@ class GatedDeltaNetShape:
         return n.ATTN_OUTPUT if self.heads.is_kimi else n.SSM_OUT
 
     def tensors(self, hidden: int) -> dict[str, tuple[int, ...]]:
-        """By name within a layer, with their row-major shapes; without the norm of the layer's input."""
+        """Returns the tensors by name within a layer, with row-major shapes; without the input norm."""
         h = self.heads
         parts: dict[str, tuple[int, ...]] = {
             n.of_part(part): (rows, hidden) for part, rows in self.input_parts

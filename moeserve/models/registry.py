@@ -1,4 +1,4 @@
-"""The architectures that are served: the only place that lists them."""
+"""The supported architectures; the only list of them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architec
 
 @contextmanager
 def registered(family: ModelFamily) -> Iterator[ModelFamily]:
-    """Within, this family is served too: for tests and experiments. ValueError for an architecture that is here."""
+    """Supports one more family inside the context, for tests and experiments. Raises ValueError if its architecture
+    exists already."""
     if family.architecture in _families:
         raise ValueError(f"architecture {family.architecture!r} is registered already")
     _families[family.architecture] = family
@@ -96,7 +97,7 @@ def registered(family: ModelFamily) -> Iterator[ModelFamily]:
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """The model's shape, read from its metadata. Raises ModelError, also for an architecture that is not served."""
+    """Reads a model's shape from its metadata. Raises ModelError, also for an unsupported architecture."""
     family = FAMILIES.get(source.architecture)
     if family is None:
         raise ModelError(
@@ -107,16 +108,15 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def read_checked_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape, and checks that every tensor has the shape that follows from it. Raises ModelError."""
+    """Reads the shape and checks all tensors' shapes against it. Raises ModelError."""
     shape = read_shape(source)
     check_tensors(shape, source)
     return shape
 
 
 def family_of_config(path: Path, config: Mapping[str, Any]) -> tuple[ModelFamily, dict[str, Any]]:
-    """The family that a config.json in Hugging Face's layout is of, and what it says of the text's model, which may be
-    all. Raises ModelError for one that is not served, for a quantised checkpoint, and for settings that would be
-    computed wrongly."""
+    """Returns the family of a Hugging Face config.json, and the part of it that configures the text model (possibly
+    all). Raises ModelError for an unsupported model_type, quantisation or setting."""
     readable = {
         model_type: (family, family.hugging_face)
         for family in FAMILIES.values()

@@ -1,4 +1,4 @@
-"""How a model stretches RoPE. Beside `interface.py`, whose `ModelShape` has it."""
+"""RoPE scaling, a part of `ModelShape` (interface.py)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class RopeScaling:
     """
 
     type: Literal["none", "linear", "yarn"] = "none"
-    factor: float = 1.0  # >= 1: context after over context before
+    factor: float = 1.0  # >= 1: extended / original context length
     original_context_length: int = 0  # tokens
     attn_factor: float = 1.0  # multiplies yarn's own attention scale, 0.1 ln(factor) + 1
     beta_fast: float = 32.0  # rotations within the original context above which a frequency is left alone
     beta_slow: float = 1.0  # and below which it is interpolated fully
-    truncate: bool = True  # the ramp between the two begins and ends at whole dimensions
+    truncate: bool = True  # the interpolation ramp starts and ends at whole dimensions

@@ -1,7 +1,8 @@
-"""What families share in reading a `ModelShape`: the metadata keys that mean the same in every architecture.
+"""Reads the parts of a `ModelShape` that all families share: metadata keys with the same meaning in every
+architecture.
 
-Keys as llama.cpp's converter writes them; each is prefixed with the architecture's name. Every number has a range:
-buffers are allocated by it.
+Keys are named as by llama.cpp's converter, prefixed with the architecture's name. All numbers are range-checked,
+because buffer sizes depend on them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
-MAX_TOP_K = 128  # choosing experts is quadratic in it; today's models have at most 16
+MAX_TOP_K = 128  # choosing experts takes quadratic time in it; current models have at most 16
 
 
 class ShapeReader:
@@ -36,7 +37,7 @@ class ShapeReader:
     def __init__(self, source: ModelSource) -> None:
         self._source = source
         self._metadata = source.metadata
-        self._asked: set[str] = set()  # suffixes of keys
+        self._asked: set[str] = set()  # suffixes of the keys read so far
 
     def integer(self, suffix: str, low: int, high: int, default: int | None = None) -> int:
         """The integer under `<architecture>.<suffix>`."""
@@ -49,18 +50,18 @@ class ShapeReader:
         return self._metadata.require_bool(self._key(suffix), default)
 
     def flags(self, suffix: str) -> list[bool]:
-        """One for each layer. Some files have the numbers 0 and 1 in their place."""
+        """Reads one boolean per layer; some files have the numbers 0 and 1 instead."""
         value = self._metadata.get(self._key(suffix))
         if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
             return [flag == 1 for flag in self.layer_integers(suffix, 0, 1)]
         return self._metadata.require_bools(self._key(suffix), self._entries(suffix))[: self.num_layers]
 
     def optional_flags(self, suffix: str) -> list[bool] | None:
-        """The same; None where the key is missing."""
+        """Like `flags`; None if the key is missing."""
         return self.flags(suffix) if self._key(suffix) in self._metadata else None
 
     def layer_integers(self, suffix: str, low: int, high: int) -> list[int]:
-        """One for each layer; a single number is all layers'."""
+        """Reads one integer per layer; a single number holds for all."""
         if isinstance(self._metadata.get(self._key(suffix)), int):
             return [self.integer(suffix, low, high)] * self.num_layers
         found = self._metadata.require_ints(self._key(suffix), self._entries(suffix))
@@ -69,7 +70,7 @@ class ShapeReader:
         return values
 
     def layer_limits(self, suffix: str) -> list[float | None]:
-        """A number above 0 for each layer, or None: 0 in the file, or no such key."""
+        """Reads a limit per layer; None where it is 0 or the key is missing."""
         if self._key(suffix) not in self._metadata:
             return [None] * self.num_layers
         found = self._metadata.require_floats(self._key(suffix), self._entries(suffix))
@@ -83,13 +84,13 @@ class ShapeReader:
                 raise self.error(suffix, f"has {value}; {low} to {high} is supported")
 
     def _entries(self, suffix: str) -> int:
-        """The length of an array by layer, which may have layers that are not run, too."""
+        """Returns the length of a per-layer array, which may include layers that are not run."""
         value = self._metadata.get(self._key(suffix))
         has_all = isinstance(value, np.ndarray) and len(value) == self._num_blocks
         return self._num_blocks if has_all else self.num_layers
 
     def only(self, suffix: str, value: int) -> None:
-        """The key may be missing or repeat what is known: another value is a variant that would be computed wrongly."""
+        """Raises ModelError if the key exists with another value than the only supported one."""
         self.integer(suffix, value, value, default=value)
 
     def error(self, suffix: str, problem: str) -> ModelError:
@@ -101,7 +102,7 @@ class ShapeReader:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers that are run: without next-token layers, which the count of blocks includes."""
+        """Number of layers that are run; the key counts next-token layers as well."""
         return self._num_blocks - self._num_skipped_layers
 
     @property
@@ -113,8 +114,8 @@ class ShapeReader:
         return self.integer("nextn_predict_layers", 0, self._num_blocks - 1, default=0)
 
     def heads(self, *, rotates_whole: bool = True) -> tuple[int, int, int]:
-        """The numbers of query heads and KV heads, and the head dimension. rotates_whole: RoPE must rotate all of
-        it; else `rotated` reads how much."""
+        """Reads the numbers of query heads and KV heads, and the head dimension. rotates_whole: RoPE must rotate the
+        whole head; otherwise `rotated` reads how much."""
         num_heads = self.integer("attention.head_count", 1, 1024)
         num_kv_heads = self.integer("attention.head_count_kv", 1, num_heads, default=num_heads)
         head_dim = self.integer("attention.key_length", 2, 1024, default=self.hidden_size // num_heads)
@@ -130,7 +131,7 @@ class ShapeReader:
         return num_heads, num_kv_heads, head_dim
 
     def layer_heads(self) -> list[tuple[int, int]]:
-        """Each layer's heads of q, and heads of k and v."""
+        """Reads (query heads, KV heads) of each layer."""
         heads = self.layer_integers("attention.head_count", 1, 1024)
         kv_heads = self.layer_integers("attention.head_count_kv", 1, 1024)
         for num, num_kv in zip(heads, kv_heads, strict=True):
@@ -139,14 +140,14 @@ class ShapeReader:
         return list(zip(heads, kv_heads, strict=True))
 
     def rotated(self, head_dim: int, suffix: str = "rope.dimension_count") -> int:
-        """How many of a head's dimensions rotate: the first ones."""
+        """Reads how many leading dimensions of a head rotate."""
         rotated = self.integer(suffix, 2, head_dim, default=head_dim)
         if rotated % 2:
             raise self.error(suffix, f"is {rotated}; RoPE needs an even number")
         return rotated
 
     def delta_heads(self, *, is_tiled: bool) -> DeltaHeads:
-        """The heads of the recurrent layers. is_tiled: how the file orders value heads."""
+        """Reads the heads of recurrent layers. is_tiled: the order of value heads in the file."""
         key_heads = self.integer("ssm.group_count", 1, 1024)
         value_heads = self.integer("ssm.time_step_rank", key_heads, 1024)
         if value_heads % key_heads:
@@ -163,7 +164,7 @@ class ShapeReader:
         )
 
     def kimi_delta_heads(self, num_heads: int) -> DeltaHeads:
-        """The heads of Kimi Delta Attention, as many of q and k as of v."""
+        """Returns the heads of Kimi Delta Attention, where q, k and v have equally many."""
         dim = self.integer("kda.head_dim", 1, 1024)
         taps = self.integer("ssm.conv_kernel", 2, 16)
         return DeltaHeads(num_heads, num_heads, dim, dim, taps, is_kimi=True)
@@ -177,7 +178,7 @@ class ShapeReader:
         return inner // value_heads
 
     def recurrent_layers(self) -> list[bool]:
-        """Which of the layers that are run are recurrent; at least one attends."""
+        """Reads which of the layers are recurrent; at least one must attend."""
         suffix = "attention.recurrent_layers"
         if self._key(suffix) in self._metadata:
             recurrent = self._metadata.require_bools(self._key(suffix), self._num_blocks)[: self.num_layers]
@@ -189,8 +190,8 @@ class ShapeReader:
         return recurrent
 
     def windowed(self, attention: AttentionShape, period: int = 1) -> list[AttentionShape]:
-        """Every layer's attention with its window. period: where no key says which layers see one, of this many layers
-        all but the last do; 1: none, as llama.cpp computes such files."""
+        """Returns each layer's attention with its window. period: if no key tells, all but the last of every
+        `period` layers have windows; 1: none has, as in llama.cpp."""
         value = self._metadata.get(self._key(n.WINDOWED_LAYERS))
         if value is None or (isinstance(value, int) and not isinstance(value, bool)):
             period = self.integer(n.WINDOWED_LAYERS, 1, 1024, default=period)
@@ -203,13 +204,13 @@ class ShapeReader:
         return [window if seen else attention for seen in sees]
 
     def feed_forwards(self, moe: MoeShape) -> list[MoeShape | DenseFfnShape]:
-        """Every layer's: experts, or one feed-forward where the layer has none."""
+        """Returns each layer's feed-forward: experts, or a single one."""
         is_dense = self._dense_layers()
         dense = DenseFfnShape(self.dense_width()) if any(is_dense) else None
         return [moe if dense is None or not without else dense for without in is_dense]
 
     def _dense_layers(self) -> list[bool]:
-        """Which layers have no experts. A GGUF's tensors say so; its keys, if it has them, must agree."""
+        """Returns which layers have no experts. A GGUF's tensors tell; keys, if present, must agree."""
         said = self.optional_flags(n.DENSE_LAYERS)
         tensors = self._source.tensors
         is_dense = said or [
@@ -227,11 +228,11 @@ class ShapeReader:
         return is_dense
 
     def qkv_bias(self, part: str = n.ATTN_Q) -> bool:
-        """Whether q, k and v have biases: a GGUF's tensors say so, by the one of `part`."""
+        """Returns whether q, k and v have biases; in a GGUF the tensor of `part` tells."""
         return self._attention_bias(part)
 
     def output_bias(self) -> bool:
-        """The same of attention's output, in families whose config.json speaks of all four at once."""
+        """The same for attention's output, in families whose config.json has one setting for all four."""
         return self._attention_bias(n.ATTN_OUTPUT)
 
     def _attention_bias(self, part: str) -> bool:
@@ -240,14 +241,14 @@ class ShapeReader:
         return any(n.bias_of_layer(layer, part) in self._source.tensors for layer in range(self.num_layers))
 
     def experts(self, width: str = "expert_feed_forward_length") -> tuple[int, int, int]:
-        """Experts of a layer, those of a token, and the width of one, which is under the key `width`."""
+        """Reads the number of experts, experts per token, and an expert's width, from the key `width`."""
         num_experts = self.integer("expert_count", 1, 4096)
         top_k = self.integer("expert_used_count", 1, min(num_experts, MAX_TOP_K))
         return num_experts, top_k, self.integer(width, 1, 1 << 16)
 
     def sigmoid_mixtures(self, *, normalize: bool = False) -> list[MoeShape | DenseFfnShape]:
-        """Every layer's, as in DeepSeek-V3: the first ones without experts, then a router of sigmoid scores, perhaps
-        with a bias for the choice, beside an ungated shared expert. normalize: of weights, where no key says so."""
+        """Returns each layer's feed-forward as in DeepSeek-V3: first layers without experts, then sigmoid routers,
+        with a choice bias if present, and an ungated shared expert. normalize: default for normalising weights."""
         num_experts, top_k, width = self.experts()
         count = self.integer("expert_shared_count", 0, 64, default=0)
         shared = self.integer("expert_shared_feed_forward_length", 0, 1 << 20, default=0) or count * width
@@ -263,13 +264,14 @@ class ShapeReader:
         )
 
     def has_choice_bias(self) -> bool:
-        """Whether a bias chooses experts and does not weigh them: the tensors say so."""
+        """Returns whether a bias is used for choosing experts but not for weights; the tensors tell."""
         return any(
             n.bias_of_layer(layer, n.EXP_PROBS_B) in self._source.tensors for layer in range(self.num_layers)
         )
 
     def sigmoid_router(self, num_experts: int, top_k: int, *, normalize: bool = False) -> RouterOptions:
-        """As DeepSeek-V3's: of sigmoid scores, perhaps in groups. normalize: of weights, where no key says so."""
+        """Returns DeepSeek-V3's router: sigmoid scores, possibly in groups. normalize: default for normalising
+        weights."""
         self.only("expert_gating_func", 2)  # llama.cpp's number for the sigmoid
         return self.grouped_router("sigmoid", num_experts, top_k, normalize=normalize)
 
@@ -281,7 +283,7 @@ class ShapeReader:
             scoring=scoring,
             normalize=self.flag("expert_weights_norm", default=normalize),
             scale=self.number("expert_weights_scale", 0.0, 1e6, default=0.0)
-            or 1.0,  # 0: as if it were not there
+            or 1.0,  # 0 means that the key is unset
             groups=groups,
             top_groups=self.integer("expert_group_used_count", 1, groups, default=groups),
         )
@@ -309,8 +311,8 @@ class ShapeReader:
         layer_input_width: int = 0,
         spans_see_ahead: bool = False,
     ) -> ModelShape:
-        """The shape of a decoder of these layers. yarn_truncates, rope_theta: where no key says so. rope_scaling: in
-        place of what the keys say."""
+        """Returns the shape of a decoder with these layers. yarn_truncates, rope_theta: defaults without a key.
+        rope_scaling: overrides the keys."""
         vocab_size = len(self._metadata.require_strings("tokenizer.ggml.tokens"))
         self.only("vocab_size", vocab_size)
         self._refuse_unread()
@@ -334,7 +336,7 @@ class ShapeReader:
         )
 
     def rope_sections(self, rotary_dim: int) -> tuple[int, int, int] | None:
-        """See ModelShape. None where the file has none."""
+        """See ModelShape. Returns None if the file has none."""
         name = "rope.dimension_sections"
         key = self._key(name)
         if key not in self._metadata:
@@ -351,11 +353,11 @@ class ShapeReader:
         return self.integer("context_length", 1, 1 << 24)
 
     def rope_scaling(self, *, yarn_truncates: bool = True) -> RopeScaling:
-        """yarn_truncates: where no key says so."""
-        # "rope.scale_linear" is the name that files had before.
+        """yarn_truncates: default without a key."""
+        # "rope.scale_linear" is the older name of the key.
         linear = self.number("rope.scale_linear", 0.0, 1024.0, default=1.0)
         factor = self.number("rope.scaling.factor", 0.0, 1024.0, default=linear) or 1.0
-        # A factor without a type is linear scaling: the meaning that files had before the type existed.
+        # In older files a factor without a type means linear scaling.
         kind = self._metadata.require_str(
             self._key("rope.scaling.type"), default="none" if factor == 1.0 else "linear"
         )
@@ -386,7 +388,7 @@ class ShapeReader:
         )
 
     def _refuse_unread(self) -> None:
-        """Raises ModelError for a setting that would change the computation and that the family does not know."""
+        """Raises ModelError for a setting that changes the computation and that the family has not read."""
         for suffix in sorted(NEUTRAL.keys() - self._asked):
             value = self._metadata.get(self._key(suffix))
             if value is not None and not is_neutral(suffix, value):

@@ -1,6 +1,8 @@
-"""Layers that predict tokens after the next one (MTP, `nextn`): a file may have some behind the layers that are run.
+"""Next-token layers (MTP, `nextn`), which predict tokens further ahead; a file may have some after the ordinary
+layers.
 
-They are skipped: nothing here runs them, so that their weights would only take memory."""
+They are skipped, because without drafts their weights would only take memory.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ _NUMBER = re.compile(r"\.layers\.(\d+)\.")  # in a checkpoint's name of a tensor
 
 @dataclass(frozen=True, slots=True)
 class SkippedLayers:
-    """None where the file has no tensor of them, whatever its metadata says."""
+    """The skipped layers of a file; None if it has no tensors of such layers, whatever its metadata says."""
 
     count: int
     num_bytes: int  # in the file
 
 
 def skipped_layers(shape: ModelShape, source: ModelSource) -> SkippedLayers:
-    """The skipped layers of a source that `read_checked_shape` has passed."""
+    """Returns the skipped layers of a source that passed `read_checked_shape`."""
     behind = {
         name: tensor.nbytes
         for name, tensor in source.tensors.items()

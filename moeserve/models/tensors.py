@@ -1,4 +1,4 @@
-"""The tensors that follow from a model's shape: their names and dimensions, and whether a file has them. No torch."""
+"""The tensors that a model's shape implies: names, dimensions, and the check that a file has them. No torch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
-# What makes all layers' own inputs: the table of tokens, the matrix over embeddings, and the norm of its product.
+# Tensors of the per-layer embeddings: the token table, the projection of embeddings, and the norm of its output.
 LAYER_INPUTS = (n.LAYER_INPUT_EMBD, n.LAYER_INPUT_MODEL_PROJ, n.LAYER_INPUT_PROJ_NORM)
 
 
 def expert_tensors(layer: int) -> tuple[str, str, str]:
-    """The names of a layer's gate, up and down matrices of all routed experts."""
+    """Returns the names of the gate, up and down tensors of a layer's routed experts."""
     gate, up, down = (n.of_layer(layer, part) for part in n.EXPERT_PARTS)
     return gate, up, down
 
 
 def expert_bias_tensors(layer: int) -> tuple[str, str, str]:
-    """The names of their biases."""
+    """Returns the names of their bias tensors."""
     gate, up, down = (n.bias_of_layer(layer, part) for part in n.EXPERT_PARTS)
     return gate, up, down
 
@@ -78,7 +78,7 @@ def _sandwich_tensors(hidden: int, layer: LayerShape) -> dict[str, tuple[int, ..
 
 
 def _router_tensors(hidden: int, moe: MoeShape) -> dict[str, tuple[int, ...]]:
-    """And the shared expert's."""
+    """Returns the tensors of the router and of the shared expert."""
     parts: dict[str, tuple[int, ...]] = {n.of_part(n.FFN_GATE_INP): (moe.num_experts, hidden)}
     if moe.router_bias:
         parts[n.bias_of_part(n.FFN_GATE_INP)] = (moe.num_experts,)
@@ -137,8 +137,8 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def unread_tensors(shape: ModelShape) -> frozenset[str]:
-    """Tensors that a file may have and that change nothing: k and v of layers that attend to an earlier one's, and an
-    indexer, where contexts are no longer than what it chooses."""
+    """Returns tensors that a file may contain and that are not used: k and v of layers that use an earlier layer's,
+    and the indexer if contexts never exceed the number of keys that it chooses."""
     return frozenset(
         n.in_layer(index, name) for index, layer in enumerate(shape.layers) for name in _unread_by(layer)
     )
@@ -151,7 +151,7 @@ def _unread_by(layer: LayerShape) -> tuple[str, ...]:
 
 
 def check_tensors(shape: ModelShape, source: ModelSource) -> None:
-    """Every tensor is there with exactly the expected shape, and no other. Raises ModelError."""
+    """Checks that exactly the expected tensors exist, with the expected shapes. Raises ModelError."""
     expected, unread = model_tensors(shape), unread_tensors(shape)
     for name, dimensions in expected.items():
         tensor = source.tensors.get(name)
@@ -163,7 +163,7 @@ def check_tensors(shape: ModelShape, source: ModelSource) -> None:
         _check_tensor(source, tensor, dimensions)
     skipped = range(shape.num_layers, shape.num_layers + shape.num_skipped_layers)
     for name in source.tensors:
-        # A bias left out, say, would quietly change every answer.
+        # An ignored bias, for example, would silently change every answer.
         if name not in expected and name not in unread and n.layer_of(name) not in skipped:
             raise ModelError(
                 source.path, f"tensor {name!r} has no place in architecture {shape.architecture!r}"
@@ -187,7 +187,7 @@ def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int
 
 
 def next_token_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """The tensors of the block that drafts, beside those of its layer."""
+    """Returns the tensors of the next-token block, besides those of its layer."""
     hidden, index = shape.hidden_size, shape.num_layers
     norms = (n.NEXTN_ENORM, n.NEXTN_HNORM, n.NEXTN_HEAD_NORM)
     parts: dict[str, tuple[int, ...]] = {n.of_layer(index, norm): (hidden,) for norm in norms}

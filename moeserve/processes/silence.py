@@ -8,10 +8,12 @@ import signal
 import time
 from typing import Final
 
+from moeserve.config import ServerConfig
 from moeserve.processes.process_state import state_of
 
 DEFAULT_LIMIT_S: Final = 60.0  # default; also the router's limit for a worker that stops reading a long plan
 LEAST_LIMIT_S: Final = 4.0
+BEATS: Final = 4  # heartbeats within the longest silence, of a process that sends them unasked
 # silence counted per look, at most: longer gaps mean that the child itself was stopped
 MOST_COUNTED_S: Final = 1.0
 
@@ -22,6 +24,11 @@ def longest_silence(step_timeout: float | None) -> float:
     """Returns the seconds after which a process that owes an answer counts as hung. step_timeout: from the
     configuration."""
     return max(DEFAULT_LIMIT_S if step_timeout is None else step_timeout, LEAST_LIMIT_S)
+
+
+def beat_interval(config: ServerConfig) -> float:
+    """Returns the seconds between two heartbeats that a process sends unasked."""
+    return longest_silence(config.step_timeout) / BEATS
 
 
 class LauncherWatch:

@@ -314,3 +314,18 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
         assert server.process.wait(60) == 0
         psutil.wait_procs(family, timeout=5)
         assert not [process for process in family if process.is_running()]
+
+
+def test_a_front_that_was_stopped_is_continued(tmp_path: Path) -> None:
+    for name in "ab":
+        shutil.copy(demonstration_model(), tmp_path / f"{name}.gguf")
+    (tmp_path / "models.yaml").write_text(
+        json.dumps([{"model": str(tmp_path / f"{name}.gguf")} for name in "ab"])
+    )
+    flags = ["--models-memory", "2", "--step-timeout", "4"]
+    with running_server(None, "--models-file", str(tmp_path / "models.yaml"), *flags) as server:
+        (front,) = [one for one in server.processes() if title_of(one) == "moeserve: front"]
+        front.suspend()
+        assert httpx.get(server.base_url + "/health", timeout=PATIENCE_S).status_code == 200
+        assert front.is_running()
+        assert "was stopped; it is continued" in server.log

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,8 @@ from moeserve.cli import command_line
 from moeserve.cli import main as cli
 from moeserve.cli.other_flags import ADVICE, UNDERSTOOD, in_our_words
 from moeserve.config import ServerConfig
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,32 @@ def test_a_model_needs_no_flag(command: list[str], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
     assert cli.main([*command, str(command_line.demonstration_model()), "-c", "512"]) == 0
     assert served[0].max_model_len == 512
+
+
+def test_the_page_for_users_of_other_servers_has_every_flag() -> None:
+    """And no other: what it says of a flag is the code's."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(REPOSITORY / "scripts")
+        from coming_from_reference import PROGRAMS, flag_here
+    listed = {flag for program in PROGRAMS for flag in program.flags}
+    assert listed == UNDERSTOOD.keys() | ADVICE.keys()
+    page = (REPOSITORY / "docs" / "reference" / "coming-from.md").read_text()
+    for flag in listed:
+        assert re.search(rf"^\| .*`{flag}`.* \| {re.escape(flag_here(flag))} \|$", page, re.M), flag
+
+
+def test_flags_of_the_page_for_users_of_other_servers_are_ours() -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(REPOSITORY / "scripts")
+        from coming_from_reference import PROGRAMS
+    ours = {command_line.flag_name(option.name) for option in dataclasses.fields(ServerConfig)}
+    told = [
+        text for program in PROGRAMS for text in (*program.commands.values(), *program.variables.values())
+    ]
+    named = {flag for text in [*told, *ADVICE.values()] for flag in re.findall(r"--[a-z][a-z-]+", text)}
+    assert named - ours == {"--url", "--no-history"}, "which are of `moeserve run`"
+    commands = {command for text in told for command in re.findall(r"moeserve ([a-z]+)(?=[ `])", text)}
+    assert commands <= cli.COMMANDS.keys()
 
 
 def test_every_flag_that_is_understood_is_one_of_ours() -> None:

@@ -1,4 +1,4 @@
-"""A step's sequences, as the C++ attention reads them."""
+"""Builds the plan of a step's sequences that the C++ attention reads."""
 
 from __future__ import annotations
 

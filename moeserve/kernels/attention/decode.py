@@ -1,12 +1,13 @@
-"""Decode attention: one query row a sequence, keys split over programs, in one launch.
+"""Decode attention: one query row per sequence, with its keys split over several programs, in one launch.
 
-The grid is fixed (rows, KV heads, SPLITS): which keys a program takes, and whether it takes any, follows on the device
-from the row's position, so a CUDA graph replays at any length (flash-decoding: https://pytorch.org/blog/flash-decoding).
-The last split of a row to finish adds the parts up: an atomic counter that it sets back to 0.
+The grid is fixed (rows, KV heads, SPLITS). Each program derives its keys, possibly none, from the row's position on
+the device, so a CUDA graph can be replayed at any length (flash-decoding: https://pytorch.org/blog/flash-decoding).
+The last split of a row to finish combines the partial results; an atomic counter, which it resets to 0, tells which
+is last.
 
-A row's own token may come as the product left it ("new"): norm, rotation and the way into the KV pool are then done
-here, one launch less. And as nothing else that the row attends to is of this step, the first keys and values are loaded
-before the wait for that product.
+Optionally the kernel takes a row's own token as projected ("new") and does norm, RoPE and the store to the KV pool
+itself, which saves a launch. All other keys and values are from earlier steps, so the first ones are loaded before
+the wait for that projection.
 """
 
 # mypy: ignore-errors
@@ -33,10 +34,10 @@ def load_block(
     NEW: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, V_DIM: tl.constexpr,
     V_SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Loads keys [BLOCK, SIZE], values [BLOCK, V_SIZE] and numbers [BLOCK] of the row's tokens `first` .. below `end`.
-    Values with scales are `by_halves`. Token NEW + j is in slot held[j]; with NEW, token 0 is not in the pool yet.
-    Bypasses the L1, which may be stale. MASKED: zeros where there is no token; else the last token is repeated,
-    which needs `first` below `end`."""
+    """Loads keys [BLOCK, SIZE], values [BLOCK, V_SIZE] and numbers [BLOCK] of the row's tokens from `first` up to
+    `end` (exclusive). Values with scales are `by_halves`. Token NEW + j is in slot held[j]; with NEW, token 0 is not
+    in the pool yet. Bypasses the L1 cache, which may be stale. MASKED: load zeros beyond the tokens; else the last
+    token is repeated, which needs `first` below `end`."""
     token = first + tl.arange(0, BLOCK)
     if MASKED:
         there = (token >= NEW) & (token < end)
@@ -51,8 +52,9 @@ def load_block(
 
 @triton.jit
 def attend(q, k, v, live, acc, largest, total, SCALE: tl.constexpr):
-    """One head group q [G, SIZE] over a block of keys more: the unnormalised sum [G, V_SIZE], the largest score [G],
-    and the weights, [G, BLOCK], over all blocks so far: they are summed at the end. In powers of two."""
+    """Attends one head group q [G, SIZE] to one more block of keys. Returns the running unnormalised sum [G,
+    V_SIZE], the largest score [G], and the weights [G, BLOCK] accumulated over all blocks, which are summed at the
+    end. Uses powers of two."""
     scores = tl.dot(q, tl.trans(k)) * SCALE
     scores = tl.where(live[None, :], scores, float("-inf"))
     new = tl.maximum(largest, tl.max(scores, 1))
@@ -68,8 +70,8 @@ def new_token(
     DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, V_DIM: tl.constexpr,
     V_EPS: tl.constexpr, V_SCALE: tl.constexpr, V_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The row's own key [1, SIZE] and value [1, V_SIZE], stored to the pool if that is so. k, v: pointers to the KV
-    head as projected; place: its slot, in heads; behind: the weight of a norm behind the rotation."""
+    """Computes the row's own key [1, SIZE] and value [1, V_SIZE], and stores them to the pool if is_stored. k, v:
+    pointers to the KV head as projected; place: its slot, in heads; behind: weight of a norm after RoPE."""
     one = tl.zeros([1, 1], tl.int32)
     key = norm_and_rotate(k + one, one == 0, own, other, None, behind, DIM, ROTARY, EPS, SIZE)
     value = load_value(v, V_DIM, V_EPS, V_SCALE, V_SIZE)
@@ -79,14 +81,15 @@ def new_token(
 
 @triton.jit
 def combine(part_sums, part_stats, at, splits, HEADS: tl.constexpr, G: tl.constexpr, SIZE: tl.constexpr):
-    """The parts of `splits` splits, from part `at` on, as one normalised [G, SIZE], four at a time."""
+    """Combines the partial results of `splits` splits, from part `at` on, into one normalised [G, SIZE], four at a
+    time."""
     g, d = tl.arange(0, G), tl.arange(0, SIZE)
     acc = tl.zeros([G, SIZE], tl.float32)
     top = tl.full([G], float("-inf"), tl.float32)
     whole = tl.zeros([G], tl.float32)
     for first in range(0, splits, 4):
         largest, total, sums = (), (), ()
-        for j in tl.static_range(4):  # their loads are on their way together
+        for j in tl.static_range(4):  # so that four loads are in flight together
             part = (at + first + j) * G + g
             here = first + j < splits
             largest = largest + (tl.load(part_stats + part * 2, here, float("-inf"), cache_modifier=".cg"),)
@@ -115,7 +118,8 @@ def store_heads(
     G: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """result [G, SIZE]: HEADS heads of DIM, to column `at` on, as floats and as int8, where given."""
+    """Stores result [G, SIZE], HEADS heads of DIM, from column `at` on, as floats and as int8, where pointers are
+    given."""
     g, d = tl.arange(0, G)[:, None], tl.arange(0, SIZE)[None, :]
     live = (g < HEADS) & (d < DIM)
     if out is not None:

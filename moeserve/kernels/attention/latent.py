@@ -1,9 +1,9 @@
-"""Attention of many heads to one vector a token, whose first part is the value too (latent attention in absorbed form,
-https://arxiv.org/abs/2405.04434): decode rows, their keys split over programs, and prefill chunks.
+"""Latent attention in absorbed form (https://arxiv.org/abs/2405.04434): many heads attend to one vector per token,
+whose first part is also the value. For decode rows, with keys split over programs, and for prefill chunks.
 
-A program takes some heads of one row, or of a tile of rows, as one block of query rows, so that each key that it loads
-serves them all, for the scores and as a value. The two parts of a key, latent and rotated, are loaded and multiplied
-one after the other: together they would have to be padded to a power of two.
+A program processes some heads of a row, or of a tile of rows, as one block of query rows, so that each loaded key
+serves all of them, in the scores and as a value. The latent and the rotated part of a key are loaded and multiplied
+separately: together they would have to be padded to a power of two.
 """
 
 # mypy: ignore-errors
@@ -21,7 +21,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def combine(part_sums, part_stats, at, splits, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """The parts of `splits` splits, from part `at` on, as one normalised [ROWS, SIZE]."""
+    """Combines the partial results of `splits` splits, from part `at` on, into one normalised [ROWS, SIZE]."""
     m, d = tl.arange(0, ROWS), tl.arange(0, SIZE)
     acc = tl.zeros([ROWS, SIZE], tl.float32)
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -65,7 +65,7 @@ def latent_attention_kernel(
         row, rows = i, 1
         start, req_slot = tl.load(positions + i), tl.load(req_slots + i)
     else:
-        # The last tiles of a sequence have the most keys: they start first.
+        # A sequence's last tiles have the most keys, so they start first.
         tile = tiles + (tl.num_programs(0) - 1 - tl.program_id(0)) * 4
         row, rows, start, req_slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
     block, split = tl.program_id(1), tl.program_id(2)
@@ -80,7 +80,7 @@ def latent_attention_kernel(
     at = ((row + m // G).to(tl.int64) * HEADS + head)[:, None]
     query = tl.load(q + at * RANK + d, live & (d < RANK), 0.0)
     query_rotated = tl.load(rotated + at * ROTARY + e, live & (e < ROTARY), 0.0)
-    # Rows beyond the tile's see what its last row sees, so that none is empty.
+    # Rows beyond the tile attend to the keys of its last row, so that no row has no keys.
     position = start + tl.minimum(m // G, rows - 1)
     held = table + req_slot.to(tl.int64) * TABLE_STRIDE
     acc = tl.zeros([ROWS, RANK_SIZE], tl.float32)
@@ -112,7 +112,7 @@ def latent_attention_kernel(
         tl.store(part_sums + part[:, None] * RANK_SIZE + d, acc)
         tl.store(part_stats + part * 2, largest)
         tl.store(part_stats + part * 2 + 1, total)
-        tl.debug_barrier()  # every thread's part is written before the count says so
+        tl.debug_barrier()  # all threads must have written before the counter says so
         arrived = tl.atomic_add(counters + place, 1, sem="acq_rel")
         if arrived == splits - 1:
             tl.store(counters + place, 0)

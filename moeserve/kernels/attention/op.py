@@ -1,4 +1,4 @@
-"""Launches attention over KV in slots of one token: decode rows and prefill chunks."""
+"""Launches attention over KV slots of single tokens, for decode rows and prefill chunks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, next_power_of_2, pdl, 
 from moeserve.kernels.rope.op import rotary_dim
 
 LOG2E = 1.4426950408889634
-PROGRAMS = 528  # of a decode launch, about: four to a multiprocessor of an H200
+PROGRAMS = 528  # approximate number of programs per decode launch: four per multiprocessor of an H200
 MAX_SPLITS = 64
-LONG_SPLITS = 16  # at least, for a long row among rows that fill a GPU without splits
+LONG_SPLITS = 16  # minimal number of splits of a long row among rows that fill a GPU without splits
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    keys: int  # at once
-    least: int  # times `keys`, of a split: what it would save of fewer, putting the parts together costs
+    keys: int  # keys processed at once
+    # minimal split, as a multiple of `keys`: combining the results of smaller ones costs more than they save
+    least: int
     warps: int
     stages: int
-    long: int = 16  # times `keys`, of a split, beyond which a row has more splits than fill a GPU
+    long: int = 16  # split size, as a multiple of `keys`, beyond which a row gets more splits than fill a GPU
 
 
-DECODE = {  # by the width of a head, a power of two, 128 or more
+DECODE = {  # by padded head width, a power of two from 128 on
     128: DecodeTile(64, 1, 4, 2),
     256: DecodeTile(64, 1, 4, 2),
     512: DecodeTile(32, 1, 4, 2),  # as many numbers of keys and values as of 256
@@ -43,8 +44,8 @@ DECODE_Q8 = {**DECODE, 128: DecodeTile(64, 1, 2, 4)}
 
 @dataclass(frozen=True, slots=True)
 class PrefillTile:
-    rows: int  # of queries: tokens times heads of a KV head
-    keys: int  # at once
+    rows: int  # query rows: tokens times heads per KV head
+    keys: int  # keys processed at once
     warps: int
     stages: int
 
@@ -60,17 +61,17 @@ PREFILL_SMALL = {1024: PrefillTile(32, 16, 4, 1)}
 
 
 def _score_scale(scale: float | None, dim: int) -> float:
-    """Returns the factor of scores of a q that was multiplied by 1/sqrt(dim): the softmax is of powers of two."""
+    """Returns the factor for scores of a q already multiplied by 1/sqrt(dim), for a softmax in powers of two."""
     return LOG2E if scale is None else LOG2E * scale * dim**0.5
 
 
 def splits_that_fill(rows: int, kv_heads: int) -> int:
-    """How many splits of each row make a launch that fills a GPU; a power of two."""
+    """Returns the number of splits per row, a power of two, with which a launch fills a GPU."""
     return min(MAX_SPLITS, next_power_of_2(max(1, PROGRAMS // (rows * kv_heads))))
 
 
 class DecodeWorkspace:
-    """The splits of decode rows on their way together, for batches of up to `rows`. Every layer reuses it."""
+    """Buffers for the partial results of decode rows, for up to `rows` rows. All layers reuse it."""
 
     def __init__(
         self,
@@ -82,9 +83,9 @@ class DecodeWorkspace:
         splits: int | None = None,
         room: DecodeWorkspace | None = None,
     ) -> None:
-        """dim: of a head's value. splits: a power of two, at most MAX_SPLITS, that every row has; None: as many as fill
-        a GPU with these rows, and more for a row that is long. room: one that is never used at the same time, whose
-        memory serves this one too if it suffices."""
+        """dim: width of a head's value. splits: per row, a power of two up to MAX_SPLITS; None: as many as fill a
+        GPU with these rows, and more for long rows. room: a workspace that is never used at the same time, whose
+        memory is shared if it is large enough."""
         self.fill = splits or splits_that_fill(rows, kv_heads)
         self.splits = splits or max(self.fill, LONG_SPLITS)
         group, size = max(16, next_power_of_2(heads // kv_heads)), max(16, next_power_of_2(dim))
@@ -100,7 +101,7 @@ class DecodeWorkspace:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Rows' own tokens as they were projected, and what rope/op.py's `rope_store` does with them."""
+    """The rows' own tokens as projected, with the parameters of `rope_store` (rope/op.py)."""
 
     k: Tensor  # [n, kv_heads * dim], rows at any stride, as v and as q
     v: Tensor  # [n, kv_heads * v_dim]
@@ -223,7 +224,8 @@ def prefill_tiles(
     kv_heads: int,
     dim: int,
 ) -> npt.NDArray[np.int32]:
-    """Tiles of chunks rows[i] .. + counts[i] - 1 at positions[i] on: int32 [tiles, 4] for `prefill_attention`."""
+    """Returns the tiles for `prefill_attention`, int32 [tiles, 4], of chunks with rows rows[i] .. rows[i] +
+    counts[i] - 1 at positions from positions[i] on."""
     step = tile_tokens(heads, kv_heads, dim)
     tiles = -(-counts // step)
     chunk = np.repeat(np.arange(len(rows)), tiles)

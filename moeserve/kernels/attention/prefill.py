@@ -25,8 +25,8 @@ def attend_block(
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, V_DIM: tl.constexpr, V_SIZE: tl.constexpr,
     BLOCK: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys from position `first` on. MASKED: some lie behind a row's position or the end, or WINDOW or
-    more before the row's position."""
+    """Attends to one block of keys from position `first` on. MASKED: some keys are after a row's position or the
+    end, or WINDOW or more before the row's position."""
     position = first + tl.arange(0, BLOCK)
     if MASKED:
         live = position < end
@@ -66,7 +66,7 @@ def prefill_kernel(
     ROWS: a power of two that holds BT * HEADS / KV_HEADS; SIZE, V_SIZE: those that hold DIM, V_DIM.
     """
     group: tl.constexpr = HEADS // KV_HEADS
-    # The last tiles of a sequence have the most keys: they start first.
+    # A sequence's last tiles have the most keys, so they start first.
     tile = tiles + (tl.num_programs(0) - 1 - tl.program_id(0)) * 4
     h = tl.program_id(1)
     row, rows, start, req_slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
@@ -74,7 +74,7 @@ def prefill_kernel(
     live = (m // group < rows)[:, None] & (d < DIM)[None, :]
     at = (row + m // group).to(tl.int64) * (HEADS * DIM) + (h * group + m % group) * DIM
     query = tl.load(q + at[:, None] + d[None, :], live, 0.0)
-    # Rows beyond the tile's see what its last row sees, so that none is empty.
+    # Rows beyond the tile attend to the keys of its last row, so that no row has no keys.
     position = start + tl.minimum(m // group, rows - 1)
     table += req_slot.to(tl.int64) * TABLE_STRIDE
     acc = tl.zeros([ROWS, V_SIZE], tl.float32)

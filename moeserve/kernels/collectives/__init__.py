@@ -1,8 +1,9 @@
-"""Sums over the GPUs that compute one model together, in several ways, of which the fastest is measured for each size.
+"""Sums over the GPUs that compute one model together (all-reduce), in several ways; the fastest per size is
+measured.
 
-all_reduce.py   what a sum is, and torch.distributed's
+all_reduce.py   the interface, and torch.distributed's implementation
 push.py         small messages: each GPU writes into the others' memory, one launch without a barrier
 peer_memory.py  PyTorch's kernels over peer memory
-fastest.py      the choice
-stage_link.py   no sum, but rows from one GPU to the next, where each has some of the layers
+fastest.py      chooses the fastest by measurement
+stage_link.py   not a sum: sends rows to the next GPU in pipeline parallelism
 """

@@ -1,8 +1,8 @@
-"""What a sum over GPUs is, and torch.distributed's.
+"""The interface of sums over GPUs, and torch.distributed's implementation.
 
-Each GPU ("rank") computes some heads and some experts, and holds the same residual stream. What a block adds to the
-stream is therefore summed over all ranks, once after attention and once after the feed-forward. The sum's bits are the
-same on every rank, so the ranks' routers choose the same experts.
+Each GPU ("rank") computes some heads and some experts, and holds the same residual stream. So the output of each
+block is summed over all ranks, once after attention and once after the feed-forward. The result is bitwise equal on
+all ranks, so their routers choose the same experts.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from moeserve.kernels.launch import is_compiling_ahead
 
 class AllReduce(Protocol):
     def __call__(self, x: Tensor) -> None:
-        """x, contiguous, becomes the sum of all ranks' x. Launched on the current stream, in the same order on every
-        rank; may be captured in a CUDA graph behind a first call. Within `compile_ahead` nothing runs."""
+        """Replaces x (contiguous) by the sum of all ranks' x. Launched on the current stream, in the same order on
+        every rank. May be captured in a CUDA graph after a first call. Inside `compile_ahead` nothing is executed."""
         ...
 
 
 class FromFirst:
-    """The first rank's numbers for all ranks, as a sum in which the others have zeros."""
+    """Broadcasts the first rank's numbers, as a sum in which the other ranks contribute zeros."""
 
     def __init__(self, all_reduce: AllReduce, rank: int) -> None:
         self._all_reduce = all_reduce
         self._rank = rank
 
     def __call__(self, x: Tensor) -> None:
-        """As `AllReduce`. x: int32, numbers that are exact in float32."""
+        """Like `AllReduce`, for int32 x whose numbers are exact in float32."""
         if self._rank:
             x.zero_()
         self._all_reduce(x)

@@ -1,4 +1,5 @@
-"""The fastest of several ways to sum over GPUs for each size, as measured with the first message of that size."""
+"""Chooses the fastest of several all-reduce implementations per message size, measured at the first message of a
+size."""
 
 from __future__ import annotations
 
@@ -12,26 +13,26 @@ from torch import Tensor
 from moeserve.kernels.collectives.all_reduce import AllReduce
 from moeserve.kernels.launch import is_compiling_ahead
 
-CALLS = 20  # of a way, in one graph
+CALLS = 20  # timed calls per implementation, in one graph
 REPLAYS = 3
 
 log = logging.getLogger(__name__)
 
 
 class Way(AllReduce, Protocol):
-    """One of them."""
+    """One implementation."""
 
     def takes(self, x: Tensor) -> bool:
-        """It can sum such a message."""
+        """Returns whether it supports such a message."""
         ...
 
     def try_once(self, x: Tensor) -> None:
-        """As a call, but ends even where the GPUs do not reach one another."""
+        """Like a call, but terminates even if the GPUs cannot access each other."""
         ...
 
 
 class FastestSum:
-    """An `AllReduce`. Its first call with a size must not be captured."""
+    """An `AllReduce`. The first call with a size must not be captured."""
 
     def __init__(
         self,
@@ -40,8 +41,8 @@ class FastestSum:
         agree: Callable[[float], float],
         measure: Callable[[Way, Tensor], float] | None = None,
     ) -> None:
-        """safe: always right; others: tried beside it. agree: makes a number the same on all ranks, the least. measure:
-        the seconds of a call, `seconds_of_call`."""
+        """safe: an implementation that always works; others: alternatives to try. agree: returns the smallest value
+        of all ranks on all of them. measure: seconds of a call; default `seconds_of_call`."""
         self._measure = seconds_of_call if measure is None else measure
         self._safe = safe
         self._ways = [safe, *others]
@@ -68,7 +69,8 @@ class FastestSum:
         return best
 
     def _is_right(self, way: Way, x: Tensor) -> bool:
-        numbers = torch.arange(x.numel(), device=x.device) % 61  # sums of few of them are exact in every type
+        # small integers, whose sums are exact in every dtype
+        numbers = torch.arange(x.numel(), device=x.device) % 61
         expected, found = (numbers.to(x.dtype) for _ in "ab")
         self._safe(expected)
         way.try_once(found)
@@ -76,13 +78,13 @@ class FastestSum:
 
 
 def seconds_of_call(way: Way, x: Tensor) -> float:
-    """Seconds of a call with messages like x where many follow one another."""
+    """Returns the seconds of a call with messages like x, in a sequence of many."""
     y = torch.zeros_like(x)
     return seconds_of(lambda: way(y))
 
 
 def seconds_of(call: Callable[[], None]) -> float:
-    """Seconds on the current GPU of what a call launches, where many follow one another."""
+    """Returns the seconds of the launched work of a call on the current GPU, in a sequence of many."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,5 @@
-"""Where a sum over GPUs within the norm behind it is faster than the fastest sum by itself: measured for each size."""
+"""Chooses by measurement, per size, where the all-reduce fused with the following norm is faster than the fastest
+separate one."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ def choose_norms(
     agree: Callable[[float], float],
     measure: Callable[[Callable[[], None]], float] = seconds_of,
 ) -> None:
-    """`within_norm` takes messages from now on with as many of `rows`, LEAST_ROWS or more, as it is right and faster
-    with. agree: makes a number the same on all ranks, the least. measure: the seconds of a call."""
+    """Makes `within_norm` accept messages with those of `rows` (LEAST_ROWS or more) for which it is correct and
+    faster. agree: returns the smallest value of all ranks on all of them. measure: returns the seconds of a call."""
     for n in rows:
         own = _numbers(n, hidden, device).to(torch.float32 if n <= WORD_ROWS else ROW_TYPE)
         if n < LEAST_ROWS or not within_norm.fits(own):
@@ -91,12 +92,12 @@ def _is_right(within_norm: SumNorm, all_reduce: AllReduce, own: Tensor, experts:
 
 
 def _stream(own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A residual stream of zeros, the number of its rows, and a norm's weight."""
+    """Returns a residual stream of zeros, its number of rows, and a norm's weight."""
     n, _, hidden = own.shape
     count = torch.tensor([n], dtype=torch.int32, device=own.device)
     return torch.zeros(n, hidden, device=own.device), count, torch.ones(hidden, device=own.device)
 
 
 def _numbers(rows: int, hidden: int, device: torch.device) -> Tensor:
-    """[rows, 1, hidden] whose sums are exact in every type."""
+    """Returns numbers [rows, 1, hidden] whose sums are exact in every dtype."""
     return (torch.arange(rows * hidden, device=device) % 31).view(rows, 1, hidden)

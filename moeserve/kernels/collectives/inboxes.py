@@ -1,5 +1,4 @@
-"""Memory that other GPUs write to, cut into inboxes: alike on every GPU, so that an inbox' place in one's memory is its
-place in all."""
+"""Divides memory that other GPUs write to into inboxes, at the same offsets on every GPU."""
 
 from __future__ import annotations
 
@@ -13,21 +12,21 @@ ALIGNMENT = 256  # bytes
 
 
 class Inbox(NamedTuple):
-    here: Tensor  # this GPU's, of zeros
-    peers: Tensor  # int64 [ranks]: the addresses of all GPUs'
+    here: Tensor  # this GPU's, initially zero
+    peers: Tensor  # int64 [ranks]: addresses of all GPUs' inboxes
 
 
 class Inboxes:
-    """Hands one out after another. Every rank asks for the same ones."""
+    """Allocates inboxes one after another. Every rank must ask for the same ones."""
 
     def __init__(self, region: Tensor, addresses: Sequence[int]) -> None:
-        """region: uint8, zeros, which all ranks can write to; addresses: of all ranks'."""
+        """region: uint8, zeros, writable by all ranks; addresses: of all ranks' regions."""
         self._region = region
         self._addresses = addresses
         self._used = 0
 
     def take(self, numbers: int, dtype: torch.dtype) -> Inbox:
-        """Flat. ValueError where the region is full."""
+        """Returns a flat inbox. Raises ValueError if the region is full."""
         start, nbytes = self._used, numbers * dtype.itemsize
         if start + nbytes > len(self._region):
             raise ValueError(f"{nbytes} bytes behind {start} of a region of {len(self._region)}")
@@ -38,5 +37,5 @@ class Inboxes:
 
 
 def padded(nbytes: int) -> int:
-    """Bytes of its region that an inbox of `nbytes` bytes takes."""
+    """Returns the bytes of the region that an inbox of `nbytes` bytes takes."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,4 +1,4 @@
-"""Sums over GPUs that reach one another's memory (NVLink, or peer-to-peer over PCIe)."""
+"""All-reduce for GPUs that can access each other's memory (NVLink, or peer-to-peer over PCIe)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALIGNMENT = 16  # bytes that they read at a time
 
 
 class OneShotSum:
-    """Every GPU reads all of the others' numbers: PyTorch's kernel, from a copy that all can read."""
+    """Each GPU reads all other GPUs' numbers: PyTorch's one-shot kernel, on a copy in shared memory."""
 
     def __init__(self, shared: Tensor, group: dist.ProcessGroup) -> None:
         """shared: uint8, from `symmetric.empty`, the same size on every rank."""
@@ -41,7 +41,7 @@ class OneShotSum:
 
 
 class TwoShotSum(OneShotSum):
-    """Every GPU adds up a part of the numbers, which the others then read: for large messages."""
+    """Each GPU sums a part of the numbers, which the others then read (two-shot): for large messages."""
 
     def __call__(self, x: Tensor) -> None:
         if not is_compiling_ahead():
@@ -54,8 +54,8 @@ class TwoShotSum(OneShotSum):
 def peer_sums(
     group: dist.ProcessGroup, device: torch.device, most_bytes: int
 ) -> list[PushSum | OneShotSum | TwoShotSum]:
-    """Every way there is, for messages of up to `most_bytes`; every rank calls it. RuntimeError where the GPUs do not
-    reach one another's memory."""
+    """Returns all implementations for messages of up to `most_bytes`; every rank calls it. Raises RuntimeError if
+    the GPUs cannot access each other's memory."""
     inbox = symmetric.empty(2, group.size(), MAX_NUMBERS, dtype=torch.int64, device=device).zero_()
     torch.cuda.synchronize(device)
     addresses = symmetric.rendezvous(inbox, group).buffer_ptrs
@@ -68,8 +68,8 @@ def peer_sums(
 def peer_sum_norm(
     group: dist.ProcessGroup, device: torch.device, rows: int, hidden: int, experts: int
 ) -> SumNorm:
-    """For steps of up to `rows` rows; every rank calls it. RuntimeError where the GPUs do not reach one another's
-    memory."""
+    """Returns the fused sum and norm for steps of up to `rows` rows; every rank calls it. Raises RuntimeError if the
+    GPUs cannot access each other's memory."""
     size = MessageSize(group.size(), rows, hidden, experts)
     region = symmetric.empty(size.region_bytes, dtype=torch.uint8, device=device).zero_()
     torch.cuda.synchronize(device)

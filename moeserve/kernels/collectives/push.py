@@ -1,7 +1,7 @@
-"""The sum of a small message over GPUs that reach one another's memory: one kernel, one trip (words.py).
+"""All-reduce of small messages over peer memory: one kernel, one transfer (words.py).
 
-Each GPU writes its numbers into an inbox in every other GPU's memory, and waits until those of this call have come into
-its own. All GPUs add in the order of the ranks.
+Each GPU writes its numbers into an inbox in every other GPU's memory, then waits until this call's numbers have
+arrived in its own. All GPUs add in the order of the ranks.
 """
 
 # mypy: ignore-errors
@@ -16,8 +16,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moeserve.kernels.collectives.words import send_words, sum_words
 from moeserve.kernels.launch import kernel, pdl
 
-BLOCK = 512  # numbers of a program
-MAX_NUMBERS = 256 * BLOCK  # all programs must run at once: each waits for its like on the other GPUs
+BLOCK = 512  # numbers per program
+# all programs must be resident at once, as each waits for its counterparts on the other GPUs
+MAX_NUMBERS = 256 * BLOCK
 TRIAL_POLLS = 1 << 20  # about a second
 
 
@@ -44,10 +45,10 @@ def push_sum_kernel(
 
 
 class PushSum:
-    """An `AllReduce` of up to MAX_NUMBERS numbers."""
+    """An `AllReduce` for up to MAX_NUMBERS numbers."""
 
     def __init__(self, rank: int, inbox: Tensor, addresses: list[int]) -> None:
-        """inbox: int64 [2, ranks, MAX_NUMBERS] of zeros, which all ranks can write to; addresses: of all ranks'."""
+        """inbox: int64 [2, ranks, MAX_NUMBERS], zeros, writable by all ranks; addresses: of all ranks' inboxes."""
         self._rank = rank
         self._inbox = inbox
         self._peers = torch.tensor(addresses, dtype=torch.int64, device=inbox.device)
@@ -60,7 +61,7 @@ class PushSum:
         self._launch(x, 0)
 
     def try_once(self, x: Tensor) -> None:
-        """Sums once, as a trial: if nothing comes from the others, it ends with a wrong sum."""
+        """Sums once as a trial: if no data arrives from the others, it terminates with a wrong sum."""
         self._launch(x, TRIAL_POLLS)
 
     def _launch(self, x: Tensor, polls: int) -> None:

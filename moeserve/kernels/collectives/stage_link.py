@@ -1,7 +1,7 @@
-"""How rows go from GPU to GPU where each has some of the layers: a ring, whose last GPU sends to the first.
+"""Sends rows from GPU to GPU in pipeline parallelism: a ring, whose last GPU sends to the first.
 
-A message is some rows of a step's residual stream, at their place in the next GPU's inbox. It is sent and received on
-the current stream, in the same order on both sides, and may be captured in a CUDA graph.
+A message contains some rows of a step's residual stream, written at their offset in the next GPU's inbox. Send and
+receive run on the current stream, in the same order on both sides, and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -15,42 +15,43 @@ from torch import Tensor
 
 from moeserve.kernels.launch import is_compiling_ahead
 
-SIGNAL = 0  # the channel of PyTorch's signals that a link has to itself
-# A signal is waited for as long as it takes: the leader's watch ends a group whose rank has gone.
+SIGNAL = 0  # the channel of PyTorch's signals reserved for a link
+# Waits have no time limit; the leader's watch ends a group whose rank has died.
 TIMEOUT_MS = 0
 
 
 class StageLink(Protocol):
-    """One GPU's two ends: from the rank before, and to the next."""
+    """One GPU's link from the previous and to the next rank."""
 
     @property
     def inbox(self) -> Tensor:
-        """float32 [rows, hidden]: what has been received."""
+        """float32 [rows, hidden]: the received rows."""
         ...
 
     @property
     def is_one_sided(self) -> bool:
-        """A message leaves without the other side's waiting for it, so that several may be under way."""
+        """True if sending does not wait for the receiver, so that several messages can be in flight."""
         ...
 
     def send(self, x: Tensor, row: int, *, more: bool = False) -> None:
-        """x, float32 [n, hidden], becomes the rows from `row` on of the next rank's inbox. Who sends must know that the
-        other side is done with what was there. more: the next call's rows are received together with these."""
+        """Sends x, float32 [n, hidden], to the next rank's inbox from row `row` on. The sender must know that the
+        receiver no longer needs the old contents. more: these rows are received together with those of the next
+        call."""
         ...
 
     def receive(self, *parts: tuple[int, int]) -> None:
-        """Waits for the next rows from the rank before: those of each `send` up to one without `more`, each as (first
-        row, how many)."""
+        """Waits for rows of the previous rank, as (first row, count): all parts sent up to the first `send` without
+        `more`."""
         ...
 
 
 class PeerLink:
-    """By writing into the next GPU's memory. A message is a copy and a signal."""
+    """A link by writes into the next GPU's memory: a copy and a signal per message."""
 
     is_one_sided = True
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, rows: int, hidden: int) -> None:
-        """Every rank calls it. RuntimeError where the GPUs do not reach one another's memory."""
+        """Every rank calls it. Raises RuntimeError if the GPUs cannot access each other's memory."""
         self.inbox: Tensor = symmetric.empty(rows, hidden, dtype=torch.float32, device=device)
         self._handle = symmetric.rendezvous(self.inbox, group)
         self._before = (group.rank() - 1) % group.size()
@@ -70,14 +71,14 @@ class PeerLink:
 
 
 class ProcessGroupLink:
-    """By torch.distributed: NCCL, which goes through the host where it must, or gloo on a CPU."""
+    """A link by torch.distributed: NCCL (through the host if necessary), or gloo on a CPU."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, rows: int, hidden: int) -> None:
         self.inbox: Tensor = torch.zeros(rows, hidden, device=device)
         self.is_one_sided = device.type == "cpu"
         self._before = (group.rank() - 1) % group.size()
         self._next = (group.rank() + 1) % group.size()
-        self._sent: list[tuple[dist.Work, Tensor]] = []  # by gloo, until they have been received
+        self._sent: list[tuple[dist.Work, Tensor]] = []  # gloo's sends in progress, with their data
 
     def send(self, x: Tensor, row: int, *, more: bool = False) -> None:
         if is_compiling_ahead():
@@ -86,7 +87,7 @@ class ProcessGroupLink:
             dist.send(x, self._next)
             return
         self._sent = [(work, rows) for work, rows in self._sent if not work.is_completed()]
-        copy = x.clone()  # x is the next launch's
+        copy = x.clone()  # x may be overwritten by the next launch
         work = dist.isend(copy, self._next)
         assert work is not None
         self._sent.append((work, copy))

@@ -1,7 +1,7 @@
-"""The sum over GPUs within the norm behind it: one launch, and no trip of the sum through memory.
+"""The all-reduce fused with the following norm: one launch; the sum does not pass through memory.
 
-Every row has a program on each GPU (with a router's product behind the norm, several), which sends its GPU's partial
-sum to the others and waits for theirs. Few rows go as words, more of them as rows.
+Each row has one program on each GPU (several if a router's product follows the norm), which sends its GPU's partial
+sum to the others and waits for theirs. Few rows are sent as words, more as rows.
 """
 
 # mypy: ignore-errors

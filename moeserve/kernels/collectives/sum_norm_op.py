@@ -1,4 +1,4 @@
-"""Launches the sum over GPUs within the norm behind it. The specification is the sum, then `norm.op.add_norm` or
+"""Launches the all-reduce fused with the following norm. Specification: the sum, followed by `norm.op.add_norm` or
 `routing.op.norm_router`."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRIAL_POLLS = 1 << 20  # about a second
 
 @dataclass(frozen=True, slots=True)
 class MessageSize:
-    """The sizes of a `SumNorm`'s messages."""
+    """The sizes that determine a `SumNorm`'s messages."""
 
     ranks: int
     rows: int  # of the largest step
@@ -34,7 +34,7 @@ class MessageSize:
 
     @property
     def capacity(self) -> int:
-        """The rows of the largest message that goes as rows."""
+        """Rows of the largest message that is sent as rows."""
         return max(1, min(self.rows, MAX_BYTES // (self.hidden * ROW_TYPE.itemsize)))
 
     @property
@@ -47,11 +47,11 @@ class MessageSize:
 
 
 class SumNorm:
-    """Sums partial sums of up to `rows` rows of `hidden` numbers within their norm. Every rank makes the same calls in
-    the same order."""
+    """Sums partial sums of up to `rows` rows of `hidden` numbers, fused with their norm. Every rank makes the same
+    calls in the same order."""
 
     def __init__(self, rank: int, size: MessageSize, region: Tensor, addresses: Sequence[int]) -> None:
-        """region: uint8 [size.region_bytes] of zeros, which all ranks can write to; addresses: of all ranks'."""
+        """region: uint8 [size.region_bytes], zeros, writable by all ranks; addresses: of all ranks' regions."""
         self._rank = rank
         self._ranks = ranks = size.ranks
         self._hidden = hidden = size.hidden
@@ -73,7 +73,7 @@ class SumNorm:
         self._is_trial = False
 
     def fits(self, own: Tensor) -> bool:
-        """own, floats [n, .., hidden], can be summed so."""
+        """Returns whether own, floats [n, .., hidden], has a supported size."""
         if len(own) <= WORD_ROWS:
             return own.dtype == torch.float32
         return own.dtype == ROW_TYPE and len(own) <= self._capacity
@@ -83,11 +83,11 @@ class SumNorm:
         self._chosen.add(len(own))
 
     def takes(self, own: Tensor) -> bool:
-        """Whether a batch is to be summed in this way."""
+        """Returns whether a batch should be summed in this way."""
         return len(own) in self._chosen and self.fits(own)
 
     def trial(self, is_trial: bool) -> None:
-        """While is_trial is true, calls end even where nothing comes from the other GPUs, with wrong sums."""
+        """While is_trial is true, calls terminate with wrong sums even if no data arrives from the other GPUs."""
         self._is_trial = is_trial
 
     def add_norm(
@@ -144,7 +144,7 @@ class SumNorm:
         )  # fmt: skip
 
     def total(self, rows: int) -> Tensor:
-        """float32 [rows, hidden]: what `norm_router` summed last."""
+        """float32 [rows, hidden]: the last sum of `norm_router`."""
         return self._totals[rows]
 
     @property

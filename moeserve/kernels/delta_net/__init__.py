@@ -1,2 +1,2 @@
-"""Gated DeltaNet, the mixer of recurrent layers. In C++: `CpuStream.delta_net`. Imports nothing, so that `heads` comes
-without torch."""
+"""Gated DeltaNet, the mixer of recurrent layers. In C++: `CpuStream.delta_net`. Imports nothing, so that `heads` can
+be imported without torch."""

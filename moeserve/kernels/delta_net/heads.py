@@ -1,28 +1,28 @@
-"""The heads of a gated DeltaNet or of Kimi Delta Attention, and what its state takes.
+"""The head layout of gated DeltaNets and Kimi Delta Attention, and the size of their state.
 
-It does not import torch: model shapes, which every process reads, contain these classes.
+Imports no torch, because model shapes, which every process reads, contain these classes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DELTA_CHUNK = 64  # tokens that a GPU takes at a time of a prompt (chunked.py); a power of two
+DELTA_CHUNK = 64  # tokens per chunk of a prompt on a GPU (chunked.py); a power of two
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaHeads:
-    """Heads of q and k, each of which serves value_heads / key_heads heads of v, and the convolution before them.
+    """Heads of q and k, each shared by value_heads / key_heads heads of v, and the convolution before them.
 
-    A token's channels are all q, all k, all v.
+    A token's channels are all of q, then k, then v.
     """
 
     key_heads: int
     value_heads: int  # a multiple of key_heads
     key_dim: int  # a multiple of 32
     value_dim: int  # a multiple of 32
-    conv_kernel: int  # tokens that the convolution sees, at least 2
-    # Value head h reads key head h % key_heads; otherwise h // (value_heads / key_heads).
+    conv_kernel: int  # tokens in the convolution's window, at least 2
+    # True: value head h uses key head h % key_heads; False: h // (value_heads / key_heads).
     is_tiled: bool = False
     # Kimi Delta Attention (https://arxiv.org/abs/2510.26692): each dimension of a key head decays by itself, and the
     # output's gate is a sigmoid. key_heads is value_heads.
@@ -43,31 +43,31 @@ class DeltaHeads:
 
     @property
     def decays(self) -> int:
-        """Decays of a token: one for each head, or for each dimension of all key heads."""
+        """Decay factors per token: one per head, or (Kimi) one per dimension of the key heads."""
         return self.key_width if self.is_kimi else self.value_heads
 
     @property
     def delta_values(self) -> int:
-        """Numbers of a sequence's delta state: a matrix [key_dim, value_dim] of every value head."""
+        """Numbers in a sequence's delta state: a matrix [key_dim, value_dim] per value head."""
         return self.value_heads * self.key_dim * self.value_dim
 
     @property
     def conv_values(self) -> int:
-        """Numbers of a sequence's convolution state [conv_kernel - 1, channels]: its last inputs, the oldest first."""
+        """Numbers in a sequence's convolution state [conv_kernel - 1, channels]: the last inputs, oldest first."""
         return (self.conv_kernel - 1) * self.channels
 
     @property
     def state_values(self) -> int:
-        """Float32 numbers of a sequence's state in one layer: its delta state, then its convolution state."""
+        """Float32 numbers in a sequence's state of one layer: delta state, then convolution state."""
         return self.delta_values + self.conv_values
 
     @property
     def pending_values(self) -> int:
-        """Float32 numbers of a draft's record: its channels before and after the convolution, beta and decays."""
+        """Float32 numbers in a draft's record: channels before and after the convolution, beta and decays."""
         return 2 * self.channels + self.value_heads + self.decays
 
     def key_head(self, value_head: int) -> int:
-        """The key head that a value head reads."""
+        """Returns the key head that a value head uses."""
         if self.is_tiled:
             return value_head % self.key_heads
         return value_head // (self.value_heads // self.key_heads)

@@ -16,25 +16,25 @@ from moeserve.kernels.delta_net.heads import DELTA_CHUNK, DeltaHeads
 from moeserve.kernels.delta_net.recurrent import recurrent_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl
 
-GATE_BLOCK = 1024  # columns of attention's gate in one program
-COLUMNS = 32  # of a head's state in one program: 128 programs for one token of 32 heads of 128 columns
+GATE_BLOCK = 1024  # columns of attention's gate per program
+COLUMNS = 32  # state columns per program: 128 programs for one token with 32 heads of 128 columns
 
 
 @dataclass(frozen=True, slots=True)
 class StepSequences:
-    """The sequences whose states a step's rows advance, on the device: int32. Sequence i has rows first[i] .. +
-    count[i] - 1 and its state in slot[i]; count 0: there is no sequence."""
+    """The sequences whose states a step's rows advance; int32 on the device. Sequence i has rows first[i] ..
+    first[i] + count[i] - 1 and its state in slot[i]; count 0: padding."""
 
     first: Tensor  # [sequences]
     count: Tensor
     slot: Tensor
-    row_sequence: Tensor  # [rows]: whose a row is
+    row_sequence: Tensor  # [rows]: sequence of each row
 
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """b and a of value head h in row t: at [t, h // r * group + h % r] with r value heads to a key head. Of Kimi's a is
-    [n, decays]."""
+    """b and a of value head h in row t are at [t, h // r * group + h % r], with r value heads per key head. Kimi's a
+    is [n, decays]."""
 
     b: Tensor
     a: Tensor
@@ -43,10 +43,10 @@ class Gates:
 
 @dataclass(frozen=True, slots=True)
 class DeltaTensors:
-    """The tensors of one layer's step. n: its rows, padded."""
+    """The tensors of one layer in a step. n: padded number of rows."""
 
     qkv: Tensor  # [n, channels], rows at any stride
-    mixed: Tensor  # [n, channels]: scratch, what the convolution gives
+    mixed: Tensor  # [n, channels]: scratch for the convolution's output
     gates: Gates
     rate: Tensor  # float32 [value_heads]: -exp(A_log)
     dt_bias: Tensor  # float32 [decays]
@@ -59,8 +59,8 @@ class DeltaTensors:
 def convolve(
     x: DeltaTensors, conv: Tensor, heads: DeltaHeads, sequences: StepSequences, num_rows: Tensor
 ) -> None:
-    """mixed = silu(causal convolution of qkv), q and k normalised, for the rows below num_rows[0]. conv: float32
-    [conv_kernel, channels]. The state stays; the rule moves it on."""
+    """mixed = silu(causal convolution of qkv), with q and k normalised, for rows below num_rows[0]. conv: float32
+    [conv_kernel, channels]. The convolution state is not changed here, but by the rule."""
     h = heads
     conv_kernel(
         (len(x.mixed), 2 * h.key_heads + h.value_heads), x.qkv, conv, x.states, sequences.row_sequence,
@@ -72,7 +72,7 @@ def convolve(
 
 
 def recurrent_rule(x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences) -> None:
-    """out = the delta rule's output for the sequences' rows, token by token, and their states are moved on."""
+    """Computes the delta rule token by token for the sequences' rows: writes out and advances the states."""
     h = heads
     recurrent_kernel(
         (len(sequences.first), h.value_heads, h.value_dim // COLUMNS), x.qkv, x.mixed, x.gates.b, x.gates.a, x.rate,
@@ -87,10 +87,11 @@ def recurrent_rule(x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences)
 def chunked_rule(
     x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences, chunks: Tensor, inverse: Tensor
 ) -> None:
-    """The same by chunks, for sequences of many rows. None is empty. Not of Kimi's, whose decays differ by dimension.
+    """Computes the delta rule in chunks, for sequences with many rows, none empty. Not for Kimi, whose decays differ
+    by dimension.
 
-    chunks: int32 [chunks, 2], first row and rows of each of `chunks_of` the sequences; inverse: scratch of mixed's type
-    [n, value_heads, DELTA_CHUNK].
+    chunks: int32 [chunks, 2], first row and number of rows, from `chunks_of`; inverse: scratch of mixed's dtype [n,
+    value_heads, DELTA_CHUNK].
     """
     h = heads
     precision = "tf32x3" if x.mixed.dtype is torch.float32 else "tf32"
@@ -110,7 +111,8 @@ def chunked_rule(
 
 
 def chunks_of(first: npt.NDArray[np.int32], count: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """int32 [chunks, 2]: first row and rows of the chunks of sequences with rows first[i] .. + count[i] - 1."""
+    """Returns the chunks, int32 [chunks, 2] (first row, number of rows), of sequences with rows first[i] .. first[i]
+    + count[i] - 1."""
     per_sequence = -(-count // DELTA_CHUNK)
     sequence = np.repeat(np.arange(len(count)), per_sequence)
     number = np.arange(len(sequence)) - np.repeat(np.cumsum(per_sequence) - per_sequence, per_sequence)
@@ -175,5 +177,5 @@ def sigmoid_gate(
 
 
 def _share(heads: DeltaHeads) -> int:
-    """Channels whose convolution state a program moves on, at most."""
+    """Returns the channels whose convolution state a program advances, at most."""
     return next_power_of_2(-(-heads.channels // (heads.value_heads * (heads.value_dim // COLUMNS))))

@@ -1,4 +1,4 @@
-"""Rows of the token embedding. In C++: `CpuStream.embed`."""
+"""Token embedding look-up. In C++: `CpuStream.embed`."""
 
 from moeserve.kernels.embed import reference
 

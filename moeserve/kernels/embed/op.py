@@ -1,4 +1,4 @@
-"""Launches the embedding, and before it what completes its ids."""
+"""Launches the embedding, and the replacement of placeholder ids before it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from moeserve.kernels.planes.layout import k_blocks_of
 
 @dataclass(frozen=True, slots=True)
 class KvPlaces:
-    """Where a step's tokens have their KV, for who attends to them later: slot_table[req_slots[i], positions[i]] =
-    kv_slots[i]. int32; slot_table [requests, length], the others [n]. window_table, window_slots: the same of windowed
-    layers that have slots of their own."""
+    """Entries for the block tables: slot_table[req_slots[i], positions[i]] = kv_slots[i]. int32; slot_table
+    [requests, length], others [n]. window_table, window_slots: the same for windowed layers with separate slots."""
 
     slot_table: Tensor
     req_slots: Tensor
@@ -37,8 +36,8 @@ def embed(
     *,
     scale: float = 1.0,
 ) -> None:
-    """x[i] = row ids[i] of the table in planes, times `scale`, for i < count[0]; the nearest row for an id beyond
-    them. ids int32 [n], x float32 [n, hidden]. places: to be noted for the same i, by the same launch."""
+    """x[i] = scale * row ids[i] of the table, for i < count[0]; an id out of range reads the nearest row. ids int32
+    [n], x float32 [n, hidden]. places: table entries that the same launch writes for these i."""
     n, hidden = x.shape
     table = weight_of(planes, kind, hidden)
     embed_kernel(
@@ -66,8 +65,8 @@ def embed(
 
 
 def take_sampled(ids: Tensor, sampled: Tensor) -> None:
-    """In place: where an id is -1 - i, it becomes sampled[i], 0 where that is no token (below 0). ids int32 [n],
-    sampled int32 [m]. For a step that is launched before the host has seen the tokens of the one before."""
+    """Replaces placeholders in place: an id -1 - i becomes sampled[i], or 0 if that is negative. ids int32 [n],
+    sampled int32 [m]. For steps launched before the host has seen the previous step's tokens."""
     n = len(ids)
     block = min(256, next_power_of_2(n))
     take_sampled_kernel((-(-n // block),), ids, sampled, n, len(sampled), block, num_warps=1)

@@ -1,4 +1,4 @@
-"""The specification of the embedding, and of the ids that it is given."""
+"""The specification of the embedding, and of the replacement of placeholder ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def embed(table: Tensor, ids: Tensor) -> Tensor:
 
 
 def take_sampled(ids: Tensor, sampled: Tensor) -> Tensor:
-    """int32 [n]: ids [n], where -1 - i stands for sampled[i], the nearest one for an i beyond them; 0 for what is no
-    token there (below 0)."""
+    """Returns int32 [n]: ids, with -1 - i replaced by sampled[i] (the nearest one if out of range), or 0 if that is
+    negative."""
     taken = sampled[(-1 - ids.long()).clamp(0, len(sampled) - 1)].clamp(min=0)
     return torch.where(ids < 0, taken, ids)

@@ -1,2 +1,2 @@
-"""The routed experts of a layer. In C++: `CpuStream.experts`, which reads an expert's weights once a step. Imports
-nothing, so that `options` comes without torch."""
+"""The routed experts of a layer. In C++: `CpuStream.experts`, which reads each expert's weights once per step.
+Imports nothing, so that `options` can be imported without torch."""

@@ -1,6 +1,6 @@
-"""Launches the routed experts of thousands of tokens: some experts at a time are unpacked to floats and multiplied.
+"""Launches the routed experts for thousands of tokens: unpacks some experts at a time to floats, then multiplies.
 
-The specification is `reference.py`; blocks of routes come from `op.align_routes`.
+Specification: `reference.py`; blocks of routes come from `op.align_routes`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Launches the routed experts of many tokens: routes sorted into blocks, then gate and up with SiLU, then down.
+"""Launches the routed experts for many tokens: sorts routes into blocks, then computes gate and up with SiLU, then
+down.
 
-Those of few tokens are in `small_batch.py`; `method_for` says which are few.
+Few tokens are handled by `small_batch.py`; `method_for` decides.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from moeserve.kernels.linear.op import (
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a batch of some size goes through the experts."""
+    """The method for a batch of some size."""
 
-    block: int  # routes of a block; 1: `small_batch.py`, nothing is sorted
+    block: int  # routes per block; 1: `small_batch.py`, without sorting
     up: GemmTile | None = None
     down: GemmTile | None = None
 
 
 def method_for(tokens: int) -> Method:
-    """By the rows of the batch, the padding included. The borders are measured (benchmarks/gpu_kernels.py)."""
+    """Returns the method for a padded number of rows. The limits were measured (benchmarks/gpu_kernels.py)."""
     if tokens <= 8:
         return Method(1)
     if tokens <= 64:
@@ -53,13 +54,14 @@ def method_for(tokens: int) -> Method:
 
 
 def num_blocks(tokens: int, top_k: int, experts: int, block: int) -> int:
-    """The most blocks that any routing of `tokens` tokens needs."""
+    """Returns the largest number of blocks that any routing of `tokens` tokens needs."""
     routes = tokens * top_k
     return routes if block == 1 else min(routes, experts + routes // block)
 
 
 def routes_at_once(routes: int) -> tuple[int, int]:
-    """The routes of a pass over `routes` routes, and its warps (8,192 rows of 128 experts: 71 us instead of 143)."""
+    """Returns the routes per pass over `routes` routes, and its warps (8,192 rows of 128 experts: 71 us instead of
+    143)."""
     if routes >= 8192:
         return 8192, 16
     return min(1024, max(64, next_power_of_2(routes))), 4
@@ -68,9 +70,9 @@ def routes_at_once(routes: int) -> tuple[int, int]:
 def align_routes(
     ids: Tensor, count: Tensor, experts: int, block_expert: Tensor, block_routes: Tensor
 ) -> None:
-    """Routes of rows below count[0] by expert, see experts/align.py. ids int32 [n, top_k], below 0: no route; they may
-    be columns of a wider tensor. block_expert int32 [blocks], block_routes int32 [blocks, block]: at least `num_blocks`
-    of them."""
+    """Sorts the routes of rows below count[0] by expert, see experts/align.py. ids int32 [n, top_k], negative: no
+    route; may be columns of a wider tensor. block_expert int32 [blocks], block_routes int32 [blocks, block], with at
+    least `num_blocks` blocks."""
     blocks, block = block_routes.shape
     chunk, warps = routes_at_once(ids.numel())
     align_kernel(
@@ -106,8 +108,8 @@ def experts_up(
     *,
     options: Gated = SILU,
 ) -> None:
-    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) of every route in the blocks.
-    h [n * top_k, ff]."""
+    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks. h [n * top_k,
+    ff]."""
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     tile_up = _METHODS[block_routes.shape[1]].up
     assert tile_up is not None
@@ -126,9 +128,9 @@ def experts_down(
     *,
     bias: Tensor | None = None,
 ) -> None:
-    """parts[route] = down(h[route]) + bias of every route in the blocks; the others are left as they are.
-    parts [n, top_k, hidden], which may be a part of a wider tensor [n, .., hidden]; norm.add_norm weighs and adds them.
-    bias float32 [experts, hidden]."""
+    """parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. parts [n,
+    top_k, hidden], possibly part of a wider tensor [n, .., hidden]; norm.add_norm later multiplies them by weights
+    and adds them. bias float32 [experts, hidden]."""
     w = weight_of(down, down_kind, cols)
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden
@@ -153,11 +155,11 @@ def experts_down(
 def shared_gate(
     x: Tensor, weight: Tensor | None, count: Tensor, weights_out: Tensor, ids_out: Tensor | None = None
 ) -> None:
-    """weights_out[i] = sigmoid(weight . x[i]), 1 without weight, for i < count[0]: what a shared expert's output is
-    multiplied with.
+    """weights_out[i] = sigmoid(weight . x[i]), or 1 without weight, for i < count[0]: the factor of a shared
+    expert's output.
 
-    x [n, hidden], any floats; weight float32 [hidden]; weights_out float32 [n], at any stride: a column of the routes'
-    weights. ids_out int32 [n], likewise: 0, the shared expert's id among its own, and -1 from row count[0] on.
+    x [n, hidden], any float dtype; weight float32 [hidden]; weights_out float32 [n], any stride: a column of the
+    routing weights. ids_out int32 [n], likewise: 0, the shared expert's index, and -1 from row count[0] on.
     """
     hidden = x.shape[1]
     shared_gate_kernel(
@@ -182,7 +184,7 @@ _METHODS = {m.block: m for m in map(method_for, (64, 128, 512, 2048, 8192))}
 
 
 class BlockWorkspace:
-    """Where routes go sorted: for batches of up to `tokens` rows with that many's method, or for `large_batch.py`."""
+    """Buffers for sorted routes, for batches of up to `tokens` rows with their method, or for `large_batch.py`."""
 
     def __init__(
         self,

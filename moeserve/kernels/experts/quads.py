@@ -1,7 +1,7 @@
-"""Launches the routed experts of some tens of rows each by the products of quad_gemm.py: activations in quad order,
-routes in blocks, gate and up, then down.
+"""Launches the routed experts with some tens of rows each, by the products of quad_gemm.py: activations in quad
+order, routes in blocks, gate and up, then down.
 
-The specification is `reference.py`; blocks of routes come from `op.align_routes`.
+Specification: `reference.py`; blocks of routes come from `op.align_routes`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ K_BLOCKS: Final = 2  # of a step: of a row's part 32 bytes, a sector
 
 @dataclass(frozen=True, slots=True)
 class QuadTile:
-    rows: int  # of the matrix, or of either
+    rows: int  # rows of the matrix, or of each of the two
     warps: int  # of 64 rows four, or weights and their tokens go through shared memory
     stages: int
 
 
 @dataclass(frozen=True, slots=True)
 class QuadMethod:
-    """How a step of some size goes through the experts."""
+    """The method for a step of some size."""
 
-    block: int  # routes
+    block: int  # routes per block
     up: QuadTile
     down: QuadTile
 
 
 def quad_method(tokens: int) -> QuadMethod:
-    """By the rows of the step, the padding included; measured (docs/results/gpu-kernels.md). With three
-    stages two steps' operands are on their way or there: with two, as gemm.py's tiles have them, one's."""
+    """Returns the method for a padded number of rows; measured (docs/results/gpu-kernels.md). Three stages keep the
+    operands of two iterations in flight or ready; two stages, as in gemm.py's tiles, only of one."""
     small, large = QuadTile(64, 4, 3), QuadTile(128, 8, 3)
     if tokens <= 256:
         return QuadMethod(32, small, small)
@@ -52,9 +52,9 @@ def quad_method(tokens: int) -> QuadMethod:
 
 
 def takes_quads(*planes: Planes) -> bool:
-    """Whether these matrices have codes, scales and columns for it: those of Q4_K_M, and Q4_0. Types by tables and of
-    other widths are not. GPUs with less shared memory than Hopper's, which have no products of warpgroups either, take
-    none."""
+    """Returns whether these matrices have supported codes, scales and widths: those of Q4_K_M, and Q4_0. Types with
+    codebooks and other widths are not supported, and neither are GPUs with less shared memory than Hopper, which
+    lack warpgroup products."""
     return shared_memory() >= HOPPER_SHARED_MEMORY and all(_takes_quads(p) for p in planes)
 
 
@@ -68,12 +68,12 @@ def _takes_quads(planes: Planes) -> bool:
 
 
 class QuadWorkspace:
-    """The workspace of steps of up to `tokens` rows."""
+    """Buffers for steps of up to `tokens` rows."""
 
     def __init__(
         self, tokens: int, top_k: int, experts: int, x: Tensor, method: QuadMethod | None = None
     ) -> None:
-        """x: [tokens, hidden] of a step's arena, for activations in quad order. method: None: the default one."""
+        """x: [tokens, hidden], for activations in quad order. method: None: the default."""
         self.x = x
         self.method = quad_method(tokens) if method is None else method
         block = self.method.block
@@ -83,7 +83,7 @@ class QuadWorkspace:
 
 
 def quad_order(x: Tensor, count: Tensor, out: Tensor) -> None:
-    """out[i] = x[i] in the order of linear/quad_order.py for i < count[0]. [n, cols] each, alike."""
+    """out[i] = x[i] in the order of linear/quad_order.py, for i < count[0]. Both [n, cols]."""
     n, cols = x.shape
     quad_order_kernel(
         (n, -(-cols // 1024)), x, count, out, cols, K_BLOCKS, 1024, pdl(), num_warps=4, launch_pdl=pdl()

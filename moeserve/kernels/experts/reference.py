@@ -21,9 +21,9 @@ Through = Callable[[Tensor], Tensor]
 def activate(
     gate: Tensor, up: Tensor, activation: Activation, limit: float | None = None, alpha: float = OAI_ALPHA
 ) -> Tensor:
-    """What goes into down. silu: silu(gate) * up; with a limit min(silu(gate), limit) * up, and up within the limit of
-    0. gelu: gelu(gate) * up by GELU's tanh form. swiglu_oai: (up + 1) * gate * sigmoid(alpha * gate) of a gate of at
-    most the limit and an up within it of 0. limit: see `limit_of`."""
+    """Returns the input of down. silu: silu(gate) * up; with a limit: min(silu(gate), limit) * clamp(up, -limit,
+    limit). gelu: gelu(gate) * up, with GELU's tanh form. swiglu_oai: (up + 1) * gate * sigmoid(alpha * gate), with
+    gate at most the limit and up clamped to +-limit. limit: see `limit_of`."""
     if activation == "gelu":
         return gelu(gate, approximate="tanh") * up
     bound = limit_of(activation, limit) or torch.inf

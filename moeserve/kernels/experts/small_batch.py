@@ -1,4 +1,4 @@
-"""Launches the routed experts of few tokens: gate and up with SiLU, then down with the sum over a token's experts."""
+"""Launches the routed experts for few tokens: gate and up with SiLU, then down with the sum over a token's experts."""
 
 from __future__ import annotations
 

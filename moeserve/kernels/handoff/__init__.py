@@ -1,6 +1,6 @@
-"""The hand-off of a layer's CPU experts: the GPU publishes rows, the CPU pool answers, all within one stream.
+"""The hand-off of a layer's CPU experts: the GPU publishes rows, and the CPU pool answers, within one CUDA stream.
 
-`ExpertHandoff` is the whole of it; docs/explanation/gpu-engine.md shows one layer of it in time.
+`ExpertHandoff` is the interface; docs/explanation/gpu-engine.md shows the timing of one layer.
 """
 
 from moeserve.kernels.handoff import reference

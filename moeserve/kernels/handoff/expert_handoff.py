@@ -31,24 +31,25 @@ from moeserve.kernels.stream_operands import Activations
 
 
 class HandoffError(RuntimeError):
-    """A step's hand-off failed: a hang that the watchdog ended, or a request that makes no sense. The results of the
-    steps under way are worthless, and the hand-off is of no more use."""
+    """A step's hand-off failed: the watchdog ended a hang, or a request was invalid. The results of the running
+    steps are invalid, and the hand-off cannot be used any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuExperts:
-    """The experts of one layer that are on the CPU, a subset of the layer's."""
+    """The experts of one layer that the CPU computes."""
 
-    gate: Matrix  # [E, ff, hidden], only the E experts that are here
+    gate: Matrix  # [E, ff, hidden], the E experts on the CPU
     up: Matrix  # [E, ff, hidden]
     down: Matrix  # [E, hidden, ff]
     expert_map: (
-        Tensor  # int32 [the layer's experts], on the GPU: an expert's place in the matrices, -1: not here
+        # int32 [experts of the layer], on the GPU: an expert's index in the matrices, -1: not on the CPU
+        Tensor
     )
     activation: Activation = "silu"
-    # float32 [E, ff], [E, ff], [E, hidden] in RAM, contiguous: added to the three products. None: nothing is.
+    # float32 [E, ff], [E, ff], [E, hidden] in RAM, contiguous: biases of the three products; None: no biases.
     biases: tuple[Tensor, Tensor, Tensor] | None = None
-    limit: float | None = None  # of the activation: kernels/gating.py
+    limit: float | None = None  # limit of the activation: kernels/gating.py
     alpha: float = OAI_ALPHA
 
     @property
@@ -57,10 +58,10 @@ class CpuExperts:
 
 
 class ExpertHandoff:
-    """The hand-off of all layers of one model. Owns the shared memory and the watchdog; uses the stream's pool.
+    """The hand-off for all layers of a model. Owns the shared memory and the watchdog; uses the stream's pool.
 
-    Between `begin` and the last layer's answer the pool belongs to the step: other operations queued on its stream run
-    after it. Its threads spin while they wait for the next layer (for a millisecond, then they doze); between steps
+    From `begin` until the last layer's answer the pool belongs to the step; other operations on its stream run
+    afterwards. Its threads spin while they wait for the next layer (after a millisecond with pauses); between steps
     they sleep.
     """
 
@@ -75,13 +76,13 @@ class ExpertHandoff:
         *,
         timeout_s: float = 60.0,
     ) -> None:
-        """layers: each layer's CPU experts, None where there are none. max_tokens: rows of the largest step.
+        """layers: each layer's CPU experts; None for a layer without. max_tokens: rows of the largest step.
 
-        device: whose tensors `publish` and `collect` take; "cpu" (under Triton's interpreter) is for tests.
-        timeout_s: how long a step may stand still, on either side, before it counts as hung; it must cover
-        what compiles between `begin` and the last layer.
+        device: of the tensors for `publish` and `collect`; "cpu" (Triton's interpreter) is for tests. timeout_s:
+        time without progress, on either side, after which a step counts as hung; it must cover compilations between
+        `begin` and the last layer.
 
-        Raises ValueError for shapes that do not fit one another, RuntimeError where the memory cannot be pinned.
+        Raises ValueError for inconsistent shapes, RuntimeError if memory cannot be pinned.
         """
         _check_shapes(layers, hidden, max_tokens)
         self._stream, self._layers = stream, list(layers)
@@ -99,7 +100,7 @@ class ExpertHandoff:
             integers=any(inputs),
             pinned=self._device.type == "cuda",
         )
-        # On the device; see publish_kernel. `_present` and `_waits` have two rows: of even layers and of odd ones.
+        # On the device; see publish_kernel. `_present` and `_waits` have two rows, for even and for odd layers.
         self._steps = torch.zeros(len(layers), dtype=torch.int32, device=device)
         self._ticket = torch.zeros(1, dtype=torch.int64, device=device)
         self._present = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
@@ -113,10 +114,10 @@ class ExpertHandoff:
         self._native: _C.Handoff | None = self._make_native(some, timeout_s)
 
     def begin(self) -> None:
-        """The pool stands by for one step: every layer that has CPU experts, in order, published once each.
+        """Prepares the pool for one step, in which every layer with CPU experts is published once, in order.
 
-        Call it before or right after launching the step, once for each execution (not while capturing). Returns at
-        once; several steps may be under way.
+        Call it before or right after launching the step, once per execution, not during capture. Returns
+        immediately; several steps may be in flight.
         """
         self._live().begin()
 
@@ -130,15 +131,15 @@ class ExpertHandoff:
         *,
         on_gpu: Tensor | None = None,
     ) -> None:
-        """Queues: rows to the CPU, where its experts start on them at once.
+        """Launches the transfer of rows to the CPU, whose experts start at once.
 
-        x: float32, bfloat16 or float16 [n, hidden]; ids: int32 [n, top_k], the layer's expert ids, below 0: none (a
-        padding row has nothing else); weights: float32 [n, top_k].
-        expert_map: in place of the layer's, where not all of its experts are to be computed here, -1 for the others.
-        on_gpu: int32 [n, top_k], laid out as ids, where experts move while steps run: routes from 0 on are the GPU's,
-        whatever the map says. The GPU's kernels decide by the same numbers, so that each route is computed once.
-        On the device; x contiguous, ids and weights contiguous or columns of wider tensors; n <= max_tokens. What is
-        not on the CPU is left out; when that is everything, the stream will not wait.
+        x: float32, bfloat16 or float16 [n, hidden]; ids: int32 [n, top_k], the layer's expert ids, negative: none
+        (padding rows have only such ids); weights: float32 [n, top_k]. expert_map: overrides the layer's, if only
+        some of its CPU experts are to be computed; -1 for the others. on_gpu: int32 [n, top_k], with the strides of
+        ids, for experts that move while steps run: the GPU computes the routes with a value >= 0, whatever the map
+        says. The GPU's kernels decide by the same values, so each route is computed once. All on the device; x
+        contiguous, ids and weights contiguous or columns of wider tensors; n <= max_tokens. Routes to experts not on
+        the CPU are skipped; if all are, the stream will not wait.
         """
         n = len(x)
         if self._layers[layer] is None or not 0 < n <= self._max_tokens:
@@ -158,9 +159,9 @@ class ExpertHandoff:
         )
 
     def collect(self, layer: int, out: Tensor) -> None:
-        """Queues: waits for the CPU, then out[i] = sum of weights[i, j] * expert(x[i]) over row i's CPU experts, zeros
-        for a row without any. out: float32 [n, hidden] with the n of `publish`."""
-        # A third of the time of the driver's stream memory operation.
+        """Launches the wait for the CPU; then out[i] = sum of weights[i, j] * expert(x[i]) over row i's CPU experts,
+        zeros for a row without any. out: float32 [n, hidden], with the n of `publish`."""
+        # Takes a third of the time of the driver's stream memory operation.
         answer, waits = self._region.answers[layer], self._waits[layer % 2]
         poll_kernel((1,), answer, waits, pdl(), num_warps=1, launch_pdl=pdl())
         combine_kernel(
@@ -176,23 +177,22 @@ class ExpertHandoff:
         )
 
     def check(self) -> None:
-        """Raises HandoffError for what the pool or the watchdog found. Call when the device has finished a step: after
-        an error the stream goes on with worthless results."""
+        """Raises HandoffError for an error found by the pool or the watchdog. Call it when the device has finished a
+        step: after an error the stream continues with invalid results."""
         self._live()
 
     def expert_token_counts(self, layer: int) -> Tensor:
-        """int64 [2, E]: tokens that went to each CPU expert, and steps that read its weights, since the start.
-        Written by the pool: read it between steps."""
+        """Returns int64 [2, E]: tokens routed to each CPU expert, and steps that read its weights, since start-up.
+        The pool writes it: read it only between steps."""
         return self._token_counts[layer]
 
     def expert_reads(self, layers: npt.NDArray[np.bool_]) -> int:
-        """Experts whose weights steps have read since the start, those of `layers` [layers] together, each once a step,
-        as far as the step under way has come."""
+        """Returns how many experts' weights steps have read since start-up in the `layers` (bool [layers]), each
+        once per step, including the running step so far."""
         return self._live().expert_reads(layers)
 
     def close(self) -> None:
-        """Ends the watchdog; a step still under way is abandoned, which lets the device finish it. May be called
-        twice."""
+        """Ends the watchdog. A running step is abandoned, so that the device can finish it. May be called twice."""
         if self._native is None:
             return
         self._native.abandon("closed")

@@ -1,5 +1,5 @@
-"""The GPU's side: rows out to the CPU, a flag up, a wait, the result in. All memory but x, ids, weights, expert_map,
-the counters and out is the shared region's (region.py)."""
+"""The GPU's side of the hand-off: writes rows to shared memory, sets a flag, waits, and reads the result. All memory
+except x, ids, weights, expert_map, the counters and out is in the shared region (region.py)."""
 
 # mypy: ignore-errors
 
@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moeserve.kernels.launch import kernel
 
 GROUP = tl.constexpr(32)
-NOTHING = tl.constexpr(1e-30)  # a group whose largest value is no more is zero
+NOTHING = tl.constexpr(1e-30)  # a group whose largest value is at most this counts as zero
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def publish_kernel(
 
 @triton.jit
 def poll(answer, waits):
-    """Ends when the flag is up; it lies behind PCIe, so that it is not read where nothing is waited for."""
+    """Waits for the flag, which is across PCIe; so it is not read when no answer is awaited."""
     if tl.load(waits) != 0:
         seen = tl.load(answer, volatile=True)
         while seen == 0:
@@ -107,7 +107,7 @@ def poll(answer, waits):
 
 @kernel
 def poll_kernel(answer, waits, PDL: tl.constexpr):
-    """One program of one warp, so that no more than one read is on its way."""
+    """A single program of one warp, so that at most one read is in flight."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,1 +1,1 @@
-"""The operations around latent attention. In C++: `CpuStream.latent_store` and `linear_by_head`."""
+"""The operations around latent attention (MLA). In C++: `CpuStream.latent_store` and `linear_by_head`."""

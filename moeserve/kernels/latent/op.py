@@ -1,4 +1,4 @@
-"""Launches latent attention and what is around it."""
+"""Launches latent attention and the operations around it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def decode_workspace(
     splits: int | None = None,
     room: DecodeWorkspace | None = None,
 ) -> DecodeWorkspace:
-    """The splits of decode rows, for batches of up to `rows`. splits: None: as many as fill a GPU. room: as
-    DecodeWorkspace's."""
+    """Returns buffers for decode rows' partial results, for up to `rows` rows. splits: None: as many as fill a GPU.
+    room: see DecodeWorkspace."""
     blocks = -(-heads // DECODE_HEADS)
     splits = splits or splits_that_fill(rows, blocks)
     return DecodeWorkspace(rows, blocks * DECODE_HEADS, blocks, rank, device, splits, room)
 
 
 def by_head(rows: int, heads: int, device: torch.device | str) -> RouteBlocks:
-    """Which rows of [rows * heads, cols] meet which head's matrix, for `linear_by_head`."""
+    """Returns, for `linear_by_head`, the assignment of the rows of [rows * heads, cols] to the heads' matrices."""
     block = method_for(max(rows, FEWEST_TILED_ROWS)).block
     per_head = -(-rows // block)
     tokens = torch.arange(per_head * block).view(1, per_head, block)
@@ -46,8 +46,8 @@ def by_head(rows: int, heads: int, device: torch.device | str) -> RouteBlocks:
 def linear_by_head(
     x: Tensor, planes: list[Tensor], kind: int, cols: int, blocks: RouteBlocks, count: Tensor, out: Tensor
 ) -> None:
-    """out[t, h] = W_h x[t, h]: a matrix for each head. x floats [n * heads, cols], out [n * heads, rows], contiguous;
-    blocks: `by_head` of the n rows, all of which are computed."""
+    """out[t, h] = W_h x[t, h], with one matrix per head. x floats [n * heads, cols], out [n * heads, rows],
+    contiguous; blocks: `by_head` of the n rows, all of which are computed."""
     tile = method_for(max(len(x) // planes[0].shape[0], FEWEST_TILED_ROWS)).down
     assert tile is not None
     run_gemm(x, weight_of(planes, kind, cols), None, blocks, count, out, tile=tile)

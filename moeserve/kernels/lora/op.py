@@ -1,4 +1,5 @@
-"""Launches what adapters add on a GPU: first A x for all parts of a product's group, then B of that."""
+"""Launches the adapters' products on a GPU: first A x for all parts of a product group ("shrink"), then B times that
+("expand")."""
 
 from __future__ import annotations
 
@@ -15,25 +16,26 @@ from moeserve.kernels.linear.op import RouteBlocks
 from moeserve.kernels.lora.small_batch import expand_small_batch_kernel, shrink_small_batch_kernel
 from moeserve.kernels.lora.triton import expand_kernel, expand_sum_kernel, shrink_kernel
 
-ROWS_BY_THEMSELVES = 64  # the most rows of a step that takes each by itself; larger steps take blocks
+ROWS_BY_THEMSELVES = 64  # steps with up to this many rows process each row by itself; larger ones use blocks
 BLOCK = 64
 RANK_TILE = 16
-# What a program of a small batch multiplies at once, which it holds in registers.
+# Ranks that a small-batch program multiplies at once, held in registers.
 RANKS_OF_PROGRAM = 2
 COLS_OF_PROGRAM = 4096
-_ENTRY = 4  # int64s of a product of an adapter
+_ENTRY = 4  # int64s per product of an adapter
 _FLOATS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterTable:
-    """The products of a launch, of all slots: `parts` consecutive ones, each of `experts` matrices over `cols`."""
+    """The products of a launch, for all adapter slots: `parts` consecutive ones, each with `experts` matrices over
+    `cols`."""
 
     entries: Tensor  # int64 [slots, parts * experts, 4], a view of all products'; see triton.py
     parts: int
     experts: int
     cols: int
-    rank: int  # the largest that an adapter may have
+    rank: int  # largest rank of an adapter
     dtype: torch.dtype  # of the matrices
 
     @property
@@ -47,17 +49,17 @@ class AdapterTable:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """The items of a product for the rows of a step: the rows themselves, or their routes to experts."""
+    """The items of a step: its rows, or their routes to experts."""
 
     slots: Tensor  # int32 [n]: each row's adapter, -1 for none
     count: Tensor  # int32 [1]: rows that exist
     top_k: int = 1
-    # int32 [n, top_k], the experts, below 0: no route; perhaps columns of a wider tensor.
+    # int32 [n, top_k], experts, negative: no route; may be columns of a wider tensor.
     ids: Tensor | None = None
-    blocks: RouteBlocks | None = None  # the routes sorted, for a large batch
+    blocks: RouteBlocks | None = None  # sorted routes, for a large batch
 
     def tiling(self) -> tuple[int, int]:
-        """Items of a block, and blocks."""
+        """(items per block, number of blocks)."""
         if self.blocks is not None:
             return self.blocks.routes.shape[1], len(self.blocks.expert)
         items = len(self.slots) * self.top_k
@@ -65,14 +67,14 @@ class Items:
         return block, -(-items // block)
 
     def operands(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
-        """ids, block_expert, block_routes, count."""
+        """(ids, block_expert, block_routes, count)."""
         if self.blocks is not None:
             return None, self.blocks.expert, self.blocks.routes, self.count
         return self.ids, None, None, self.count
 
     @property
     def uses_small_batch(self) -> bool:
-        """Rows that are taken each by itself, as small_batch.py does."""
+        """True if each row is processed by itself (small_batch.py)."""
         return self.ids is None and self.tiling()[0] == 1
 
     @property
@@ -81,8 +83,8 @@ class Items:
 
 
 def shrink(x: GpuActivations, table: AdapterTable, items: Items, shrunk: Tensor, *, x_top_k: int = 1) -> None:
-    """shrunk[item, part] = A x[item // x_top_k]. x: where it has no floats, its int8, of rows by themselves. shrunk:
-    float32, flat, with room for [items, table.parts, table.rank]."""
+    """shrunk[item, part] = A x[item // x_top_k]. x: its int8 form is used if it has no floats and rows are processed
+    singly. shrunk: float32, flat, with space for [items, table.parts, table.rank]."""
     if items.uses_small_batch and x.x is not None and x_top_k == 1:
         _shrink_small_batch(x.x, table, items, shrunk)
         return
@@ -126,9 +128,9 @@ def expand(
     biases: Sequence[Tensor | None] = (None, None),
     out_top_k: int | None = None,
 ) -> None:
-    """out[part][item] += B shrunk[item, part], for each of table.parts, 3 at most. adds=False: = instead of +=, 0 for
-    items without adapters, and bias float32 [experts, rows] more of the first two parts. out: [items, rows] each; or
-    with out_top_k [n * out_top_k, rows], of which each row's first top_k are its items'."""
+    """out[part][item] += B shrunk[item, part], for each of at most 3 parts. adds=False: assigns instead, 0 for items
+    without adapters, plus bias float32 [experts, rows] for the first two parts. out: [items, rows] each; with
+    out_top_k [n * out_top_k, rows], of which each row's first top_k entries are its items."""
     if items.uses_small_batch and adds:
         _expand_small_batch(shrunk, table, items, out)
         return
@@ -214,8 +216,8 @@ def _expand_small_batch(shrunk: Tensor, table: AdapterTable, items: Items, out: 
 
 
 def expand_sum(shrunk: Tensor, table: AdapterTable, items: Items, weights: Tensor, out: Tensor) -> None:
-    """out[row] += sum over j of weights[row, j] * B shrunk[row * top_k + j], over the row's routes. weights float32 [n,
-    top_k], perhaps columns of a wider tensor; out [n, rows]."""
+    """out[row] += sum over j of weights[row, j] * B shrunk[row * top_k + j], over the row's routes. weights float32
+    [n, top_k], may be columns of a wider tensor; out [n, rows]."""
     bn = 128
     expand_sum_kernel(
         (-(-out.shape[1] // bn), len(items.slots)),

@@ -1,4 +1,4 @@
-"""The arithmetic of the adapters' kernels, in plain torch."""
+"""The specification of the adapters' products, in plain torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-Pair = tuple[Tensor, Tensor]  # A [rank, cols] and B [rows, rank], the scale multiplied in
+Pair = tuple[Tensor, Tensor]  # A [rank, cols] and B [rows, rank], multiplied by the adapter's scale
 
 
 def add_adapters(x: Tensor, adapters: Tensor, pairs: Sequence[Pair | None], out: Tensor) -> Tensor:
-    """out[t] + B A x[t], with the pair of adapters[t]; out[t] for rows with -1 or with a pair that is None.
+    """Returns out[t] + B A x[t] with the matrices of adapters[t]; out[t] for rows with -1 or without matrices.
 
     x: float32 [n, cols]; adapters: [n]; out: [n, rows].
     """
@@ -24,7 +24,8 @@ def add_adapters(x: Tensor, adapters: Tensor, pairs: Sequence[Pair | None], out:
 
 
 def to_panels(pair: Pair, rank_step: int = 4) -> Pair:
-    """As the CPU's kernels read it: rank a multiple of `rank_step`, with zeros; B as [panels, rank, 32]."""
+    """Converts to the CPU kernels' layout: rank padded with zeros to a multiple of `rank_step`; B as [panels, rank,
+    32]."""
     a, b = pair
     rank = -len(a) % rank_step + len(a)
     panels = -(-len(b) // 32)

@@ -1,4 +1,4 @@
-"""Launches residual and norm, and what lies between the products of layers with norms behind their blocks."""
+"""Launches residual additions and norms, including those of sandwiched layers."""
 
 from __future__ import annotations
 
@@ -126,5 +126,5 @@ def sandwich_sum(
 
 
 def norm_warps(size: int) -> int:
-    """Warps of a program with a row of `size` columns, rounded up to a power of two."""
+    """Returns the number of warps of a program for a row of `size` columns, rounded up to a power of two."""
     return max(1, min(16, size // 256))

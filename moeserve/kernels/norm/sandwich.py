@@ -1,5 +1,5 @@
-"""The operations between the products of a layer whose blocks have norms before and behind them: `reference.py` has the
-arithmetic."""
+"""The operations between the products of a sandwiched layer, whose blocks have norms before and after them;
+`reference.py` specifies them."""
 
 # mypy: ignore-errors
 

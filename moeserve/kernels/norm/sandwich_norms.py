@@ -1,4 +1,4 @@
-"""The norms of a layer that has some behind its blocks. No Triton."""
+"""The norms of a sandwiched layer. Imports no Triton."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PartNorms:
-    """The norms of a dense feed-forward and experts side by side."""
+    """The norms of a dense feed-forward and experts in parallel."""
 
     router_input: Tensor
     experts_input: Tensor
@@ -19,12 +19,10 @@ class PartNorms:
 
 @dataclass(frozen=True, slots=True)
 class SandwichNorms:
-    """Their weights, float32 [cols] each."""
+    """Weights of the norms, float32 [cols] each."""
 
     attention_output: Tensor
-    input: Tensor  # of the feed-forward, or of the dense one beside experts
-    output: Tensor  # of what the feed-forward adds, or of the sum of both
-    parts: PartNorms | None = None  # None: nothing within the feed-forward is normalised
-    factor: Tensor | None = (
-        None  # float32 [1]: what the residual stream is multiplied by behind the layer; None: 1
-    )
+    input: Tensor  # input norm of the feed-forward, or of the dense one beside experts
+    output: Tensor  # norm of the feed-forward's output, or of the sum of both
+    parts: PartNorms | None = None  # None: the feed-forward has no inner norms
+    factor: Tensor | None = None  # float32 [1]: multiplies the residual stream after the layer; None: 1

@@ -1,5 +1,4 @@
-"""Pages of KV between a cache's slots and memory where they lie as a whole.
+"""Copies pages of KV between a cache's slots and contiguous memory.
 
-A page is the rows of its slots, tensor by tensor: the slots' rows of the first tensor one after another, then those of
-the next.
+A page holds the rows of its slots, tensor by tensor: the slots' rows of the first tensor, then those of the next.
 """

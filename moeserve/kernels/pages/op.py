@@ -1,4 +1,5 @@
-"""All pages and all tensors by one launch: two hundred of torch's would take the host longer than PCIe takes them."""
+"""Copies all pages and tensors in one launch: two hundred torch launches would take the host longer than the PCIe
+transfer."""
 
 # mypy: ignore-errors
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from moeserve.kernels.launch import kernel, next_power_of_2
 
-MOST_WORDS = 1024  # that a program copies at once
+MOST_WORDS = 1024  # words that a program copies at once
 
 
 @kernel
@@ -44,11 +45,11 @@ def move_pages_kernel(
 
 
 class PageRows:
-    """Some tensors' rows on a GPU; launches on the current stream."""
+    """The rows of some tensors on a GPU; launches on the current stream."""
 
     def __init__(self, rows: Sequence[Tensor], page_slots: int) -> None:
-        """rows: uint8 [slots, bytes of a slot] each."""
-        self._rows = rows  # which stay where they are as long as this object is
+        """rows: uint8 [slots, bytes per slot] each."""
+        self._rows = rows  # must stay at their addresses during this object's life
         self._page_slots = page_slots
         sizes = [tensor.shape[1] for tensor in rows]
         self._word = torch.int32 if all(size % 4 == 0 for size in sizes) else torch.int16

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-KV_BLOCK = 32  # numbers of a scale
+KV_BLOCK = 32  # numbers per scale
 FP8_MAX = 448.0
 
 

@@ -1,4 +1,4 @@
-"""KV caches of 8 bits in kernels: `kv.py` has the arithmetic. Numbers and scales are two tensors, as in memory."""
+"""8-bit KV caches in Triton kernels; `kv.py` specifies the arithmetic. Numbers and scales are separate tensors."""
 
 # mypy: ignore-errors
 
@@ -86,7 +86,7 @@ def code_value(codes, IS_FP8: tl.constexpr):
 
 @triton.jit
 def dequantize_kv(codes, scales, ROWS: tl.constexpr, SIZE: tl.constexpr, IS_FP8: tl.constexpr):
-    """The other way, to float16. codes: int8, or the bits of e4m3."""
+    """Converts codes to float16. codes: int8, or the bits of e4m3."""
     groups: tl.constexpr = scales.shape[1]
     blocks = tl.reshape(codes, [ROWS, groups, SIZE // groups])
     each = tl.broadcast_to(scales[:, :, None], blocks.shape)
@@ -100,14 +100,14 @@ def dequantize_kv(codes, scales, ROWS: tl.constexpr, SIZE: tl.constexpr, IS_FP8:
 
 @triton.jit
 def as_float16(word):
-    """The two halves of int32, each the bits of a float16."""
+    """Splits int32 into two float16 values by their bits."""
     low = (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
     return low, (word >> 16).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
 def by_halves(x):
-    """[ROWS, SIZE] with its columns 0 and 1 of each four first, then the others."""
+    """Reorders the columns of [ROWS, SIZE]: columns 0 and 1 of each four first, then the others."""
     ROWS: tl.constexpr = x.shape[0]
     SIZE: tl.constexpr = x.shape[1]
     return tl.reshape(tl.permute(tl.reshape(x, [ROWS, SIZE // 4, 2, 2]), [0, 2, 1, 3]), [ROWS, SIZE])
@@ -115,7 +115,7 @@ def by_halves(x):
 
 @triton.jit
 def from_halves(x):
-    """The other way."""
+    """Undoes `by_halves`."""
     ROWS: tl.constexpr = x.shape[0]
     SIZE: tl.constexpr = x.shape[1]
     return tl.reshape(tl.permute(tl.reshape(x, [ROWS, 2, SIZE // 4, 2]), [0, 2, 1, 3]), [ROWS, SIZE])

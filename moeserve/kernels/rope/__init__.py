@@ -1,6 +1,6 @@
-"""Norm and rotation of q and k, and their way into the KV pool. In C++: `CpuStream.rope_store`.
+"""Norm and RoPE of q and k, and the store to the KV pool. In C++: `CpuStream.rope_store`.
 
-The angles come from the model (`moeserve.models.blocks.rope`).
+The model provides the angles (`moeserve.models.blocks.rope`).
 """
 
 from moeserve.kernels.rope import reference

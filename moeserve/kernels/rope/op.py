@@ -1,4 +1,4 @@
-"""Launches norm and rotation of q and k and their way into the KV pool."""
+"""Launches norm and RoPE of q and k, and the store to the KV pool."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def rope_store(
 
 
 def rotary_dim(cos: Tensor, dim: int) -> int:
-    """How much of a head rotates by angles [positions, rotary_dim / 2]. ValueError where that is more than there is."""
+    """Returns the rotated dimensions per head for angles [positions, rotary_dim / 2]. Raises ValueError if they
+    exceed dim."""
     rotary = 2 * cos.shape[1]
     if rotary > dim:
         raise ValueError(f"{rotary} columns of a head of {dim} cannot rotate")
@@ -93,7 +94,8 @@ def rotary_dim(cos: Tensor, dim: int) -> int:
 
 
 def full_norm_size(weight: Tensor | None, heads: int, dim: int) -> int:
-    """0 for no norm or one of each head, else a power of two that holds all heads. ValueError for another length."""
+    """Returns 0 for no norm or one per head, else a power of two that holds all heads. Raises ValueError for another
+    length."""
     if weight is None or len(weight) == dim:
         return 0
     if len(weight) != heads * dim:

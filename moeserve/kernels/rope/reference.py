@@ -14,8 +14,8 @@ from moeserve.kernels.norm.reference import norm
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """heads [n, any number, dim] by the angles of their tokens, cos and sin [n, rotary_dim / 2]; float64. What comes
-    after the first rotary_dim dimensions stays."""
+    """Rotates heads [n, any number, dim] by their tokens' angles, cos and sin [n, rotary_dim / 2]; float64.
+    Dimensions after the first rotary_dim stay unchanged."""
     rotary_dim = 2 * cos.shape[-1]
     a, b = heads[..., :rotary_dim].double().chunk(2, dim=-1)
     c, s = cos.double()[:, None], sin.double()[:, None]
@@ -23,7 +23,8 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def norm_heads(heads: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """heads [n, num, dim] normed each by weight [dim], or all at once by weight [num * dim], or not; float64."""
+    """Normalises heads [n, num, dim]: each by weight [dim], or all together by weight [num * dim], or not (None);
+    float64."""
     if weight is None:
         return heads.double()
     if len(weight) == heads.shape[-1]:
@@ -49,12 +50,13 @@ def rope_store(
     norm_after: bool = False,
     v_scale: float = 1.0,
 ) -> Tensor:
-    """q as attention wants it, float64 [n, heads, dim], times `scale` (None: 1/sqrt(dim)); k and v go to the KV pool.
+    """Returns q for attention, float64 [n, heads, dim], multiplied by `scale` (None: 1/sqrt(dim)); stores k and v to
+    the KV pool.
 
-    q [n, heads, dim], k [n, kv_heads, dim] and v [n, kv_heads, any width]; q_norm and k_norm as in `norm_heads`; cos,
-    sin [n, rotary_dim / 2]; slots [n]. keys, values [slots, kv_heads, dim], float16 (or wider, to see k before it is
-    rounded): rows `slots` are written. v_eps: of v's norm by head, which has no weight; None: v has none. norm_after:
-    the norms are behind the rotation. v_scale: multiplies v, last.
+    q [n, heads, dim], k [n, kv_heads, dim] and v [n, kv_heads, any width]; q_norm and k_norm as in `norm_heads`;
+    cos, sin [n, rotary_dim / 2]; slots [n]. keys, values [slots, kv_heads, dim], float16 (or wider, to see k
+    unrounded): rows `slots` are written. v_eps: epsilon of v's norm per head, without weights; None: no norm.
+    norm_after: the norms come after RoPE. v_scale: multiplies v, last.
     """
 
     def turned(heads: Tensor, weight: Tensor | None) -> Tensor:

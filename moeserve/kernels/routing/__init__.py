@@ -1,1 +1,2 @@
-"""Choosing a token's experts. In C++: `CpuStream.route`. Imports nothing, so that `options` comes without torch."""
+"""The router's choice of experts. In C++: `CpuStream.route`. Imports nothing, so that `options` can be imported
+without torch."""

@@ -1,6 +1,6 @@
-"""A block's norm and the router in one kernel: both are short, so that a launch less is what counts.
+"""A block's norm and the router's product in one kernel: both are short, so saving a launch matters.
 
-Every program makes the norm of its row again, which is cheaper than waiting for another's.
+Every program recomputes the norm of its row, which is cheaper than waiting for another program's.
 """
 
 # mypy: ignore-errors

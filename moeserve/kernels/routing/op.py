@@ -1,4 +1,4 @@
-"""Launches the router: the norm before it with its product, and its choice."""
+"""Launches the router: its product with the norm before it, and the choice of experts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moeserve.kernels.routing.norm_router import norm_router_kernel
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.routing.triton import route_kernel, select_streamed_routes_kernel
 
-BLOCK = 256  # routes
+BLOCK = 256  # routes per program
 
 
 def route(
@@ -115,7 +115,7 @@ def norm_router(
 
 
 def experts_at_once(rows: int) -> int:
-    """The experts of one program of `norm_router`."""
+    """Returns the experts per program of `norm_router`."""
     return max(1, min(8, next_power_of_2(rows) >> 1))  # 128 programs or 256
 
 

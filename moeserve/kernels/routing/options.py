@@ -1,4 +1,4 @@
-"""How a MoE layer's router turns logits into experts and weights. Plain fields: code without torch may hold it."""
+"""How a MoE layer's router turns logits into experts and weights. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ Scoring = Literal["softmax", "sigmoid", "softmax_topk"]
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
-    """The arithmetic of a family's router; the defaults are Qwen3-MoE's. `reference.py` is the specification.
+    """The arithmetic of a router; the defaults are Qwen3-MoE's. `reference.py` is the specification.
 
-    Experts are chosen by score plus bias (a tensor, passed to the operation beside these options; it affects only the
-    choice); of equal ones, the lower id. The weights are the chosen experts' scores without the bias."""
+    Experts are chosen by score plus bias (a tensor passed beside these options, which affects only the choice); ties
+    go to the lower id. The weights are the chosen experts' scores without the bias.
+    """
 
-    # softmax, sigmoid: of all experts' logits. softmax_topk: the logits themselves choose, and the weights are the
-    # softmax of the chosen logits (gpt-oss), which `normalize` does not change.
+    # softmax, sigmoid: scores from all experts' logits. softmax_topk: the logits choose, and the weights are the
+    # softmax of the chosen logits (gpt-oss), whatever `normalize` is.
     scoring: Scoring = "softmax"
-    normalize: bool = True  # the weights are divided by their sum
+    normalize: bool = True  # divide the weights by their sum
     scale: float = 1.0  # multiplies the weights, last
     # Group-limited choice (DeepSeek-V3, https://arxiv.org/abs/2412.19437): the experts stand in `groups` equal ranges,
     # and only those of the `top_groups` ranges with the largest sums of their `group_best` best biased scores can be
@@ -36,7 +37,7 @@ class RouterOptions:
             raise ValueError(f"group_best {self.group_best} is neither 1 nor 2")
 
     def check(self, experts: int, top_k: int) -> None:
-        """Raises ValueError where a router of `experts` experts cannot choose top_k of them in this way."""
+        """Raises ValueError if a router of `experts` experts cannot choose top_k of them with these options."""
         if experts % self.groups:
             raise ValueError(f"{experts} experts do not divide into {self.groups} groups")
         if not 1 <= top_k <= experts // self.groups * self.top_groups:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 
-# Added to the sum of sigmoid scores before they are divided by it (DeepSeek-V3): a token that no expert wants at all
-# gets zeros, not NaN.
+# Added to the sum of sigmoid scores before the division (DeepSeek-V3): if all scores are 0, weights are 0 instead of
+# NaN.
 SIGMOID_EPS = 1e-20
 
 
@@ -19,16 +19,16 @@ def route(
     bias: Tensor | None = None,
     expert_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The experts of each token, best first, of equals the lower id, and their weights.
+    """Returns each token's experts, best first (ties: lower id first), and their weights.
 
-    logits [n, experts], finite; bias [experts]: added to the scores that choose, not to the weights. expert_scale
-    [experts]: times the weights of the chosen. Gives ids int32 [n, top_k] and weights float64 [n, top_k], which sum
-    to 1 with the default options.
+    logits [n, experts], finite; bias [experts]: added to scores for choosing, not to weights. expert_scale
+    [experts]: multiplies the weights. Returns ids int32 [n, top_k] and weights float64 [n, top_k], which sum to 1
+    with the default options.
     """
     router.check(logits.shape[1], top_k)
     logits = logits.double()
     scores = _scores(logits, router)
-    # Scores rise with their logits: alone, the logits choose the same experts, and do so where scores round to equals.
+    # Scores rise with logits: without bias and groups, logits choose the same experts, even where scores round to ties.
     choosing = logits if bias is None and router.groups == 1 else scores
     if bias is not None:
         choosing = choosing + bias.double()
@@ -52,7 +52,7 @@ def _scores(logits: Tensor, router: RouterOptions) -> Tensor:
 
 
 def _within_groups(choosing: Tensor, router: RouterOptions) -> Tensor:
-    """-inf outside the top groups of each row; of equal groups the lower stays."""
+    """Returns the scores with -inf outside each row's top groups; ties go to the lower group."""
     if router.groups == 1:
         return choosing
     groups: Tensor = choosing.unflatten(1, (router.groups, -1))
@@ -65,7 +65,7 @@ def _within_groups(choosing: Tensor, router: RouterOptions) -> Tensor:
 def select_streamed_routes(
     ids: Tensor, expert_map: Tensor, local_expert_ids: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The places of routes ids int32 [n, top_k] in expert_map int32 [experts], -1 for ids below 0; and the larger of
-    these and `local_expert_ids`."""
+    """Returns the indices of routes ids int32 [n, top_k] in expert_map int32 [experts] (-1 for negative ids), and
+    the maximum of these and `local_expert_ids`."""
     streamed_ids = torch.where(ids >= 0, expert_map[ids.clamp(min=0)], -1)
     return streamed_ids, torch.maximum(local_expert_ids, streamed_ids)

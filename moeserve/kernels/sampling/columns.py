@@ -1,4 +1,4 @@
-"""The columns of a request slot's row of parameters on a GPU: the declared settings, and what sampling itself keeps."""
+"""The columns of a request slot's parameter row on a GPU: the declared settings, and the sampler's own state."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ WORDS = tl.constexpr(-(-_USED.size // 64) * 16)
 
 
 def column(name: str) -> tl.constexpr:
-    """Where a row has it, for kernels: an offset in words of 4 bytes."""
+    """Returns a column's offset in the row, in words of 4 bytes; for kernels."""
     return tl.constexpr(_OFFSETS[name])
 
 
 def row(**values: float) -> npt.NDArray[np.int32]:
-    """int32 [WORDS]: a row with a value for every column. KeyError for one that is missing. Every new request needs
-    one, so it is made at once, not column by column."""
+    """Returns int32 [WORDS]: a row with a value for every column. Raises KeyError for a missing one. Built in one
+    go, because every new request needs one."""
     words = bytearray(_USED.size + -_USED.size % 64)
     _USED.pack_into(words, 0, *[values[name] for name in _NAMES])
     return np.frombuffer(words, np.int32)

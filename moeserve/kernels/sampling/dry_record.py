@@ -1,4 +1,4 @@
-"""The host's writes into a slot's record of DRY; `dry.py` describes the record."""
+"""The host's writes to a slot's DRY record; `dry.py` describes its format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEADER = 4  # words before the tokens; dry.py's
 
 
 def dry_record(text: Int32s, room: int, breakers: Int32s, vocab: int) -> Int32s:
-    """A record of `text` with room for as many tokens. breakers: sequences of tokens, each closed by -1."""
+    """Returns a record of `text` with space for `room` tokens. breakers: token sequences, each terminated by -1."""
     text = np.ascontiguousarray(text, np.int32)
     sequences = _split(breakers)
     mask = np.zeros((vocab + 31) // 32 * 32, np.uint8)
@@ -32,7 +32,7 @@ def _split(breakers: Int32s) -> list[list[int]]:
 
 
 def _unbroken(text: Int32s, sequences: list[list[int]]) -> int:
-    """The tokens behind the last breaker; all if there is none."""
+    """Returns the number of tokens after the last breaker; all tokens if there is none."""
     last = 0
     for sequence in sequences:
         ends = np.ones(max(len(text) - len(sequence) + 1, 0), np.bool_)

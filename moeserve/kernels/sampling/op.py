@@ -16,17 +16,17 @@ from moeserve.kernels.sampling.logprobs import logprobs_kernel
 from moeserve.kernels.sampling.scan import scan_kernel
 from moeserve.sampling.parameters import DEFAULTS, PARAMETERS, settings_of
 
-BLOCK = 1024  # logits
+BLOCK = 1024  # logits per block
 LEAST_TEMPERATURE = 2.0**-120  # above 0: the kernels divide by it, and below 2^-126 get no number
 MAX_BIAS = 1024
-MAX_STOP = 512  # a request's own, up to 256, and the model's end tokens; a power of two
+MAX_STOP = 512  # a request's own (up to 256) and the model's end tokens; a power of two
 
 _DEFAULTS = settings_of(DEFAULTS)
 _PENALTIES = [name for name, of in PARAMETERS.items() if of.sampler == "penalties"]
 
 
 class SamplingWorkspace:
-    """The buffers between rows of logits and their tokens, for batches of up to `rows`."""
+    """Buffers for sampling up to `rows` rows."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device | str) -> None:
         blocks = -(-vocab // BLOCK)
@@ -54,10 +54,10 @@ class DeviceSamplerState:
         self.history = torch.zeros(
             max_num_seqs if history_rows is None else history_rows, vocab, dtype=torch.int32, device=device
         )
-        # Slots whose logits are edited, a bitmask aside, and slots with an order of samplers, or DRY.
+        # Slots whose logits are edited (not counting bitmasks); and slots with a sampler order or DRY.
         self.edits: set[int] = set()
         self.chains: set[int] = set()
-        self._records: dict[int, Tensor] = {}  # of DRY by slot
+        self._records: dict[int, Tensor] = {}  # slot → DRY record
 
     def bind(
         self,
@@ -75,9 +75,9 @@ class DeviceSamplerState:
         max_tokens: int = 0,
         **given: float,
     ) -> None:
-        """Overwrites whatever the slot held. `order` is `order_code`'s; dry_breakers int32: token sequences, each
-        closed by -1; max_tokens, of the whole output, bounds what DRY keeps. `given` are settings of the sampler; the
-        others are at their defaults. ValueError for ids out of range, or more than MAX_BIAS or MAX_STOP."""
+        """Initialises a slot. order: from `order_code`; dry_breakers int32: token sequences, each terminated by -1;
+        max_tokens, of the whole output, bounds DRY's memory. given: sampler settings; others keep their defaults.
+        Raises ValueError for ids out of range, or more than MAX_BIAS or MAX_STOP."""
         none = np.zeros(0, np.int32)
         bias_ids, stop_ids = none if bias_ids is None else bias_ids, none if stop_ids is None else stop_ids
         prompt, output = none if prompt is None else prompt, none if output is None else output
@@ -127,7 +127,7 @@ class DeviceSamplerState:
             self.history[slot].copy_(torch.from_numpy(seen))
 
     def note_outputs(self, slots: Tensor, counts: Tensor) -> None:
-        """Adds to the slots' numbers of output tokens. slots int64 [n], none twice; counts int32 [n]."""
+        """Adds counts int32 [n] to the numbers of output tokens of slots int64 [n], all distinct."""
         self.params[:, columns.NUM_OUTPUT].index_add_(0, slots, counts)
 
 

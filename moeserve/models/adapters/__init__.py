@@ -1,5 +1,5 @@
-"""LoRA adapters as files: reading, checking against a model's shape, and what the server calls them. No torch.
+"""LoRA adapters as files: reads them, checks them against a model's shape, and names them in the API. No torch.
 
-An adapter is found by its `key`, a digest of its files: two adapters with one name, before and after a restart, are
-never taken for one another.
+An adapter is identified by its `key`, a digest of its files, so that two adapters with the same name, before and
+after a restart, are never confused.
 """

@@ -1,4 +1,4 @@
-"""An adapter in memory: for each product that it changes, the two matrices."""
+"""An adapter in memory: the two matrices of each product that it changes."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 
-KEY_BYTES = 16  # of Adapter.key
+KEY_BYTES = 16  # bytes of Adapter.key
 FLOAT32_BYTES = 4
 
 
 class ProductKey(NamedTuple):
     layer: int
-    part: str  # products.py
+    part: str  # a name of products.py
     expert: int = 0
 
 
 class LowRank(NamedTuple):
-    """A low-rank change: b (a x) is added to W x."""
+    """A low-rank change: b (a x) is added to the product W x."""
 
     a: Floats  # [rank, cols]
-    b: Floats  # [rows, rank], the adapter's scale multiplied in
+    b: Floats  # [rows, rank], already multiplied by the adapter's scale
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
     name: str
-    key: str  # of its files' bytes
+    key: str  # digest of its files
     products: dict[ProductKey, LowRank]
 
     @property
@@ -39,5 +39,5 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """The largest."""
+        """The largest rank of its products."""
         return max(len(pair.a) for pair in self.products.values())

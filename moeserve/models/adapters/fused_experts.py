@@ -1,11 +1,11 @@
-"""PEFT's form for the experts of a layer in one parameter (`target_parameters`, ParamWrapper of PEFT).
+"""PEFT's format for adapters of all experts of a layer in one parameter (`target_parameters`, PEFT's ParamWrapper).
 
-A has the rows of all experts, one expert's after another's: [experts * rank, in]. B has their columns, interleaved:
-column r * experts + e is column r of expert e. The name does not say which of the module's two parameters it is for,
-gate and up together [experts, 2 ff, hidden] or down [experts, hidden, ff]; the dimensions do. PEFT before 0.18 took out
-for in, so that its A is what is called B^T here.
+A holds the rows of all experts, one expert after another: [experts * rank, in]. B holds their columns, interleaved:
+column r * experts + e is column r of expert e. The name does not tell which of the module's two parameters is meant,
+gate and up together [experts, 2 ff, hidden] or down [experts, hidden, ff]; the dimensions do. PEFT before 0.18
+confused out and in, so its A is called B^T here.
 
-gpt-oss's parameters are transposed, which every PEFT knows, and have a row of gate and a row of up in turn.
+gpt-oss's parameters are transposed, which every PEFT version handles, and alternate rows of gate and up.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class FusedForm(NamedTuple):
     is_down: bool
     is_swapped: bool  # as PEFT before 0.18 wrote it
 
-    is_interleaved: bool = False  # gate and up
+    is_interleaved: bool = False  # rows of gate and up alternate
 
     @property
     def parameter(self) -> str:
-        """The name in the module."""
+        """The parameter's name in the module."""
         return "down_proj" if self.is_down else "gate_up_proj"
 
 
 def fused_form(
     inputs: int, outputs: int, gate: ProductShape, *, is_interleaved: bool = False
 ) -> FusedForm | None:
-    """By the columns of A and the rows of B; None: of neither parameter. gate: of one routed expert. is_interleaved:
-    the parameters are gpt-oss's."""
+    """Returns the form, from the columns of A and the rows of B; None if neither parameter fits. gate: shape of one
+    routed expert's gate. is_interleaved: the parameters are gpt-oss's."""
     hidden, ff = gate.cols, gate.rows
     if is_interleaved:
         forms = {
@@ -53,8 +53,8 @@ def fused_form(
 
 
 def size_of_fused(form: FusedForm, rank: int, inputs: int, outputs: int, experts: int) -> PairSize:
-    """Returns the size of the parts that `split_fused` makes of A [rank, inputs] and B [outputs, rank] of all experts
-    together."""
+    """Returns the size of the matrices that `split_fused` makes from A [rank, inputs] and B [outputs, rank] of all
+    experts together."""
     if form.is_swapped:
         inputs, outputs = outputs, inputs
     if form.is_down:
@@ -65,7 +65,7 @@ def size_of_fused(form: FusedForm, rank: int, inputs: int, outputs: int, experts
 def split_fused(
     layer: int, form: FusedForm, a: Floats, b: Floats, experts: int
 ) -> Iterator[tuple[ProductKey, LowRank]]:
-    """a: [experts * rank, in], b: [out, rank * experts]. The products of each expert."""
+    """Yields each expert's matrices. a: [experts * rank, in], b: [out, rank * experts]."""
     of_a = a.reshape(experts, -1, a.shape[1])
     of_b = b.reshape(b.shape[0], -1, experts).transpose(2, 0, 1)
     for expert in range(experts):

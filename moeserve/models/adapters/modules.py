@@ -1,4 +1,4 @@
-"""`--lora-modules name=path`: what adapters are called in the API, and where they lie."""
+"""`--lora-modules name=path`: the adapters' names in the API, and their paths."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from moeserve.errors import ConfigError
 MAX_NAME_CHARS = 200
 DEFAULT_MOST = 16  # --max-loras
 DEFAULT_MEMORY_GIB = 1.0  # --lora-memory
-GPU_RANK = 64  # that a GPU engine has room for, or the largest of --lora-modules if that is more
+GPU_RANK = 64  # largest rank that a GPU engine allocates for, unless --lora-modules has a larger one
 
 
 def is_name(text: str) -> bool:
-    """Whether an adapter may be called so."""
+    """Returns whether an adapter may have this name."""
     return 0 < len(text) <= MAX_NAME_CHARS and text.isprintable()
 
 
 def parse_modules(texts: Iterable[str]) -> dict[str, str]:
-    """The path of each name. Raises ConfigError for a text of another form, and for a name that is given twice."""
+    """Returns name → path. Raises ConfigError for malformed text and for duplicate names."""
     found: dict[str, str] = {}
     for text in texts:
         name, separator, path = text.partition("=")
@@ -33,7 +33,7 @@ def parse_modules(texts: Iterable[str]) -> dict[str, str]:
 
 
 def resolve_directory(path: str | None, modules: int, most: int | None, memory: float | None) -> str | None:
-    """`--lora-dir` as an absolute path. modules: how many there are at the start; most, memory: `--max-loras` and
+    """Returns `--lora-dir` as an absolute path. modules: adapters at start-up; most, memory: `--max-loras` and
     `--lora-memory`. Raises ConfigError."""
     if path is None:
         for flag, value in (("--max-loras", most), ("--lora-memory", memory)):
@@ -51,7 +51,7 @@ def resolve_directory(path: str | None, modules: int, most: int | None, memory: 
 
 
 def resolve_modules(texts: Iterable[str], served_names: Iterable[str]) -> tuple[str, ...]:
-    """With absolute paths. Raises ConfigError where a path is missing or a name is one of the model's."""
+    """Returns the entries with absolute paths. Raises ConfigError for a missing path, or a name that the model has."""
     modules = parse_modules(texts)
     for name, path in modules.items():
         if name in served_names:

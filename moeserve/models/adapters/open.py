@@ -1,4 +1,4 @@
-"""A path becomes an adapter, whatever its form."""
+"""Opens an adapter, whatever its format."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from moeserve.models.sources.gguf.file import split_set
 def open_adapter(
     name: str, path: Path, shape: ModelShape, folder: Path | None = None
 ) -> PeftAdapter | GgufAdapter:
-    """A folder of PEFT's, or a GGUF file: checked against the model's shape, not yet read. Raises AdapterError.
+    """Opens a PEFT folder or a GGUF file, and checks its header against the model's shape; reads no weights. Raises
+    AdapterError.
 
-    folder: within which all of its files must lie, however links lead to them; absolute, and without links. None: they
-    may lie anywhere."""
+    folder: all files must be inside it after resolving links; absolute and without links. None: no restriction.
+    """
     is_folder = path.is_dir()
     if folder is not None:
         for file in _files_of(path, is_folder=is_folder):

@@ -20,7 +20,7 @@ MAX_BYTES = 4 << 20  # patterns for MAX_PATTERNS modules take 0.5 MB
 
 Value = TypeVar("Value", int, float)
 
-# Settings with which the model computes something else than W x + B A x, each with the values that change nothing.
+# Settings that make the model compute something other than W x + B A x, with their harmless values.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "use_dora": (False, None),
     "bias": ("none", None),
@@ -37,9 +37,9 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "kasa_config": (None,),
     "monteclora_config": (None,),
 }
-# How A and B began, where the model's own weights were not changed for it: the adapter is what it adds to them.
+# Initialisations of A and B that leave the model's weights unchanged, so that the adapter is the whole change.
 _PLAIN_BEGINNINGS = ("gaussian", "eva", "orthogonal", "mica")
-# PEFT's settings that say nothing of what is computed; others of such names may.
+# PEFT settings without influence on the computation; unknown settings with such names are refused.
 _HARMLESS = frozenset(
     {
         "use_rslora",
@@ -57,14 +57,14 @@ _HARMLESS = frozenset(
 class PeftConfig:
     rank: int
     alpha: float
-    is_rank_stabilised: bool  # rsLoRA (arXiv:2312.03732): alpha / sqrt(rank) in place of alpha / rank
-    rank_pattern: Mapping[str, int]  # by the end of a module's name, a regular expression
+    is_rank_stabilised: bool  # rsLoRA (arXiv:2312.03732): scale alpha / sqrt(rank) instead of alpha / rank
+    rank_pattern: Mapping[str, int]  # regular expression for the end of a module's name → rank
     alpha_pattern: Mapping[str, float]
-    target_parameters: tuple[str, ...] = ()  # by the end of a parameter's name
+    target_parameters: tuple[str, ...] = ()  # ends of parameters' names
 
     def key_of(self, module: str) -> str:
-        """Returns the name that patterns are matched with: the module's, or its weight's if `target_parameters` has
-        chosen that."""
+        """Returns the name that patterns are matched against: the module's, or its weight's if `target_parameters`
+        selected it."""
         weight = f"{module}.weight"
         return weight if any(f".{weight}".endswith(f".{name}") for name in self.target_parameters) else module
 
@@ -78,7 +78,7 @@ class PeftConfig:
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
-    """Raises AdapterError for a setting that we cannot honour, by its name."""
+    """Reads the file. Raises AdapterError, which names an unsupported setting."""
     path = folder / CONFIG_FILE
     try:
         found = read_json(path, MAX_BYTES)
@@ -94,7 +94,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
             )
     _check_beginning(path, found.get("init_lora_weights"))
     for name in found.keys() - _UNSUPPORTED.keys() - _HARMLESS:
-        is_variant = name.startswith("use_") or name.endswith("_config")  # as PEFT calls them
+        is_variant = name.startswith("use_") or name.endswith("_config")  # naming conventions of PEFT
         if is_variant and found[name]:
             raise AdapterError(path, f"{name!r} is {found[name]!r}: this is not supported")
     return PeftConfig(
@@ -135,8 +135,8 @@ def _patterns(path: Path, found: Mapping[str, Any], name: str) -> list[tuple[str
     if not isinstance(patterns, dict) or len(patterns) > MAX_PATTERNS:
         raise AdapterError(path, f"{name!r} is not an object of at most {MAX_PATTERNS} entries")
     for key in patterns:
-        # PEFT takes any regular expression; what it writes itself are names, perhaps behind ".*", and one from a file
-        # may run for ever.
+        # PEFT accepts any regular expression, but writes only names, perhaps after ".*". Others are refused, as an
+        # expression from an untrusted file may run forever.
         if not re.fullmatch(r"\^?(\.\*)?[\w.\\]*\$?", key):
             raise AdapterError(path, f"{name!r} has {key!r}; the names of modules are supported")
     return list(patterns.items())

@@ -1,4 +1,4 @@
-"""PEFT's names of tensors: which product of which layer, and which of its two matrices."""
+"""Parses PEFT's tensor names: which product of which layer, and A or B."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from moeserve.models.sources.gguf import names as n
 
-BASE_LAYER = ".base_layer"  # in the name of a module with two adapted parameters, of the inner one
+BASE_LAYER = ".base_layer"  # part of the inner module's name if a module has two adapted parameters
 FUSED_EXPERTS = "mlp.experts"  # one module with the matrices of all experts of a layer (`target_parameters`)
 # Gemma's have no mlp before them.
 _FUSED = tuple(f"{module}{suffix}" for module in (FUSED_EXPERTS, "experts") for suffix in ("", BASE_LAYER))
 
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<matrix>[AB])(?:\.default)?\.weight")
-# Of models that see or hear as well, whose parts for that have layers, too.
+# Parts of multimodal models for images and audio, which have layers of their own.
 _OTHER_TOWER = re.compile(r"(?:.*\.)?(?:visual|vision_tower|audio_tower)\..*")
 _LAYER = re.compile(r"(?:base_model\.model\.)?(?:.*\.)?layers\.(?P<layer>\d{1,5})\.(?P<rest>.+)")
 _EXPERT = re.compile(r"mlp\.experts\.(?P<expert>\d{1,5})\.(?P<part>\w+)")
@@ -41,7 +41,7 @@ _EXPERT_PARTS = dict(zip(_PROJECTIONS, n.EXPERT_PARTS, strict=True))
 
 
 class TensorName(NamedTuple):
-    module: str  # in the model, without PEFT's own prefix
+    module: str  # name in the model, without PEFT's prefix
     matrix: str  # "A" or "B"
 
 
@@ -49,12 +49,12 @@ class Place(NamedTuple):
     """The product that a module computes."""
 
     layer: int
-    part: str  # products.py; FUSED_EXPERTS: those of all experts
-    expert: int | None = None  # None: not one of several
+    part: str  # a name of products.py; FUSED_EXPERTS: all experts together
+    expert: int | None = None  # None: not a routed expert
 
 
 def parse_name(name: str) -> TensorName | None:
-    """Returns the parts of a tensor's name; None if the tensor is no A or B."""
+    """Parses a tensor's name; None if the tensor is no A or B."""
     match = _NAME.fullmatch(name)
     return (
         None
@@ -64,7 +64,7 @@ def parse_name(name: str) -> TensorName | None:
 
 
 def place_of(module: str) -> Place | None:
-    """Returns a module's place in the model; None if no adapter can change it here."""
+    """Returns the module's product; None if adapters cannot change it here."""
     match = _LAYER.fullmatch(module)
     if match is None or _OTHER_TOWER.fullmatch(module):
         return None

@@ -1,4 +1,4 @@
-"""The products of a model that an adapter may change, by the names that GGUF files give their matrices."""
+"""The products of a model that an adapter may change, by the GGUF names of their matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QKV_PARTS = (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
 
 @dataclass(frozen=True, slots=True)
 class ProductShape:
-    """One matrix [rows, cols], or one for each of `experts`."""
+    """Shape of a matrix [rows, cols], one for each of `experts`."""
 
     cols: int
     rows: int
@@ -21,14 +21,14 @@ class ProductShape:
 
 
 def products_of(shape: ModelShape, layer: int) -> dict[str, ProductShape]:
-    """Those of a layer that adapters may have: not what recurrent layers, latent attention, gated q, and q and k
-    that the file has in pairs are made of."""
+    """Returns the adaptable products of a layer. Not adaptable: recurrent layers, latent attention, gated q, and q
+    and k that the file stores as pairs of neighbouring dimensions."""
     of_layer = shape.layers[layer]
     return _of_attention(shape.hidden_size, of_layer) | _of_ffn(shape.hidden_size, of_layer)
 
 
 def most_tensors(shape: ModelShape) -> int:
-    """How many tensors an adapter of the model can have: A and B of each matrix."""
+    """Returns the largest number of tensors in an adapter of the model: A and B of each matrix."""
     layers = (products_of(shape, layer).values() for layer in range(shape.num_layers))
     return 2 * sum(product.experts for products in layers for product in products)
 
@@ -45,9 +45,10 @@ def _of_attention(hidden: int, layer: LayerShape) -> dict[str, ProductShape]:
     }
     if mixer.is_gated:
         del found[n.ATTN_Q]
-    if mixer.in_pairs:  # an adapter's rows would have to be put into halves too
+    if mixer.in_pairs:  # an adapter's rows would have to be reordered as well
         del found[n.ATTN_Q], found[n.ATTN_K]
-    own = (*mixer.qkv_parts, n.ATTN_OUTPUT)  # not v that is made from k, nor k and v of an earlier layer
+    # without v if it is made from k, and without k and v of an earlier layer
+    own = (*mixer.qkv_parts, n.ATTN_OUTPUT)
     return {part: product for part, product in found.items() if part in own}
 
 

@@ -1,7 +1,7 @@
-"""An adapter as llama.cpp's convert_lora_to_gguf.py writes it: one GGUF file.
+"""Reads adapters written by llama.cpp's convert_lora_to_gguf.py: one GGUF file.
 
-Its tensors have the names of the model's with .lora_a and .lora_b behind them: [rank, in] and [out, rank], of routed
-experts [experts, rank, in] and [experts, out, rank]. The scale is adapter.lora.alpha / rank. All is checked by the
+Tensors have the model's names with the suffixes .lora_a and .lora_b: [rank, in] and [out, rank], for routed experts
+[experts, rank, in] and [experts, out, rank]. The scale is adapter.lora.alpha / rank. Everything is checked by the
 header before anything is allocated.
 """
 
@@ -29,10 +29,10 @@ _NAME = re.compile(r"blk\.(?P<layer>\d{1,5})\.(?P<part>\w+)\.weight\.lora_(?P<ma
 
 
 class GgufAdapter:
-    """An adapter whose header is read and fits the model."""
+    """An adapter whose header was read and fits the model."""
 
     def __init__(self, name: str, path: Path, shape: ModelShape) -> None:
-        """Raises AdapterError, which names the tensor or the key."""
+        """Reads the header. Raises AdapterError, which names the tensor or key."""
         self._name = name
         self.path = path
         self._shape = shape
@@ -53,7 +53,7 @@ class GgufAdapter:
 
     @property
     def nbytes(self) -> int:
-        """As read."""
+        """Bytes in memory after reading."""
         return read_bytes(self.sizes)
 
     @property
@@ -68,7 +68,7 @@ class GgufAdapter:
         return scope_of(part for _, part in self._pairs)
 
     def read(self) -> Adapter:
-        """Raises AdapterError for numbers that are not finite, MemoryError."""
+        """Reads the weights. Raises AdapterError for values that are not finite, and MemoryError."""
         products: dict[ProductKey, LowRank] = {}
         for (layer, part), (tensor_a, tensor_b) in self._pairs.items():
             a, b = self._floats(tensor_a), self._floats(tensor_b)
@@ -116,7 +116,7 @@ class GgufAdapter:
             raise self._bad(b, f"has the shape {b.shape}; {(*experts, product.rows, rank)} is expected")
 
     def _floats(self, tensor: TensorInfo) -> Floats:
-        """[experts, rows, cols]."""
+        """Returns the tensor as float32 [experts, rows, cols]."""
         rows, cols = tensor.shape[-2:]
         numbers = self._file.data(tensor.name).view(f"<u{tensor.nbytes // math.prod(tensor.shape)}")
         found = to_floats(numbers, tensor.type.name).reshape(-1, rows, cols)

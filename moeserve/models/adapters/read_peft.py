@@ -1,6 +1,6 @@
-"""An adapter as PEFT writes it: adapter_config.json and adapter_model.safetensors.
+"""Reads adapters in PEFT's format: adapter_config.json and adapter_model.safetensors.
 
-Everything is checked by the files' headers, against the model's shape, before anything is allocated.
+The files' headers are checked against the model's shape before anything is allocated.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.safetensors_file import StoredTensor, read_tensors, stored_numbers
 
 WEIGHTS_FILE = "adapter_model.safetensors"
-# Of a header; to read it holds up the steps that are computed meanwhile. A tensor of PEFT's takes 180 bytes.
+# Limit of a header's size: steps wait while it is read. PEFT uses 180 bytes per tensor.
 METADATA_BYTES = 1 << 20
 TENSOR_BYTES = 512
 
 
 @dataclass(slots=True)
 class _Module:
-    """A and B of one module, checked."""
+    """The checked matrices A and B of one module."""
 
     name: str
-    key: str  # by which the config's patterns know it: of an adapted parameter with the parameter's name
+    key: str  # name that the config's patterns match; includes the parameter's name for an adapted parameter
     place: Place
     a: StoredTensor
     b: StoredTensor
-    form: FusedForm | None  # of all experts' together
+    form: FusedForm | None  # of all experts together; None: a single matrix
 
 
 class PeftAdapter:
-    """An adapter whose headers are read and fit the model."""
+    """An adapter whose headers were read and fit the model."""
 
     def __init__(self, name: str, folder: Path, shape: ModelShape) -> None:
-        """Raises AdapterError, which names the tensor or the setting."""
+        """Reads the headers. Raises AdapterError, which names the tensor or setting."""
         self._name = name
         self.path = folder
         self._shape = shape
@@ -60,7 +60,7 @@ class PeftAdapter:
 
     @property
     def nbytes(self) -> int:
-        """As read."""
+        """Bytes in memory after reading."""
         return read_bytes(self.sizes)
 
     @property
@@ -69,12 +69,12 @@ class PeftAdapter:
 
     @property
     def scope(self) -> AdapterScope:
-        fused = n.FFN_GATE_EXPS  # and up, or down
+        fused = n.FFN_GATE_EXPS  # stands for gate and up, or down
         parts = [module.place.part for module in self._modules]
         return scope_of(fused if part == FUSED_EXPERTS else part for part in parts)
 
     def read(self) -> Adapter:
-        """Raises AdapterError for numbers that are not finite, MemoryError."""
+        """Reads the weights. Raises AdapterError for values that are not finite, and MemoryError."""
         products: dict[ProductKey, LowRank] = {}
         for module in self._modules:
             products |= self._products(module)
@@ -96,7 +96,7 @@ class PeftAdapter:
         return size_of_fused(module.form, rank, cols, rows, experts)
 
     def _pairs(self) -> Iterator[tuple[str, StoredTensor, StoredTensor]]:
-        """Each module's A and B."""
+        """Yields each module's name, A and B."""
         path = self.path / WEIGHTS_FILE
         try:
             _, tensors = read_tensors(path, METADATA_BYTES + TENSOR_BYTES * most_tensors(self._shape))

@@ -1,4 +1,4 @@
-"""Which kinds of products an adapter changes: a GPU captures graphs that leave out the others' launches."""
+"""The kinds of products that an adapter changes; a GPU's CUDA graphs omit the adapter launches of other kinds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AdapterScope(enum.IntFlag):
     ATTENTION = 1
     ROUTER = 2
     ROUTED_EXPERTS = 4
-    FEED_FORWARD = 8  # that every token passes: shared experts, layers without experts
+    FEED_FORWARD = 8  # feed-forwards without routing: shared experts, dense layers
     ALL = 15
 
 
@@ -27,7 +27,7 @@ _SCOPES = {
 
 
 def scope_of(parts: Iterable[str]) -> AdapterScope:
-    """The scope of an adapter that changes the matrices of these names (products.py)."""
+    """Returns the scope of an adapter that changes these products (products.py)."""
     found = AdapterScope.NONE
     for part in parts:
         found |= _SCOPES[part]

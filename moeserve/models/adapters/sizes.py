@@ -1,4 +1,4 @@
-"""The memory that adapters take, by their files' headers."""
+"""The memory of adapters, computed from their files' headers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from moeserve.models.adapters.adapter import FLOAT32_BYTES
 from moeserve.models.adapters.products import products_of
 from moeserve.models.interface import ModelShape
 
-# As the CPU's kernels read them: B in panels of this many rows, and ranks a multiple of RANK_STEP.
+# The CPU kernels' layout: B in panels of this many rows, ranks rounded up to RANK_STEP.
 PANEL_ROWS = 32
 RANK_STEP = 4
-GPU_RANK_STEP = 16  # as the GPU's do
-GPU_ENTRY_BYTES = 32  # of a product's place in their table
-MOST_TABLES = 4  # of one product over one input
+GPU_RANK_STEP = 16  # the GPU kernels round ranks up to this
+GPU_ENTRY_BYTES = 32  # bytes of a product's entry in the table
+MOST_TABLES = 4  # tables per product and input, at most
 
 
 class PairSize(NamedTuple):
-    """A [rank, cols] and B [rows, rank], `copies` times."""
+    """`copies` pairs of A [rank, cols] and B [rows, rank]."""
 
     rank: int
     cols: int
@@ -27,12 +27,12 @@ class PairSize(NamedTuple):
 
 
 def read_bytes(sizes: Iterable[PairSize]) -> int:
-    """In float32, as `read` returns them."""
+    """Returns the bytes in float32, as `read` returns them."""
     return FLOAT32_BYTES * sum(size.copies * size.rank * (size.cols + size.rows) for size in sizes)
 
 
 def panel_bytes(sizes: Iterable[PairSize]) -> int:
-    """As the CPU's kernels read them (`kernels/lora/reference.py: to_panels`)."""
+    """Returns the bytes in the CPU kernels' layout (`kernels/lora/reference.py: to_panels`)."""
     floats = 0
     for size in sizes:
         rank, rows = _up(size.rank, RANK_STEP), _up(size.rows, PANEL_ROWS)
@@ -41,24 +41,24 @@ def panel_bytes(sizes: Iterable[PairSize]) -> int:
 
 
 def gpu_matrix_bytes(sizes: Iterable[PairSize], float_bytes: int) -> int:
-    """As the GPU's kernels read them (`kernels/lora/triton.py`)."""
+    """Returns the bytes in the GPU kernels' layout (`kernels/lora/triton.py`)."""
     floats = sum(size.copies * _up(size.rank, GPU_RANK_STEP) * (size.cols + size.rows) for size in sizes)
     return float_bytes * floats
 
 
 def gpu_table_bytes(shape: ModelShape, capacity: int) -> int:
-    """Bytes of the table that says where the matrices of `capacity` adapters are."""
+    """Returns the bytes of the table with the addresses of `capacity` adapters' matrices."""
     products = (p for layer in range(shape.num_layers) for p in products_of(shape, layer).values())
     return capacity * GPU_ENTRY_BYTES * sum(product.experts for product in products)
 
 
 def gpu_rank(rank: int) -> int:
-    """As the GPU's kernels count it."""
+    """Returns the rank rounded up as the GPU kernels need it."""
     return _up(rank, GPU_RANK_STEP)
 
 
 def workspace_bytes(shape: ModelShape, tokens: int, rank: int) -> int:
-    """Bytes of what a step of `tokens` tokens holds between the two matrices of adapters up to `rank`."""
+    """Returns the bytes of the intermediate vectors A x in a step of `tokens` tokens, for adapters up to `rank`."""
     return max(MOST_TABLES, 2 * shape.top_k) * tokens * _up(rank, RANK_STEP) * FLOAT32_BYTES
 
 

@@ -14,8 +14,8 @@ PERIOD = 4  # layers, of which the last sees all, where no key says so
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. No key says that embeddings are multiplied by sqrt(hidden), or that layers without a window
-    have no positions."""
+    """Reads the shape from the metadata. Raises ModelError. No key says that embeddings are multiplied by
+    sqrt(hidden), or that layers without a window have no positions."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head", gate="element")
     seen = reader.windowed(attention, PERIOD)

@@ -1,6 +1,6 @@
-"""The parts of decoders that families share. A `ModelShape` says which of their features a model has.
+"""Building blocks of decoders, shared by all model families. A `ModelShape` tells which features a model has.
 
-rope.py    the angles of rotary positions
-cpu/       on the C++ pool        decoder.py reads as the network
-gpu/       on a GPU, with experts in RAM computed by the pool or streamed
+rope.py    angles of rotary positions (RoPE)
+cpu/       on the C++ pool; decoder.py shows the whole network
+gpu/       on a GPU; experts in RAM are computed by the pool or streamed
 """

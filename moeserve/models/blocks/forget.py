@@ -1,4 +1,4 @@
-"""What decoders do to the KV of single tokens beside attention."""
+"""Clears KV slots after dummy steps."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from moeserve.models.interface import AttentionShape, ModelShape
 
 
 def clear_slots(layer: KvLayer, slots: list[int]) -> None:
-    """Zeros in these slots, if the layer has any."""
+    """Zeroes these slots, if the layer has KV."""
     if len(layer.keys):
         for tensor in layer.tensors:
-            tensor.view(torch.uint8)[slots] = 0  # not every operation takes numbers of 8 bits
+            tensor.view(torch.uint8)[slots] = 0  # not every operation supports 8-bit dtypes
 
 
 def forget_kv(
@@ -24,7 +24,7 @@ def forget_kv(
     slots: list[int],
     window_slots: list[int] | None,
 ) -> None:
-    """Zeros in these slots of the layers from `first` on, and in `window_slots` of windowed ones; None: the same."""
+    """Zeroes these slots of the layers from `first` on, and `window_slots` of windowed layers; None: the same slots."""
     for index, layer in enumerate(layers, start=first):
         mixer = shape.loaded_layers[index].mixer
         is_windowed = isinstance(mixer, AttentionShape) and mixer.window > 0

@@ -58,7 +58,7 @@ MAPPING = HuggingFaceMapping(
         n.HAS_QKV_BIAS: ("attention_bias",),
     },
     defaults={n.HAS_QKV_BIAS: False},
-    # Settings with the one value that is supported, and transformers' own where the file has none.
+    # setting: (the only supported value, transformers' default)
     fixed={
         "hidden_act": ("silu", "silu"),
         "rope_interleave": (True, True),

@@ -17,7 +17,7 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError."""
+    """Reads the shape from the metadata. Raises ModelError."""
     shape = read_latent_shape(source)
     chosen = ShapeReader(source).integer("attention.indexer.top_k", 1, 1 << 24)
     layers = tuple(replace(layer, unread=n.INDEXER) for layer in shape.layers)

@@ -15,7 +15,7 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError."""
+    """Reads the shape from the metadata. Raises ModelError."""
     shape = read_latent_shape(source)
     plain = shape.rope_scaling.original_context_length or shape.context_length
     return replace(shape, context_length=min(shape.context_length, plain))

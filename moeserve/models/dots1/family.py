@@ -30,7 +30,7 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError."""
+    """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(), qk_norm="head", qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias()
@@ -60,7 +60,7 @@ FAMILY = ModelFamily(
             n.HAS_QKV_BIAS: ("attention_bias",),
         },
         defaults={n.HAS_QKV_BIAS: False},
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={"hidden_act": ("silu", "silu")},
         check=no_windows,
         layer=DECODER_LAYER | DECODER_QK_NORMS | DECODER_BIASES | OUTPUT_BIAS,

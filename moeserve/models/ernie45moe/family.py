@@ -36,8 +36,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. The key of the shared experts' width is passed over: llama.cpp's converter writes a number
-    that need not be theirs, and their count says the same."""
+    """Reads the shape from the metadata. Raises ModelError. The key of the shared experts' width is passed over:
+    llama.cpp's converter writes a number that need not be theirs, and their count says the same."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(), qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias(), in_pairs=True
@@ -87,7 +87,7 @@ FAMILY = ModelFamily(
             "expert_shared_count": ("moe_num_shared_experts",),
             "feed_forward_length": ("intermediate_size",),
         },
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={"hidden_act": ("silu", "silu"), "use_bias": (False, False)},
         layer=DECODER_LAYER,
         moe=MOE_ROUTER

@@ -37,7 +37,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. No key says that layers without a window have no positions."""
+    """Reads the shape from the metadata. Raises ModelError. No key says that layers without a window have no
+    positions."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head")
     seen = reader.windowed(attention)
@@ -69,7 +70,7 @@ FAMILY = ModelFamily(
             "expert_shared_count": ("num_shared_experts",),
             n.SLIDING_WINDOW: ("sliding_window",),
         },
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={"hidden_act": ("silu", "silu")},
         layer=DECODER_LAYER | DECODER_QK_NORMS,
         moe=MOE_ROUTER | SHARED_EXPERTS | {n.bias_of_part(n.EXP_PROBS_B): "mlp.e_score_correction_bias"},

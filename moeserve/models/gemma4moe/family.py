@@ -26,8 +26,9 @@ CAPPED_TOGETHER = 16  # logits, on the CPU
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. No key says that scores are not scaled, that v is normalised, that embeddings are multiplied
-    by sqrt(hidden), or, of a GGUF, whether a layer has a matrix of v: a missing tensor does."""
+    """Reads the shape from the metadata. Raises ModelError. No key says that scores are not scaled, that v is
+    normalised, that embeddings are multiplied by sqrt(hidden), or, of a GGUF, whether a layer has a matrix of v: a
+    missing tensor does."""
     reader = ShapeReader(source)
     windowed = reader.flags("attention.sliding_window_pattern")
     attention = [_attention(reader, source, index, sees) for index, sees in enumerate(windowed)]

@@ -33,8 +33,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. The tensors, not a key, say whether q and k have norms (GLM-4.6 does, the Air does not) or
-    biases."""
+    """Reads the shape from the metadata. Raises ModelError. The tensors, not a key, say whether q and k have norms
+    (GLM-4.6 does, the Air does not) or biases."""
     reader = ShapeReader(source)
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     attention = AttentionShape(
@@ -79,7 +79,7 @@ FAMILY = ModelFamily(
             "expert_shared_count": ("n_shared_experts",),
             "leading_dense_block_count": ("first_k_dense_replace",),
         },
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={"hidden_act": ("silu", "silu")},
         layer=renamed(DECODER_LAYER, {n.FFN_NORM: n.POST_ATTENTION_NORM}) | DECODER_BIASES | DECODER_QK_NORMS,
         moe=MOE_ROUTER | SHARED_EXPERTS | {n.bias_of_part(n.EXP_PROBS_B): "mlp.gate.e_score_correction_bias"},

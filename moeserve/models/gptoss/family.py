@@ -30,8 +30,9 @@ PERIOD = 2  # layers, of which the last sees all, where no key says so
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. The ramp of YaRN's frequencies does not begin and end at whole dimensions: the published
-    config says so and no key of a GGUF does (llama.cpp rounds: docs/reference/models.md)."""
+    """Reads the shape from the metadata. Raises ModelError. The ramp of YaRN's frequencies does not begin and end at
+    whole dimensions: the published config says so and no key of a GGUF does (llama.cpp rounds:
+    docs/reference/models.md)."""
     reader = ShapeReader(source)
     heads, router = reader.heads(), RouterOptions(scoring="softmax_topk")
     num_experts, top_k, width = reader.experts()
@@ -68,7 +69,7 @@ FAMILY = ModelFamily(
             n.HAS_QKV_BIAS: ("attention_bias",),
         },
         defaults={n.HAS_QKV_BIAS: True},
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={
             "hidden_act": ("silu", "silu"),
             "swiglu_alpha": (1.702, 1.702),

@@ -29,7 +29,7 @@ _UNDER = "block_sparse_moe."
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. A scale of 0 is none, as llama.cpp has it."""
+    """Reads the shape from the metadata. Raises ModelError. A scale of 0 is none, as llama.cpp has it."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(),
@@ -67,7 +67,7 @@ FAMILY = ModelFamily(
             "residual_scale": ("residual_multiplier",),
             "logit_scale": ("logits_scaling",),
         },
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={"hidden_act": ("silu", "silu"), "attention_bias": (False, False)},
         layer=DECODER_LAYER,
         moe={n.of_part(n.FFN_GATE_INP): f"{_UNDER}router.layer.weight"},

@@ -27,7 +27,8 @@ SHARED = {
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. No key says which layers have no experts: their tensors do."""
+    """Reads the shape from the metadata. Raises ModelError. No key says which layers have no experts: their tensors
+    do."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head")
     return reader.model(tuple(LayerShape(attention, ffn) for ffn in reader.sigmoid_mixtures()))
@@ -48,7 +49,7 @@ FAMILY = ModelFamily(
             "expert_weights_scale": ("router_scaling_factor",),
         },
         defaults={"expert_weights_norm": True},
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={"hidden_act": ("silu", "silu"), "attention_bias": (False, False), "mlp_bias": (False, False)},
         layer=DECODER_LAYER | DECODER_QK_NORMS,
         moe=SHARED

@@ -13,7 +13,7 @@ PERIOD = 4  # layers, of which the first sees all: no key says so
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. Without a window's size no layer has a window."""
+    """Reads the shape from the metadata. Raises ModelError. Without a window's size no layer has a window."""
     reader = ShapeReader(source)
     head_dim = reader.integer("attention.key_length", 2, 1024)
     reader.only("attention.value_length", head_dim)

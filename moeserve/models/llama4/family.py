@@ -29,7 +29,8 @@ MAVERICK = 128  # experts; its q and k are not normalised, which no key says
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. The norm follows the rotation; without a weight that is the same as before it."""
+    """Reads the shape from the metadata. Raises ModelError. The norm follows the rotation; without a weight that is
+    the same as before it."""
     reader = ShapeReader(source)
     num_experts, top_k, width = reader.experts()
     rotated = AttentionShape(

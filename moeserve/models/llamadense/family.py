@@ -41,7 +41,7 @@ THETA = 10000.0  # where nothing says so: files of Llama 2 do not
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError."""
+    """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(),
@@ -86,7 +86,7 @@ MAPPING = HuggingFaceMapping(
     other_model_types=("mistral", "mixtral"),
     keys=DECODER_KEYS | {"feed_forward_length": ("intermediate_size",), n.HAS_QKV_BIAS: ("attention_bias",)},
     defaults={n.HAS_QKV_BIAS: False},
-    # Settings with the one value that is supported, and transformers' own where the file has none.
+    # setting: (the only supported value, transformers' default)
     fixed={"hidden_act": ("silu", "silu"), "mlp_bias": (False, False)},
     layer=DECODER_LAYER | DECODER_BIASES | OUTPUT_BIAS,
     moe={n.of_part(n.FFN_GATE_INP): "block_sparse_moe.gate.weight"},

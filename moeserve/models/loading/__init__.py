@@ -1,8 +1,8 @@
-"""From a model's file to weights in memory: nothing here names an architecture.
+"""Loads weights from a model's file into memory. Nothing here names an architecture.
 
-cpu_weights.py, gpu_weights.py        what a decoder needs, on the CPU and on a GPU
-cpu_loader.py     into the CPU pool's panels, or in place
-gpu_loader.py     into planes on a GPU, through upload.py
-ram_experts.py    the experts that a GPU's decoder leaves in RAM
-expert_stream.py  the same on their way through the GPU, for steps of many tokens
+cpu_weights.py, gpu_weights.py        the weights that a decoder needs, on the CPU and on a GPU
+cpu_loader.py     packs into the CPU pool's panels, or uses the file in place
+gpu_loader.py     uploads as planes to a GPU, through upload.py
+ram_experts.py    loads the experts that a GPU's decoder leaves in RAM
+expert_stream.py  streams those through the GPU, in steps with many tokens
 """

@@ -1,7 +1,7 @@
-"""The weights of a decoder in the file's own types: packed into the CPU pool's panels, or in place.
+"""Loads a decoder's weights for the CPU, in the file's types: packed into the CPU pool's panels, or in place.
 
-Packing goes tensor by tensor: a tensor's pages of the file are dropped as soon as it is packed, so that no more than
-one tensor is in memory twice. In place nothing is read: pages come with their first use.
+Tensors are packed one by one, and the file's pages of a tensor are released afterwards, so at most one tensor is in
+memory twice. In place, nothing is read on loading; pages are read at first use.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from moeserve.models.tensors import check_tensors, expert_bias_tensors, model_te
 
 
 class CpuLoader:
-    """Reads one model; used once."""
+    """Loads one model; an instance is used once."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class CpuLoader:
         self._matrices: list[Matrix] = []
 
     def load(self) -> CpuWeights:
-        """Raises ModelError for a tensor that is missing, has another shape or a type without CPU kernels, MemoryError
-        without room."""
+        """Loads all weights. Raises ModelError for a tensor that is missing, has another shape, or a type without
+        CPU kernels, and MemoryError."""
         names = list(model_tensors(self._shape))
         return self._load(names, self._shape.num_layers, with_head=True)
 
     def load_first(self, num_layers: int) -> CpuWeights:
-        """The embedding and the first layers, without the head. Raises like `load`."""
+        """Loads the embedding and the first layers, without the head. Raises like `load`."""
         layers = {name: n.layer_of(name) for name in model_tensors(self._shape)}
         mine = [name for name, layer in layers.items() if layer is not None and layer < num_layers]
         return self._load([n.TOKEN_EMBD, *mine], num_layers, with_head=False)
@@ -118,7 +118,7 @@ class CpuLoader:
         layer = self._layer(index)
         mixer = self._shape.loaded_layers[index].mixer
         assert isinstance(mixer, AttentionShape)
-        # Where q is gated, its two matrices come behind those of k and v.
+        # With gated q, its two matrices come after those of k and v.
         k_v = self._matrices[first : first + 2] if mixer.is_gated else self._matrices[first + 1 : first + 3]
         return CpuNextToken(
             token_norm=self._vector(n.of_layer(index, n.NEXTN_ENORM)),
@@ -132,8 +132,8 @@ class CpuLoader:
         )
 
     def _halves(self, name: str) -> tuple[Matrix, Matrix]:
-        """The left and the right half of a matrix's columns, packed. Raises ModelError where a block of quantised
-        numbers has some of both."""
+        """Returns the left and the right half of a matrix's columns, packed. Raises ModelError if a quantised block
+        spans both."""
         tensor = self._source.tensors[name]
         rows, cols = tensor.shape
         data = (
@@ -258,7 +258,7 @@ class CpuLoader:
         )
 
     def _gated_qkv(self, index: int, shape: AttentionShape) -> LinearGroup:
-        """q's rows and its gates' apart: packed, also where the other matrices stay in place."""
+        """Loads the qkv group with q's rows and gates separated; packed, even if other matrices are used in place."""
         name = n.of_layer(index, n.ATTN_Q)
         tensor = self._source.tensors[name]
         rows, cols = tensor.shape
@@ -329,21 +329,21 @@ class CpuLoader:
         tensor = self._source.tensors[name]
         table = self._source.data(name).reshape(tensor.shape[0], -1)
         if not self._in_place:
-            # A copy: served from the mapped file, a file that is replaced or truncated would kill the worker.
+            # Copied: served from the mapped file, a replaced or truncated file would kill the worker.
             table = table.copy()
         if not is_read_again:
             self._finish(name)
         return CpuEmbedding(table, int(tensor.type))
 
     def _vector(self, name: str) -> torch.Tensor:
-        """In float32; also vectors of all experts, [E, n]."""
+        """Loads a vector as float32; also the vectors of all experts, [E, n]."""
         out = in_halves(self._shape, name, read_floats(self._source, name))
         self._finish(name)
         return out
 
     def _matrix(self, name: str) -> Matrix:
         tensor = self._source.tensors[name]
-        # What is put into another order is packed, also where the other matrices stay in place.
+        # Reordered matrices are packed, even if others are used in place.
         is_view = self._in_place and not is_reordered(self._shape, name)
         prepare = self._stream.view if is_view else self._stream.pack
         data = bytes_in_halves(self._shape, name, self._source.data(name), tensor.shape[0])
@@ -353,7 +353,7 @@ class CpuLoader:
         return matrix
 
     def _group(self, index: int, *parts: str, has_bias: bool) -> LinearGroup:
-        """A layer's matrices over the same input."""
+        """Loads a layer's matrices over the same input as a group."""
         matrices = [self._matrix(n.of_layer(index, part)) for part in parts]
         if not has_bias:
             return LinearGroup(matrices)
@@ -367,7 +367,7 @@ class CpuLoader:
 
 
 def _expert_bytes(layers: list[CpuLayer]) -> int:
-    """Bytes of the routed experts."""
+    """Returns the bytes of the routed experts."""
     return sum(
         matrix.bytes for layer in layers if layer.moe is not None for matrix in layer.moe.experts.matrices
     )

@@ -1,4 +1,4 @@
-"""The weights of a decoder on the CPU: matrices of the pool in the file's own types, vectors in float32."""
+"""A decoder's weights on the CPU: matrices of the pool in the file's types, vectors in float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moeserve.models.sources.source import ModelSource
 
 @dataclass(frozen=True, slots=True)
 class CpuEmbedding:
-    """The token embedding in the file's own rows: looked up, never multiplied."""
+    """The token embedding in the file's format; only looked up, never multiplied."""
 
     table: npt.NDArray[np.uint8]  # [vocab, row_bytes]
     ggml_type: int
@@ -30,12 +30,12 @@ class ExpertBiases:
 
 @dataclass(frozen=True, slots=True)
 class GatedExperts:
-    """down(activation(gate x, up x)) of each expert; of one, where every token passes it."""
+    """down(activation(gate x, up x)) for each expert; a single expert if all tokens pass it."""
 
     gate: Matrix  # [E, width, hidden]
     up: Matrix  # [E, width, hidden]
     down: Matrix  # [E, hidden, width]
-    biases: ExpertBiases | None = None  # None: nothing is added to the products
+    biases: ExpertBiases | None = None  # None: no biases
 
     @property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
@@ -43,22 +43,22 @@ class GatedExperts:
 
     @property
     def bytes_each(self) -> int:
-        """Bytes of one expert."""
+        """Bytes per expert."""
         return sum(m.bytes // m.experts for m in self.matrices)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuAttention:
     norm: Tensor  # float32 [hidden]
-    # As AttentionShape.qkv_parts: [q_width, hidden], [kv_width, hidden], [value_width, hidden]; behind them the gates,
-    # [gate_width, hidden], if any
+    # In the order of AttentionShape.qkv_parts: [q_width, hidden], [kv_width, hidden], [value_width, hidden], then the
+    # gates, [gate_width, hidden], if any
     qkv: LinearGroup
     q_norm: Tensor | None  # float32 [head_dim] or [q_width]; None: q is not normalised
     k_norm: Tensor | None
     output: LinearGroup  # [hidden, output_width]
     sinks: Tensor | None = None  # float32 [heads]
     v_norm: Tensor | None = None  # float32 [v_dim]
-    # float32 [hidden]: of what is added to the residual stream; None: it is added as it is
+    # float32 [hidden]: norm of the block's output; None: not normalised
     output_norm: Tensor | None = None
 
 
@@ -91,7 +91,7 @@ class CpuSharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class CpuParts:
-    """The norms of a mixture whose parts have each their own, float32 [hidden]."""
+    """The norms of a mixture whose parts are normalised separately, float32 [hidden]."""
 
     router_input: Tensor
     shared_output: Tensor
@@ -101,7 +101,7 @@ class CpuParts:
 
 @dataclass(frozen=True, slots=True)
 class CpuLayerInput:
-    """The weights that make a layer's own input of its tokens, and add it to the residual stream."""
+    """The weights of a layer's per-layer embeddings: gate, output and norm."""
 
     gate: LinearGroup  # [layer_input_width, hidden]
     output: LinearGroup  # [hidden, layer_input_width]
@@ -110,7 +110,7 @@ class CpuLayerInput:
 
 @dataclass(frozen=True, slots=True)
 class CpuLayerInputs:
-    """The weights that make all layers' own inputs of a step's tokens."""
+    """The weights that compute all layers' per-layer embeddings from a step's tokens."""
 
     table: CpuEmbedding  # [vocab, layers * layer_input_width]
     projection: LinearGroup  # [layers * layer_input_width, hidden], of the embeddings
@@ -125,7 +125,8 @@ class CpuMoe:
     shared: CpuSharedExpert | None
     choice_bias: Tensor | None = None  # float32 [E]: added to scores, for the choice alone
     expert_scale: Tensor | None = None  # float32 [E]: of the chosen experts' weights
-    parts: CpuParts | None = None  # then `norm` is that of the shared expert's input alone
+    # set if parts have separate norms; `norm` is then only the shared expert's input norm
+    parts: CpuParts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class CpuLayer:
 
     @property
     def unrouted(self) -> CpuSharedExpert | None:
-        """The feed-forward that every token passes."""
+        """The feed-forward that all tokens pass; None if there is none."""
         return self.ffn.shared if isinstance(self.ffn, CpuMoe) else self.ffn.expert
 
 
@@ -168,7 +169,7 @@ class CpuHead:
 
 @dataclass(frozen=True, slots=True)
 class CpuNextToken:
-    """The block that drafts: see models/next_token.py."""
+    """The next-token block, which drafts: see models/next_token.py."""
 
     token_norm: Tensor  # float32 [hidden]
     state_norm: Tensor
@@ -183,12 +184,12 @@ class CpuNextToken:
 @dataclass(frozen=True, slots=True)
 class CpuWeights:
     embedding: CpuEmbedding
-    layers: list[CpuLayer]  # all, or the first ones: then the others and the head are a GPU's
+    layers: list[CpuLayer]  # all, or the first ones if the others and the head are on a GPU
     head: CpuHead | None
     bytes: int  # of these tensors in the file
-    dense_bytes: int  # of the layers' matrices outside the routed experts: read once a step
+    dense_bytes: int  # of the layers' matrices except routed experts; read once per step
     rope_factors: Tensor | None  # float32 [rotary_dim / 2] of the layers that have them
     next_token: CpuNextToken | None  # None: no block drafts
-    matrices: list[Matrix]  # all of them: the operations hold addresses only
+    matrices: list[Matrix]  # keeps all matrices alive: operations hold only addresses
     layer_inputs: CpuLayerInputs | None
-    source: ModelSource | None  # in place: what the matrices point into
+    source: ModelSource | None  # in place: the file that the matrices point into

@@ -1,4 +1,4 @@
-"""Whether an engine has kernels for a model's types, asked before anything is loaded."""
+"""Checks whether an engine has kernels for a model's types, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moeserve.quantization import QUANT_TYPES
 
 
 def check_cpu_types(source: ModelSource, names: Iterable[str]) -> None:
-    """names: the tensors that the CPU is to compute with. Raises ModelError for the first of another type."""
+    """names: tensors that the CPU computes with. Raises ModelError for the first with an unsupported type."""
     for name in names:
         kind = source.tensors[name].type
         if not kind.cpu:
@@ -23,8 +23,8 @@ def check_cpu_types(source: ModelSource, names: Iterable[str]) -> None:
 
 
 def check_gpu_types(source: ModelSource, names: Iterable[str]) -> None:
-    """names: the tensors of a model that runs on a GPU, at least in part. Raises ModelError for the first of a type
-    that the GPU engine cannot read."""
+    """names: tensors of a model that runs at least partly on a GPU. Raises ModelError for the first type that the
+    GPU engine cannot read."""
     for name in names:
         kind = source.tensors[name].type
         if not kind.gpu:

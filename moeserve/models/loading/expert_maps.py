@@ -1,8 +1,8 @@
-"""Where each expert is, in one tensor for all layers that a single copy renews between two steps.
+"""Maps each expert to its location; one tensor for all layers, updated by a single copy between two steps.
 
-Kernels read the maps from the device, those in CUDA graphs too: nothing is captured again when an expert moves. The
-router's kernel reads a route's slot once, and what it found decides for the GPU and for the pool alike: so an expert
-may enter the GPU's map while a step runs (`expert_slots.py`). It leaves only between two steps.
+Kernels, also in CUDA graphs, read the maps on the device: nothing is recaptured when an expert moves. The router's
+kernel reads a route's slot once, and that value decides for GPU and pool; so an expert may be added to the GPU's map
+during a step (`expert_slots.py`). It is removed only between two steps.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Ids = npt.NDArray[np.int64]
 
 
 class ExpertMaps:
-    """Owns the maps. An expert with a slot is the GPU's, any other the pool's. On the host one of an expert's two
-    entries is -1; on the device the pool's map keeps the places of all experts in RAM, and slots go before."""
+    """Owns the maps. The GPU computes experts with a slot, the pool all others. On the host one of an expert's two
+    entries is -1; on the device the pool's map keeps the indices of all experts in RAM, and slots take precedence."""
 
     def __init__(
         self, weights: GpuWeights, experts: RamExperts, num_experts: int, device: torch.device
     ) -> None:
-        """Puts views of itself in place of the maps of the weights' and experts' layers. What lies in both memories
-        becomes the GPU's."""
+        """Replaces the maps in the layers of `weights` and `experts` by views of its own. Experts in both memories
+        are assigned to the GPU."""
         is_gpu = device.type == "cuda"
         shape = (2, len(weights.layers), num_experts)
         self._pinned = torch.full(shape, -1, dtype=torch.int32, pin_memory=is_gpu)
@@ -41,7 +41,7 @@ class ExpertMaps:
             if layer is not None:
                 self.host[RAM, index] = layer.expert_map.cpu().numpy()
                 experts.layers[index] = replace(layer, expert_map=self._device[RAM, index])
-        # int32 [layers, experts]: each expert's place among those in RAM, -1 for one that is not there at all.
+        # int32 [layers, experts]: each expert's index among those in RAM, -1 if it is not in RAM.
         self.places: npt.NDArray[np.int32] = self.host[RAM].copy()
         for index, gpu_layer in enumerate(weights.layers):
             if gpu_layer.expert_map is None:
@@ -52,26 +52,27 @@ class ExpertMaps:
             weights.layers[index] = replace(gpu_layer, ffn=ffn)
         self._device.copy_(self._pinned)
         self.host[RAM][self.host[GPU] >= 0] = -1
-        # int32 [layers, experts] on the device: each expert's slot, -1 for those of the pool.
+        # int32 [layers, experts] on the device: each expert's slot, -1 for the pool's experts.
         self.slots: Tensor = self._device[GPU]
         self._pinned_slots = self._pinned[GPU]
         self._native = _C.HostMaps(self.host[GPU], self.host[RAM], self.places)
 
     @property
     def on_gpu(self) -> npt.NDArray[np.bool_]:
-        """The experts that a step finds in GPU memory, [layers, experts]. A copy."""
+        """Returns bool [layers, experts]: the experts that a step finds in GPU memory. A copy."""
         on_gpu: npt.NDArray[np.bool_] = self.host[GPU] >= 0
         return on_gpu
 
     def start(self, moves: Ids) -> Ids:
-        """int64 [moves, 3]: the layer, who comes, who goes; from the next `publish` on the latter are the pool's. Gives
-        int64 [moves, 4]: the layer, who comes, its place in RAM, its slot. ValueError for who has no slot or place."""
+        """Starts moves, int64 [moves, 3]: layer, incoming expert, outgoing expert; after the next `publish` the
+        outgoing ones are the pool's. Returns int64 [moves, 4]: layer, incoming expert, its index in RAM, its slot.
+        Raises ValueError if an expert has no slot or index."""
         return self._native.start(moves)
 
     def land(self, batch: Ids) -> None:
-        """Enters the experts of a batch from `start`: from the next `publish` on they are on the GPU."""
+        """Adds the experts of a batch from `start` to the maps: after the next `publish` they are on the GPU."""
         self._native.land(batch)
 
     def publish(self) -> None:
-        """Launches the copy to the device. The maps may be changed again when a step launched behind it has ended."""
+        """Launches the copy to the device. The maps may be changed again when a step launched afterwards has ended."""
         self.slots.copy_(self._pinned_slots, non_blocking=True)

@@ -30,11 +30,11 @@ from moeserve.models.loading.promotion_tables import Batch, PromotionTables, Slo
 from moeserve.quantization import QUANT_TYPES
 
 GROUPS = 8  # of a batch, if they are a CUDA graph: the first is there after an eighth of the batch's time
-MOST = 256  # fillings of a batch
+MOST = 256  # experts per batch, at most
 
 
 class ExpertSlots:
-    """One batch of fillings at a time. Calls come from the thread that launches the steps."""
+    """Fills slots, one batch at a time. Called only from the thread that launches the steps."""
 
     def __init__(
         self,
@@ -44,24 +44,24 @@ class ExpertSlots:
         staging: Tensor,
         slot_map: Tensor,
     ) -> None:
-        """gpu, ram: of each layer the slots, and the experts in RAM; None: there are none. staging: uint8 on the
-        device, aligned, which the panels of a batch pass through: it is free whenever `fill` is called. slot_map: int32
-        [layers, experts] on the device, where kernels read which slot is whose."""
+        """gpu, ram: per layer, the slots and the experts in RAM; None: none. staging: uint8 on the device, aligned,
+        buffer for the panels of a batch; must be free whenever `fill` is called. slot_map: int32 [layers, experts]
+        on the device, read by kernels."""
         device = staging.device
         self._is_gpu = device.type == "cuda"
-        self._panels, self._slot_map = panels, slot_map  # panels stay pinned as long as this object is
+        self._panels, self._slot_map = panels, slot_map  # keeps the panels pinned
         self._layers = [
             SlotLayer(slots, experts, device) if slots is not None and experts is not None else None
             for slots, experts in zip(gpu, ram, strict=True)
         ]
         some = [layer for layer in self._layers if layer is not None]
         expert = max(layer.bytes for layer in some)
-        self.most = most = min(MOST, len(staging) // expert)  # fillings of a batch
+        self.most = most = min(MOST, len(staging) // expert)  # experts per batch
         self._staging = staging[: most * expert].view(most, expert)
         self._can_capture = self._is_gpu and all(layer.is_quantised for layer in some)
         groups = GROUPS if self._can_capture else 1
         self._tables = PromotionTables(self._layers, panels, self._staging, most, groups, slot_map.shape[1])
-        self._launch: Callable[[], None] | None = None  # the replay of its graph
+        self._launch: Callable[[], None] | None = None  # replay of the batch's CUDA graph
         self._is_filling = False
         if self._is_gpu:
             self._copier, self._unpacker = torch.cuda.Stream(), torch.cuda.Stream()
@@ -69,21 +69,22 @@ class ExpertSlots:
 
     @property
     def is_filling(self) -> bool:
-        """A batch is under way."""
+        """True while a batch is in progress."""
         return self._is_filling
 
     def bytes_of(self, layer: int) -> int:
-        """Bytes of one expert as it is copied."""
+        """Bytes of one expert in the copied format."""
         of = self._layers[layer]
         return 0 if of is None else of.bytes
 
     def free(self) -> None:
-        """Frees the slots to be filled. Work launched so far may still read them; later work does not."""
+        """Marks the slots to be filled as free: work launched so far may read them, later work does not."""
         if self._is_gpu:
             self._freed.record()
 
     def fill(self, batch: Batch) -> None:
-        """Launches the copies beside the step under way, behind what `free` has marked. In the order of the layers."""
+        """Launches the copies beside the running step, after the work that `free` marked, in the order of the
+        layers."""
         self._is_filling = True
         self._tables.write(batch)
         if not self._is_gpu:
@@ -101,7 +102,7 @@ class ExpertSlots:
             self._done.record()
 
     def filled(self, *, wait: bool = False) -> bool:
-        """Whether the batch is there: then what is launched from here on may read it. wait: until it is."""
+        """Returns whether the batch is complete; work launched afterwards may read it. wait: wait for it."""
         if self._is_gpu:
             if wait:
                 self._done.synchronize()
@@ -112,13 +113,12 @@ class ExpertSlots:
         return True
 
     def compile(self) -> None:
-        """Within `compile_ahead`: every kernel that `fill` can launch."""
+        """Launches every kernel that `fill` needs. Inside `compile_ahead`."""
         assert is_compiling_ahead()
         self._launch_groups()
 
     def capture(self) -> None:
-        """Captures the launches of a batch in a CUDA graph, where that is possible. Behind `compile_ahead`, before the
-        first `fill`."""
+        """Captures a batch's launches in a CUDA graph, if possible. After `compile_ahead`, before the first `fill`."""
         if not self._can_capture:
             return
         torch.cuda.synchronize()
@@ -129,7 +129,7 @@ class ExpertSlots:
         self._launch = graph.replay
 
     def _launch_groups(self) -> None:
-        """A group is unpacked while the next one is copied."""
+        """Launches all groups; a group is unpacked while the next one is copied."""
         for group in self._tables.groups:
             copy_scattered(group.copies)
             if not self._is_gpu or is_compiling_ahead():
@@ -144,7 +144,7 @@ class ExpertSlots:
             self._copier.wait_stream(self._unpacker)
 
     def _launch_all(self, batch: Batch) -> None:
-        """One by one, of a batch in one group."""
+        """Launches a batch as one group, kernel by kernel."""
         (group,) = self._tables.groups
         self._tables.copy()
         copy_scattered(group.copies)
@@ -155,7 +155,7 @@ class ExpertSlots:
         store_scattered(self._slot_map, group.entries)
 
     def _finish(self, layer: int, place: int, slot: int, staging: Tensor) -> None:
-        """Fills a slot with tensors that have no blocks to unpack: matrices of floats, and biases."""
+        """Copies the tensors that need no unpacking: float matrices, and biases."""
         of = self._layers[layer]
         assert of is not None
         for kind, planes, offset, each in zip(of.kinds, of.planes, of.offsets, of.each, strict=True):

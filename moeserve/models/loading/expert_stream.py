@@ -32,7 +32,7 @@ ALIGNMENT = 256
 
 
 class ExpertStream:
-    """The layers of a step come in order: `begin`, then `take` for each layer that streams."""
+    """Streams the layers of a step in order: call `begin`, then `take` for each layer that streams."""
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class ExpertStream:
         device: torch.device,
         maps: ExpertMaps | None = None,
     ) -> None:
-        """maps: where experts move between the memories; only experts that are the pool's at the time are streamed."""
+        """maps: set if experts move between the memories; then only experts that are the pool's at the time are
+        streamed."""
         self._is_gpu = device.type == "cuda"
         self._panels, self._maps = panels, maps
         some = [layer for layer in layers if layer is not None]
@@ -91,12 +92,12 @@ class ExpertStream:
 
     @property
     def idle_buffer(self) -> Tensor:
-        """uint8, on the device: free between two steps, and during steps that stream nothing."""
+        """uint8, on the device: unused between two steps and during steps that stream nothing."""
         return self._raw[0]
 
     def begin(self, counts: Sequence[int]) -> None:
-        """Begins a step that takes `counts` of each layer's experts in RAM, the first by place. The first two copies
-        start at once."""
+        """Begins a step that streams counts[layer] of each layer's RAM experts, the first by index. Starts the first
+        two copies."""
         self._split(list(counts))
         self._order = [layer for layer, count in enumerate(counts) if count]
         self._next = self._taken = 0
@@ -104,9 +105,9 @@ class ExpertStream:
             self._launch_copy()
 
     def take(self, layer: int) -> GpuExperts:
-        """Launches the unpacking of a layer's experts, on the current stream behind their copy; they last until the
-        next call. Experts that the step does not take have a place there too, without content. The copy of the layer
-        after the next one starts when they are unpacked."""
+        """Launches the unpacking of a layer's experts on the current stream, after their copy. The result is valid
+        until the next call; experts that are not streamed have an undefined place in it. The copy of the layer after
+        the next starts then."""
         assert self._order[self._taken] == layer
         buffer = self._taken % 2
         self._taken += 1
@@ -123,11 +124,11 @@ class ExpertStream:
         return GpuExperts(gate, up, down, self._biases_of(layer))
 
     def expert_map(self, layer: int) -> Tensor:
-        """int32 [the layer's experts]: places in what `take` gives, -1 for an expert that is not there."""
+        """int32 [experts of the layer]: indices in the result of `take`, -1 for experts that are not in it."""
         return self._streamed[layer]
 
     def left(self, layer: int) -> Tensor:
-        """int32 [the layer's experts]: places in RAM of experts that the step does not take, -1 for all others."""
+        """int32 [experts of the layer]: indices in RAM of experts that the step does not stream, -1 for all others."""
         return self._left[layer]
 
     def _split(self, counts: list[int]) -> None:
@@ -145,7 +146,7 @@ class ExpertStream:
         self._left.copy_(self._split_on_host[1], non_blocking=True)
 
     def _biases_of(self, layer: int) -> tuple[Tensor, Tensor, Tensor] | None:
-        """In the order of what `take` gives."""
+        """Returns the biases in the order of `take`'s result."""
         biases = self._biases[layer]
         if biases is None or all(first == 0 for first, _ in self._runs[layer]):
             return biases  # the first of them
@@ -183,7 +184,7 @@ class ExpertStream:
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """Where a layer's matrices go, within the buffers that all layers share."""
+    """A layer's matrices within the buffers that all layers share."""
 
     panels: list[list[Tensor]]  # of each of the two buffers: a matrix's bytes
     planes: list[Planes]
@@ -191,7 +192,7 @@ class _Buffers:
 
     @classmethod
     def within(cls, raw: list[Tensor], planes: Tensor, matrices: Sequence[Matrix], experts: int) -> _Buffers:
-        """experts: how many of them there is room for."""
+        """experts: number of experts that fit."""
         panels: list[list[Tensor]] = [[] for _ in raw]
         unpacked: list[Planes] = []
         at = used = 0
@@ -206,7 +207,7 @@ class _Buffers:
 
 
 def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending places as runs of neighbours: the first, and how many."""
+    """Returns ascending indices as runs of consecutive ones: (first, count)."""
     runs: list[tuple[int, int]] = []
     for place in places:
         if runs and place == sum(runs[-1]):
@@ -229,7 +230,7 @@ def _planes_bytes(matrix: Matrix, experts: int) -> int:
 
 
 def _planes_in(buffer: Tensor, matrix: Matrix, experts: int) -> Planes:
-    """Planes whose tensors lie one after another in the buffer."""
+    """Returns planes whose tensors are consecutive in the buffer."""
     kind, shape = QUANT_TYPES[matrix.type], (experts, matrix.rows, matrix.cols)
     p = empty_planes(kind, shape, "meta")
     at = 0

@@ -1,4 +1,4 @@
-"""Small tensors that are computed with in float32, whatever type the file has."""
+"""Reads small tensors as float32, whatever the file's type."""
 
 from __future__ import annotations
 

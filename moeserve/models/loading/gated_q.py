@@ -1,4 +1,4 @@
-"""The matrix of q in gated attention: the file has of each head the rows of q, then those of its gate."""
+"""Separates the q matrix of gated attention, which contains for each head the rows of q, then those of its gate."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import numpy.typing as npt
 
 
 def rows_of(data: npt.NDArray[np.uint8], num_heads: int, part: Literal["q", "gate"]) -> npt.NDArray[np.uint8]:
-    """The bytes of all heads' q or of all heads' gates within the matrix's, contiguous."""
+    """Returns the bytes of all heads' q, or of all heads' gates, contiguous."""
     per_head = data.reshape(num_heads, 2, -1)
     return np.ascontiguousarray(per_head[:, ("q", "gate").index(part)]).reshape(-1)

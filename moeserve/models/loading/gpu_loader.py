@@ -1,4 +1,4 @@
-"""The weights of a decoder to a GPU, a tensor at a time."""
+"""Loads a decoder's weights to a GPU, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from moeserve.models.tensors import check_tensors, expert_bias_tensors, expert_t
 
 
 class GpuLoader:
-    """Reads one model; used once."""
+    """Loads one model; an instance is used once."""
 
     def __init__(
         self, source: ModelSource, shape: ModelShape, device: torch.device, progress: OnProgress
@@ -63,9 +63,9 @@ class GpuLoader:
         with_embedding: bool = True,
         with_head: bool = True,
     ) -> GpuWeights:
-        """The layers from `first_layer` on, with the ends of the model that are wanted. gpu_experts: of each of these
-        layers the ids of the experts to load, ascending. Raises ModelError for a tensor that is missing or has another
-        shape, torch.OutOfMemoryError without room."""
+        """Loads the layers from `first_layer` on, with embedding and head if wanted. gpu_experts: for each of these
+        layers the ids of the experts to load, ascending. Raises ModelError for a missing tensor or another shape,
+        torch.OutOfMemoryError."""
         tied = self._shape.tied_embeddings
         check_tensors(self._shape, self._source)
         elsewhere = set() if with_embedding or (tied and with_head) else {n.TOKEN_EMBD}
@@ -176,7 +176,7 @@ class GpuLoader:
         )
 
     def _linear(self, index: int, *parts: str, has_bias: bool) -> list[MergedLinear]:
-        """A layer's matrices over the same input, in their order."""
+        """Loads a layer's matrices over the same input, in order."""
         merged = self._merged(*(n.of_layer(index, part) for part in parts))
         if not has_bias:
             return merged
@@ -199,7 +199,7 @@ class GpuLoader:
         )
 
     def _sandwich(self, index: int) -> SandwichNorms:
-        """Raises ModelError for a quantised router that has a norm of its own: it is multiplied with floats alone."""
+        """Raises ModelError for a quantised router with a separate norm, which supports only float weights."""
         shape = self._shape.layers[index]
         return SandwichNorms(
             attention_output=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM)),
@@ -239,7 +239,7 @@ class GpuLoader:
         return GpuSharedExpert(self._unrouted(index, shape.parts), vector)
 
     def _unrouted(self, index: int, parts: tuple[str, str, str]) -> GpuExperts:
-        """One expert, of plain matrices."""
+        """Loads plain matrices as a single expert."""
         gate, up, down = (self._planes(n.of_layer(index, part)) for part in parts)
         return GpuExperts(gate, up, down)
 
@@ -251,8 +251,8 @@ class GpuLoader:
         return GpuExperts(gate, up, down, (of_gate, of_up, of_down))
 
     def _merged(self, *names: str) -> list[MergedLinear]:
-        """As few launches as the types allow: neighbours of one type in one matrix, two such matrices in one launch
-        where both or neither are quantised."""
+        """Merges matrices into as few launches as their types allow: neighbours of one type become one matrix; two
+        such matrices share a launch if both or neither are quantised."""
         groups: list[list[str]] = []
         for name in names:
             if groups and self._source.tensors[groups[-1][0]].type == self._source.tensors[name].type:
@@ -270,7 +270,7 @@ class GpuLoader:
         return merged
 
     def _planes(self, *names: str) -> Planes:
-        """Matrices of one type, one below the other."""
+        """Loads matrices of one type, stacked."""
         tensors = [self._source.tensors[name] for name in names]
         rows, cols = sum(t.shape[0] for t in tensors), tensors[0].shape[1]
         planes = empty_planes(tensors[0].type, (rows, cols), self._device)
@@ -282,8 +282,8 @@ class GpuLoader:
         return planes
 
     def _rows(self, name: str) -> npt.NDArray[np.uint8]:
-        """A matrix's rows; of gated attention's q, all heads' q before all their gates; of heads that rotate in pairs,
-        those of halves."""
+        """Returns a matrix's rows, reordered if necessary: for gated q, all heads' q before all gates; for heads
+        stored in pairs, as split halves."""
         data = bytes_in_halves(
             self._shape, name, self._source.data(name), self._source.tensors[name].shape[0]
         )
@@ -309,7 +309,7 @@ class GpuLoader:
         return planes
 
     def _vector(self, name: str) -> Tensor:
-        """In float32; also vectors of all experts, [E, n]."""
+        """Loads a vector as float32; also the vectors of all experts, [E, n]."""
         out = in_halves(self._shape, name, read_floats(self._source, name))
         self._finish(name)
         return out.to(self._device)
@@ -321,14 +321,14 @@ class GpuLoader:
 
 
 def _with_biases(merged: list[MergedLinear], biases: list[Tensor]) -> list[MergedLinear]:
-    """The matrices with the biases of all their parts, in their order."""
+    """Returns the matrices with the biases of all their parts, in order."""
     pieces = torch.cat(biases).split([matrix.rows for matrix in merged])
     # Each piece is memory of its own: kernels are compiled for aligned addresses.
     return [replace(m, bias=piece.clone()) for m, piece in zip(merged, pieces, strict=True)]
 
 
 def _runs(ids: Sequence[int]) -> list[tuple[int, tuple[int, int]]]:
-    """Consecutive ids together: (place of the first, (first id, how many))."""
+    """Groups consecutive ids: (index of the first, (first id, count))."""
     runs: list[tuple[int, tuple[int, int]]] = []
     for place, expert in enumerate(ids):
         if runs and expert == runs[-1][1][0] + runs[-1][1][1]:

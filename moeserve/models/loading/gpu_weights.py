@@ -1,4 +1,4 @@
-"""The weights of a decoder on a GPU, in planes (`moeserve.kernels.planes`); vectors are float32."""
+"""A decoder's weights on a GPU, as planes (`moeserve.kernels.planes`); vectors are float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moeserve.quantization.table import F16
 
 @dataclass(frozen=True, slots=True)
 class MergedLinear:
-    """One launch: a matrix, or two of different types whose outputs stand side by side."""
+    """The matrices of one launch: one, or two of different types whose outputs are concatenated."""
 
     first: Planes
     second: Planes | None = None
@@ -31,12 +31,12 @@ class MergedLinear:
 
 @dataclass(frozen=True, slots=True)
 class GpuExperts:
-    """Some or all experts of a layer, in the order of their ids; or one, which every token passes."""
+    """Some or all experts of a layer, ordered by id; or a single one that all tokens pass."""
 
     gate: Planes  # [experts, width, hidden]
     up: Planes
     down: Planes  # [experts, hidden, width]
-    # float32 [experts, width], [experts, width], [experts, hidden]: added to the products. None: nothing is.
+    # float32 [experts, width], [experts, width], [experts, hidden]: biases of the products. None: no biases.
     biases: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
@@ -103,12 +103,12 @@ class GpuMoe:
     norm: Tensor  # [hidden]
     router: MergedLinear
     experts: GpuExperts | None  # None: none is here
-    # int32 [E]: an expert's place in `experts`, -1 for one that is not there; None: all are, in order.
+    # int32 [E]: an expert's index in `experts`, -1 if it is not there; None: all are, in order.
     expert_map: Tensor | None
     shared: GpuSharedExpert | None = None
     choice_bias: Tensor | None = None  # [E]: added to scores, for the choice alone
     expert_scale: Tensor | None = None  # [E]: times the weights of the chosen
-    sandwich: SandwichNorms | None = None  # None: blocks have no norms behind them
+    sandwich: SandwichNorms | None = None  # None: the layer is not sandwiched
 
     @property
     def dense_bytes(self) -> int:
@@ -140,7 +140,7 @@ class GpuLayer:
 
     @property
     def expert_map(self) -> Tensor | None:
-        """The experts' places; None: all are here."""
+        """The experts' indices; None: all are here, in order."""
         return None if self.moe is None else self.moe.expert_map
 
     @property
@@ -150,13 +150,14 @@ class GpuLayer:
 
     @property
     def own_experts(self) -> GpuExperts | None:
-        """The layer's experts that are here, or the feed-forward of a layer without experts."""
+        """The layer's experts on this GPU, or the feed-forward of a layer without experts."""
         return self.ffn.expert.experts if isinstance(self.ffn, GpuDenseFfn) else self.ffn.experts
 
 
 @dataclass(frozen=True, slots=True)
 class GpuWeights:
-    embedding: Planes | None  # None: x comes from the CPU, which has it and perhaps the first layers
+    # None: x comes from the CPU, which has the embedding and perhaps the first layers
+    embedding: Planes | None
     layers: list[GpuLayer]  # all, or the last ones
     output_norm: Tensor
     output: MergedLinear | None  # None: the head is elsewhere
@@ -164,12 +165,12 @@ class GpuWeights:
 
 
 def plane_tensors(planes: Planes) -> list[Tensor]:
-    """As kernels take them."""
+    """Returns the planes' tensors in the order of kernel arguments."""
     return [planes.codes, planes.scales, planes.supers]
 
 
 def has_float_weights(weights: GpuWeights) -> bool:
-    """Whether mixers or feed-forwards have float weights. (The router's always are.)"""
+    """Returns whether mixers or feed-forwards have float weights. (Routers always have.)"""
     matrices = [layer.mixer.output.first for layer in weights.layers]
     experts = [layer.own_experts for layer in weights.layers if layer.own_experts is not None]
     matrices += [matrix for e in experts for matrix in (e.gate, e.down)]
@@ -177,8 +178,8 @@ def has_float_weights(weights: GpuWeights) -> bool:
 
 
 def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:
-    """What the tensor cores multiply where rows are many. bfloat16 cannot overflow and rounds finer than the int8 of
-    few rows; where there are float16 weights it would lose three of their bits, so they get float16. Triton's
+    """Returns the dtype that tensor cores multiply in large batches. bfloat16 cannot overflow, and is more precise
+    than the small batches' int8; models with float16 weights, which would lose three bits, use float16. Triton's
     interpreter has no bfloat16."""
     if device.type != "cuda":
         return torch.float32

@@ -1,6 +1,6 @@
-"""Rotary dimensions of q and k that a file has as pairs of neighbours (https://arxiv.org/abs/2104.09864), in the order
-of halves that kernels rotate. Scores are the same whatever the order of dimensions, so that loading changes it, once:
-of matrices the rows, of biases and norms the numbers."""
+"""Reorders RoPE dimensions of q and k that a file stores as pairs of neighbours (https://arxiv.org/abs/2104.09864)
+into split halves, as the kernels rotate them. Attention scores do not depend on the order. Matrices' rows and the
+numbers of biases and norms are reordered once, on loading."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Rows = TypeVar("Rows", npt.NDArray[Any], torch.Tensor)
 
 
 def is_reordered(shape: ModelShape, name: str) -> bool:
-    """Whether the tensor of this full name has dimensions of heads in pairs."""
+    """Returns whether the tensor with this full name is stored in pairs."""
     return _order(shape, name) is not None
 
 
 def in_halves(shape: ModelShape, name: str, rows: Rows) -> Rows:
-    """A tensor's rows (any number of heads one after another, [heads * head_dim, ...]) in the order of halves: a copy;
-    or themselves, where they are no pairs."""
+    """Returns a tensor's rows (heads one after another, [heads * head_dim, ...]) as split halves: a copy, or the
+    rows themselves if they are not stored in pairs."""
     order = _order(shape, name)
     if order is None:
         return rows
@@ -35,14 +35,14 @@ def in_halves(shape: ModelShape, name: str, rows: Rows) -> Rows:
 def bytes_in_halves(
     shape: ModelShape, name: str, data: npt.NDArray[np.uint8], num_rows: int
 ) -> npt.NDArray[np.uint8]:
-    """Returns what `in_halves` does, for the bytes of a quantised matrix: `data` holds `num_rows` contiguous rows."""
+    """Like `in_halves`, for the bytes of a quantised matrix with `num_rows` contiguous rows."""
     if not is_reordered(shape, name):
         return data
     return in_halves(shape, name, data.reshape(num_rows, -1)).reshape(-1)
 
 
 def _order(shape: ModelShape, name: str) -> npt.NDArray[np.int64] | None:
-    """Where each of a head's dimensions comes from."""
+    """Returns the source index of each of a head's dimensions; None if the tensor is not reordered."""
     layer = n.layer_of(name)
     layers = shape.loaded_layers
     attention = None if layer is None or layer >= len(layers) else layers[layer].mixer

@@ -1,4 +1,4 @@
-"""The widths that kernels take 32 columns at a time, and do not check themselves."""
+"""Checks the widths that kernels process 32 columns at a time without checking."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LANES = 32  # columns
 def check_lanes(
     source: ModelSource, shape: ModelShape, engine: str, more: Mapping[str, int] | None = None
 ) -> None:
-    """Raises ModelError for a width that the kernels of `engine` do not take. `more`: widths of that engine alone, by
+    """Raises ModelError for a width that `engine`'s kernels do not support. more: further widths of this engine, by
     key."""
     sizes = {
         **(more or {}),

@@ -1,4 +1,4 @@
-"""The CPU pool's panels of experts as memory that a GPU copies from in the background."""
+"""Pins the CPU pool's expert panels, so that a GPU can copy them in the background."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from moeserve.kernels.host_pinning import pin, unpin
 
 
 class PinnedPanels:
-    """The only copy of the weights in RAM, pinned where it lies until this object goes: the allocator may hand the
-    addresses out again. Reading them at the same time, as the pool does, is harmless."""
+    """The only copy of the weights in RAM, pinned in place during this object's life: afterwards the allocator may
+    reuse the addresses. The pool may read them at the same time."""
 
     def __init__(self, layers: Sequence[CpuExperts | None], device: torch.device) -> None:
-        """Raises RuntimeError where the memory cannot be pinned."""
-        # Of each layer uint8 [bytes] for gate, up and down; None: the layer has no experts in RAM.
+        """Raises RuntimeError if the memory cannot be pinned."""
+        # Per layer, uint8 [bytes] for gate, up and down; None: no experts in RAM.
         self.layers = [
             None if layer is None else [panel_bytes(m) for m in layer.matrices] for layer in layers
         ]
@@ -42,6 +42,6 @@ class PinnedPanels:
 
 
 def panel_bytes(matrix: Matrix) -> Tensor:
-    """The matrix's own memory: uint8."""
+    """Returns the matrix's own memory as uint8."""
     at = (ctypes.c_uint8 * matrix.bytes).from_address(matrix.address)
     return torch.from_numpy(np.ctypeslib.as_array(at))

@@ -1,10 +1,11 @@
-"""How loading says how far it is."""
+"""The callback by which loading reports its progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-OnProgress = Callable[[str, int, int], None]  # stage, done, in all: bytes, or what COUNTED names
+# (stage, amount done, total): bytes, or the unit that COUNTED names
+OnProgress = Callable[[str, int, int], None]
 
 COMPILING = "compiling kernels"
 CAPTURING = "capturing CUDA graphs"

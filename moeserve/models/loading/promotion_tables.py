@@ -1,7 +1,7 @@
-"""What the kernels that fill slots read: where bytes come from and go to, in one piece of memory that one copy renews.
+"""The tables of addresses that the slot-filling kernels read; one copy updates them all.
 
-The fillings of a batch come in groups, which are launched one after another: each group's experts can be used before
-the next group's are there. Every group has room for as many fillings, so that its launches are always the same.
+A batch is divided into groups, which are launched one after another: a group's experts can be used before the next
+group's have arrived. All groups have space for equally many experts, so their launches never change.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ Batch = npt.NDArray[np.int64]  # [fillings, 4]: the layer, the expert, its place
 
 
 class SlotLayer:
-    """A layer's slots, and where its experts come from."""
+    """A layer's slots, and the source of its experts."""
 
     def __init__(self, slots: GpuExperts, experts: CpuExperts, device: torch.device) -> None:
         self.planes = (slots.gate, slots.up, slots.down)
         self.kinds = [_kind_of(matrix) for matrix in experts.matrices]
         self.each = [matrix.bytes // matrix.experts for matrix in experts.matrices]
         aligned = [-(-each // ALIGNMENT) * ALIGNMENT for each in self.each]
-        self.offsets = [0, aligned[0], aligned[0] + aligned[1]]  # of the pieces in the staging
+        # offsets of the matrices in the staging buffer
+        self.offsets = [0, aligned[0], aligned[0] + aligned[1]]
         self.bytes = sum(aligned)
         self._slot_biases = slots.biases
         self._biases = None
@@ -48,7 +49,7 @@ class SlotLayer:
 
     @property
     def is_quantised(self) -> bool:
-        """Nothing is left to do when the matrices' blocks are unpacked."""
+        """True if unpacking the matrices completes the expert."""
         return self._biases is None and all(
             QUANT_TYPES[kind[0]].planes_form is not None for kind in self.kinds
         )
@@ -70,7 +71,7 @@ class Group(NamedTuple):
 
 
 class PromotionTables:
-    """On the host, written by `write`, and on the device, where kernels read them."""
+    """The tables on the host, written by `write`, and on the device, where kernels read them."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class PromotionTables:
         groups: int,
         num_experts: int,
     ) -> None:
-        """staging: uint8 [most, bytes of an expert]. most: fillings of a batch. num_experts: of a layer of the map."""
+        """staging: uint8 [most, bytes per expert]. most: experts per batch. num_experts: per layer of the map."""
         device = staging.device
         some = [layer for layer in layers if layer is not None]
         self.kinds = sorted({kind for layer in some for kind in layer.kinds})
@@ -121,12 +122,12 @@ class PromotionTables:
         )
 
     def write(self, batch: Batch) -> None:
-        """Onto the host: the batch divided among the groups, in its order. ValueError for one that is too large, or
-        with numbers out of range."""
+        """Writes a batch to the host's tables, divided among the groups in order. Raises ValueError for a batch that
+        is too large or has numbers out of range."""
         self._native.write(batch)
 
     def matrices(self, batch: Batch) -> list[int]:
-        """How many matrices of each kind the whole batch has."""
+        """Returns how many matrices of each kind the batch has."""
         counts: list[int] = np.bincount(self._kind[batch[:, 0]].ravel(), minlength=len(self.kinds)).tolist()
         return counts
 

@@ -1,4 +1,4 @@
-"""The experts that a GPU model leaves in RAM: the rows of each tensor that belong to them, in the CPU pool's panels."""
+"""Loads the experts that a GPU model leaves in RAM, into the CPU pool's panels."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from moeserve.models.tensors import expert_bias_tensors, expert_tensors
 
 
 class RamExperts:
-    """The pool's side of the experts that are not on the GPU."""
+    """The experts that are not on the GPU, for the pool."""
 
     def __init__(self, stream: CpuStream, layers: list[CpuExperts | None]) -> None:
         self.stream = stream
         self.layers = layers
 
     def bytes_of(self, used: Tensor) -> int:
-        """used: bool [layers, experts], of experts that are here."""
+        """Returns the bytes of the used experts: bool [layers, experts], all in RAM."""
         counts = used.sum(dim=1).tolist()
         return sum(
             count * sum(m.bytes for m in layer.matrices) // layer.gate.experts
@@ -36,7 +36,7 @@ class RamExperts:
         )
 
     def read(self) -> tuple[float, int]:
-        """One plain read of all their weights: seconds taken, bytes read."""
+        """Reads all their weights once. Returns seconds and bytes."""
         matrices = [m for layer in self.layers if layer is not None for m in layer.matrices]
         start = time.perf_counter()
         for matrix in matrices:
@@ -54,10 +54,10 @@ def load_ram_experts(
     progress: OnProgress,
     first_layer: int = 0,
 ) -> RamExperts:
-    """cpu_ids: the experts in RAM of each layer from `first_layer` on, in the order in which they are to lie there.
-    `device`: the GPU's.
+    """Loads RAM experts. cpu_ids: for each layer from `first_layer` on the ids of its RAM experts, in storage order.
+    device: the GPU.
 
-    Raises ModelError for a type without CPU kernels, MemoryError without room.
+    Raises ModelError for a type without CPU kernels, and MemoryError.
     """
     layers: list[CpuExperts | None] = []
     total = sum(1 for ids in cpu_ids if ids)
@@ -78,7 +78,7 @@ def load_ram_experts(
 
 
 def expert_map_of(ids: Sequence[int], num_experts: int, device: torch.device) -> Tensor:
-    """int32 [num_experts]: each expert's place in `ids`, -1 for one that is not there."""
+    """Returns int32 [num_experts]: each expert's index in `ids`, -1 if it is not there."""
     expert_map = torch.full((num_experts,), -1, dtype=torch.int32)
     expert_map[torch.tensor(ids, dtype=torch.long)] = torch.arange(len(ids), dtype=torch.int32)
     return expert_map.to(device)

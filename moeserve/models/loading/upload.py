@@ -1,7 +1,9 @@
-"""Bytes of a file to planes on a GPU, through two buffers of pinned memory: while one piece is copied to the GPU and
-taken apart there, the next is read from the file. Nothing is held in RAM.
+"""Uploads a file's bytes to a GPU as planes, through two pinned buffers: while one piece is copied and unpacked on
+the GPU, the next is read from the file. Nothing is kept in RAM.
 
-A thread alone reads a mapped file much more slowly than the GPU takes it, so several read a piece, each a part."""
+A single thread reads a mapped file more slowly than the GPU accepts it, so several threads read a piece, a part
+each.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from moeserve.kernels.planes import Planes, repack_into
 
 PIECE_BYTES = 32 << 20
 MOST_READERS: Final = 8
-LEAST_PART: Final = 1 << 20  # bytes: a thread is not woken for less
+LEAST_PART: Final = 1 << 20  # smallest part for which a thread is woken, in bytes
 
 
 class Upload:
-    """Bytes of the file to planes, in pieces, through two buffers in turn. Close it at the end."""
+    """Uploads in pieces through two alternating buffers. Close it at the end."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -38,7 +40,7 @@ class Upload:
         self._readers.shutdown()
 
     def rows(self, planes: Planes, data: npt.NDArray[np.uint8], row: int) -> None:
-        """GGUF rows to rows `row` on of the planes. A row is at most PIECE_BYTES."""
+        """Uploads GGUF rows to the planes' rows from `row` on. A row has at most PIECE_BYTES."""
         row_bytes = bytes_of_row(planes)
         step = max(1, PIECE_BYTES // row_bytes) * row_bytes
         for start in range(0, len(data), step):
@@ -65,12 +67,12 @@ class Upload:
             return
 
         def copy(part: slice) -> None:
-            into[part] = piece[part]  # numpy lets go of the GIL
+            into[part] = piece[part]  # numpy releases the GIL
 
         for _ in self._readers.map(copy, parts):
             pass
 
 
 def bytes_of_row(planes: Planes) -> int:
-    """Bytes of the GGUF's row."""
+    """Returns the bytes of a GGUF row."""
     return planes.type.row_bytes(planes.cols)

@@ -11,7 +11,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. Tensors say which layers have sinks, and which have no experts."""
+    """Reads the shape from the metadata. Raises ModelError. Tensors say which layers have sinks, and which have no
+    experts."""
     reader = ShapeReader(source)
     head_dim = reader.integer("attention.key_length", 2, 1024)
     sees_window, heads = reader.flags(n.WINDOWED_LAYERS), reader.layer_heads()

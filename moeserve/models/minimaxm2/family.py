@@ -19,7 +19,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. No key says that weights are normalised after the choice: this architecture's are."""
+    """Reads the shape from the metadata. Raises ModelError. No key says that weights are normalised after the
+    choice: this architecture's are."""
     reader = ShapeReader(source)
     for absent in ("expert_shared_count", "leading_dense_block_count"):
         reader.only(absent, 0)
@@ -39,7 +40,7 @@ FAMILY = ModelFamily(
     hugging_face=HuggingFaceMapping(
         model_type="minimax_m2",
         keys=DECODER_KEYS | MOE_KEYS | {"expert_feed_forward_length": ("intermediate_size",)},
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={
             "hidden_act": ("silu", "silu"),
             "scoring_func": ("sigmoid", "sigmoid"),

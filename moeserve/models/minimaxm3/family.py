@@ -29,7 +29,7 @@ BLOCK_KEYS = 128
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. No key names the activation: the architecture has one."""
+    """Reads the shape from the metadata. Raises ModelError. No key names the activation: the architecture has one."""
     reader = ShapeReader(source)
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     attention = AttentionShape(

@@ -22,8 +22,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. A GGUF without `expert_weights_norm` means false, and has an expert's width where others have
-    a dense layer's."""
+    """Reads the shape from the metadata. Raises ModelError. A GGUF without `expert_weights_norm` means false, and
+    has an expert's width where others have a dense layer's."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(), qk_norm="full", qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias()
@@ -47,7 +47,7 @@ FAMILY = ModelFamily(
             n.HAS_QKV_BIAS: ("attention_bias",),
         },
         defaults={"expert_weights_norm": False, n.HAS_QKV_BIAS: False},
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={"hidden_act": ("silu", "silu"), "clip_qkv": (None, None)},
         layer=DECODER_LAYER | DECODER_QK_NORMS | DECODER_BIASES | OUTPUT_BIAS,
         moe=MOE_ROUTER,

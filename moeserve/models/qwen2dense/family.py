@@ -18,7 +18,7 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError."""
+    """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qkv_bias=reader.qkv_bias())
     dense = DenseFfnShape(reader.dense_width())
@@ -31,7 +31,7 @@ FAMILY = ModelFamily(
     hugging_face=HuggingFaceMapping(
         model_type="qwen2",
         keys=DECODER_KEYS | {"feed_forward_length": ("intermediate_size",)},
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={"hidden_act": ("silu", "silu"), "partial_rotary_factor": (1.0, 1.0)},
         layer=DECODER_LAYER | DECODER_BIASES,
         dense=DENSE_FFN,

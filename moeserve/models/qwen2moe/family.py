@@ -30,7 +30,7 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. A GGUF without `expert_weights_norm` means false."""
+    """Reads the shape from the metadata. Raises ModelError. A GGUF without `expert_weights_norm` means false."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="none", qkv_bias=reader.qkv_bias())
     shared = SharedExpert(reader.integer("expert_shared_feed_forward_length", 1, 1 << 16), is_gated=True)
@@ -57,7 +57,7 @@ FAMILY = ModelFamily(
             n.HAS_QKV_BIAS: ("qkv_bias",),
         },
         defaults={"expert_weights_norm": False, n.HAS_QKV_BIAS: True},
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={
             "hidden_act": ("silu", "silu"),
             "partial_rotary_factor": (1.0, 1.0),

@@ -16,7 +16,7 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError."""
+    """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)
     is_tiled = not reader.flag(n.SSM_GROUPED, default=False)
     return read_hybrid_shape(reader, is_tiled=is_tiled, merged_gates=False)

@@ -20,7 +20,7 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError."""
+    """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(), qk_norm="head", qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias()
@@ -37,7 +37,7 @@ FAMILY = ModelFamily(
         keys=DECODER_KEYS
         | {"feed_forward_length": ("intermediate_size",), n.HAS_QKV_BIAS: ("attention_bias",)},
         defaults={n.HAS_QKV_BIAS: False},
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={
             "hidden_act": ("silu", "silu"),
             "partial_rotary_factor": (1.0, 1.0),

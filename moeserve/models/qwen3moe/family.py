@@ -35,7 +35,7 @@ def layer_shape(
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError."""
+    """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)
     reader.only("expert_shared_count", 0)
     attention = AttentionShape(
@@ -60,7 +60,7 @@ FAMILY = ModelFamily(
         | MOE_KEYS
         | {"expert_weights_norm": ("norm_topk_prob",), n.HAS_QKV_BIAS: ("attention_bias",)},
         defaults={"expert_weights_norm": False, n.HAS_QKV_BIAS: False},
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={
             "hidden_act": ("silu", "silu"),
             "partial_rotary_factor": (1.0, 1.0),

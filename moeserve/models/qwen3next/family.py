@@ -15,7 +15,7 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError."""
+    """Reads the shape from the metadata. Raises ModelError."""
     return read_hybrid_shape(ShapeReader(source), is_tiled=False, merged_gates=True)
 
 

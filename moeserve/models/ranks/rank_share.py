@@ -34,7 +34,7 @@ K_BLOCK = 128  # columns that kernels take at a time: a cut elsewhere is padded
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
-    """Rows (the first dimension) or columns (the last) `start` to `end` of a tensor."""
+    """Rows (first dimension) or columns (last dimension) from `start` up to `end` of a tensor."""
 
     is_columns: bool
     start: int
@@ -43,22 +43,22 @@ class TensorSlice:
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """The part of a model that one rank has."""
+    """The part of a model that one rank holds."""
 
     rank: int
     num_ranks: int
-    shape: ModelShape  # its own layers: a layer's `num_experts` is still that of all ranks together
-    experts: tuple[tuple[int, ...], ...]  # of each layer: the ids of its routed experts, ascending
-    slices: Mapping[str, TensorSlice]  # by name: of what is neither whole nor absent
-    absent: frozenset[str]  # tensors of the model that it does not have
-    zeroed: frozenset[str]  # biases of partial sums, which another rank adds
+    shape: ModelShape  # shape of the share; a layer's `num_experts` is still the total of all ranks
+    experts: tuple[tuple[int, ...], ...]  # per layer: ids of its routed experts, ascending
+    slices: Mapping[str, TensorSlice]  # name → slice, for tensors that are divided
+    absent: frozenset[str]  # tensors of the model that the rank does not hold
+    zeroed: frozenset[str]  # biases of partial sums that another rank adds
     divides_attention: bool
-    whole_ffns: frozenset[int]  # layers whose feed-forward every rank has, or no other one
-    first_layer: int = 0  # the model's number of the share's layer 0
-    is_stage: bool = False  # whole layers
+    whole_ffns: frozenset[int]  # layers whose feed-forward is computed by every rank, or by this one only
+    first_layer: int = 0  # index in the model of the share's layer 0
+    is_stage: bool = False  # pipeline parallelism: the share consists of whole layers
 
     def counts_of(self, counts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Counts of the share's experts, from counts of all: [layers][experts]."""
+        """Returns the counts of the share's experts from those of all experts: [layers][experts]."""
         return [[counts[self.first_layer + at][e] for e in ids] for at, ids in enumerate(self.experts)]
 
     def name_in_model(self, name: str) -> str:
@@ -67,7 +67,7 @@ class RankShare:
         return name if layer is None else n.in_layer(layer + self.first_layer, _in_any_layer(name))
 
     def name_in_share(self, name: str) -> str | None:
-        """The other way; None for a tensor of another rank's layers."""
+        """Returns the share's name for one of the file's tensors; None for a tensor of another rank's layers."""
         layer = n.layer_of(name)
         if layer is None:
             return name
@@ -88,15 +88,15 @@ def share_of(
     num_ranks: int,
     counts: Sequence[Sequence[int]] | None = None,
 ) -> RankShare:
-    """tensors: as `check_tensors` has passed them. counts: [layers][experts], tokens routed to each. ValueError
-    where `why_undivided` says something."""
+    """Returns a rank's share for tensor parallelism. tensors: checked by `check_tensors`. counts: [layers][experts],
+    tokens routed to each. Raises ValueError if `why_undivided` returns a reason."""
     if reason := why_undivided(shape, num_ranks):
         raise ValueError(reason)
     return _Division(shape, tensors, rank, num_ranks, counts).share()
 
 
 def why_undivided(shape: ModelShape, num_ranks: int) -> str:
-    """Why `num_ranks` ranks cannot each have a part of each layer; empty where they can."""
+    """Returns the reason why `num_ranks` ranks cannot each hold a part of every layer; "" if they can."""
     if shape.is_sandwiched:
         return f"{shape.architecture} has norms behind its blocks, which are not divided"
     if any(isinstance(layer.mixer, AttentionShape) and layer.mixer.has_gate_matrix for layer in shape.layers):
@@ -117,8 +117,8 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
 
 
 def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, num_ranks: int) -> RankShare:
-    """The consecutive layers of one rank: such that the largest part in bytes is the least possible. ValueError where
-    there are too few layers: each rank's must have one that attends."""
+    """Returns a rank's share for pipeline parallelism: consecutive layers, divided so that the largest share in
+    bytes is minimal. Raises ValueError if there are too few layers: each share needs one that attends."""
     sizes = [0] * shape.num_layers
     for name, tensor in tensors.items():
         layer = n.layer_of(name)
@@ -144,17 +144,16 @@ def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, nu
 
 
 def _of_no_layer(shape: ModelShape) -> frozenset[str]:
-    """A model's tensors beside its layers'. Which there are depends on the layers: those without a window may have rope
-    factors, others have none."""
+    """Returns the tensors that belong to no layer. They depend on the layers: only some layers need RoPE factors."""
     return frozenset(name for name in model_tensors(shape) if n.layer_of(name) is None)
 
 
 def cut_layers(sizes: Sequence[int], attends: Sequence[bool], parts: int) -> list[int]:
-    """Where each of `parts` parts begins, and the end: such that the largest part in bytes is the least possible, and
-    each has a layer that attends. ValueError where that cannot be."""
+    """Divides layers into `parts` consecutive parts, each with an attention layer, so that the largest part in bytes
+    is minimal. Returns the start of each part, and the end. Raises ValueError if that is impossible."""
     count = len(sizes)
     before = [0, *accumulate(sizes)]
-    # Of each number of parts, by where they end: the largest part's bytes, and where the last one begins.
+    # Per number of parts: end of the last part → (bytes of the largest part, start of the last one).
     best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
     for _ in range(parts):
         ends: dict[int, tuple[int, int]] = {}
@@ -174,7 +173,7 @@ def cut_layers(sizes: Sequence[int], attends: Sequence[bool], parts: int) -> lis
 
 
 class _Division:
-    """The division of one model among `num_ranks`, as `rank` sees it; used once."""
+    """The division of a model among `num_ranks` ranks, for one `rank`; used once."""
 
     def __init__(
         self,
@@ -212,7 +211,7 @@ class _Division:
     # ---------------------------------------------------------------- attention
 
     def _can_divide_attention(self) -> bool:
-        """All layers' or none, as buffers and the KV cache are made for one form of it."""
+        """Returns whether attention is divided: in all layers or in none, as buffers and KV cache have one form."""
         return all(
             isinstance(layer.mixer, AttentionShape) and self._divides(index, layer.mixer)
             for index, layer in enumerate(self._shape.layers)
@@ -272,7 +271,8 @@ class _Division:
         return replace(moe, shared=None)
 
     def _cut_width(self, index: int, width: int, parts: tuple[str, str, str]) -> int:
-        """Cuts a gated feed-forward, by blocks of the down matrix' columns; the width of this rank's part."""
+        """Divides a gated feed-forward at block boundaries of the down matrix's columns. Returns the width of this
+        rank's part."""
         gate, up, down = (n.of_layer(index, part) for part in parts)
         block = self._block_of_width(index, width, parts)
         blocks, rank, ranks = width // block, self._rank, self._num_ranks
@@ -287,7 +287,7 @@ class _Division:
         return end - start
 
     def _block_of_width(self, index: int, width: int, parts: tuple[str, str, str]) -> int:
-        """Columns between which a down matrix may be cut."""
+        """Returns the granularity, in columns, at which a down matrix can be divided."""
         least = max(ACTIVATION_GROUP, self._tensors[n.of_layer(index, parts[2])].type.block_columns)
         block = max(least, K_BLOCK)
         return least if width % block or width // block < self._num_ranks else block

@@ -1,4 +1,4 @@
-"""A model's source as one rank of several GPUs reads it: its share of each tensor, under the same names."""
+"""A model source that shows one rank its share of each tensor, under the model's names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class RankSource:
-    """A `ModelSource` of `share.shape`. Routed experts' tensors are whole: a loader takes the experts that it wants."""
+    """A `ModelSource` of `share.shape`. Routed experts' tensors are whole; the loader picks its experts."""
 
     def __init__(self, source: ModelSource, share: RankShare) -> None:
         self._source = source

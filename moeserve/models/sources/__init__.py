@@ -1,6 +1,6 @@
-"""Where models come from: files in two formats, in one language.
+"""Model files in two formats, read through one interface.
 
-source.py      what an opened model is, whatever its format
-gguf/          GGUF files, whose keys, names and types are the language
-huggingface/   folders of safetensors, translated into it
+source.py      the interface of an opened model
+gguf/          GGUF files, whose keys, tensor names and types the interface uses
+huggingface/   folders of safetensors, translated to GGUF's keys and names
 """

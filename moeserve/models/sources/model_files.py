@@ -1,20 +1,20 @@
-"""Which .gguf files hold a model, by their names: published folders have others beside it."""
+"""Recognises by name the .gguf files that hold a model; published folders also contain other files."""
 
 from __future__ import annotations
 
 import re
 
 _TOWER = re.compile(r"(?:^|[-_.])mmproj(?:$|[-_.])", re.IGNORECASE)
-# The projector of a model that sees, and what a quantiser was steered by.
+# Names of vision projectors and importance matrices.
 _BESIDE = re.compile(r"(?:^|[-_.])(?:mmproj|imatrix)(?:$|[-_.])", re.IGNORECASE)
 
 
 def is_model_file(name: str) -> bool:
-    """`name`: a file's, perhaps with folders before it."""
+    """Returns whether a file, named with or without folders, is a model."""
     file = name.rpartition("/")[2]
     return file.endswith(".gguf") and _BESIDE.search(file) is None
 
 
 def is_tower_file(name: str) -> bool:
-    """Whether the .gguf file `name` has the tower of a model that sees."""
+    """Returns whether a .gguf file is a vision projector (mmproj)."""
     return _TOWER.search(name) is not None

@@ -1,4 +1,4 @@
-"""Maps files that are untrusted input."""
+"""Maps files, as untrusted input."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """The whole file, read-only and shared. OSError, with a reason in `strerror` or as its text, for what cannot be
-    opened, is empty, or is no regular file."""
+    """Maps a whole file, read-only and shared. Raises OSError, with the reason in `strerror` or its text, for a file
+    that cannot be opened, is empty, or is no regular file."""
     with open(path, "rb", opener=_open_regular) as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise OSError("the file is empty; download it again")
@@ -18,7 +18,7 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Opens without waiting: a FIFO in the model's place would otherwise hang the start."""
+    """Opens without blocking: a FIFO instead of the model would hang the start."""
     fd = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

@@ -1,8 +1,7 @@
-"""What a model is loaded from, whatever format its files have.
+"""The interface of an opened model, whatever its file format.
 
-There are two: a GGUF file (`gguf`), and a Hugging Face folder (`huggingface`), which speaks GGUF's language: the same
-metadata keys, tensor names, shapes and types. So the model, the tokenizer and the chat template are each read by one
-piece of code.
+A GGUF file (`gguf`) and a Hugging Face folder (`huggingface`) both provide GGUF's metadata keys, tensor names,
+shapes and types. So one implementation each reads the model, the tokenizer and the chat template.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from moeserve.models.sources.gguf import Metadata, TensorInfo
 
 
 class ModelSource(Protocol):
-    """An opened model. Its headers were checked: what `tensors` says of a tensor is what `data` gives."""
+    """An opened model with checked headers: `data` always matches `tensors`."""
 
     @property
     def path(self) -> Path:
-        """For error messages."""
+        """Path for error messages."""
         ...
 
     @property
     def metadata(self) -> Metadata:
-        """Under GGUF's keys: the architecture's, the tokenizer's, the chat template."""
+        """Metadata under GGUF's keys: architecture, tokenizer, chat template."""
         ...
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """By GGUF's names (`gguf.names`); an expert tensor is one of shape [E, out, in]."""
+        """Tensors by GGUF name (`gguf.names`); expert tensors have shape [E, out, in]."""
         ...
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """Bytes of the tensors for further tokens (MTP) that `tensors` leaves out, by the files' own names."""
+        """Bytes of next-token (MTP) tensors that `tensors` leaves out, by the file's own names."""
         ...
 
     @property
@@ -46,7 +45,7 @@ class ModelSource(Protocol):
 
     @property
     def is_mapped(self) -> bool:
-        """Whether `data` is a view of the mapped file for every tensor, so that weights can be used in place."""
+        """True if `data` returns a view of the mapped file for every tensor, so weights can be used in place."""
         ...
 
     @property
@@ -58,5 +57,5 @@ class ModelSource(Protocol):
         ...
 
     def advise_done(self, name: str) -> None:
-        """The tensor has been read: its pages of the file need not count as our memory any more."""
+        """Notes that the tensor was read: its file pages need not count as this process's memory any more."""
         ...

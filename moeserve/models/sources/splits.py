@@ -1,7 +1,7 @@
-"""How tokenizers cut a text into words before BPE, by the names that GGUF files give the ways.
+"""The regular expressions by which tokenizers split text into words before BPE, by the names in GGUF files.
 
-Each expression is that of a published tokenizer.json. Most are of one form: contractions, words with one leading mark,
-digits, runs of punctuation, line ends, trailing blanks.
+Each is from a published tokenizer.json. Most have the same form: contractions, words with one leading mark, digits,
+runs of punctuation, line ends, trailing blanks.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ _ENDS = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    names: tuple[str, ...]  # `tokenizer.ggml.pre`; the first is written for a folder
+    names: tuple[str, ...]  # values of `tokenizer.ggml.pre`; the first is used for a folder
     expression: str  # as tokenizer.json has it
-    nfc: bool  # texts are brought into Unicode's form NFC first: no key of a GGUF says so
-    # Expressions that come before, each on what those before it left: what they match are words.
+    nfc: bool  # texts are normalised to Unicode NFC first; no GGUF key tells
+    # Expressions applied first, each to what the previous ones left; their matches are words.
     before: tuple[str, ...] = ()
-    ignores_merges: bool = False  # a word that is a token stays one, where a file does not say otherwise
-    adds_bos: bool = False  # a text begins with the token for that, where a file does not say otherwise
+    ignores_merges: bool = False  # default: a word that equals a token is that token, without merges
+    adds_bos: bool = False  # default: a text starts with the BOS token
 
     @property
     def expressions(self) -> tuple[str, ...]:
-        """In the order in which they cut."""
+        """All expressions, in the order of application."""
         return *self.before, self.expression
 
 

@@ -20,7 +20,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError. No key says how much of a head rotates in layers without a window."""
+    """Reads the shape from the metadata. Raises ModelError. No key says how much of a head rotates in layers without
+    a window."""
     reader = ShapeReader(source)
     head_dim = reader.integer("attention.key_length", 4, 1024)
     reader.only("attention.value_length", head_dim)

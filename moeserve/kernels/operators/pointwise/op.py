@@ -1,4 +1,4 @@
-"""Calls of expressions: a generated Triton kernel on a GPU, torch on a CPU.
+"""Executes pointwise expressions: by a generated Triton kernel on a GPU, by torch on a CPU.
 
 @pointwise
 def silu_mul(gate, up):
@@ -52,12 +52,12 @@ class Pointwise:
         return self.reference(*arguments, out=out)
 
     def reference(self, *arguments: Argument, out: Tensor | None = None) -> Tensor:
-        """By torch's operations, on any device."""
+        """Computes the expression with torch's operations, on any device."""
         steps, _ = checked(self.expression, arguments, out)
         return (self.empty_result(*arguments) if out is None else out).copy_(evaluate(steps, arguments))
 
     def launch(self, *arguments: Argument, out: Tensor | None = None) -> Tensor:
-        """By the generated kernel: of tensors of the current CUDA device or, under Triton's interpreter, of any."""
+        """Launches the generated kernel. Tensors: of the current CUDA device; under Triton's interpreter, of any."""
         key = (
             torch.is_grad_enabled(),
             *[
@@ -86,7 +86,7 @@ class Pointwise:
         return tensors[0].new_empty_strided(shape, result_strides(shape, tensors), dtype=steps[-1].kind.dtype)
 
     def source(self, *arguments: Argument, out: Tensor | None = None) -> str:
-        """The source of the kernel that such a call launches."""
+        """Returns the source of the kernel that a call with these arguments launches."""
         return self._source(plan_of(self.expression, arguments, out).kind)
 
     def _note(

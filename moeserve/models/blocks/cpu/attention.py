@@ -1,6 +1,8 @@
-"""x += output(attention(rope(q), rope(k), v)) with q, k, v = qkv(norm(x)), queued on the pool's stream. Where
-attention is gated, its output is multiplied by a function of gate(norm(x)); where blocks are sandwiched, what is added
-is normalised before; where a layer attends to an earlier one's k and v, it has q alone."""
+"""Attention on the pool's stream: x += output(attention(rope(q), rope(k), v)) with q, k, v = qkv(norm(x)).
+
+Gated attention multiplies its output by a function of gate(norm(x)). Sandwiched blocks normalise their output before
+it is added. A layer that shares an earlier layer's k and v computes only q.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def project_qkv(
     space: CpuWorkspace,
     adapters: LayerAdapters | None,
 ) -> None:
-    """Computes q, k and v, which need nothing of a step but x."""
+    """Launches the products q, k and v of norm(x)."""
     stream.norm(space.x, w.norm, eps, n, space.y)
     outputs = [form.q, form.k, form.v][: len(shape.qkv_parts)]
     projected = [*outputs, space.gates[shape.gate_width]] if shape.gate_width else outputs
@@ -42,7 +44,7 @@ def attend(
     space: CpuWorkspace,
     adapters: LayerAdapters | None,
 ) -> None:
-    """Behind `project_qkv`."""
+    """Launches the rest of the block, after `project_qkv`."""
     n, plan, slots = batch.n, form.plan, batch.kv_slots
     if shape.window and batch.window_slots is not None:
         slots = batch.window_slots

@@ -6,8 +6,9 @@
         x = x + experts(norm(x))            ffn.py
     logits = output(output_norm(x))
 
-Everything is queued on the stream; `CpuStream.wait` before reading a result. With weights of the first layers alone, x
-is the result, and there are no logits: a GPU goes on from there (`worker/engines/gpu/cpu_stage.py`).
+All operations are launched on the stream; call `CpuStream.wait` before reading a result. A decoder with only the
+first layers' weights has x as its result and no logits; a GPU continues from there
+(`worker/engines/gpu/cpu_stage.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Int32s = npt.NDArray[np.int32]
 
 
 class CpuDecoder:
-    """The model, or its first layers. Owns the buffers of a step and `expert_token_counts`."""
+    """The model or its first layers. Owns the step buffers and `expert_token_counts`."""
 
     def __init__(
         self,
@@ -67,12 +68,12 @@ class CpuDecoder:
         adapters: CpuAdapters | None = None,
         angles: Mapping[AttentionForm, RopeTables] | None = None,
     ) -> None:
-        """kv, states: of the weights' layers, kv of the block that drafts last; states: none where none is
-        recurrent. most_drafts: rows of a step that may be drafts. pinned: a GPU reads x.
-        adapters: the adapters that rows may ask for. angles: `angles_of` the model, if the caller has them."""
+        """kv, states: one per layer of the weights; kv of the next-token block comes last; states is empty without
+        recurrent layers. most_drafts: drafts per step, at most. pinned: x is in pinned memory, for a GPU to read.
+        adapters: LoRA adapters that rows may use. angles: result of `angles_of`, if already computed."""
         self.shape = shape
         self._weights = weights
-        # With the layer of the block that drafts behind the others, as `kv`.
+        # Followed by the layer of the next-token block, like `kv`.
         self._shapes = shape.loaded_layers
         self._layers = (
             weights.layers if weights.next_token is None else [*weights.layers, weights.next_token.layer]
@@ -81,10 +82,10 @@ class CpuDecoder:
         self._kv = kv
         self._adapters = adapters
         self._states = states
-        # Of each layer, what the step's drafts would do to states; pages of RAM come with their first use.
+        # Per recurrent layer, the state changes of the step's drafts; RAM pages are allocated at first use.
         records = draft_records(shape, most_drafts) if most_drafts else {}
         self._pending = {index: torch.empty(buffer.shape) for index, buffer in records.items()}
-        # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start.
+        # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start-up.
         self._expert_counts = torch.zeros(len(self._layers), 2, shape.num_experts, dtype=torch.int64)
         self.expert_token_counts = self._expert_counts[: len(weights.layers)]
         logit_rows = 0 if weights.head is None else CPU_LOGIT_ROWS
@@ -99,7 +100,7 @@ class CpuDecoder:
             self._space,
             angles_of(shape, max_model_len, weights.rope_factors) if angles is None else angles,
         )
-        self.next_token: CpuNextTokenBlock | None = None  # the block that drafts
+        self.next_token: CpuNextTokenBlock | None = None  # the next-token block, if the model has one
         if weights.next_token is not None:
             assert weights.head is not None
             mixer = self._shapes[-1].mixer
@@ -130,7 +131,8 @@ class CpuDecoder:
 
     @property
     def x(self) -> Tensor:
-        """float32 [max_tokens, hidden]: the residual stream behind the last layer of `forward`, until the next one."""
+        """float32 [max_tokens, hidden]: the residual stream after the last layer of `forward`, valid until the next
+        step."""
         return self._space.x
 
     def begin(
@@ -139,9 +141,9 @@ class CpuDecoder:
         adapters: AdapterRows | None = None,
         embedded: Sequence[tuple[int, Tensor]] = (),
     ) -> None:
-        """Queues what needs no more of a step than its tokens (int32 [n], n up to max_tokens) and which adapters they
-        ask for, so that the pool is at work while the rest is made for `forward`, which follows. embedded: the first
-        row and the rows (float32 [any, `ModelShape.embedding_size`]) that are no tokens, whatever their ids are."""
+        """Launches the part of a step that needs only token ids (int32 [n], n up to max_tokens) and adapters, so
+        that the pool works while the host prepares `forward`, which must follow. embedded: (first row, float32 [any,
+        `ModelShape.embedding_size`]) for rows with embeddings instead of tokens."""
         self._num_forwards += 1
         table, scale = self._weights.embedding, self.shape.embedding_scale
         n = len(token_ids)
@@ -157,8 +159,8 @@ class CpuDecoder:
             self._project(0, n, adapters)
 
     def forward(self, batch: CpuBatch, observer: LayerObserver | None = None) -> None:
-        """Queues all layers for the rows of `begin`. The residual stream then holds what `logits` reads. For an
-        observer it waits after every layer."""
+        """Launches all layers for the rows of `begin`; then x is ready for `logits`. With an observer, waits after
+        every layer."""
         if observer is not None:
             self._stream.wait()
             observer.embedding(self._space.x)
@@ -182,24 +184,24 @@ class CpuDecoder:
 
     @property
     def has_states(self) -> bool:
-        """Some layers are recurrent: a batch needs `states`."""
+        """True if some layers are recurrent; a batch then needs `states`."""
         return len(self._states) > 0
 
     def copy_states(self, pairs: Tensor) -> None:
-        """Queues copies between slots of recurrent state, before a step: see `CpuStream.copy_states`."""
+        """Launches copies between slots of recurrent state, before a step: see `CpuStream.copy_states`."""
         if self._states:
             self._stream.copy_states(self._states[0].states, pairs)
 
     def commit_states(self, slot: Tensor, first: Tensor, accepted: Tensor) -> None:
-        """Queues, behind a step with drafts: see `CpuStream.commit_states`."""
+        """Launches the commit of accepted drafts, after a step with drafts: see `CpuStream.commit_states`."""
         for index, pending in self._pending.items():
             mixer, state = self._shapes[index].delta_net, self._states[index]
             assert mixer is not None
             self._stream.commit_states(mixer.heads, state, slot, first, accepted, pending)
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Queues the head for up to CPU_LOGIT_ROWS rows of the last step. rows: int32 [m]. Gives float32 [m, vocab],
-        a view that the next call, which must come after a wait, overwrites."""
+        """Launches the head for up to CPU_LOGIT_ROWS rows of the last step. rows: int32 [m]. Returns float32 [m,
+        vocab], a view that the next call overwrites; wait before that."""
         space, head, m = self._space, self._weights.head, len(rows)
         assert head is not None
         self._num_heads_read += 1
@@ -210,14 +212,14 @@ class CpuDecoder:
         return space.logits[:m]
 
     def forget(self, kv_slots: list[int], window_slots: list[int] | None = None) -> None:
-        """Nothing is in these slots of the KV cache, and no weights have been read. window_slots: of windowed layers;
-        None: the same. After a wait."""
+        """Clears these KV slots and the read counts. window_slots: of windowed layers; None: the same slots. After a
+        wait."""
         forget_kv(self.shape, 0, self._kv, kv_slots, window_slots)
         self._expert_counts.zero_()
         self._num_forwards = self._num_heads_read = 0
 
     def weight_bytes_read(self) -> int:
-        """Bytes of weights that all calls so far had to read: each distinct expert once a step."""
+        """Bytes of weights read by all calls so far; each distinct expert counts once per step."""
         w = self._weights
         reads: Sequence[int] = self._expert_counts[:, 1].sum(dim=1).tolist()
         experts = sum(
@@ -230,8 +232,8 @@ class CpuDecoder:
         return self._num_forwards * w.dense_bytes + heads + int(experts) + drafting
 
     def read_experts(self) -> tuple[float, int]:
-        """One plain read of all routed experts' weights, or of a dense model's feed-forwards, without computing
-        anything: seconds taken, bytes read."""
+        """Reads all routed experts' weights (of a dense model, its feed-forwards) once without computing. Returns
+        seconds and bytes."""
         experts = [layer.moe.experts for layer in self._weights.layers if layer.moe is not None]
         if not experts:
             unrouted = [layer.unrouted for layer in self._weights.layers]
@@ -244,13 +246,13 @@ class CpuDecoder:
         return time.perf_counter() - start, sum(e.bytes_each * e.gate.experts for e in experts)
 
     def _forward_layer(self, index: int, batch: CpuBatch) -> None:
-        """Queues one layer for what x holds."""
+        """Launches one layer on the contents of x."""
         self._project(index, batch.n, batch.adapters)
         self._mix_tokens(index, batch)
         self._feed_forward(index, batch)
 
     def _project(self, index: int, n: int, adapters: AdapterRows | None) -> None:
-        """The layer's products of x, before its tokens meet others."""
+        """Launches the layer's products of norm(x), before tokens interact."""
         stream, space = self._stream, self._space
         w, mixer, eps = self._layers[index].mixer, self._shapes[index].mixer, self.shape.rms_eps
         if isinstance(mixer, AttentionShape):
@@ -265,7 +267,7 @@ class CpuDecoder:
             project_delta(stream, w, eps, n, space)
 
     def _mix_tokens(self, index: int, batch: CpuBatch) -> None:
-        """Behind `_project`."""
+        """Launches the token mixer after `_project`."""
         stream, space = self._stream, self._space
         w, mixer, eps = self._layers[index].mixer, self._shapes[index].mixer, self.shape.rms_eps
         if isinstance(mixer, AttentionShape):
@@ -297,7 +299,8 @@ class CpuDecoder:
             add_input(self._stream, w.input, eps, w.factor, index, n, space)
 
     def _run_ffn(self, index: int, batch: CpuBatch, out: Tensor, *, add: bool) -> Tensor:
-        """Gives where the result is: in `out`, added to it or in its place, or elsewhere."""
+        """Launches the feed-forward. Returns the tensor with the result: `out`, added to or overwritten, or another
+        one."""
         n, adapters, counts = (
             batch.n,
             self._adapters_of(index, batch.adapters),
@@ -315,7 +318,7 @@ class CpuDecoder:
         return out
 
     def _show_feed_forward(self, index: int, batch: CpuBatch, observer: LayerObserver) -> None:
-        """Computes a layer's feed-forward and waits for it. The kernels add to x at once, so the observer gets the
+        """Computes a layer's feed-forward and waits for it. The kernels add to x directly, so the observer gets the
         difference."""
         n = batch.n
         space, is_dense = self._space, self._shapes[index].moe is None

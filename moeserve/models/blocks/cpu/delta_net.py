@@ -15,12 +15,12 @@ from moeserve.models.recurrence import GatedDeltaNetShape
 
 
 def project_delta(stream: CpuStream, w: CpuDeltaNet, eps: float, n: int, space: CpuWorkspace) -> None:
-    """qkv, z, b, a: what of it needs nothing of a step but x."""
+    """Launches the products qkv, z, b and a of norm(x)."""
     delta = space.delta
     assert delta is not None
     stream.norm(space.x, w.norm, eps, n, space.y)
     stream.linear(space.y, n, w.inputs, delta.inputs)
-    # f and g, into the form that products take.
+    # Converts f and g to the activation format of products.
     for source, low_rank, weights, out in zip(
         delta.inputs[-2:], delta.low_rank, w.gates, delta.gates, strict=False
     ):
@@ -38,7 +38,8 @@ def recur(
     space: CpuWorkspace,
     pending: Tensor | None = None,
 ) -> None:
-    """Behind `project_delta`. pending: of this layer, where rows may have drafts."""
+    """Launches the rest of the block, after `project_delta`. pending: this layer's draft record, if rows may have
+    drafts."""
     n, delta = batch.n, space.delta
     assert delta is not None
     assert batch.states is not None

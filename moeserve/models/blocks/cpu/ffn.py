@@ -1,6 +1,6 @@
-"""The feed-forward of y = norm(x), queued on the pool's stream: the sum of the chosen experts' down(activation(gate y,
-up y)) and of the shared expert's, or the only one's of a layer without experts. It is added to `out`, or replaces what
-that holds."""
+"""The feed-forward of y = norm(x), on the pool's stream: the sum over the chosen experts of down(activation(gate y,
+up y)), plus the shared expert's; in a layer without experts a single feed-forward. The result is added to `out` or
+overwrites it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mix(
     *,
     add: bool,
 ) -> None:
-    """expert_token_counts: int64 [2, experts], see `CpuStream.experts`."""
+    """Launches router, experts and shared expert. expert_token_counts: int64 [2, experts], see `CpuStream.experts`."""
     stream.norm(space.x, w.norm, eps, n, space.y)
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))
     stream.route(space.router_logits, n, space.routing, shape.router, bias=w.choice_bias)
@@ -49,7 +49,7 @@ def feed_forward(
     *,
     add: bool,
 ) -> None:
-    """Queues the feed-forward of a layer without experts."""
+    """Launches the feed-forward of a layer without experts."""
     stream.norm(space.x, w.norm, eps, n, space.y)
     run_unrouted(stream, w.expert, shape, n, space, adapters, names.FFN_PARTS, out, add=add)
 
@@ -66,7 +66,7 @@ def run_experts(
     *,
     add: bool,
 ) -> None:
-    """The experts that space.routing has chosen, of space.y."""
+    """Launches the experts that space.routing has chosen, on space.y."""
     e, b = w.experts, w.experts.biases
     stream.experts(
         e.gate, e.up, e.down, space.y, n, space.routing, space.h, expert_token_counts, out,
@@ -90,7 +90,8 @@ def run_unrouted(
     *,
     add: bool,
 ) -> None:
-    """sigmoid(gate . y) * down(activation(gate y, up y)) of what every token passes, as a mixture of one expert."""
+    """Launches a feed-forward that all tokens pass, sigmoid(gate . y) * down(activation(gate y, up y)), as a mixture
+    of one expert."""
     e, routing, h = w.experts, space.unrouted_routing, space.unrouted_h[w.experts.gate.rows]
     stream.shared_gate(space.y, n, w.gate, routing)
     stream.experts(

@@ -1,4 +1,4 @@
-"""The buffers and tables that layers with one form of attention share in a step on the CPU."""
+"""Buffers and tables shared by the layers with the same attention form, in a step on the CPU."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from moeserve.models.blocks.rope import rope_tables, section_of_frequencies
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 
-RopeTables = tuple[Tensor, Tensor]  # cos and sin of every position's angles: see `rope_tables`
+RopeTables = tuple[Tensor, Tensor]  # cos and sin of all positions' angles: see `rope_tables`
 
 
 class CpuForm:
-    """Heads, the angles of all positions, and a step's buffers, which lie in those of the workspace. Owns the
-    plans.
+    """Heads, angles of all positions, and views of the workspace's buffers, for one attention form. Owns the
+    attention plans.
 
-    cos, sin: float32 [positions, rotary_dim / 2]."""
+    cos, sin: float32 [positions, rotary_dim / 2].
+    """
 
     def __init__(
         self,
@@ -29,7 +30,7 @@ class CpuForm:
         angles: RopeTables,
         sections: Tensor | None = None,
     ) -> None:
-        """shape: of any layer of this form. sections: `section_of_frequencies`, where rows have three positions."""
+        """shape: of any layer of this form. sections: `section_of_frequencies`, if rows have three positions."""
         tokens = len(space.x)
         self.heads = _heads_of(shape)
         self.plan = AttentionPlan()  # of the step's sequences
@@ -50,7 +51,7 @@ class CpuForm:
         self.attended = Activations(tokens, shape.output_width, within=space.widest_mixed)
 
     def angles_at(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """cos, sin and positions for `CpuStream.rope_store`. positions: int32 [n], or [3, n] by section."""
+        """Returns cos, sin and positions for `CpuStream.rope_store`. positions: int32 [n], or [3, n] by section."""
         if positions.dim() == 1:
             return self.cos, self.sin, positions
         assert self._sections is not None
@@ -61,14 +62,14 @@ class CpuForm:
 def angles_of(
     model: ModelShape, max_model_len: int, rope_factors: Tensor | None
 ) -> dict[AttentionForm, RopeTables]:
-    """For each form of the model's layers, of all positions."""
+    """Returns the angle tables of all positions, for each attention form of the model."""
     return {form: rope_tables(model, max_model_len, form, rope_factors) for form in _kinds(model)}
 
 
 def forms_of(
     model: ModelShape, space: CpuWorkspace, angles: Mapping[AttentionForm, RopeTables]
 ) -> dict[AttentionForm, CpuForm]:
-    """One for each form of the model's layers."""
+    """Returns a CpuForm for each attention form of the model."""
 
     def sections(form: AttentionForm) -> Tensor | None:
         return None if model.rope_sections is None else section_of_frequencies(model, form.rotary_dim // 2)

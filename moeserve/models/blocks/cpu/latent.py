@@ -24,7 +24,7 @@ def project_latent(
     n: int,
     space: CpuWorkspace,
 ) -> None:
-    """q and latent: what of it needs nothing of a step but x."""
+    """Launches the products q and latent of norm(x)."""
     s = space.latent
     assert s is not None
     stream.norm(space.x, w.norm, eps, n, space.y)
@@ -48,7 +48,7 @@ def attend_latent(
     batch: CpuBatch,
     space: CpuWorkspace,
 ) -> None:
-    """Behind `project_latent`."""
+    """Launches the rest of the block, after `project_latent`."""
     n, s = batch.n, space.latent
     assert s is not None
     stream.latent_store(

@@ -1,8 +1,8 @@
-"""Inputs that each layer has of its own for each token (Gemma 3n's per-layer embeddings,
-https://ai.google.dev/gemma/docs/gemma-3n), queued on the pool's stream:
+"""Per-layer embeddings (Gemma 3n, https://ai.google.dev/gemma/docs/gemma-3n): a separate input of each layer for
+each token, on the pool's stream:
 
-inputs = (table[token] * sqrt(width) + norm(projection(embedding))) / sqrt(2)    of all layers at once
-x = (x + norm(output(gelu(gate(x)) * inputs[layer]))) * factor                   behind a layer's feed-forward
+inputs = (table[token] * sqrt(width) + norm(projection(embedding))) / sqrt(2)    for all layers at once
+x = (x + norm(output(gelu(gate(x)) * inputs[layer]))) * factor                   after a layer's feed-forward
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from moeserve.models.loading.cpu_weights import CpuLayerInput, CpuLayerInputs
 def make_inputs(
     stream: CpuStream, w: CpuLayerInputs, shape: ModelShape, token_ids: Tensor, n: int, space: CpuWorkspace
 ) -> None:
-    """Makes all layers' inputs of x, which holds the embeddings. The projection is not divided by
-    sqrt(hidden): its norm undoes that, but for the epsilon."""
+    """Launches the computation of all layers' inputs from x, which holds the embeddings. The projection is not
+    divided by sqrt(hidden), because its norm cancels that (except for epsilon)."""
     s, width = space.inputs, shape.layer_input_width
     assert s is not None
     stream.embed(w.table.table, w.table.ggml_type, token_ids, n, s.all, scale=width**0.5)
@@ -32,7 +32,7 @@ def make_inputs(
 def add_input(
     stream: CpuStream, w: CpuLayerInput, eps: float, factor: float, layer: int, n: int, space: CpuWorkspace
 ) -> None:
-    """Adds the layer's own input to x."""
+    """Launches the addition of the layer's own input to x."""
     s, block = space.inputs, space.sandwich
     assert s is not None
     assert block is not None

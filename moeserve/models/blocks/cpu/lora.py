@@ -1,6 +1,6 @@
-"""Adapters beside the products of a decoder on the CPU pool: the one place of the blocks that knows of them.
+"""LoRA adapters beside the products of a decoder on the CPU pool; no other block handles them.
 
-A product is `project`, which is the product itself and, where rows of the step ask for adapters, what these add.
+`project` computes a product and, for rows with adapters, adds the adapters' terms.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from moeserve.models.interface import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class AdapterPanels:
-    """An adapter as the CPU's kernels read it."""
+    """An adapter in the CPU kernels' layout."""
 
     products: dict[ProductKey, Pair]
 
     @staticmethod
     def of(adapter: Adapter) -> AdapterPanels:
-        """Raises MemoryError."""
+        """Converts an adapter. Raises MemoryError."""
         return AdapterPanels(
             {
                 key: to_panels((torch.from_numpy(pair.a), torch.from_numpy(pair.b)))
@@ -44,47 +44,47 @@ class AdapterPanels:
 
     @property
     def rank(self) -> int:
-        """The largest, as the kernels count it."""
+        """The largest rank, rounded up as the kernels need it."""
         return max(len(a) for a, _ in self.products.values())
 
 
 class CpuAdapters:
-    """The adapters of a model by number. Owns their matrices and the room for what is between two."""
+    """The adapters of a model by number. Owns their matrices and the buffer of intermediate vectors."""
 
     def __init__(
         self, shape: ModelShape, adapters: Sequence[Adapter], tokens: int, capacity: int | None = None
     ) -> None:
-        """adapters: have the numbers from 0 on. tokens: of the largest step. capacity: numbers that there are (default:
-        as many as adapters). Raises MemoryError."""
+        """adapters: get numbers from 0 on. tokens: rows of the largest step. capacity: number of adapters that fit
+        (default: the given ones). Raises MemoryError."""
         self.shape = shape
         self.capacity = len(adapters) if capacity is None else capacity
         self._tokens = tokens
-        self._held: dict[int, AdapterPanels] = {}  # what the tables point into
+        self._held: dict[int, AdapterPanels] = {}  # keeps the memory alive that the tables point to
         self._tables: dict[tuple[int, str], LoraTable] = {}
         self._shrunk = torch.empty(0)
         for number, adapter in enumerate(adapters):
             self.put(number, AdapterPanels.of(adapter))
 
     def check(self, checked: PeftAdapter | GgufAdapter) -> None:
-        """Raises AdapterError for one that cannot be here: none, whatever fits the model."""
+        """Does nothing: the CPU engine accepts every adapter that fits the model."""
 
     def needed_bytes(self, checked: PeftAdapter | GgufAdapter) -> int:
-        """RAM while it is read: as it is read, and as the kernels take it."""
+        """Returns the RAM needed while the adapter is read: as read, plus in the kernels' layout."""
         return 2 * checked.nbytes
 
     def held_bytes(self, panels: AdapterPanels) -> int:
-        """RAM for its matrices, and for what is between two of them."""
+        """Returns the RAM of its matrices and intermediate vectors."""
         return panels.num_bytes + self._workspace_bytes(panels.rank)
 
     def prepare(self, adapter: Adapter) -> AdapterPanels:
-        """Beside the steps, in another thread. Raises MemoryError."""
+        """Converts an adapter in another thread, beside the steps. Raises MemoryError."""
         return AdapterPanels.of(adapter)
 
     def _workspace_bytes(self, rank: int) -> int:
         return workspace_bytes(self.shape, self._tokens, rank)
 
     def put(self, number: int, panels: AdapterPanels) -> None:
-        """Only between two steps. Raises MemoryError."""
+        """Installs an adapter. Only between two steps. Raises MemoryError."""
         self._held[number] = panels
         for key, (a, b) in panels.products.items():
             self._table(key.layer, key.part).set(number, key.expert, a, b)
@@ -94,12 +94,12 @@ class CpuAdapters:
             self._shrunk = torch.empty(floats)
 
     def remove(self, number: int) -> None:
-        """Only between two steps, and when no row asks for it any more."""
+        """Removes an adapter. Only between two steps, and when no row uses it any more."""
         for key in self._held.pop(number).products:
             self._table(key.layer, key.part).set(number, key.expert, None, None)
 
     def layer(self, index: int, rows: AdapterRows | None) -> LayerAdapters | None:
-        """A layer's adapters for the step; None where no row of it asks for an adapter."""
+        """Returns a layer's adapters for the step; None if no row uses one."""
         return None if rows is None else LayerAdapters(index, rows, self._tables, self._shrunk)
 
     def _table(self, layer: int, part: str) -> LoraTable:
@@ -125,13 +125,13 @@ class LayerAdapters:
     def add(
         self, stream: CpuStream, x: Activations, n: int, parts: Sequence[str], out: Sequence[Tensor]
     ) -> None:
-        """To the products of `parts` over x."""
+        """Launches the addition of the adapters' terms to the products `parts` of x."""
         tables = [self._tables.get((self._layer, part)) for part in parts]
         if any(table is not None for table in tables):
             stream.lora(x, n, self._rows, tables, list(out[: len(parts)]), self._shrunk)
 
     def experts(self, parts: Sequence[str]) -> ExpertAdapters | None:
-        """For the products of a mixture: gate, up and down."""
+        """Returns the adapters for a mixture's products gate, up and down; None if there are none."""
         gate, up, down = (self._tables.get((self._layer, part)) for part in parts)
         if gate is None and up is None and down is None:
             return None
@@ -149,7 +149,7 @@ def project(
     *,
     add: bool = False,
 ) -> None:
-    """`CpuStream.linear` with what the adapters of `parts`, the first matrices of the group, add."""
+    """`CpuStream.linear`, plus the adapters' terms for `parts`, the first matrices of the group."""
     stream.linear(x, n, weights, out, add=add)
     if adapters is not None:
         adapters.add(stream, x, n, parts, out)

@@ -1,6 +1,6 @@
-"""The block that drafts, on the buffers of the decoder behind whose layers it stands: see models/next_token.py.
+"""The model's next-token block, which drafts; it uses the decoder's buffers: see models/next_token.py.
 
-It runs between two steps. `x` then holds the last step's rows, until `store` or `predict` is called.
+It runs between two steps. Until `store` or `predict` is called, `x` still holds the last step's rows.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Int32s = npt.NDArray[np.int32]
 
 
 class NextTokenRows(NamedTuple):
-    """Rows of the block, [n] each: row q of a request has its token q, and the state at position q - 1."""
+    """Rows of the block, [n] each: row q of a request has token q and the hidden state at position q - 1."""
 
     token_ids: Int32s
-    states: Tensor  # float32 [n, hidden], behind the output norm
+    states: Tensor  # float32 [n, hidden], after the output norm
     positions: Int32s  # q - 1
     kv_slots: Int32s  # of position q
 
 
 class Predicted(NamedTuple):
-    token_ids: Int32s  # [n]: the likeliest
-    probabilities: npt.NDArray[np.float32]  # [n]: theirs
-    states: Tensor  # float32 [n, hidden]: of the next row
+    token_ids: Int32s  # [n]: the most likely tokens
+    probabilities: npt.NDArray[np.float32]  # [n]: their probabilities
+    states: Tensor  # float32 [n, hidden]: input of the next row
 
 
 class CpuNextTokenBlock:
@@ -51,7 +51,7 @@ class CpuNextTokenBlock:
         form: CpuForm,
         forward_layer: Callable[[int, CpuBatch], None],
     ) -> None:
-        """space, form: the decoder's. forward_layer: queues a layer, by number, for what x holds."""
+        """space, form: the decoder's. forward_layer: launches a layer, by number, on the contents of x."""
         assert weights.next_token is not None
         assert weights.head is not None
         assert space.next_token is not None
@@ -65,7 +65,7 @@ class CpuNextTokenBlock:
         self._own = space.next_token
         self._form = form
         self._forward_layer = forward_layer
-        self.bytes_read = 0  # of weights outside the routed experts, by all calls
+        self.bytes_read = 0  # weights outside the routed experts, read by all calls
 
     @property
     def hidden_size(self) -> int:
@@ -77,23 +77,24 @@ class CpuNextTokenBlock:
 
     @property
     def most_rows(self) -> int:
-        """The most rows of a call."""
+        """Largest number of rows per call."""
         return len(self._space.x)
 
     def model_rows(self, n: int) -> Tensor:
-        """float32 [n, hidden]: a copy of what the model's layers have made of the first n rows of the last step."""
+        """Returns a copy of the model's output for the first n rows of the last step: float32 [n, hidden], before
+        the output norm."""
         return self._space.x[:n].clone()
 
     def model_states(self, rows: Tensor) -> Tensor:
-        """The model's states: the same of these rows, behind the output norm, at most as many as a step has. A view
-        that the next call overwrites."""
+        """Returns the model's hidden states, after the output norm, of up to a step's rows. A view that the next
+        call overwrites."""
         n = len(rows)
         self._stream.norm(rows, self._head.norm, self._shape.rms_eps, n, self._own.states)
         self._stream.wait()
         return self._own.states.f32[:n]
 
     def store(self, rows: NextTokenRows) -> None:
-        """Computes the keys and values of these rows, and nothing else of them."""
+        """Computes and stores only the keys and values of these rows."""
         stream, space, form, n = self._stream, self._space, self._form, len(rows.token_ids)
         mixer, shape = self._w.layer.mixer, self._shape.loaded_layers[-1].mixer
         assert isinstance(mixer, CpuAttention)
@@ -112,9 +113,9 @@ class CpuNextTokenBlock:
     def predict(
         self, rows: NextTokenRows, req_slots: Int32s, slot_table: Int32s, panels: Int32s | None = None
     ) -> Predicted:
-        """Computes one row of each of these requests, whose rows before it are stored. slot_table: int32 [request
-        slots, positions], C order: the KV slots of row q at q - 1. panels: int32, of the head's rows, whose tokens
-        alone are scored; None: all."""
+        """Computes one row for each of these requests; the rows before it must be stored. slot_table: int32 [request
+        slots, positions], C order: the KV slot of row q at index q - 1. panels: int32, panels of the head's rows to
+        score; None: all."""
         n = len(rows.token_ids)
         form, each = self._form, np.arange(n, dtype=np.int32)
         counts = np.ones(n, np.int32)
@@ -139,7 +140,7 @@ class CpuNextTokenBlock:
         return Predicted(np.concatenate(best), np.concatenate(shares), self._own.states.f32[:n])
 
     def _join_inputs(self, rows: NextTokenRows) -> None:
-        """x = eh_proj [enorm(embedding), hnorm(state)], as two products of half its columns."""
+        """Launches x = eh_proj [enorm(embedding), hnorm(state)], as two products with half the columns each."""
         stream, space, own, w, n = self._stream, self._space, self._own, self._w, len(rows.token_ids)
         table, eps = self._embedding, self._shape.rms_eps
         ids, scale = torch.from_numpy(rows.token_ids), self._shape.embedding_scale
@@ -150,7 +151,8 @@ class CpuNextTokenBlock:
         stream.linear(own.state, n, w.from_state, [space.x], add=True)
 
     def _likeliest(self, n: int, panels: Int32s | None) -> Iterator[tuple[Int32s, npt.NDArray[np.float32]]]:
-        """The likeliest token of each of the first n rows, some at a time, and its probability among those scored."""
+        """Yields the most likely tokens of the first n rows, in batches, with their probabilities among the scored
+        tokens."""
         stream, space = self._stream, self._space
         most = len(space.logits)
         for first in range(0, n, most):
@@ -168,7 +170,7 @@ class CpuNextTokenBlock:
             yield ids, (highest - logits.logsumexp(dim=1)).exp().numpy()
 
     def _score(self, m: int, panels: Int32s | None) -> Tensor:
-        """Queues the head for m rows of `final`: float32 [m, tokens that are scored]."""
+        """Launches the head for m rows of `final`. Returns float32 [m, scored tokens]."""
         stream, space, head = self._stream, self._space, self._head
         if panels is None:
             stream.linear(space.final, m, head.output, [space.logits])

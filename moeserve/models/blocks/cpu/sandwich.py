@@ -1,4 +1,4 @@
-"""A dense feed-forward and experts side by side, each between norms of its own, queued on the pool's stream:
+"""A dense feed-forward and experts in parallel, each between its own norms, on the pool's stream:
 
 norm(dense(norm(x))) + norm(experts(norm(x), routes of norm(x)))
 """
@@ -27,7 +27,8 @@ def mix_parts(
     expert_token_counts: Tensor,
     adapters: LayerAdapters | None,
 ) -> Tensor:
-    """Gives where the sum is. expert_token_counts: int64 [2, experts], see `CpuStream.experts`."""
+    """Launches both parts. Returns the tensor with the sum. expert_token_counts: int64 [2, experts], see
+    `CpuStream.experts`."""
     s = space.sandwich
     assert s is not None
     assert w.shared is not None

@@ -1,4 +1,4 @@
-"""The buffers of a step on the CPU. One owner: the decoder; every layer reuses them."""
+"""The step buffers on the CPU. The decoder owns them; all layers reuse them."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ class CpuBatch:
 
 
 class SandwichWorkspace:
-    """Further buffers of blocks between two norms."""
+    """Additional buffers of blocks between two norms."""
 
     def __init__(self, hidden: int, tokens: int) -> None:
-        self.block = torch.empty(tokens, hidden)  # a block's output, before its norm
-        self.sum = Activations(tokens, hidden, q8=False)  # of the parts of a feed-forward
+        self.block = torch.empty(tokens, hidden)  # output of a block, before its norm
+        self.sum = Activations(tokens, hidden, q8=False)  # sum of a feed-forward's parts
 
 
 class LayerInputWorkspace:
-    """Further buffers of layers with inputs of their own."""
+    """Additional buffers of per-layer embeddings."""
 
     def __init__(self, shape: ModelShape, tokens: int) -> None:
         width = shape.layer_input_width
-        self.all = torch.empty(tokens, shape.num_layers * width)  # every layer's
+        self.all = torch.empty(tokens, shape.num_layers * width)  # inputs of all layers
         self.projected = torch.empty(tokens, shape.num_layers * width)
         self.gate = torch.empty(tokens, width)
         self.gated = Activations(tokens, width)
 
 
 class DeltaWorkspace:
-    """Further buffers of recurrent layers."""
+    """Additional buffers of recurrent layers."""
 
     def __init__(self, shape: GatedDeltaNetShape, tokens: int, within: Activations) -> None:
         self.inputs = [torch.empty(tokens, width) for _, width in shape.input_parts]
@@ -71,7 +71,7 @@ class DeltaWorkspace:
 
 
 class LatentWorkspace:
-    """Further buffers of latent attention, for steps of up to `tokens` rows."""
+    """Additional buffers of latent attention, for steps of up to `tokens` rows."""
 
     def __init__(self, shape: LatentAttentionShape, tokens: int) -> None:
         rows = tokens * shape.num_heads
@@ -79,13 +79,13 @@ class LatentWorkspace:
         self.q_a_normed = Activations(tokens, shape.q_rank) if shape.q_rank else None
         self.q = torch.empty(tokens, shape.q_rows)
         self.latent = torch.empty(tokens, shape.head_dim)
-        self.nope = Activations(rows, shape.nope_dim)  # of q, by head
+        self.nope = Activations(rows, shape.nope_dim)  # non-rotary part of q, by head
         self.queries = Activations(tokens, shape.q_width, q8=False)
         self.attended = Activations(rows, shape.rank)  # by head
 
 
 class NextTokenWorkspace:
-    """Further buffers of the block that drafts."""
+    """Additional buffers of the next-token block."""
 
     def __init__(self, hidden: int, tokens: int) -> None:
         self.states = Activations(tokens, hidden, q8=False)  # the model's, or the block's own
@@ -94,7 +94,7 @@ class NextTokenWorkspace:
 
 
 class CpuWorkspace:
-    """For steps of up to `tokens` rows; `step_buffers.cpu_step_buffers` counts the same."""
+    """Buffers for steps of up to `tokens` rows; `step_buffers.cpu_step_buffers` computes their size."""
 
     def __init__(
         self,
@@ -106,10 +106,11 @@ class CpuWorkspace:
         pinned: bool,
         has_adapters: bool = False,
     ) -> None:
-        """pinned: a GPU reads x. has_adapters: experts' intermediate rows are kept in float32, too."""
+        """pinned: x is in pinned memory, for a GPU to read. has_adapters: experts' intermediate rows are also kept
+        in float32."""
         s = shape
         self.x = torch.empty(tokens, s.hidden_size, pin_memory=pinned)  # the residual stream
-        self.y = Activations(tokens, s.hidden_size)  # its norm, the input of every block
+        self.y = Activations(tokens, s.hidden_size)  # norm of x, the input of every block
         # With k and v of the widest layer: forms.py.
         self.q = torch.empty(tokens, 0 if s.latent else s.q_width)
         self.k = torch.empty(tokens, s.kv_width)
@@ -117,7 +118,7 @@ class CpuWorkspace:
         gate = torch.empty(tokens * max(s.gate_widths, default=0))
         # Of attention's outputs, by how many a token has.
         self.gates = {width: gate[: tokens * width].view(tokens, width) for width in s.gate_widths}
-        self.widest_mixed = Activations(tokens, s.mixed_width)  # what mixers give to their last product
+        self.widest_mixed = Activations(tokens, s.mixed_width)  # input of the mixers' output product
         self.sandwich = SandwichWorkspace(s.hidden_size, tokens) if s.is_sandwiched else None
         self.inputs = LayerInputWorkspace(s, tokens) if s.layer_input_width else None
         self.next_token = None if s.next_token_layer is None else NextTokenWorkspace(s.hidden_size, tokens)
@@ -141,7 +142,8 @@ class CpuWorkspace:
 
 
 def _between(rows: int, width: int, experts: list[GatedExperts], has_adapters: bool) -> Activations:
-    """Between two products of experts, in the forms that the second one's weights and adapters ask for."""
+    """Returns the activations between two products of experts, in the formats that the second product's weights and
+    adapters read."""
     return Activations(
         rows,
         width,

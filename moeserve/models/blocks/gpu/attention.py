@@ -1,5 +1,8 @@
-"""output(attention(rope(q), rope(k), v)) with q, k, v = qkv(y), as launches on the current stream. Where attention
-is gated, its output is multiplied by a function of gate(y); where v has no matrix, it is k's product."""
+"""Attention on a GPU, as launches on the current stream: output(attention(rope(q), rope(k), v)) with q, k, v =
+qkv(y).
+
+Gated attention multiplies its output by a function of gate(y). A v without a matrix is k's product.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ from moeserve.models.sources.gguf import names
 
 
 class GpuAttentionBlock:
-    """The attention of all layers. slot_table: int32 [requests, length], the KV slots of each request by position.
-    window_table: the same of windowed layers; None: they have no slots of their own."""
+    """The attention of all layers. slot_table: int32 [requests, length], the KV slot of each position of a request.
+    window_table: the same for windowed layers; None: they have no separate slots."""
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class GpuAttentionBlock:
         s: GpuWorkspace,
         adapters: LayerAdapters | None,
     ) -> None:
-        """Reads s.y, the norm of x; leaves the block's output in s.output."""
+        """Launches a layer's attention. Reads s.y, the norm of x; writes the block's output to s.output."""
         eps, count, form, of_form = self._eps, batch.count, self._forms[shape.form], s.forms[shape.form]
         q, gate, k, v = _project(shape, w, count, s)
         if adapters is not None:
@@ -147,7 +150,7 @@ class GpuAttentionBlock:
 def _project(
     shape: AttentionShape, w: GpuAttention, count: Tensor, s: GpuWorkspace
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """q, its gate, k and v of s.y."""
+    """Launches the products of s.y. Returns q, its gate, k and v."""
     gates = [shape.gate_width] if shape.gate_width else []
     values = [] if shape.v_from_k else [shape.value_width]
     widths = [shape.q_width, *gates, shape.kv_width, *values]

@@ -66,7 +66,7 @@ from moeserve.quantization.table import F32
 
 
 class GpuDecoder:
-    """The model, or its last layers. Owns the buffers of a step."""
+    """The model, or its last layers. Owns the step buffers."""
 
     def __init__(
         self,
@@ -163,44 +163,44 @@ class GpuDecoder:
 
     @property
     def expert_token_counts(self) -> Tensor:
-        """int64 [layers, experts] on the device: tokens routed to each expert since start."""
+        """int64 [layers, experts] on the device: tokens routed to each expert since start-up."""
         return self._ffn.expert_token_counts
 
     def pool_reads(self, layers: npt.NDArray[np.bool_]) -> int:
-        """Experts that the CPU pool has read since the start, of these layers. Between steps."""
+        """Returns how many experts of these layers the CPU pool has read since start-up. Only between steps."""
         return self._ffn.pool_reads(layers)
 
     @property
     def num_kv_slots(self) -> int:
-        """Slots of the smallest KV pool; 0 where all layers are recurrent."""
+        """Slots of the smallest KV pool; 0 if all layers are recurrent."""
         return min((len(layer.keys) for layer in self._kv if len(layer.keys)), default=0)
 
     @property
     def has_states(self) -> bool:
-        """Some layers are recurrent: a batch needs `states`."""
+        """True if some layers are recurrent; a batch then needs `states`."""
         return len(self._states) > 0
 
     @property
     def can_stream(self) -> bool:
-        """Experts in RAM can be streamed to the GPU."""
+        """True if experts in RAM can be streamed to the GPU."""
         return self._ffn.can_stream
 
     def streams(self, batch: GpuBatch) -> bool:
-        """The step brings experts in RAM to the GPU."""
+        """Returns whether the step streams experts from RAM to the GPU."""
         return self._ffn.streams(batch)
 
     def begin(self, batch: GpuBatch | None = None) -> None:
-        """Before each `forward`, or its replay (None): what the host starts for the experts in RAM. No part of a
+        """Starts the host's work for the experts in RAM, before each `forward` or its replay (None). Not part of a
         graph."""
         self._ffn.begin(batch)
 
     def check(self) -> None:
-        """After a step: raises HandoffError if the CPU failed it, whose results are then worthless."""
+        """Call it after a step. Raises HandoffError if the CPU failed; the step's results are then invalid."""
         self._ffn.check()
 
     def forward(self, batch: GpuBatch, observer: LayerObserver | None = None, part: StepPart = WHOLE) -> None:
-        """Launches all layers. What `logits` then reads stays until the next call. For an observer it waits after every
-        layer, which no graph can capture. part: where the batch is in its step, which only a `stage` takes in parts."""
+        """Launches all layers. The input of `logits` stays valid until the next call. With an observer, waits after
+        every layer, which no graph can capture. part: the batch's part of a step, which only a `stage` divides."""
         s, table = self._spaces[len(batch.token_ids)], self._first_rows
         assert table is not None
         if self.stage is not None:
@@ -233,12 +233,12 @@ class GpuDecoder:
 
     @property
     def has_head(self) -> bool:
-        """`logits` may be called."""
+        """True if `logits` may be called."""
         return self._weights.output is not None
 
     def logits(self, size: int, rows: Tensor, count: Tensor) -> Tensor:
-        """Launches the head for the rows `rows` (int32, padded to a size of head_sizes; count[0] of them exist) of the
-        last step, which was of size `size`. Gives float32 [len(rows), vocab], which the next call overwrites."""
+        """Launches the head for `rows` (int32, padded to one of head_sizes; count[0] are valid) of the last step,
+        whose padded size was `size`. Returns float32 [len(rows), vocab], overwritten by the next call."""
         s, head, norm, output = (
             self._spaces[size],
             self._heads[len(rows)],
@@ -261,8 +261,8 @@ class GpuDecoder:
         return head.logits
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Launches copies between slots of recurrent state, before a step: for each pair (source, target) in order,
-        slot target becomes slot source, or zeros where source is -1."""
+        """Launches copies between slots of recurrent state, before a step, for each (source, target) pair in order;
+        source -1 zeroes the target."""
         if not self._states:
             return
         states = self._states[0].states
@@ -274,24 +274,25 @@ class GpuDecoder:
 
     @property
     def has_window_slots(self) -> bool:
-        """Windowed layers have KV slots of their own: a batch needs `window_slots`."""
+        """True if windowed layers have separate KV slots; a batch then needs `window_slots`."""
         return self._window_table is not None
 
     def forget(self, kv_slots: list[int], window_slots: list[int] | None = None) -> None:
-        """Nothing is in these slots of the KV cache, and no expert has been asked for. window_slots: of windowed
-        layers; None: the same. After a step."""
+        """Clears these KV slots and the expert counts. window_slots: of windowed layers; None: the same slots. After
+        a step."""
         forget_kv(self.shape, self._first_layer, self._kv, kv_slots, window_slots)
         self._ffn.forget_counts()
 
     @property
     def on_gpu(self) -> Tensor:
-        """bool [layers, experts], on the CPU: which experts live in GPU memory."""
+        """bool [layers, experts], on the CPU: the experts that are in GPU memory."""
         everywhere = torch.ones(self.shape.num_experts, dtype=torch.bool)
         maps = [layer.expert_map for layer in self._weights.layers]
         return torch.stack([everywhere if m is None else (m >= 0).cpu() for m in maps])
 
     def weight_bytes(self, used: Tensor) -> int:
-        """Bytes of GPU weights that a step reads which uses these experts: bool [layers, experts], on the CPU."""
+        """Returns the bytes of GPU weights read by a step that uses these experts: bool [layers, experts], on the
+        CPU."""
         w = self._weights
         total = 0 if w.output is None else w.output.nbytes
         for layer, count in zip(w.layers, (used & self.on_gpu).sum(dim=1).tolist(), strict=True):
@@ -314,7 +315,7 @@ class GpuDecoder:
         s: GpuWorkspace,
         adapters: LayerAdapters | None,
     ) -> None:
-        """Reads s.y; leaves the mixer's output in s.output."""
+        """Launches a layer's token mixer. Reads s.y; writes the output to s.output."""
         w, mixer = layer.mixer, self.shape.layers[self._first_layer + index].mixer
         if isinstance(mixer, AttentionShape):
             assert isinstance(w, GpuAttention)
@@ -328,7 +329,7 @@ class GpuDecoder:
             recur(mixer, w, self.shape.rms_eps, self._states[index], batch.states, batch.count, s)
 
     def _mixer_norm(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
-        """y, the norm of x with what the layer before has left to be added."""
+        """Launches y = norm of x, after adding the previous layer's pending output."""
         y, weight = s.y, self._weights.layers[index].mixer.norm
         if index == 0:
             add_norm(
@@ -338,7 +339,7 @@ class GpuDecoder:
             self._ffn.add_and_norm(index - 1, s, weight, count, y, None)
 
     def _show_layer(self, index: int, s: GpuWorkspace, observer: LayerObserver) -> None:
-        """Sums are made on the CPU: the GPU's memory is all planned."""
+        """Shows a layer to the observer. Sums are computed on the CPU, because all GPU memory is planned."""
         parts, weights, ids, pool_sum = self._ffn.pending(index, s)
         output = torch.zeros(s.rows, self.shape.hidden_size) if pool_sum is None else pool_sum.cpu()
         if parts is not None:
@@ -353,7 +354,7 @@ class GpuDecoder:
         if self._ffn.fuses_router_norm(index, s):
             after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()
         observer.layer(
-            self._first_layer + index,  # the CPU has shown those before
+            self._first_layer + index,  # the CPU has shown the layers before
             after_attention=after_attention,
             expert_input=s.router_input,
             routing=self._ffn.routing(index, s),
@@ -362,13 +363,13 @@ class GpuDecoder:
 
 
 def _experts_here(weights: GpuWeights) -> int:
-    """The experts on this GPU of the layer that has most of them."""
+    """Returns the largest number of experts per layer on this GPU."""
     here = [layer.moe.experts for layer in weights.layers if layer.moe is not None]
     return max((experts.gate.experts for experts in here if experts is not None), default=0)
 
 
 def _as_planes(rows: Tensor, device: torch.device) -> Planes:
-    """Float weights as planes, wherever they lie."""
+    """Wraps float rows as planes, in any memory."""
     empty = torch.empty(0, dtype=torch.int32, device=device)
     count, cols = rows.shape
     return Planes(F32, 1, count, cols, rows[None], empty, empty)

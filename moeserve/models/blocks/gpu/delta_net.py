@@ -32,7 +32,8 @@ def recur(
     count: Tensor,
     s: GpuWorkspace,
 ) -> None:
-    """Reads s.y, the norm of x; leaves the block's output in s.output, and the sequences' states moved on."""
+    """Launches the block. Reads s.y, the norm of x; writes the output to s.output and advances the sequences'
+    states."""
     heads, delta = shape.heads, s.delta
     assert delta is not None
     out = delta.out
@@ -49,7 +50,7 @@ def recur(
         assert rows.chunks is not None
         assert delta.inverse is not None
         chunked_rule(x, heads, rows.chunked, rows.chunks, delta.inverse)
-    # In place: a head's output is read before it is written.
+    # In place: a head's output is read before it is overwritten.
     gated_norm(out.x, z, w.output_norm, eps, count, out.x, out.codes, out.scales, sigmoid=heads.is_kimi)
     multiply(w.output, out, count, s.output.view(s.rows, -1), s.unpacked)
 
@@ -57,7 +58,7 @@ def recur(
 def _project(
     shape: GatedDeltaNetShape, w: GpuDeltaNet, count: Tensor, s: GpuWorkspace
 ) -> tuple[Tensor, Tensor, Gates]:
-    """qkv, z and the gates."""
+    """Launches the products of s.y. Returns qkv, z and the gates."""
     heads = shape.heads
     qkv, z, b, *apart = multiply_all(
         w.inputs, [width for _, width in shape.input_parts], s.y, count, s.projected, s.unpacked
@@ -69,7 +70,8 @@ def _project(
 def _project_kimi(
     shape: GatedDeltaNetShape, w: GpuDeltaNet, count: Tensor, s: GpuWorkspace
 ) -> tuple[Tensor, Tensor, Gates]:
-    """The same: matrices of several types leave q, k and v apart, and a and z take two products each."""
+    """Like `_project` for Kimi: q, k and v have separate matrices of different types, and a and z take two products
+    each."""
     delta = s.delta
     assert delta is not None
     assert delta.kimi is not None

@@ -1,5 +1,6 @@
-"""The feed-forward of a layer without experts for a few rows: dense products, which read their weights once for several
-rows. As a mixture of one expert each row would read them. One row is a mixture's: it takes a launch less."""
+"""The feed-forward of a layer without experts for a few rows, as dense products, which read the weights once for
+several rows. Computed as a mixture of one expert, each row would read them. A single row uses the mixture, which has
+one launch less."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from moeserve.models.loading.gpu_weights import GpuExperts, MergedLinear
 
 
 def takes_dense_products(w: GpuExperts, s: GpuWorkspace) -> bool:
-    """Whether a step of these rows does."""
+    """Returns whether a step of these rows uses dense products."""
     is_gemv = s.rows <= min(gemv_tokens(w.gate.rows), gemv_tokens(w.down.rows))
     return s.dense_products is not None and is_gemv and w.gate.quantised == w.up.quantised
 
 
 def multiply_dense(w: GpuExperts, s: GpuWorkspace, count: Tensor, out: Tensor, form: GatedForm) -> None:
-    """out [rows, hidden] = down(gated(gate y, up y)) with y of the workspace."""
+    """Launches out [rows, hidden] = down(gated(gate y, up y)) with y from the workspace."""
     width = w.gate.rows
     assert s.dense_products is not None
     products = s.dense_products.view(-1)[: s.rows * 2 * width].view(s.rows, 2 * width)

@@ -1,4 +1,4 @@
-"""Some experts for the routes of all rows, few or many, as launches on the current stream; and what a layer leaves."""
+"""Launches some experts for the routes of all rows, few or many; and the type of a layer's pending output."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from moeserve.models.loading.gpu_weights import GpuExperts, plane_tensors
 
 
 class PendingSum(NamedTuple):
-    """Outputs of a layer's experts that are still to be added to x: parts by their weights, without parts whose id is
-    below 0 (ids None: all parts, unweighted), and the pool's sum."""
+    """A layer's expert outputs that still have to be added to x: `parts` times `weights`, without parts whose id is
+    negative (ids None: all parts, unweighted), plus the CPU pool's sum."""
 
     parts: Tensor | None
     weights: Tensor | None
@@ -29,22 +29,22 @@ class PendingSum(NamedTuple):
 
 
 class ExpertRun(NamedTuple):
-    """Some experts for the routes of all rows, and where what they compute goes."""
+    """Some experts, the routes of all rows, and the output buffers."""
 
-    y: GpuActivations  # what they read
+    y: GpuActivations  # the experts' input
     experts: GpuExperts
     hidden: int
     width: int
-    ids: Tensor  # int32 [rows, routes]: places in `experts`, below 0: elsewhere
+    ids: Tensor  # int32 [rows, routes]: indices in `experts`; negative: not among them
     weights: Tensor  # float32 [rows, routes]
     h: GpuActivations
     blocks: BlockWorkspace
-    parts: Tensor  # [rows, routes, hidden] a part for every route, or of few rows [rows, 1, hidden] their sum
+    parts: Tensor  # [rows, routes, hidden]: one part per route; for few rows [rows, 1, hidden]: their sum
     options: Gated
     adapters: ExpertAdapters | None
 
     def launch(self, s: GpuWorkspace, count: Tensor, *, adds: bool) -> None:
-        """adds: where a token has one part, it holds others' sum already."""
+        """Launches the experts. adds: with one part per token, add to its present contents."""
         gate, up, down = self.experts.gate, self.experts.up, self.experts.down
         bias = None if self.experts.biases is None else self.experts.biases[2]
         matrices = (plane_tensors(gate), int(gate.type), plane_tensors(up), int(up.type), self.hidden)
@@ -85,7 +85,7 @@ class ExpertRun(NamedTuple):
             mine.add_down(h, self.parts)
 
     def _takes_quads(self, s: GpuWorkspace) -> bool:
-        """Adapters read and add to activations as they are."""
+        """Adapters read and change activations in the ordinary layout only."""
         is_routed = self.blocks is s.blocks  # `s.quads` has blocks for all experts
         e = self.experts
         return (
@@ -111,7 +111,7 @@ class ExpertRun(NamedTuple):
 
 
 def gated_product(shape: MoeShape, experts: GpuExperts) -> Gated:
-    """Returns how gate and up of these experts are joined, with their biases if they have some."""
+    """Returns how gate and up of these experts are combined, with their biases if any."""
     if experts.biases is None:
         return Gated(shape.activation, limit=shape.limit, alpha=shape.alpha)
     gate, up, _ = experts.biases

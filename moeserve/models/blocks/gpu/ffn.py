@@ -1,9 +1,8 @@
-"""The feed-forwards of all layers as launches on the current stream, wherever the experts are.
+"""The feed-forwards of all layers, as launches on the current stream, wherever the experts are.
 
-Three ways through a layer: its experts on the GPU; those in RAM, which the CPU pool computes at the same time
-(`kernels/handoff`); those in RAM, streamed to the GPU. A layer without experts has one feed-forward, which every token
-passes as it would a shared expert. A layer's sum is left in parts, which the next norm adds to x, perhaps behind norms.
-"""
+A layer has three ways to compute experts: those on the GPU; those in RAM, by the CPU pool at the same time
+(`kernels/handoff`); those in RAM, streamed to the GPU. A layer without experts has one feed-forward, treated like a
+shared expert. A layer's output is left in parts, which the next norm adds to x, possibly normalised first."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ from moeserve.models.sources.gguf import names
 
 
 class GpuFfnBlock:
-    """Owns `expert_token_counts` and, of the step under way, which experts are streamed."""
+    """Owns `expert_token_counts` and, for the current step, which experts are streamed."""
 
     def __init__(
         self,
@@ -54,10 +53,9 @@ class GpuFfnBlock:
         forced_routing: ForcedRouting | None = None,
         num_in_ram: Sequence[int] | None = None,
     ) -> None:
-        """layers: of the last ones of `shape`. handoff: to the experts in RAM, where there are any; expert_stream: the
-        other way, for the layers whose `prefill` is not "cpu". sums: over the GPUs that have the rest of
-        a layer. num_in_ram: experts that the hand-off has, by layer; None: all that are not here.
-        """
+        """layers: the last ones of `shape`. handoff: to the CPU pool for experts in RAM, if there are any.
+        expert_stream: streams them, in layers whose `prefill` is not "cpu". sums: over the GPUs that share a layer.
+        num_in_ram: experts that the pool has, by layer; None: all that are not here."""
         self._sums = sums
         self._forced_routing = forced_routing
         self._eps = shape.rms_eps
@@ -67,14 +65,14 @@ class GpuFfnBlock:
         self._expert_maps = [layer.expert_map for layer in layers]
         self._handoff = handoff
         self._expert_stream = expert_stream
-        # A layer's way of prefill, placement.Prefill: "cpu" never streams, "cuda" whenever there is a prompt.
+        # Per layer, placement.Prefill: "cpu" never streams, "cuda" streams whenever there is a prompt.
         self._prefill = ["cpu"] * len(layers) if expert_stream is None or prefill is None else list(prefill)
         elsewhere = [0 if m is None or handoff is None else int((m < 0).sum()) for m in self._expert_maps]
         self._num_in_ram = elsewhere if num_in_ram is None else list(num_in_ram)
-        # Of the last step: experts streamed, by layer, and whether any were left to the pool.
+        # Of the last step: number of streamed experts per layer, and whether any were left to the pool.
         self._streamed = [0] * len(layers)
         self._pool_works = False
-        # int64 [layers, experts]: tokens routed to each expert since start.
+        # int64 [layers, experts]: tokens routed to each expert since start-up.
         self.expert_token_counts = torch.zeros(
             len(layers), shape.num_experts, dtype=torch.int64, device=device
         )
@@ -84,12 +82,11 @@ class GpuFfnBlock:
         return self._expert_stream is not None
 
     def streams(self, batch: GpuBatch) -> bool:
-        """The step brings experts in RAM to the GPU."""
+        """Returns whether the step streams experts from RAM to the GPU."""
         return any(self._to_stream(layer, batch) for layer in range(len(self._layers)))
 
     def begin(self, batch: GpuBatch | None) -> None:
-        """Starts the host's work for the experts in RAM before a step, or before its replay (None). It is no part of a
-        graph. Within `compile_ahead`, where nothing runs, the pool is not started."""
+        """Starts the host's work for experts in RAM before a step or its replay (None); not part of a graph."""
         self._streamed = [0 if batch is None else self._to_stream(i, batch) for i in range(len(self._layers))]
         if any(self._streamed):
             assert self._expert_stream is not None
@@ -100,23 +97,23 @@ class GpuFfnBlock:
             self._handoff.begin()
 
     def check(self) -> None:
-        """After a step: raises HandoffError if the CPU failed it, whose results are then worthless."""
+        """Call it after a step. Raises HandoffError if the CPU failed; the step's results are then invalid."""
         if self._handoff is not None:
             self._handoff.check()
 
     def pool_reads(self, layers: npt.NDArray[np.bool_]) -> int:
-        """Experts that the pool has read since the start, of these layers."""
+        """Returns how many experts of these layers the pool has read since start-up."""
         return 0 if self._handoff is None else self._handoff.expert_reads(layers)
 
     def forget_counts(self) -> None:
-        """No expert has been asked for, on the GPU or in RAM."""
+        """Zeroes the expert counts, on the GPU and in RAM."""
         self.expert_token_counts.zero_()
         if self._handoff is not None:
             for layer in range(len(self._layers)):
                 self._handoff.expert_token_counts(layer).zero_()
 
     def mix(self, index: int, s: GpuWorkspace, count: Tensor, adapters: LayerAdapters | None = None) -> None:
-        """Reads s.x and s.output, attention's; leaves what `pending` gives."""
+        """Launches a layer's feed-forward. Reads s.x and s.output (attention's output); its result is `pending`."""
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
             self._norm(index, s, count)
@@ -171,13 +168,15 @@ class GpuFfnBlock:
         y: GpuActivations,
         rows: Tensor | None,
     ) -> None:
-        """x += what layer `index` has left, and y = the norm of that; of `rows` alone, x stays as it was."""
+        """Launches x += pending output of layer `index`, and y = norm of that. With `rows`, only for these rows, and
+        x stays unchanged."""
         parts, weights, ids, extra = self.pending(index, s)
         if (norms := self._sandwich(index)) is not None:
             dense = None if norms.parts is None else self._unrouted_part(index, s)
             sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, weight, self._eps, y)
             return
-        attended = self._sums.attended(s) if self.fuses_router_norm(index, s) else None  # still to be added
+        # attention's output, still to be added
+        attended = self._sums.attended(s) if self.fuses_router_norm(index, s) else None
         within = None if rows is not None or parts is None else self._sums.ffn_within_norm(index, parts)
         if within is not None:
             assert parts is not None
@@ -190,7 +189,7 @@ class GpuFfnBlock:
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
         """Returns the layer's pending residual contributions."""
         routes, is_shared = self._routes(index, s), self._is_shared(index)
-        is_added = self._sums.sums_ffn(index)  # with this GPU's own
+        is_added = self._sums.sums_ffn(index)  # includes this GPU's own
         pool_sum = s.pool_sum if is_shared and self._pool_works and not is_added else None
         if self._part_norms(index) is not None:
             return self._pending_experts(index, s, pool_sum)
@@ -202,7 +201,7 @@ class GpuFfnBlock:
         return PendingSum(parts, routes.weights, self._ids_here(index, routes), pool_sum)
 
     def _pending_experts(self, index: int, s: GpuWorkspace, pool_sum: Tensor | None) -> PendingSum:
-        """Without what every token passes."""
+        """Returns the pending outputs without the feed-forward that all tokens pass."""
         routes, top_k = self._routes(index, s), self._shapes[index].num_routes
         if not self._has_routed_parts(index):
             return PendingSum(None, None, None, pool_sum)
@@ -212,14 +211,13 @@ class GpuFfnBlock:
         return PendingSum(routes.parts[:, :top_k], routes.weights[:, :top_k], ids, pool_sum)
 
     def behind_norms(self, index: int, s: GpuWorkspace, pending: Tensor) -> Tensor:
-        """Returns the sum that the layer adds to x, for an observer: float32 [rows, hidden] on the CPU. pending: the
-        sum of what `pending` gives."""
+        """Returns the layer's change of x, for an observer: float32 [rows, hidden], CPU. pending: sum of `pending`."""
         if (norms := self._sandwich(index)) is None:
             return pending
         return added_behind_norms(s.x, self._unrouted_part(index, s)[:, 0], pending, norms, self._eps)
 
     def routing(self, index: int, s: GpuWorkspace) -> LayerRouting | None:
-        """The routing of the layer's rows, for an observer."""
+        """Returns the routing of the layer's rows, for an observer."""
         routes, moe = self._routes(index, s), self._shapes[index].moe
         if moe is None:
             return None
@@ -228,14 +226,15 @@ class GpuFfnBlock:
         return LayerRouting(s.router_logits, routes.expert_ids[:, : moe.top_k], weights)
 
     def fuses_router_norm(self, index: int, s: GpuWorkspace) -> bool:
-        """The norm before the router and its product are one kernel, and the next norm adds the attention's output."""
+        """Returns whether the norm before the router and the router are one kernel; then the next norm adds the
+        attention's output."""
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn) or ffn.sandwich is not None or not s.is_small_batch:
             return False
         return not ffn.router.first.quantised
 
     def _sum_over_gpus(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
-        """Sums a large batch in s.output over the GPUs: attention's output has been added to x by then."""
+        """Sums a large batch's s.output over the GPUs, after attention's output was added to x."""
         routes = self._routes(index, s)
         total = routes.parts
         if not s.is_small_batch:
@@ -251,7 +250,7 @@ class GpuFfnBlock:
         return self._has_routed_parts(index) or self._shapes[index].unrouted_width > 0
 
     def _ids_here(self, index: int, routes: Routes) -> Tensor:
-        """Below 0 for a route whose expert is elsewhere."""
+        """Returns each route's index among the experts here; negative if the expert is elsewhere."""
         is_partial = self._expert_maps[index] is not None
         return routes.local_expert_ids if is_partial else routes.expert_ids
 
@@ -263,19 +262,19 @@ class GpuFfnBlock:
         return None if norms is None else norms.parts
 
     def _experts_input(self, index: int, s: GpuWorkspace) -> GpuActivations:
-        """The activations that the routed experts read."""
+        """Returns the activations that the routed experts read."""
         if not self._has_own_input(index):
             return s.y
         assert s.experts_input is not None
         return s.experts_input
 
     def _has_own_input(self, index: int) -> bool:
-        """The routed experts do not read what every token's feed-forward does."""
+        """True if the routed experts read another input than the shared feed-forward."""
         moe = self._shapes[index].moe
         return self._part_norms(index) is not None or (moe is not None and moe.weighs_input)
 
     def _unrouted_part(self, index: int, s: GpuWorkspace) -> Tensor:
-        """[rows, 1, hidden]: where the output of what every token passes goes."""
+        """Returns [rows, 1, hidden]: the output buffer of the feed-forward that all tokens pass."""
         routes, at = self._routes(index, s), self._shapes[index].num_routes
         if not s.is_small_batch:
             return routes.parts[:, at : at + 1]
@@ -288,11 +287,11 @@ class GpuFfnBlock:
         return Gated(unrouted.activation, limit=unrouted.limit)
 
     def _is_shared(self, index: int) -> bool:
-        """Some experts of the layer are in RAM."""
+        """True if some experts of the layer are in RAM."""
         return self._num_in_ram[index] > 0
 
     def _has_routed_parts(self, index: int) -> bool:
-        """Experts that the router chooses are here, or were streamed in this step."""
+        """True if routed experts are here, or were streamed in this step."""
         ffn = self._layers[index]
         return isinstance(ffn, GpuMoe) and (ffn.experts is not None or self._streamed[index] > 0)
 
@@ -306,7 +305,7 @@ class GpuFfnBlock:
         return round(count * batch.streamed) if way == "auto" else 0
 
     def _norm(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
-        """y, the norm of x with the attention's output."""
+        """Launches y = norm of x with the attention's output."""
         exact, norms = None if s.router_input is s.y.x else s.router_input, self._sandwich(index)
         if norms is None:
             self._sums.mixer_norm(s, count, self._layers[index].norm, self._eps, exact)
@@ -314,7 +313,7 @@ class GpuFfnBlock:
             sandwich_inputs(s.x, s.output.view(s.rows, -1), norms, count, self._eps, s.y, exact, None)
 
     def _router(self, index: int, moe: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
-        """The same, and the router's logits."""
+        """Launches the norm, and the router's logits."""
         y, router = s.y, moe.router
         if self.fuses_router_norm(index, s):
             self._sums.mixer_norm_router(s, count, moe.norm, self._eps, router.first.codes[0], router.bias)
@@ -331,8 +330,9 @@ class GpuFfnBlock:
     def _share_experts(
         self, index: int, moe: GpuMoe, local_expert_ids: Tensor, s: GpuWorkspace, count: Tensor
     ) -> None:
-        """The pool computes its experts while the GPU computes its own, then the streamed ones (which is
-        not for a graph). Where the pool takes part in a step it expects all layers, those too that leave it nothing."""
+        """Launches the experts of a layer that shares them with the pool: the pool computes its experts while the
+        GPU computes its own, then the streamed ones (not in a graph). If the pool takes part in a step, it expects a
+        call for every layer, even those without work for it."""
         stream = self._expert_stream if self._streamed[index] else None
         routes, top_k = self._routes(index, s), self._shapes[index].num_routes
         ids = routes.expert_ids[:, :top_k]
@@ -346,7 +346,7 @@ class GpuFfnBlock:
         if moe.experts is not None:
             self._run_experts(index, moe.experts, local_expert_ids, s, count)
         if stream is not None:
-            # From here on local_expert_ids only say whether a route's part is here.
+            # From here on negative local_expert_ids mean that a route's part is not here.
             streamed_ids = routes.streamed_expert_ids[:, :top_k]
             select_streamed_routes(ids, stream.expert_map(index), streamed_ids, local_expert_ids)
             adds = moe.experts is not None
@@ -364,7 +364,7 @@ class GpuFfnBlock:
         adapters: LayerAdapters | None,
         names_of: Sequence[str],
     ) -> None:
-        """Computes the feed-forward that every token passes as one more route: the column behind the router's."""
+        """Launches the feed-forward that all tokens pass, as one more route: the column after the router's."""
         shape, routes = self._shapes[index], self._routes(index, s)
         column = slice(shape.num_routes, shape.num_routes + 1)
         assert s.unrouted_blocks is not None
@@ -389,7 +389,7 @@ class GpuFfnBlock:
         adds: bool = False,
         adapters: ExpertAdapters | None = None,
     ) -> None:
-        """Parts of the routes whose id in `experts` is not below 0."""
+        """Launches the experts for routes with an id that is not negative."""
         shape, routes = self._shapes[index].moe, self._routes(index, s)
         assert shape is not None
         parts = routes.parts if s.is_small_batch else routes.parts[:, : shape.top_k]

@@ -1,8 +1,9 @@
-"""Random weights of a file's shapes and types, for benchmarks: the file's header is read, its tensors are not.
+"""Random weights with a file's shapes and types, for benchmarks: only the file's header is read.
 
-The file may end where its tensors begin. Matrices come from pools of random blocks, each chunk of a tensor from another
-place of its type's pool; vectors (the norms) are ones. A matrix keeps the size of what it multiplies (weights of about
-1 / sqrt(columns)); the router's is ROUTER times larger, as a trained one's, whose choices are clear.
+The file may be truncated after the header. Matrices are taken from pools of random blocks, each chunk of a tensor
+from a different place in its type's pool; vectors (norms) are ones. Matrices preserve the magnitude of their input
+(weights of about 1 / sqrt(columns)); the router's is ROUTER times larger, like a trained one's, whose choices are
+clear.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def open_dummy(path: Path) -> DummyFile:
-    """As `open_gguf`, but for the tensors' bytes. Raises GGUFError."""
+    """Like `open_gguf`, without the tensors' bytes. Raises GGUFError."""
     file = open_gguf(path, has_tensors=False)
     return DummyFile(file)
 
 
 class DummyFile(GGUFFile):
-    """Arrays that `data` returns are overwritten by its next call."""
+    """A file with random weights. Arrays returned by `data` are overwritten by its next call."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.path, self.metadata, self.tensors = file.path, file.metadata, file.tensors
@@ -74,7 +75,7 @@ class DummyFile(GGUFFile):
 
 
 def std_of(tensor: TensorInfo) -> float:
-    """The standard deviation of a matrix's weights."""
+    """Returns the standard deviation of a matrix's weights."""
     scale = ROUTER if n.FFN_GATE_INP in tensor.name else 1.0
     return float(scale / np.sqrt(tensor.shape[-1]))
 
@@ -91,7 +92,7 @@ def _random_pool(kind: QuantType, std: float) -> Bytes:
 
 
 def _set_scales(blocks: Bytes, kind: QuantType, scale: float) -> None:
-    """All blocks' alike, which leaves their groups' scales different; with a min that centres the weights."""
+    """Sets equal scales in all blocks (their groups' scales still differ), with a min that centres the weights."""
     if kind.codebook is not None:
         _set_book_scale(blocks, kind.codebook, scale)
         return

@@ -1,4 +1,4 @@
-"""Opening a model: one GGUF file, a split set, or a folder that holds one. Weights stay mapped."""
+"""Opens a model: a GGUF file, a split set, or a folder with one. Weights stay memory-mapped."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ _MAX_LISTED = 8  # names in an error message
 
 
 class GGUFFile:
-    """A model's checked header and its mapped tensors: a ModelSource. Everything was validated when this object
-    exists.
+    """A model's checked header and mapped tensors: a ModelSource. Everything is validated on construction.
 
-    The mappings are read-only and shared between the processes that open the same file. They last as long as
-    this object or any array that `data` returned.
+    The mappings are read-only, shared between processes that open the same file, and last as long as this object or
+    any array from `data`.
     """
 
     def __init__(self, paths: list[Path], buffers: list[mmap.mmap], headers: list[Header]) -> None:
@@ -47,7 +46,7 @@ class GGUFFile:
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """None: `tensors` has all."""
+        """Empty: `tensors` includes all tensors."""
         return {}
 
     @property
@@ -55,7 +54,8 @@ class GGUFFile:
         return self.metadata.require_str("general.architecture")
 
     def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The tensor's bytes as stored: uint8 [nbytes], a read-only view, or a copy of a half. KeyError if absent."""
+        """Returns the tensor's bytes as stored: uint8 [nbytes], a read-only view, or a copy for half a merged
+        tensor. Raises KeyError if absent."""
         tensor = self.tensors[name]
         stored = np.frombuffer(self._buffers[tensor.part], np.uint8, _stored_bytes(tensor), tensor.offset)
         if tensor.half is None:
@@ -63,9 +63,9 @@ class GGUFFile:
         return stored.reshape(tensor.shape[0], 2, -1)[:, tensor.half].reshape(-1)
 
     def advise_done(self, name: str) -> None:
-        """Unmaps the tensor's pages after use, those it does not share with a neighbour.
+        """Releases the tensor's mapped pages, except those shared with a neighbour.
 
-        The bytes stay readable, from the page cache or the disk; they stop counting as our memory.
+        The bytes stay readable, from the page cache or the disk, but no longer count as this process's memory.
         """
         tensor = self.tensors[name]
         start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -75,8 +75,8 @@ class GGUFFile:
 
 
 def open_gguf(path: Path, *, has_tensors: bool = True) -> GGUFFile:
-    """Opens and checks the model at `path`: a .gguf file, any file of a split set, a folder with one model. Without
-    `has_tensors` the file may end before its tensors' bytes, which must then not be asked for.
+    """Opens and checks a .gguf file, any file of a split set, or a folder with one model. has_tensors False: the
+    file may be truncated after its header; its tensors' bytes must then not be read.
 
     Raises GGUFError.
     """
@@ -93,7 +93,7 @@ def open_gguf(path: Path, *, has_tensors: bool = True) -> GGUFFile:
 
 
 def _stored_bytes(tensor: MappedTensor) -> int:
-    """Bytes that the file has from the tensor's offset on."""
+    """Returns the bytes that the file has from the tensor's offset on."""
     return tensor.nbytes if tensor.half is None else 2 * tensor.nbytes
 
 
@@ -106,7 +106,7 @@ def _map(path: Path) -> mmap.mmap:
 
 def _only_model_in(folder: Path) -> Path:
     names = sorted(entry.name for entry in folder.glob("*.gguf") if is_model_file(entry.name))
-    models: dict[str, Path] = {}  # a split set counts once, under its first part present
+    models: dict[str, Path] = {}  # a split set counts once, by the first part found
     for name in names:
         match = _SPLIT_NAME.fullmatch(name)
         models.setdefault(f"{match['stem']}-of-{match['parts']}" if match else name, folder / name)
@@ -119,7 +119,7 @@ def _only_model_in(folder: Path) -> Path:
 
 
 def split_set(path: Path) -> list[Path]:
-    """All files of the set that `path` is named as a part of; `path` alone if it is not."""
+    """Returns all files of the split set that `path`'s name belongs to; only `path` if none."""
     match = _SPLIT_NAME.fullmatch(path.name)
     if match is None:
         return [path]
@@ -139,7 +139,7 @@ def split_set(path: Path) -> list[Path]:
 
 
 def _check_split(paths: list[Path], headers: list[Header]) -> None:
-    """The parts say of themselves what their names say."""
+    """Checks that the parts' headers agree with their names."""
     for index, (path, header) in enumerate(zip(paths, headers, strict=True)):
         metadata = header.metadata
         count = metadata.require_int("split.count", 0, 99_999, default=1) or 1

@@ -1,8 +1,8 @@
-"""A bounded walk over one GGUF file's header: every length is checked against the bytes that are left.
+"""Reads a GGUF file's header with bounds checks: every length is compared with the remaining bytes.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. gguf-py's reader takes 5.6 s for a
-vocabulary of 151,936 tokens (one numpy object per string) and trusts the file; this walk takes under 0.1 s,
-because a string array is only stepped over, and allocates nothing that the file's own size does not cover.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. gguf-py's reader takes 5.6 s for a vocabulary of
+151,936 tokens (one numpy object per string) and trusts the file. This reader takes under 0.1 s, because it skips
+string arrays, and allocates nothing larger than the file.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a model, rows contiguous."""
+    """A tensor of a model; rows are contiguous."""
 
     name: str
     shape: tuple[int, ...]  # row-major: the reverse of the file's order, so experts are [E, out, in]
@@ -64,8 +64,8 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class MappedTensor(TensorInfo):
-    """One tensor of a GGUF: its bytes lie at `offset` of part `part`, unless it is the first or second `half` of each
-    expert of a tensor that begins there."""
+    """A tensor of a GGUF: its bytes are at `offset` in part `part`. With `half` it is the first or second half of
+    each expert of a tensor that starts there."""
 
     part: int  # which file of a split set, from 0
     offset: int  # bytes from the start of that file
@@ -79,8 +79,8 @@ class Header:
 
 
 def read_header(path: Path, buffer: mmap.mmap, part: int, *, has_tensors: bool = True) -> Header:
-    """Reads and checks the header of the mapped file. Without `has_tensors` the file may end anywhere behind it.
-    Raises GGUFError."""
+    """Reads and checks the header of a mapped file. has_tensors False: the file may be truncated after it. Raises
+    GGUFError."""
     walk = _Walk(path, buffer)
     num_tensors, num_keys = _read_counts(walk)
     values: dict[str, MetadataValue] = {}
@@ -166,7 +166,7 @@ def _type_and_bytes(walk: _Walk, shape: tuple[int, ...], number: int) -> tuple[Q
 
 
 def _check_extents(walk: _Walk, tensors: list[MappedTensor], file_bytes: int) -> None:
-    """Each tensor lies within the file, and no two overlap: together they claim no more than it has."""
+    """Checks that each tensor is within the file, and that none overlap."""
     for tensor in tensors:
         if tensor.nbytes > file_bytes:
             walk.where = f"tensor {tensor.name!r}"
@@ -187,7 +187,7 @@ def _check_extents(walk: _Walk, tensors: list[MappedTensor], file_bytes: int) ->
 
 
 class _Walk:
-    """A cursor that never passes the file's end. `where` says in error messages what is being read."""
+    """A cursor that never passes the file's end. `where` is used in error messages."""
 
     def __init__(self, path: Path, buffer: mmap.mmap) -> None:
         self.path = path
@@ -202,7 +202,7 @@ class _Walk:
         return GGUFError(self.path, f"{self.where} {problem}")
 
     def advance(self, nbytes: int) -> int:
-        """Moves on by `nbytes`; returns the position before."""
+        """Advances by `nbytes`. Returns the old position."""
         start = self.position
         if nbytes > self._end - start:
             raise self._past_end(nbytes)
@@ -220,7 +220,7 @@ class _Walk:
         return int(_U64.unpack_from(self._buffer, self.advance(8))[0])
 
     def count(self, what: str, min_bytes: int) -> int:
-        """How many entries follow; refused when they cannot fit, each taking at least `min_bytes`."""
+        """Reads a count of entries; raises if they cannot fit, at `min_bytes` each."""
         count = self.u64()
         if count > MAX_ENTRIES or count * min_bytes > self._end - self.position:
             raise self.error(
@@ -245,7 +245,7 @@ class _Walk:
         return name
 
     def value(self, kind: int) -> MetadataValue:
-        """The value of type `kind` that begins here."""
+        """Reads a value of type `kind`."""
         if kind == ValueType.STRING:
             return self.string()
         if kind == ValueType.ARRAY:
@@ -267,7 +267,7 @@ class _Walk:
         return array != 0 if kind == ValueType.BOOL else array
 
     def _skip_strings(self, count: int) -> None:
-        """Steps over `count` strings. Half a million of them in a vocabulary: the loop is kept bare."""
+        """Skips `count` strings. Kept minimal, as vocabularies have half a million."""
         position, buffer, length_at = self.position, self._buffer, _U64.unpack_from
         if count * 8 > self._end - position:
             raise self._past_end(count * 8)
@@ -277,7 +277,7 @@ class _Walk:
         try:
             for _ in range(count):
                 position += 8 + length_at(buffer, position)[0]
-        except (struct.error, OverflowError):  # a length led past the file's end
+        except (struct.error, OverflowError):  # a length pointed past the file's end
             raise self._past_end(position - self.position) from None
         self.advance(position - self.position)
 

@@ -1,5 +1,5 @@
-"""Files whose experts have gate and up in one tensor, gate's rows first: `--fuse-gate-up-exps` of llama.cpp's converter
-(https://github.com/ggml-org/llama.cpp/pull/19139). They are read as the two that other files have."""
+"""Files with experts' gate and up in one tensor, gate's rows first (`--fuse-gate-up-exps` of llama.cpp's converter,
+https://github.com/ggml-org/llama.cpp/pull/19139). They are presented as the usual two tensors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _MERGED = {
 
 
 def separated(tensors: Iterable[MappedTensor]) -> Iterator[MappedTensor]:
-    """Yields a file's tensors, with two in place of each merged one: a weight [E, 2 * ff, hidden], a bias [E, 2 *
-    ff]."""
+    """Yields a file's tensors, each merged one split in two: weights [E, 2 * ff, hidden], biases [E, 2 * ff]."""
     for tensor in tensors:
         layer = n.layer_of(tensor.name)
         if layer is not None and tensor.name == n.in_layer(layer, n.EXP_PROBS_B):  # so in files of Hunyuan 3

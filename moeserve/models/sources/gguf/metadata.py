@@ -1,5 +1,4 @@
-"""A model's metadata under GGUF's keys: typed getters with range checks, and string arrays decoded only when asked
-for."""
+"""A model's metadata under GGUF's keys: typed getters with range checks; string arrays are decoded on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _U64 = struct.Struct("<Q")
 
 
 class StringArray(ABC):
-    """An array of strings, each as bytes, which need not be UTF-8."""
+    """An array of strings as bytes, not necessarily UTF-8."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -30,9 +29,9 @@ class StringArray(ABC):
 
 
 class MappedStrings(StringArray):
-    """An array of strings that still lies in the file; its bounds were checked when the header was read.
+    """An array of strings in the mapped file, whose bounds were checked when the header was read.
 
-    A vocabulary is hundreds of thousands of strings and two of four processes never look at it.
+    A vocabulary has hundreds of thousands of strings, and two of four processes never read it.
     """
 
     def __init__(self, buffer: mmap.mmap, offset: int, count: int) -> None:
@@ -55,10 +54,10 @@ MetadataValue = int | float | bool | str | StringArray | np.ndarray[Any, np.dtyp
 
 
 class Metadata(Mapping[str, MetadataValue]):
-    """Key to value: int, float, bool, str, StringArray, or a read-only numpy array.
+    """Key → int, float, bool, str, StringArray, or a read-only numpy array.
 
-    The getters raise the error that `complain` makes, which names the file and the key, when the key is missing
-    (and no default was given), of another type, or out of range.
+    The getters raise the error made by `complain`, which names the file and the key, if the key is missing (without
+    default), of another type, or out of range.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class Metadata(Mapping[str, MetadataValue]):
         values: dict[str, MetadataValue],
         complain: Callable[[Path, str, str], ModelError] | None = None,
     ) -> None:
-        """`complain(path, key, problem)` makes an error in the words of another format than GGUF."""
+        """complain(path, key, problem): makes an error in the terms of another format than GGUF."""
         self.path = path
         self._values = values
         self._complain = complain or _gguf_error
@@ -85,7 +84,7 @@ class Metadata(Mapping[str, MetadataValue]):
         return self._complain(self.path, key, problem)
 
     def require_int(self, key: str, low: int, high: int, default: int | None = None) -> int:
-        """An integer within low..high."""
+        """Returns an integer within low..high."""
         value = self._lookup(key, default)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.error(key, f"is {_describe(value)}, an integer is expected")
@@ -94,7 +93,7 @@ class Metadata(Mapping[str, MetadataValue]):
         return value
 
     def require_float(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """A finite number within low..high."""
+        """Returns a finite number within low..high."""
         value = self._lookup(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.error(key, f"is {_describe(value)}, a number is expected")
@@ -121,7 +120,7 @@ class Metadata(Mapping[str, MetadataValue]):
         return value
 
     def require_ints(self, key: str, length: int) -> np.ndarray[Any, np.dtype[Any]]:
-        """An integer array of exactly `length` entries, of whichever integer type the file uses."""
+        """Returns an integer array of exactly `length` entries, of any integer type."""
         value = self._lookup(key, None)
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
             raise self.error(key, f"is {_describe(value)}, an array of integers is expected")
@@ -130,7 +129,7 @@ class Metadata(Mapping[str, MetadataValue]):
         return value
 
     def require_floats(self, key: str, length: int) -> np.ndarray[Any, np.dtype[Any]]:
-        """A floating-point array of exactly `length` numbers, none of them NaN."""
+        """Returns a float array of exactly `length` numbers without NaN."""
         value = self._lookup(key, None)
         if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
             raise self.error(key, f"is {_describe(value)}, an array of numbers is expected")
@@ -141,7 +140,7 @@ class Metadata(Mapping[str, MetadataValue]):
         return value
 
     def require_bools(self, key: str, length: int) -> list[bool]:
-        """A boolean array of exactly `length` entries."""
+        """Returns a boolean array of exactly `length` entries."""
         value = self._lookup(key, None)
         if not isinstance(value, np.ndarray) or value.dtype.kind != "b":
             raise self.error(key, f"is {_describe(value)}, an array of booleans is expected")
@@ -150,7 +149,7 @@ class Metadata(Mapping[str, MetadataValue]):
         return [bool(entry) for entry in value]
 
     def require_ids(self, key: str, size: int) -> list[int]:
-        """An integer array of any length whose entries are in 0 .. size - 1."""
+        """Returns an integer array of any length with entries in 0 .. size - 1."""
         value = self._lookup(key, None)
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
             raise self.error(key, f"is {_describe(value)}, an array of integers is expected")

@@ -117,7 +117,7 @@ SHARED_PARTS = (FFN_GATE_SHEXP, FFN_UP_SHEXP, FFN_DOWN_SHEXP)
 
 
 def of_part(part: str) -> str:
-    """A part's weight within its layer: of_part(ATTN_Q) is "attn_q.weight"."""
+    """Returns the name of a part's weight within its layer: of_part(ATTN_Q) is "attn_q.weight"."""
     return f"{part}.weight"
 
 
@@ -130,12 +130,12 @@ def scale_of_part(part: str) -> str:
 
 
 def in_layer(layer: int, name: str) -> str:
-    """The full name: in_layer(3, "attn_q.weight") is "blk.3.attn_q.weight"."""
+    """Returns the full name: in_layer(3, "attn_q.weight") is "blk.3.attn_q.weight"."""
     return f"blk.{layer}.{name}"
 
 
 def of_layer(layer: int, part: str) -> str:
-    """The full name of a part's weight: of_layer(3, ATTN_Q) is "blk.3.attn_q.weight"."""
+    """Returns the full name of a part's weight: of_layer(3, ATTN_Q) is "blk.3.attn_q.weight"."""
     return in_layer(layer, of_part(part))
 
 
@@ -144,7 +144,7 @@ def bias_of_layer(layer: int, part: str) -> str:
 
 
 def layer_of(name: str) -> int | None:
-    """The layer of a tensor's full name; None for one of no layer."""
+    """Returns the layer in a tensor's full name; None if it has none."""
     block, _, rest = name.partition(".")
     number = rest.partition(".")[0]
     return int(number) if block == "blk" and number.isdecimal() and len(number) < 6 else None

@@ -1,4 +1,5 @@
-"""config.json under GGUF's metadata keys. Ranges are checked where the keys are read (`models/shape_reader.py`)."""
+"""Translates config.json to GGUF's metadata keys. Ranges are checked when the keys are read
+(`models/shape_reader.py`)."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def spelling(architecture: str, mapping: HuggingFaceMapping) -> dict[str, str]:
 def metadata_of(
     path: Path, config: Mapping[str, Any], architecture: str, mapping: HuggingFaceMapping
 ) -> dict[str, MetadataValue]:
-    """config.json, read from `path`, under GGUF's keys. Raises ModelError."""
+    """Returns config.json's settings under GGUF's keys. Raises ModelError."""
     values: dict[str, MetadataValue] = {"general.architecture": architecture}
     for ours, names in mapping.keys.items():
         default = mapping.defaults.get(ours)
@@ -64,7 +65,7 @@ def metadata_of(
 
 
 def _skipped_layers(config: Mapping[str, Any], mapping: HuggingFaceMapping) -> dict[str, MetadataValue]:
-    """A GGUF counts these layers among its blocks."""
+    """Returns the number of next-token layers, which a GGUF counts among its blocks."""
     layers = config.get("num_hidden_layers")
     count = next((config[name] for name in mapping.skipped_layers if config.get(name) is not None), 0)
     if not count or not isinstance(count, int) or not isinstance(layers, int):
@@ -73,7 +74,7 @@ def _skipped_layers(config: Mapping[str, Any], mapping: HuggingFaceMapping) -> d
 
 
 def _rotated(path: Path, config: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """How much of a head rotates, by transformers' names of it, new and old."""
+    """Returns how much of a head rotates, from transformers' new and old settings."""
     name, stated = "partial_rotary_factor", config.get("rotary_dim")
     factor = scaling.get(name, config.get(name))
     if stated is not None and factor is None:
@@ -96,7 +97,8 @@ def _rotated(path: Path, config: Mapping[str, Any], scaling: Mapping[str, Any]) 
 
 
 def _rope_settings(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The one of the two objects that is there; of two, which transformers takes has changed: they must agree."""
+    """Returns the RoPE settings, of which transformers has two objects; if both exist they must agree, because
+    versions differ in which they use."""
     given = {name: config[name] for name in ("rope_parameters", "rope_scaling") if config.get(name)}
     for name, value in given.items():
         if not isinstance(value, dict):
@@ -111,7 +113,7 @@ def _rope_settings(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _agree(config: Mapping[str, Any], *both: Mapping[str, Any]) -> bool:
-    """Whether they say the same, where older names, and settings that stand outside, are taken for what they mean."""
+    """Returns whether they agree, with older names and top-level settings taken into account."""
     outside = {name: config.get(name) for name in ("rope_theta", "partial_rotary_factor")}
     one, other = (
         outside
@@ -123,7 +125,8 @@ def _agree(config: Mapping[str, Any], *both: Mapping[str, Any]) -> bool:
 
 
 def rope_of(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) -> dict[str, MetadataValue]:
-    """RoPE's settings: in `rope_parameters` (transformers 5), or rope_theta and `rope_scaling` (before)."""
+    """Returns RoPE's settings from `rope_parameters` (transformers 5), or from rope_theta and `rope_scaling`
+    (before)."""
     scaling = _rope_settings(path, config)
     theta = scaling.get("rope_theta", config.get("rope_theta")) or mapping.rope_theta
     if theta is None:
@@ -149,7 +152,7 @@ def rope_of(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) 
 
 
 def _sections(path: Path, scaling: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Sections of positions, which are interleaved: the families that rotate in sections have no other order."""
+    """Returns the sections of multi-section RoPE; they are interleaved in all supported families."""
     sections = scaling.get("mrope_section")
     if sections is None:
         return {}

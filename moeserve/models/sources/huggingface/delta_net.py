@@ -1,4 +1,4 @@
-"""Tensors and settings of gated DeltaNets that checkpoints have in another form than GGUF, for all their families."""
+"""Converts tensors and settings of gated DeltaNets from checkpoints' form to GGUF's, for all families."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def recurrent_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadat
 def made_tensors(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
-    """The convolution and the decay of a recurrent layer. Takes them out of `stored`."""
+    """Yields the convolution and the decay of a recurrent layer, and removes their sources from `stored`."""
     if f"{prefix}{UNDER}A_log" not in stored:
         return
     conv = find_tensor(path, stored, f"{prefix}{UNDER}conv1d.weight", 3)
@@ -71,8 +71,8 @@ def made_tensors(
 def made_tensors_of_merged(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
-    """Yields the tensors, with qkv and z taken from one matrix: for each key head the rows of q, k, and of its value
-    heads' v and z."""
+    """Like `made_tensors`, also splitting a merged matrix into qkv and z: per key head it has the rows of q, k, and
+    of its value heads' v and z."""
     yield from made_tensors(path, prefix, metadata, stored)
     name = f"{prefix}{UNDER}in_proj_qkvz.weight"
     if name not in stored:

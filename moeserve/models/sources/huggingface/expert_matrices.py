@@ -1,4 +1,4 @@
-"""Experts of a layer in two tensors of forms other than transformers' own (`merged_experts.py`)."""
+"""Reads experts stored as two tensors per layer in layouts other than transformers' own (`merged_experts.py`)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def _transposed(columns: slice) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]
 def linear_experts(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
-    """A layer's experts: gate's rows before up's in one tensor. Takes them out of `stored`. Raises ModelError."""
+    """Yields a layer's experts whose gate and up are one tensor, gate's rows first, and removes them from `stored`.
+    Raises ModelError."""
     gate_up = find_tensor(path, stored, f"{prefix}{_LINEAR}input_linear.weight", 3)
     down = find_tensor(path, stored, f"{prefix}{_LINEAR}output_linear.weight", 3)
     experts, rows, cols = gate_up.shape

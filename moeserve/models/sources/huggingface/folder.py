@@ -1,7 +1,7 @@
-"""A folder in Hugging Face's layout as a ModelSource: GGUF's keys and tensor names over safetensors.
+"""A folder in Hugging Face's layout as a ModelSource: safetensors under GGUF's keys and tensor names.
 
-The experts of a layer are tensors of their own there; `data` gathers them to [E, out, in]. That is a copy, of one
-tensor at a time, which is what packing takes; weights in place need a GGUF file.
+Each expert of a layer has its own tensors there; `data` gathers them to [E, out, in], copying one tensor at a time,
+as packing needs it. Using weights in place requires a GGUF file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NORM = "model.norm.weight"
 
 
 class HuggingFaceFolder:
-    """A checked folder. The mappings last as long as this object or any array that `data` returned."""
+    """A checked folder. The mappings last as long as this object or any array from `data`."""
 
     is_mapped = False
 
@@ -63,7 +63,7 @@ class HuggingFaceFolder:
         self._made: dict[str, MadeTensor] = {}
         self.skipped: dict[str, int] = {}
         self._skip(stored, mapping.skipped)
-        # transformers writes a shared expert of no width as tensors without numbers.
+        # transformers writes a shared expert of width 0 as empty tensors.
         for name in [name for name, tensor in stored.items() if 0 in tensor.shape]:
             del stored[name]
         self._add_made_of_layers(stored)
@@ -75,7 +75,7 @@ class HuggingFaceFolder:
         if mapping.interleaved_experts is not None:
             self._add_interleaved(mapping.interleaved_experts, stored)
         self._skip(stored, self._skipped_layers())
-        if stored:  # what is passed over, a bias, say, would quietly change every answer
+        if stored:  # an ignored tensor, such as a bias, would silently change every answer
             raise ModelError(path, f"tensor {next(iter(stored))!r} has no place in a {mapping.model_type}")
 
     def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -100,13 +100,13 @@ class HuggingFaceFolder:
                 part.buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def _skip(self, stored: dict[str, StoredTensor], prefixes: tuple[str, ...]) -> None:
-        """Takes out of `stored` what is for further tokens."""
+        """Removes next-token tensors from `stored`."""
         for name in [name for name in stored if name.startswith(prefixes)]:
             tensor = stored.pop(name)
             self.skipped[name] = sum(part.end - part.start for part in tensor.parts)
 
     def _names(self, stored: dict[str, StoredTensor]) -> Iterator[tuple[str, list[str]]]:
-        """GGUF's name of each tensor, and the names of what it is made of."""
+        """Yields GGUF's name of each tensor, and the names of its source tensors."""
         blocks = self.metadata.require_int(f"{self.architecture}.block_count", 1, 1024)
         layers = blocks - self._count("nextn_predict_layers", blocks - 1)
         experts = self._count("expert_count", 4096)
@@ -161,7 +161,7 @@ class HuggingFaceFolder:
         self._parts[name] = list(made.sources)
 
     def _skipped_layers(self) -> tuple[str, ...]:
-        """The beginnings of tensors' names in layers that are not run."""
+        """Returns the prefixes of tensor names in layers that are not run."""
         count = self._count("nextn_predict_layers", 1024)
         blocks = self.metadata.require_int(f"{self.architecture}.block_count", 1, 1024)
         return tuple(f"model.layers.{layer}." for layer in range(blocks - count, blocks))
@@ -170,7 +170,7 @@ class HuggingFaceFolder:
         return self.metadata.require_int(f"{self.architecture}.{suffix}", 0, most, default=0)
 
     def _add(self, name: str, theirs: list[str], stored: dict[str, StoredTensor]) -> None:
-        """Takes the tensors out of `stored`."""
+        """Adds a tensor made of `theirs`, and removes these from `stored`."""
         parts = []
         for their_name in theirs:
             if their_name not in stored:
@@ -202,25 +202,25 @@ class HuggingFaceFolder:
 
 
 def is_hugging_face_folder(path: Path) -> bool:
-    """Whether to open the folder as one; a folder with a .gguf file as well is a GGUF's."""
+    """Returns whether to open the folder as Hugging Face's; a folder that also has a .gguf file counts as a GGUF's."""
     return path.is_dir() and (path / CONFIG).exists() and not any(path.glob("*.gguf"))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json as it is. Raises ModelError."""
+    """Reads config.json. Raises ModelError."""
     return read_json(folder / CONFIG)
 
 
 def open_mapped_folder(
     path: Path, config: dict[str, Any], architecture: str, mapping: HuggingFaceMapping
 ) -> HuggingFaceFolder:
-    """Opens and checks everything but the tensors' shapes, which the model knows. config: config.json's content.
-    Raises ModelError."""
+    """Opens the folder and checks everything except the tensors' shapes, which the model checks. config: content of
+    config.json. Raises ModelError."""
     values = metadata_of(path / CONFIG, config, architecture, mapping)
     names = spelling(architecture, mapping)
 
     def complain(path: Path, key: str, problem: str) -> ModelError:
-        """In config.json's words."""
+        """Makes an error that uses config.json's names."""
         if key in names:
             return ModelError(path / CONFIG, f"{names[key]!r} {problem}")
         return ModelError(path, f"{key} {problem}")
@@ -249,7 +249,7 @@ def open_mapped_folder(
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The files that the index names, else model.safetensors, else all safetensors files."""
+    """Returns the files that the index names, else model.safetensors, else all safetensors files."""
     index = folder / INDEX
     if not index.exists():
         single = folder / SINGLE

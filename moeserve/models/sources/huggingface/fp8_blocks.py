@@ -1,6 +1,5 @@
-"""Checkpoints of 8-bit floats: a matrix beside its scales, `<name>_scale_inv` or `<name>_scale`. There is one for each
-block (DeepSeek-V3's form, https://arxiv.org/abs/2412.19437), each row, or the whole matrix. They are read as
-bfloat16."""
+"""Checkpoints in 8-bit floats: each matrix has scales in `<name>_scale_inv` or `<name>_scale`, per block
+(DeepSeek-V3's form, https://arxiv.org/abs/2412.19437), per row, or one for the matrix. They are read as bfloat16."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ SCALE_SUFFIXES = ("_scale_inv", "_scale")
 def with_scales(
     path: Path, stored: dict[str, StoredTensor], config: dict[str, Any]
 ) -> dict[str, StoredTensor]:
-    """Each matrix of 8-bit floats with its scales, which are no tensors of their own then. config: that of
-    quantization_config. Raises ModelError for blocks that do not fit."""
+    """Attaches the scales to each 8-bit matrix, and removes them as separate tensors. config: quantization_config.
+    Raises ModelError for blocks that do not fit."""
     block = _block_size(path, config)
     found = dict(stored)
     for name, tensor in stored.items():
@@ -39,7 +38,7 @@ def with_scales(
 
 
 def _block_size(path: Path, config: dict[str, Any]) -> tuple[int, int] | None:
-    """What the settings say of blocks; None: there are none."""
+    """Returns the block size (rows, columns) in the settings; None if they have none."""
     block = config.get("weight_block_size")
     groups = config.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
@@ -57,7 +56,7 @@ def _block_size(path: Path, config: dict[str, Any]) -> tuple[int, int] | None:
 def _block(
     path: Path, tensor: StoredTensor, scales: StoredTensor, block: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """Rows and columns that share one of the scales."""
+    """Returns the rows and columns that share a scale."""
     if len(tensor.shape) == 2 and scales.dtype in ("F32", "BF16", "F16"):
         rows, cols = tensor.shape
         count = math.prod(scales.shape)
@@ -75,7 +74,7 @@ def _block(
 
 
 def dequantized(tensor: StoredTensor) -> npt.NDArray[np.uint16]:
-    """A matrix with scales as the bits of bfloat16 [rows, cols], rounded to the nearest."""
+    """Returns a scaled matrix as the bits of bfloat16 [rows, cols], rounded to nearest."""
     assert tensor.scales is not None
     rows, cols = tensor.shape
     scales = _floats(tensor.scales).reshape(-(-rows // tensor.block[0]), -1)
@@ -96,7 +95,7 @@ def _floats(scales: StoredTensor) -> npt.NDArray[np.float32]:
 
 
 def _e4m3() -> npt.NDArray[np.float32]:
-    """The value of each byte: sign, 4 bits of exponent less 7, 3 of mantissa; no infinities
+    """Returns the value of each byte: sign, 4 exponent bits (bias 7), 3 mantissa bits; no infinities
     (https://arxiv.org/abs/2209.05433)."""
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7

@@ -30,7 +30,7 @@ from .zero_blocks import Bytes, Integers, integer_matrix
 
 WORD = 32
 Stored = dict[str, StoredTensor]
-# What activations and the KV cache were rounded with: neither is rounded so here.
+# Settings for quantising activations and the KV cache, which are ignored here.
 _OF_ACTIVATIONS = (
     *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
     *("k_scale", "v_scale", "q_scale"),
@@ -38,8 +38,8 @@ _OF_ACTIVATIONS = (
 
 
 def with_integers(path: Path, stored: Stored, settings: dict[str, Any]) -> Stored:
-    """The matrices under the names that they have in a checkpoint of floats, in place of their parts. Raises ModelError
-    for parts that do not fit one another, and for what no block can hold."""
+    """Replaces the parts of integer matrices by the matrices, under their names in a float checkpoint. Raises
+    ModelError for inconsistent parts, and for formats that no block type can hold."""
     found = {name: t for name, t in stored.items() if name.rpartition(".")[2] not in _OF_ACTIVATIONS}
     method = settings["quant_method"]
     for name in list(found):
@@ -103,7 +103,7 @@ def _gptq(path: Path, stored: Stored, prefix: str, is_v2: bool) -> StoredTensor:
 
 
 def _checked_order(path: Path, stored: Stored, name: str, cols: int, groups: int) -> StoredTensor:
-    """Raises ModelError where a column's group is another than its place says."""
+    """Raises ModelError if a column's group is not determined by its position (act-order)."""
     order = _part(path, stored, name, ("I32", "I64"), 1)
     if order.shape != (cols,) or cols % groups:
         raise _misfit(path, name.rpartition(".")[0])
@@ -206,7 +206,7 @@ def _signed_bytes(path: Path, stored: Stored, prefix: str) -> StoredTensor:
 
 
 def _codes(words: npt.NDArray[Any], bits: int) -> Bytes:
-    """The codes of the last dimension's words, a byte each."""
+    """Unpacks the codes in the words of the last dimension, one per byte."""
     octets = np.ascontiguousarray(words, "<u4").view(np.uint8)
     if bits == 8:
         return octets

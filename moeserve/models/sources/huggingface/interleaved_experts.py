@@ -35,8 +35,8 @@ _PARTS = (
 def interleaved_experts(
     path: Path, prefix: str, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
-    """A layer's experts by GGUF's names within it. prefix: "model.layers.3.mlp.experts.". Takes them out of `stored`.
-    Raises ModelError for what is missing or has another form."""
+    """Yields a layer's experts by GGUF's names within it, and removes them from `stored`. prefix:
+    "model.layers.3.mlp.experts.". Raises ModelError for missing tensors or another form."""
     for ours, theirs, rows in _PARTS:
         bias = find_tensor(path, stored, f"{prefix}{theirs}_bias", 2)
         yield n.bias_of_part(ours), _made_bias(bias, rows)

@@ -1,4 +1,4 @@
-"""The folder's JSON files, read as untrusted input."""
+"""Reads the folder's JSON files, as untrusted input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_BYTES = 128 << 20  # tokenizer.json of today's largest vocabularies takes 33
 
 
 def read_json(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """The object that the file holds. Raises ModelError, also for one of more than `most_bytes`."""
+    """Reads a JSON object. Raises ModelError, also for a file larger than `most_bytes`."""
     try:
         found = msgspec.json.decode(_read(path, most_bytes))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -25,7 +25,7 @@ def read_json(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """Raises ModelError, also for what is not UTF-8."""
+    """Reads a text file. Raises ModelError, also for invalid UTF-8."""
     try:
         return _read(path).decode("utf-8")
     except UnicodeDecodeError as error:

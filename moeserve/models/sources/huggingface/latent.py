@@ -1,5 +1,5 @@
-"""Tensors and settings of latent attention that checkpoints have in another form than GGUF: settings that only together
-say one thing, and the up-projections of keys and values as one matrix."""
+"""Converts tensors and settings of latent attention from checkpoints' form to GGUF's: settings that several keys
+determine together, and the merged up-projection of keys and values."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 
 def _magnitude(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """YaRN's, of scores. Angles have the quotient of the two settings, which is 1 where they are the same."""
+    """Returns YaRN's factor for attention scores. Angles use the quotient of the two settings, which is 1 if they
+    are equal."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(scaling, dict) or scaling.get("rope_type", scaling.get("type")) != "yarn":
         return {}
@@ -86,8 +87,8 @@ def _scoring(path: Path, config: Mapping[str, Any]) -> int:
 def made_tensors(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
-    """The up-projections of keys, transposed, and of values, by head, from the one matrix of both. Takes it out of
-    `stored`."""
+    """Yields the up-projections of keys (transposed) and values, by head, from the merged matrix, and removes that
+    from `stored`."""
     name = f"{prefix}self_attn.kv_b_proj.weight"
     if name not in stored:
         return

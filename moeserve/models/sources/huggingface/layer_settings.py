@@ -1,4 +1,4 @@
-"""Settings of config.json by which layers differ: which have experts, and which see a window. transformers' rules."""
+"""Settings of config.json that differ between layers: experts, and sliding windows; by transformers' rules."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DEEP_LAYERS = "deepstack_visual_indexes"
 _MAX_WINDOW_LAYERS = 28  # transformers' default of max_window_layers
 
 Derived = Callable[[Path, Mapping[str, Any]], dict[str, MetadataValue]]
-# Whether a layer sees a window, by its index and max_window_layers.
+# (layer index, max_window_layers) -> whether the layer has a window.
 WindowRule = Callable[[int, int], bool]
 
 
 def derived_by(*parts: Derived) -> Derived:
-    """A mapping's `derived` of several."""
+    """Combines several functions into one `derived` of a mapping."""
 
     def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         values: dict[str, MetadataValue] = {}
@@ -90,7 +90,7 @@ def windows(rule: WindowRule | None) -> Derived:
 
 
 def layer_types(path: Path, config: Mapping[str, Any], layers: int) -> list[str] | None:
-    """config.json's, of attention with a window or without; None where it has none. Raises ModelError."""
+    """Returns config.json's layer types, with a window or without; None if it has none. Raises ModelError."""
     types = config.get("layer_types")
     if types is None:
         return None

@@ -1,5 +1,5 @@
-"""Llama 3's stretching of RoPE: slow frequencies are divided, fast ones stay, those between are mixed. A GGUF has the
-divisors as a tensor."""
+"""Llama 3's RoPE scaling: slow frequencies are divided, fast ones unchanged, those in between interpolated. A GGUF
+stores the divisors as a tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from moeserve.quantization.table import F32
 from .made_tensor import MadeTensor, bytes_of
 
 _TYPE = "llama3"
-# Our own keys, which no GGUF has, by config.json's names.
+# Project-specific metadata keys, absent from GGUFs, by config.json's names.
 _SETTINGS = {
     "factor": "rope.llama3.factor",
     "low_freq_factor": "rope.llama3.low_freq_factor",
@@ -30,12 +30,12 @@ _OTHERS = {"rope_type", "type", "rope_theta"}
 
 
 def is_llama3(config: Mapping[str, Any]) -> bool:
-    """Whether config.json asks for it."""
+    """Returns whether config.json uses this scaling."""
     return _settings(config).get("rope_type", _settings(config).get("type")) == _TYPE
 
 
 def llama3_rope(path: Path, config: Mapping[str, Any], theta: float) -> dict[str, MetadataValue]:
-    """theta: where config.json has none. Raises ModelError."""
+    """Returns the settings under our keys. theta: default of rope_theta. Raises ModelError."""
     settings = _settings(config)
     unknown = sorted(settings.keys() - _SETTINGS.keys() - _OTHERS)
     if unknown:

@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint has in another form than a GGUF: put together when they are asked for."""
+"""Tensors that a checkpoint stores in another form than GGUF; converted when they are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class MadeTensor:
-    """A tensor that is put together when it is asked for."""
+    """A tensor that is converted when it is read."""
 
     shape: tuple[int, ...]
     type: QuantType
@@ -36,7 +36,7 @@ def floats_made(
     shape: tuple[int, ...],
     compute: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]],
 ) -> MadeTensor:
-    """A float32 tensor of this shape, computed from another's values."""
+    """Returns a float32 tensor of this shape, computed from another's values."""
     source.float_type  # noqa: B018  (it raises ModelError for what is not of floats)
     return MadeTensor(shape, F32, (source,), lambda: bytes_of(compute(_floats(source)).reshape(shape)))
 
@@ -44,7 +44,7 @@ def floats_made(
 def rows_made(
     source: StoredTensor, shape: tuple[int, ...], choose: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 ) -> MadeTensor:
-    """A tensor of the same type, whose rows are chosen from another's: `choose` has no regard for how long they are."""
+    """Returns a tensor of the same type whose rows are selected by `choose`, independent of their length."""
     packed = source.packed
     if packed is None:
         return values_made(source, shape, choose)
@@ -54,12 +54,12 @@ def rows_made(
 def values_made(
     source: StoredTensor, shape: tuple[int, ...], choose: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 ) -> MadeTensor:
-    """A tensor whose single values are chosen from another's: of integers with scales, as float32."""
+    """Returns a tensor whose single values are selected by `choose`; integers with scales become float32."""
     return MadeTensor(shape, source.float_type, (source,), lambda: bytes_of(choose(numbers_of(source))))
 
 
 def find_tensor(path: Path, stored: dict[str, StoredTensor], name: str, dimensions: int) -> StoredTensor:
-    """Raises ModelError where it is missing or has another number of dimensions."""
+    """Returns a stored tensor. Raises ModelError if it is missing or has another number of dimensions."""
     tensor = stored.get(name)
     if tensor is None:
         raise ModelError(path, f"tensor {name!r} is missing; download the whole repository")
@@ -71,8 +71,8 @@ def find_tensor(path: Path, stored: dict[str, StoredTensor], name: str, dimensio
 
 
 def numbers_of(tensor: StoredTensor) -> npt.NDArray[Any]:
-    """As unsigned numbers of the same width, which is bfloat16's for 8-bit floats and float32's for integers with
-    scales: nothing is computed with them."""
+    """Returns the tensor as unsigned integers of the same width (bfloat16's for 8-bit floats, float32's for scaled
+    integers), for moving values without computing."""
     if tensor.packed is not None:
         values = dequantize(tensor.packed.type, tensor.packed.make())
         return values.reshape(tensor.shape).view(np.uint32)

@@ -1,4 +1,4 @@
-"""Experts of a layer in two tensors, as transformers 5 holds them and Qwen3.5 is published:
+"""Experts stored as two tensors per layer, as in transformers 5 and Qwen3.5:
 
 gate_up_proj [E, 2 * ff, hidden], gate's rows first, and down_proj [E, hidden, ff]
 """
@@ -21,8 +21,8 @@ from .safetensors_file import StoredTensor
 def merged_experts(
     path: Path, prefix: str, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
-    """A layer's experts by GGUF's names within it, where they are so. prefix: "model.layers.3.mlp.experts.". Takes
-    them out of `stored`. Raises ModelError for what is missing or has another form."""
+    """Yields a layer's experts by GGUF's names, if stored in this form, and removes them from `stored`. prefix:
+    "model.layers.3.mlp.experts.". Raises ModelError for missing tensors or another form."""
     if f"{prefix}gate_up_proj" not in stored:
         return
     gate_up = find_tensor(path, stored, f"{prefix}gate_up_proj", 3)

@@ -1,4 +1,4 @@
-"""Which of config.json's `quantization_config` are read. What a scheme needs and is not had is refused by its name."""
+"""Checks config.json's `quantization_config`; unsupported schemes are refused by name."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _OLD_FILE = "quantize_config.json"  # of AutoGPTQ
 
 
 def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The object, with its `quant_method` in the names above; None: the checkpoint is not quantised. Raises
-    ModelError for a method or a format that is not read."""
+    """Returns the settings, with a normalised `quant_method`; None if the checkpoint is not quantised. Raises
+    ModelError for an unsupported method or format."""
     path = folder / "config.json"
     settings = config.get("quantization_config")
     if settings is None:
@@ -66,7 +66,7 @@ def _check_gptq(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def is_gptq_v2(settings: Mapping[str, Any]) -> bool:
-    """Whether zero points are stored as they are; the first form's are one less."""
+    """Returns whether zero points are stored unchanged; GPTQ's first format stores them minus 1."""
     return (settings.get("checkpoint_format") or settings.get("format")) == "gptq_v2"
 
 

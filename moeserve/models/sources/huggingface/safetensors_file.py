@@ -1,4 +1,4 @@
-"""One .safetensors file, checked and mapped. Format: https://huggingface.co/docs/safetensors."""
+"""Checks and maps one .safetensors file. Format: https://huggingface.co/docs/safetensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A matrix of integers, whose parts are tensors of their own."""
+    """A matrix of integers, stored as several tensors."""
 
     type: QuantType
     make: Callable[[], np.ndarray[Any, np.dtype[np.uint8]]]  # its blocks: uint8 [rows, row bytes]
@@ -45,7 +45,7 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor where it lies: bytes start .. end of its file, rows contiguous."""
+    """A tensor in a file: bytes start .. end, rows contiguous."""
 
     path: Path
     name: str
@@ -60,20 +60,19 @@ class StoredTensor:
 
     @property
     def type(self) -> QuantType:
-        """As what its rows are read. Raises ModelError for a tensor that is neither of floats nor of integers with
-        scales."""
+        """The type as which rows are read. Raises ModelError if it is neither float nor scaled integers."""
         return self.float_type if self.packed is None else self.packed.type
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
-        """The tensors of the file that it is read from."""
+        """The file's tensors from which it is read."""
         if self.packed is not None:
             return self.packed.sources
         return (self,) if self.scales is None else (self, self.scales)
 
     @property
     def float_type(self) -> QuantType:
-        """As what its single values are read. Raises ModelError for a tensor that is not of floats."""
+        """The type as which single values are read. Raises ModelError if it is not float."""
         if self.packed is not None:
             return F32
         if self.scales is not None:
@@ -88,10 +87,11 @@ class StoredTensor:
 
 
 def read_tensors(path: Path, most_header_bytes: int | None = None) -> tuple[int, dict[str, StoredTensor]]:
-    """The file's bytes and its tensors by name. Raises ModelError. most_header_bytes: None: what the library reads.
+    """Returns the file's size in bytes and its tensors by name. Raises ModelError. most_header_bytes: None: the
+    library's limit.
 
-    The library checks the header, whose size it limits to 100 MB: types, shapes, that the tensors fill the file and
-    none overlap. It does not tell where they lie, so the header is read once more, from the bytes that were mapped.
+    The library checks the header (at most 100 MB): types, shapes, no gaps or overlaps. It does not tell the tensors'
+    offsets, so the header is parsed once more, from the mapped bytes.
     """
     try:
         buffer = map_file(path)
@@ -126,7 +126,7 @@ def _stored(path: Path, name: str, entry: _Entry, buffer: mmap.mmap, base: int) 
 
 
 def stored_numbers(tensor: StoredTensor) -> npt.NDArray[Any]:
-    """The tensor as unsigned numbers of its width, in its shape."""
+    """Returns the tensor as unsigned integers of its width, in its shape."""
     data = np.frombuffer(tensor.buffer, np.uint8, tensor.end - tensor.start, tensor.start)
     item = data.nbytes // max(1, math.prod(tensor.shape))
     # A header of odd length leaves numbers at odd addresses, which numpy reads all the same.

@@ -1,5 +1,5 @@
-"""Gemma's form of tokenizer.json: BPE over characters, another character in place of spaces, bytes for what has no
-token."""
+"""Gemma's form of tokenizer.json: BPE over characters, with spaces replaced by another character and byte tokens as
+fallback."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # tokenizer.ggml.token_type
 
 
 def is_spaced(tokenizer: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.json's content has this form."""
+    """Returns whether a tokenizer.json has this form."""
     return tokenizer.get("normalizer") == _SPACES
 
 
 def check_spaced(path: Path, tokenizer: Mapping[str, Any]) -> None:
-    """Raises ModelError for what would give other ids."""
+    """Raises ModelError for settings that would give other token ids."""
     model = tokenizer.get("model")
     if not isinstance(model, dict):
         raise ModelError(path, "'model' is not an object; download it again")
@@ -58,7 +58,7 @@ def check_spaced(path: Path, tokenizer: Mapping[str, Any]) -> None:
 def spaced_kinds(
     tokens: Sequence[str], kinds: np.ndarray[Any, np.dtype[np.int32]]
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """`kinds` of the tokens, with those of bytes, and of control tokens that are to be seen."""
+    """Returns `kinds` with byte tokens and visible control tokens marked."""
     kinds = kinds.copy()
     for token_id, token in enumerate(tokens):
         if token in _BYTES:

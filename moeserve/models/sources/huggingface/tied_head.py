@@ -1,5 +1,5 @@
-"""Whether a checkpoint's head is its embedding, as transformers decides it: by `tie_word_embeddings`, but never against
-the tensors."""
+"""Decides whether a checkpoint's head is its embedding, like transformers: by `tie_word_embeddings`, unless the
+tensors contradict it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _AT_ONCE = 1 << 24  # bytes that are compared
 def settle_head(
     path: Path, config: Mapping[str, Any], stored: dict[str, StoredTensor], *, tied_by_default: bool
 ) -> None:
-    """Leaves the head in `stored` if it is one of its own. Of a tied model, a head with other numbers than the
-    embedding's stays, a copy goes, and one without an embedding becomes it. tied_by_default: where config.json does not
-    say. Raises ModelError where neither is a head."""
+    """Leaves a separate head in `stored`. In a tied model, a head that differs from the embedding stays, an equal
+    one is removed, and a head without an embedding becomes the embedding. tied_by_default: if config.json does not
+    say. Raises ModelError if there is no head."""
     tied = config.get("tie_word_embeddings")
     if tied if tied is not None else tied_by_default:
         head = stored.get(HEAD)
@@ -37,7 +37,7 @@ def settle_head(
 
 
 def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
-    """To the bit. Tensors of different types are taken for different: nothing is lost by it but memory."""
+    """Compares bitwise. Different types count as different, which costs only memory."""
     if (one.dtype, one.shape) != (other.dtype, other.shape) or any(
         each.scales or each.packed for each in (one, other)
     ):

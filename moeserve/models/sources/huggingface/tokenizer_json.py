@@ -1,7 +1,7 @@
-"""tokenizer.json and its neighbours under GGUF's metadata keys, as llama.cpp's converter writes them.
+"""Translates tokenizer.json and related files to GGUF's metadata keys, as llama.cpp's converter writes them.
 
-Supported is what a GGUF can say and `tokenizer.TextTokenizer` does: byte-level BPE with one of the split expressions
-of `sources/splits.py`, and Gemma's BPE over characters (spaced_bpe.py).
+Supported: byte-level BPE with a split expression of `sources/splits.py`, and Gemma's BPE over characters
+(spaced_bpe.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk
 
 
 class StringList(StringArray):
-    """Strings in memory, as a Metadata holds them."""
+    """Strings in memory, for a Metadata."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = strings
@@ -59,7 +59,7 @@ class StringList(StringArray):
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any], vocab_size: int) -> dict[str, MetadataValue]:
-    """Everything of the tokenizer and the chat template; `vocab_size` is the embedding's. Raises ModelError."""
+    """Returns tokenizer and chat template under GGUF's keys. vocab_size: rows of the embedding. Raises ModelError."""
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelError(
@@ -93,7 +93,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], vocab_size: int) -> 
 
 
 def _normalizer(tokenizer: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """transformers' Qwen2Tokenizer has NFC even where its tokenizer.json, as transformers 5 writes it, says none."""
+    """Returns the normaliser. transformers' Qwen2Tokenizer uses NFC even if tokenizer.json, as transformers 5 writes
+    it, has none."""
     is_qwen2 = str(settings.get("tokenizer_class")).removesuffix("Fast") == "Qwen2Tokenizer"
     return "NFC" if is_qwen2 or tokenizer.get("normalizer") not in _NO_NORMALIZERS else "none"
 
@@ -110,7 +111,7 @@ def _check_kind(path: Path, tokenizer: Mapping[str, Any]) -> None:
 
 
 def _split(path: Path, tokenizer: Mapping[str, Any]) -> Split:
-    """Raises ModelError for a pre_tokenizer that is not one of those in `sources/splits.py`."""
+    """Returns the split. Raises ModelError for a pre_tokenizer that is not in `sources/splits.py`."""
     pre = tokenizer.get("pre_tokenizer")
     steps = pre.get("pretokenizers") if isinstance(pre, dict) and pre.get("type") == "Sequence" else [pre]
     split = None
@@ -147,8 +148,8 @@ def _digits_as_split(cut: dict[str, Any]) -> dict[str, Any]:
 def _tokens(
     path: Path, tokenizer: Mapping[str, Any], size: int
 ) -> tuple[list[str], np.ndarray[Any, np.dtype[np.int32]]]:
-    """The piece and the kind of each id below `size`. The embedding may have more rows than there are tokens: those
-    get names of their own and are never written."""
+    """Returns the text and kind of each id below `size`. The embedding may have more rows than tokens; such ids get
+    unique names and are never generated."""
     if not 1 <= size <= MAX_VOCAB:
         raise ModelError(
             path.with_name("config.json"), f"vocab_size is {size}; 1 to {MAX_VOCAB} is supported"
@@ -180,7 +181,7 @@ def _place(path: Path, pieces: dict[int, str], size: int, token_id: object, piec
 
 
 def _merges(path: Path, tokenizer: Mapping[str, Any]) -> list[str]:
-    """Pairs, or texts with a blank between (before tokenizers 0.20); no piece holds a blank."""
+    """Returns merges: pairs, or texts with a blank in between (tokenizers before 0.20); no token contains a blank."""
     merges = _dict(path, tokenizer, "model").get("merges")
     if not isinstance(merges, list):
         raise ModelError(path, "'model' has no list of merges")
@@ -191,7 +192,7 @@ def _merges(path: Path, tokenizer: Mapping[str, Any]) -> list[str]:
 
 
 def _special_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) -> dict[str, MetadataValue]:
-    """The tokens that templates know as bos_token and so on, and whether a text begins with one."""
+    """Returns the special tokens of templates (bos_token and so on), and whether a text starts with BOS."""
     values: dict[str, MetadataValue] = {}
     for theirs, ours in _SPECIAL.items():
         given = settings.get(theirs)
@@ -207,7 +208,7 @@ def _special_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) 
 
 
 def _end_tokens(folder: Path, config: Mapping[str, Any], size: int) -> dict[str, MetadataValue]:
-    """Where generation ends: one id or several, in generation_config.json, else in config.json."""
+    """Returns the end tokens, one or several, from generation_config.json, else config.json."""
     path, key = folder / "generation_config.json", "tokenizer.generation_end_ids"
     given = _optional(path).get("eos_token_id")
     if given is None:
@@ -224,7 +225,7 @@ def _end_tokens(folder: Path, config: Mapping[str, Any], size: int) -> dict[str,
 
 
 def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The templates that are supported, by name. In transformers' order: chat_template.jinja with those of
+    """Returns the supported templates by name, with transformers' precedence: chat_template.jinja with
     additional_chat_templates, chat_template.json, tokenizer_config.json."""
     jinja = folder / "chat_template.jinja"
     if jinja.exists():

@@ -1,4 +1,4 @@
-"""Checkpoints of a model that sees as well as reads: the text's is a part of them, under names of its own."""
+"""Extracts the text model from checkpoints of multimodal models, where it is a part with its own names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_ALL = ("quantization_config", "tie_word_embeddings")  # what config.json say
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json's content as that of the text's model alone."""
+    """Returns config.json's content as that of the text model."""
     inner = config.get(TEXT_CONFIG)
     if not isinstance(inner, dict):
         return dict(config)

@@ -1,5 +1,5 @@
-"""Matrices of integers of 4 or 8 bits with a scale and a zero point for each group of a row's columns, as the engine's
-own blocks: w = s * (q - z), nothing rounded."""
+"""Converts 4- and 8-bit integer matrices with a scale and a zero point per group of columns to the engine's own
+block types: w = s * (q - z), without rounding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """A matrix as its blocks take it."""
+    """A matrix in the form from which blocks are built."""
 
     codes: Bytes  # [rows, cols * bits / 8], a row's in their order, the first in the lowest bits; unsigned
     scales: npt.NDArray[Any]  # [rows, groups], float16, float32 or the bits of bfloat16
@@ -39,8 +39,8 @@ def integer_matrix(
     sources: tuple[StoredTensor, ...],
     read: Callable[[], Integers],
 ) -> StoredTensor:
-    """The matrix [rows, cols] under its name in a checkpoint of floats. `groups`: of a row, with a scale each; `first`:
-    the tensor of the codes. Raises ModelError for what no block can hold."""
+    """Returns the matrix [rows, cols] under its name in a float checkpoint. groups: per row, each with a scale;
+    first: the tensor of codes. Raises ModelError for formats that no block type can hold."""
     kind = _kind_of(first, shape[1], bits, scales, groups)
     packed = PackedWeight(kind, lambda: _blocks(kind, shape, bits, read()), sources)
     return StoredTensor(
@@ -66,7 +66,7 @@ def _kind_of(first: StoredTensor, cols: int, bits: int, scales: StoredTensor, gr
 
 
 def _stored_scales(scales: StoredTensor) -> StoredScales:
-    """How a block stores them. float32 only where 16 bits hold every one."""
+    """Returns how a block stores the scales. Raises ModelError for float32 scales that 16 bits cannot hold exactly."""
     if scales.dtype == "F16":
         return StoredScales.F16_ZERO
     if scales.dtype == "BF16":
@@ -84,7 +84,7 @@ def _stored_scales(scales: StoredTensor) -> StoredScales:
 
 
 def _blocks(kind: QuantType, shape: tuple[int, int], bits: int, integers: Integers) -> Bytes:
-    """uint8 [rows, row bytes]."""
+    """Returns the blocks, uint8 [rows, row bytes]."""
     layout = kind.layout
     assert layout is not None
     rows, cols = shape

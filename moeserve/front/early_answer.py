@@ -1,0 +1,106 @@
+"""An answer that may begin before its model is loaded, so that clients and proxies keep the connection.
+
+A stream of server-sent events gets comments that tell the load's progress; what fails later is an event of the API's
+error shape. JSON gets blank lines, which JSON allows, after half a minute; what fails later is sent as JSON, and the
+connection ends without the answer's end, so that no client takes it for an answer. `transport/sse.py` does the same.
+Lines of JSON get nothing: their clients know nothing that could stand between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import orjson
+from starlette.types import Send
+
+from moeserve.httpserver.transport.sse import BEAT_S, BLANKS_AFTER_S, COMMENTS_AFTER_S, send_part
+
+PROGRESS_S: Final = 1.0  # between two comments, where they differ
+
+T = TypeVar("T")
+
+
+class EarlyAnswer(ABC):
+    media_type: bytes
+    patience: float  # seconds until the answer begins
+
+    def __init__(self, send: Send) -> None:
+        self.have_begun = False
+        self._send = send
+
+    async def until(self, awaited: Awaitable[T], undo: Callable[[T], None]) -> T:
+        """Returns what is awaited, and sends beats meanwhile. `undo` gets what came, but is wanted no longer, because
+        this call is cancelled."""
+        working = asyncio.ensure_future(awaited)
+        said, said_at = b"", time.monotonic()
+        try:
+            patience = self.patience
+            while not (await asyncio.wait((working,), timeout=patience))[0]:
+                patience = PROGRESS_S
+                beat = self._beat()
+                if beat != said or time.monotonic() - said_at >= BEAT_S:
+                    said, said_at = beat, time.monotonic()
+                    await self._begin()
+                    await send_part(self._send, beat, True)
+        except BaseException:
+            working.cancel()
+            await asyncio.wait((working,))
+            if not working.cancelled() and working.exception() is None:
+                undo(working.result())
+            raise
+        return working.result()
+
+    @abstractmethod
+    async def fail(self, body: Mapping[str, Any]) -> None:
+        """Ends the answer, which has begun, with an error in the shape of its API."""
+
+    @abstractmethod
+    def _beat(self) -> bytes: ...
+
+    async def _begin(self) -> None:
+        if not self.have_begun:
+            self.have_begun = True
+            headers = [
+                (b"content-type", self.media_type),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+            ]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+class EarlyEvents(EarlyAnswer):
+    media_type = b"text/event-stream; charset=utf-8"
+    patience = COMMENTS_AFTER_S
+
+    def __init__(self, send: Send, text: Callable[[], str]) -> None:
+        """`text` says what the request waits for."""
+        super().__init__(send)
+        self._text = text
+
+    async def fail(self, body: Mapping[str, Any]) -> None:
+        await send_part(self._send, error_event(body), False)
+
+    def _beat(self) -> bytes:
+        line = "".join(character if character.isprintable() else "?" for character in self._text())
+        return f": {line}\n\n".encode()
+
+
+class EarlyJson(EarlyAnswer):
+    media_type = b"application/json"
+    patience = BLANKS_AFTER_S
+
+    async def fail(self, body: Mapping[str, Any]) -> None:
+        await send_part(self._send, orjson.dumps(body), True)  # and no end
+
+    def _beat(self) -> bytes:
+        return b"\n"
+
+
+def error_event(body: Mapping[str, Any]) -> bytes:
+    """Anthropic's events have names; the error's is its type."""
+    name = b"event: error\n" if body.get("type") == "error" else b""
+    return name + b"data: " + orjson.dumps(body) + b"\n\n"
