@@ -256,9 +256,7 @@ class ModelShape:
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: unchanged
     logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading
-    rope_sections: tuple[int, int, int] | None = (
-        None  # RoPE frequencies for time, height, width (t h w t h w)
-    )
+    rope_sections: tuple[int, int, int] | None = None  # RoPE frequencies: time, height, width (t h w t h w)
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
     spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
     deep_layers: int = 0  # first layers after which more is added to the rows of a span (DeepStack)
