@@ -38,7 +38,7 @@ def save(conversation: Conversation, path: str) -> None:
 
 def load(conversation: Conversation, path: str) -> None:
     """Replaces the conversation's messages and system prompt by those of a file that `save` wrote. Raises UserError
-    and leaves the conversation unchanged if the file cannot be read."""
+    and leaves the conversation unchanged if the file cannot be read, is too large or is of another kind."""
     try:
         with open(Path(path).expanduser(), "rb") as file:
             data = file.read(MOST_BYTES + 1)
