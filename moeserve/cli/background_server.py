@@ -127,8 +127,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def wait_until_ready(url: str, server: subprocess.Popen[bytes] | None) -> bool:
-    """True once the server answers questions; False where it has ended: `server`, a process of ours, or another's that
-    does not listen. A terminal shows the progress."""
+    """Waits until /health reports "ok", and shows the progress on a terminal. Returns False if the server is gone: the
+    process `server` has ended, or, with None (a server that another process started), nothing listens at `url`."""
     told, progress = "", _Progress()
     try:
         while server is None or server.poll() is None:

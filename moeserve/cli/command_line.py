@@ -39,7 +39,7 @@ def options_parser(prog: str, epilog: str = "") -> argparse.ArgumentParser:
     """For the server's options, all of them. `epilog`: ends its `--help`, before the order of precedence."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        usage="%(prog)s [command] [--model MODEL] [options]",
+        usage="%(prog)s [command] [MODEL ...] [options]",
         description="Serve a mixture-of-experts model over an OpenAI-compatible HTTP API.",
         epilog=f"{epilog}A flag wins over its environment variable, that over the default.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -90,7 +90,7 @@ class FrontLauncher:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         self._inbox: PullChannel[ToLauncher] = PullChannel(context, paths.launcher, TO_LAUNCHER)
-        self._wakeup = stack.enter_context(signals_as_events(self._on_signal))
+        self._wakeup = stack.enter_context(signals_as_events(self._on_signal, (signal.SIGUSR2,)))
         self._poller = zmq.Poller()
         self._poller.register(self._inbox.socket, zmq.POLLIN)
         self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
@@ -212,5 +212,9 @@ class FrontLauncher:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGHUP:
             self._hung_up = True
+        elif signum == signal.SIGUSR2:
+            log.error(
+                "SIGUSR2: a server with several models does not start the next beside itself yet; restart it"
+            )
         else:
             self._signals += 1

@@ -107,7 +107,8 @@ class CpuStream(OperationQueue):
     def gelu_gate(
         self, gate: torch.Tensor | None, up: torch.Tensor, column: int, n: int, out: Activations
     ) -> None:
-        """out[t] = gelu(gate[t]) * up[t] by GELU's tanh form, quantised too where out has room; without a gate up[t].
+        """out[t] = gelu(gate[t]) * up[t], with GELU's tanh form; with gate None, out[t] = up[t] (no GELU). Also writes
+        the quantised values if `out` has buffers for them.
 
         gate: [n, cols]; up: [n, any], of which the columns from `column` on are read; out: [n, cols].
         """

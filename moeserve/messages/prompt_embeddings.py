@@ -22,8 +22,8 @@ _INT32_BYTES: Final = 4
 
 
 class EmbeddingSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Positions start .. start + count - 1 of a prompt. The ids that `GenerateRequest.token_ids` has there are
-    placeholders, of which KV events show the first for all of them."""
+    """A prompt's positions start .. start + count - 1, whose inputs are given as embeddings. The ids that
+    `GenerateRequest.token_ids` has there are placeholders; KV events show the span's first one at all positions."""
 
     start: int
     count: int

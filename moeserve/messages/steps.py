@@ -57,7 +57,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     adapters: dict[str, str] = {}  # LoRA adapters of --lora-modules: the key of each name
     adapter_bytes: dict[str, int] = {}  # by key
     max_drafts: int = 0  # positions of a row whose tokens are drafted; 0: its rows have none
-    embedding_size: int = 0  # numbers of an embedding that may stand for a token; 0: none may
+    # Numbers of a row that may stand for a token: an embedding, and what else the model adds of it; 0: none may.
+    embedding_size: int = 0
     rotates_in_sections: bool = False  # embeddings may have positions of their own (EmbeddingSpan.positions)
     whole_spans: bool = (
         False  # rows of a span of embeddings see those behind them: no row of a plan ends within one

@@ -238,10 +238,8 @@ class ModelShape:
     """The shape of a decoder: embedding, layers (a mixer, i.e. attention or recurrence, and a feed-forward, each
     after an RMSNorm), and a head.
 
-    Layers may differ, but latent attention and recurrence each have one form per model, and at least one layer
-    attends. Properties of the whole model return the largest value of all layers, for which buffers are allocated; 0
-    if no layer has the feature.
-    """
+    Latent attention and recurrence each have one form per model, and at least one layer attends. Properties of the
+    whole model return the largest value of all layers, for which buffers are allocated; 0 if none has the feature."""
 
     architecture: str
     hidden_size: int
@@ -258,16 +256,13 @@ class ModelShape:
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: unchanged
     logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading
-    # multi-section RoPE: frequencies for time, height, width (t h w t h w)
-    rope_sections: tuple[int, int, int] | None = None
+    rope_sections: tuple[int, int, int] | None = None  # RoPE frequencies: time, height, width (t h w t h w)
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
-    spans_see_ahead: bool = (
-        False  # in windowed layers, rows of a span of embeddings (a picture's) see it to its end
-    )
+    spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
+    deep_layers: int = 0  # first layers after which more is added to the rows of a span (DeepStack)
 
     def __post_init__(self) -> None:
-        """Raises ValueError if no layer attends, if latent attention is mixed with another form, or if recurrent
-        layers have several forms."""
+        """Raises ValueError if no layer attends, or if latent attention or recurrent layers have several forms."""
         kinds = {type(layer.attention).__name__ for layer in self.layers if layer.attention is not None}
         if len(kinds) != 1 or (self.latent is not None and len(self.forms) > 1):
             raise ValueError(f"layers with attention of one kind expected, not {sorted(kinds)}")
@@ -277,6 +272,11 @@ class ModelShape:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers of a span's row, with what is added behind `deep_layers`."""
+        return self.hidden_size * (1 + self.deep_layers)
 
     @property
     def loaded_layers(self) -> tuple[LayerShape, ...]:

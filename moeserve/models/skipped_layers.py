@@ -18,14 +18,16 @@ _NUMBER = re.compile(r"\.layers\.(\d+)\.")  # in a checkpoint's name of a tensor
 
 @dataclass(frozen=True, slots=True)
 class SkippedLayers:
-    """The skipped layers of a file; None if it has no tensors of such layers, whatever its metadata says."""
+    """Number and size of the next-token layers that are not loaded. Both are 0 if the file has no tensors of such
+    layers, whatever its metadata says."""
 
     count: int
     num_bytes: int  # in the file
 
 
 def skipped_layers(shape: ModelShape, source: ModelSource) -> SkippedLayers:
-    """Returns the skipped layers of a source that passed `read_checked_shape`."""
+    """Returns how many next-token (MTP) layers of the source are not loaded, and their bytes. The source must have
+    passed `read_checked_shape`."""
     behind = {
         name: tensor.nbytes
         for name, tensor in source.tensors.items()

@@ -22,8 +22,8 @@ class StepDeadline:
         self._due = 0.0
 
     def watch(self, awaited: tuple[int, float] | None, now: float) -> None:
-        """Call it after every turn. awaited: the step whose result is awaited and its expected milliseconds (0:
-        unknown). A step's time starts when it becomes the oldest."""
+        """Updates `due`; call it after every turn. awaited: the oldest step without a result and its expected
+        milliseconds (0: unknown); None: no step. A step's time starts at the first call that names it."""
         if awaited is None:
             self._step = None
         elif awaited[0] != self._step:

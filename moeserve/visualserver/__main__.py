@@ -66,10 +66,11 @@ def _load(path: Path, model: Path) -> tuple[Tower, AnyTowerShape]:
             f"--mmproj: {path.name} has another family's tower than {text.architecture}; name the model's own file, or "
             "leave it out"
         )
-    if text.hidden_size != shape.output:
+    if text.embedding_size != shape.embedding_size:
         raise ModelError(
             path,
-            f"gives embeddings of {shape.output} numbers, the model has {text.hidden_size}; name its own mmproj file",
+            f"gives embeddings of {shape.embedding_size} numbers, the model takes {text.embedding_size}; name its own "
+            "mmproj file",
         )
     # OpenMP's threads would spin between products, on cores that the worker's need: 10% of the tower's CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -62,11 +62,11 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
         return self._answer(lambda: self._plans.step(codec.STEP_PLAN.decode(plan)))
 
     def exposed_expert_use(self) -> bytes:
-        """Returns an ExpertUse, or a WorkerError as above. Like all calls, between two steps."""
+        """Waits for all earlier steps. Returns an ExpertUse, or a WorkerError, after which the worker ends."""
         return self._answer(lambda: self._plans.answer(self._runner.expert_use))
 
     def exposed_adapters(self, wanted: bytes) -> bytes:
-        """Takes AdaptersWanted. Returns an AdaptersReport, or a WorkerError as above."""
+        """Takes AdaptersWanted. Returns an AdaptersReport, or a WorkerError, after which the worker ends."""
         adapters, decode = self._runner.adapters, codec.ADAPTERS_WANTED.decode
         return self._answer(lambda: self._plans.answer(partial(adapters, decode(wanted))))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import termios
@@ -19,6 +20,7 @@ from tests.conftest import TINY_MODEL
 from tests.support.hub_server import COMMIT, Hub, running_hub
 from tests.support.nightly import nightly_after
 from tests.support.server import clean_environment
+from tests.support.terminal import CTRL_D, Terminal
 
 REPO = "acme/tiny-GGUF"
 FETCH = """
@@ -273,3 +275,15 @@ def test_other_commands_take_names_too(client: Client, command: list[str]) -> No
     )
     assert run.returncode == 0, run.stderr
     assert "acme/real-GGUF:q4_k_m" in run.stdout
+
+
+def test_a_chat_by_name_shows_the_download_before_its_server_starts(client: Client, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moeserve", "run", "acme/real-GGUF:q4_k_m", "--port", str(port)]
+    with Terminal(command, client.environment | {"XDG_STATE_HOME": str(tmp_path)}) as terminal:
+        terminal.wait_for("downloading: 100%")
+        terminal.wait_for("server: ")
+        terminal.wait_for("acme/real-GGUF:q4_k_m; /help lists the commands")
+        terminal.send(CTRL_D)
+        assert terminal.wait() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 import stat
 import subprocess
@@ -16,7 +17,7 @@ from moeserve.cli.run.history import FILE
 from moeserve.cli.run.line_reader import PROMPT
 from tests.support.scripted_model import chat_template, write_scripted_model
 from tests.support.server import REPOSITORY, Server, clean_environment, imports_from, running_server
-from tests.support.terminal import CTRL_C, CTRL_D, Terminal
+from tests.support.terminal import CTRL_C, CTRL_D, PATIENCE_S, Terminal
 
 UP = "\x1b[A"
 TAKEN = "\x1b[?2004l"  # readline no longer wants marks around what is pasted
@@ -183,7 +184,8 @@ def test_a_models_escape_sequences_do_not_reach_the_terminal(tmp_path: Path) -> 
             assert terminal.wait() == 0
 
 
-def test_a_server_is_started_and_ends_with_the_chat(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leaves", [CTRL_D, None], ids=["by Ctrl-D", "by closing the terminal"])
+def test_a_server_is_started_and_ends_with_the_chat(tmp_path: Path, leaves: str | None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with Terminal(command("--port", str(port), *GREEDY), environment(tmp_path)) as terminal:
@@ -192,7 +194,11 @@ def test_a_server_is_started_and_ends_with_the_chat(tmp_path: Path) -> None:
         )
         terminal.wait_for(PROMPT)
         ask(terminal, SUM, "27 + 15 = 42")
-        terminal.send(CTRL_D)
-        assert terminal.wait() == 0
+        if leaves is None:
+            terminal.hang_up()
+            assert terminal.process.wait(PATIENCE_S) == 128 + signal.SIGHUP
+        else:
+            terminal.send(leaves)
+            assert terminal.wait() == 0
     with socket.create_server(("127.0.0.1", port)):
         pass  # nothing listens any more

@@ -144,7 +144,8 @@ def test_three_models_by_turns_and_none_is_lost(models: Models) -> None:
     for name, answer in answers:
         assert answer.status_code == 200, answer.text
         assert answer.json()["model"] == name
-        assert float(answer.headers["x-moeserve-load-seconds"]) >= 0
+        if not answer.text.startswith("\n"):  # the answer did not begin while the model was loaded
+            assert float(answer.headers["x-moeserve-load-seconds"]) >= 0
     assert max(seen) == 2
     loads = sum(models.metric("model_loads_total", name) for name in "abc")
     evictions = sum(models.metric("model_evictions_total", name) for name in "abc")

@@ -254,6 +254,11 @@ def write_published_gemma(folder: Path, dtype: torch.dtype = torch.bfloat16, see
     return Gemma4ForConditionalGeneration
 
 
+def write_wrapped(model: PreTrainedModel, folder: Path) -> None:
+    """A model that sees as well as reads, in float32, with weights of its own."""
+    _write(model, folder, torch.float32)
+
+
 def read_model(folder: Path) -> Any:
     """transformers' model of a folder, float32."""
     from transformers import AutoModelForCausalLM

@@ -7,6 +7,7 @@ import pty
 import select
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ class Terminal:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._fd, terminal = pty.openpty()
+        termios.tcsetwinsize(self._fd, (24, 80))
         self.process = subprocess.Popen(
             [sys.executable, "-c", _AT_TERMINAL, *command],
             stdin=terminal,
@@ -38,6 +40,7 @@ class Terminal:
             start_new_session=True,
         )
         os.close(terminal)
+        self._is_open = True
         self.seen = ""
         self._told = 0  # of `seen`, what a wait has found
 
@@ -62,6 +65,11 @@ class Terminal:
             pass
         return self.process.wait(PATIENCE_S)
 
+    def hang_up(self) -> None:
+        """As when the user closes the terminal's window."""
+        os.close(self._fd)
+        self._is_open = False
+
     def _read(self, seconds: float) -> bool:
         """False at the end."""
         if not select.select([self._fd], [], [], seconds)[0]:
@@ -82,4 +90,5 @@ class Terminal:
         with suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait(PATIENCE_S)
-        os.close(self._fd)
+        if self._is_open:
+            os.close(self._fd)

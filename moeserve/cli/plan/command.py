@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from moeserve.cli.command_line import flag_name, read_options, resolve
@@ -21,6 +23,9 @@ from moeserve.cli.plan.routing import RoutingProbabilities
 from moeserve.cli.plan.several_gpus import GroupPlan, GroupSpeed, parallel_of, plan_group
 from moeserve.cli.plan.several_gpus import as_json as group_json
 from moeserve.cli.plan.several_gpus import as_text as group_text
+from moeserve.cli.plan.several_models import SeveralModelsPlan, plan_several
+from moeserve.cli.plan.several_models import as_json as several_json
+from moeserve.cli.plan.several_models import as_text as several_text
 from moeserve.cli.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.cli.plan.tiers import READ_BYTES_PER_S, disk_tier_bytes, forecast_tiers
 from moeserve.config import ServerConfig
@@ -53,10 +58,15 @@ def main(arguments: list[str]) -> int:
     """Exit code 0, or 2 with a message for bad arguments, a bad file, or a plan that cannot be."""
     parser = command_parser()
     words, _ = in_our_words(arguments)
-    if words and not words[0].startswith("-"):
+    named = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    if len(named) == 1:
         words.insert(0, "--model")
-    args = parser.parse_args(words)
+    args = parser.parse_args(words if len(named) < 2 else words[len(named) :])
     try:
+        if len(named) > 1:
+            several = several_plan(named, args)
+            print(json.dumps(several_json(several), indent=2) if args.json else several_text(several))
+            return 0
         config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
         if len(parse_gpus(config.gpus)) > 1:
             print(group_report(config, args))
@@ -66,6 +76,18 @@ def main(arguments: list[str]) -> int:
         parser.error(str(error))
     print(json.dumps(as_json(plan), indent=2) if args.json else as_text(plan, verbose=args.verbose))
     return 0
+
+
+def several_plan(named: Sequence[str], args: argparse.Namespace) -> SeveralModelsPlan:
+    """What fits beside each other of the models that are named before the flags. Raises UserError."""
+    if args.model is not None:
+        raise ConfigError("--model names one model; name several before the flags")
+    given = {name: getattr(args, name) for name in SHARED}
+    configs = [resolve(read_options({**given, "model": name}, os.environ)) for name in named]
+    gpu = _gpu_memory(configs[0], args)
+    ram = available_bytes() if args.ram is None else int(args.ram * GIB)
+    disk = READ_BYTES_PER_S if args.disk_bandwidth is None else args.disk_bandwidth * 1e9
+    return plan_several(configs, ram, gpu or 0, disk)
 
 
 def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:

@@ -51,10 +51,11 @@ SHARED = (
 def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve plan",
-        usage="%(prog)s [options]",
+        usage="%(prog)s [MODEL ...] [options]",
         description=(
             "Show where each tensor would be placed, what fits, and the predicted speed, without loading the model. A "
-            "header without tensors is enough. The prediction uses this machine's rates, measured in two seconds."
+            "header without tensors is enough. The prediction uses this machine's rates, measured in two seconds. "
+            "With several models: which of them fit beside each other."
         ),
         allow_abbrev=False,
     )
@@ -77,7 +78,7 @@ def command_parser() -> argparse.ArgumentParser:
         ("--gpu-bandwidth", "GB/s", f"what the GPU reads from its memory ({assumed(gpu.read / 1e9)})"),
         ("--gpu-tflops", "TFLOPS", f"what the GPU computes in bfloat16 ({assumed(gpu.ops / 1e12)})"),
         ("--pcie-bandwidth", "GB/s", f"from RAM to the GPU ({assumed(gpu.pcie / 1e9)})"),
-        ("--disk-bandwidth", "GB/s", "what --kv-disk is read with (default: 1)"),
+        ("--disk-bandwidth", "GB/s", "what --kv-disk and models are read with (default: 1)"),
     ):
         machine.add_argument(flag, type=number, metavar=metavar, help=text)
     parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final, Literal, get_args
 
-from moeserve.cli.run.events import End, Event, Figures, Piece, PromptProgress
+from moeserve.cli.run.events import End, Event, Figures, Piece, PromptProgress, Waiting
 from moeserve.cli.run.screen import Screen
 from moeserve.cli.run.terminal_text import TerminalFilter
 
@@ -32,6 +32,8 @@ class AnswerView:
 
     def take(self, event: Event) -> None:
         match event:
+            case Waiting(text):
+                self._screen.status(text)
             case PromptProgress(processed, total) if total:
                 self._reads = self._reads or _Remaining()
                 left = self._reads.text(processed / total)

@@ -115,6 +115,7 @@ def main(arguments: list[str]) -> int:
 class _Asked(NamedTuple):
     config: ServerConfig
     given: dict[str, str | list[str] | None]  # the server's options as they were given
+    model: str  # as it was given; "" where none is
     url: str | None  # of --url
     question: str  # "" where none is given
     settings: dict[str, Any]
@@ -137,6 +138,7 @@ def _read(args: argparse.Namespace) -> _Asked:
     return _Asked(
         read_options(given, os.environ),
         given,
+        str(given["model"] or ""),
         None if args.url is None else address_of(args.url),
         args.prompt if args.prompt is not None else " ".join(words),
         dict(map(read_assignment, args.set)),
@@ -170,7 +172,8 @@ def _run(asked: _Asked, args: argparse.Namespace, screen: Screen, is_chat: bool)
 def _server(asked: _Asked) -> Iterator[tuple[ChatClient, ServedModel]]:
     key = next(iter(asked.config.api_key), None)
     if asked.url is not None:
-        yield ChatClient(asked.url, key), running_model(asked.url, key, asked.config.model, any_owner=True)
+        # MOESERVE_MODEL is for servers of this machine.
+        yield ChatClient(asked.url, key), running_model(asked.url, key, asked.model, any_owner=True)
         return
     with server_for(asked.config, asked.given, needs_model=False) as (url, model):
         yield ChatClient(url, key), model

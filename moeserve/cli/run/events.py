@@ -11,6 +11,7 @@ from typing import Any, Final
 from moeserve.errors import UserError
 
 _DATA: Final = b"data:"
+_LOADING: Final = b": loading"  # a comment, of a server of several models
 _DONE: Final = b"[DONE]"
 
 
@@ -26,6 +27,13 @@ class ChatError(UserError):
 class Piece:
     text: str = ""
     reasoning: str = ""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What the request waits for, such as "loading: weights 40%"."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class End:
     finish_reason: str
 
 
-Event = Piece | PromptProgress | Figures | End
+Event = Piece | Waiting | PromptProgress | Figures | End
 
 
 @dataclass
@@ -64,8 +72,10 @@ class EventReader:
 
     def events(self, line: bytes) -> Iterator[Event]:
         """Raises ChatError for an error of the server, or for what is no event."""
+        if line.startswith(_LOADING):
+            yield Waiting(line[1:].decode(errors="replace").strip())
         if not line.startswith(_DATA):
-            return  # a comment, or the line between two events
+            return  # another comment, or the line between two events
         data = line[len(_DATA) :].strip()
         if data == _DONE:
             self.is_complete = self.is_closed = True

@@ -17,7 +17,7 @@ _ROLES: Final = ("user", "assistant")
 
 
 def save(conversation: Conversation, path: str) -> None:
-    """Into a new file that only its owner can read. Raises UserError, also where something is there already."""
+    """Writes the conversation to a new file that only its owner can read. Raises UserError, also if `path` exists."""
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -37,7 +37,8 @@ def save(conversation: Conversation, path: str) -> None:
 
 
 def load(conversation: Conversation, path: str) -> None:
-    """In place of what was said and of the system prompt. Raises UserError, and then nothing has changed."""
+    """Replaces the conversation's messages and system prompt by those of a file that `save` wrote. Raises UserError
+    and leaves the conversation unchanged if the file cannot be read, is too large or is of another kind."""
     try:
         with open(Path(path).expanduser(), "rb") as file:
             data = file.read(MOST_BYTES + 1)

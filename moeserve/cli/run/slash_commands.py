@@ -12,6 +12,7 @@ from moeserve.cli.run.pictures import read_picture
 from moeserve.cli.run.session import Session
 from moeserve.cli.run.settings import SETTINGS, UNSET, read_setting
 from moeserve.cli.run.terminal_text import safe_text
+from moeserve.cli.running_server import models_at
 from moeserve.errors import UserError
 
 
@@ -91,6 +92,19 @@ def _show(session: Session, rest: str) -> None:
         session.screen.note(f"  {name:<14} {value}")
 
 
+def _model(session: Session, rest: str) -> None:
+    models = models_at(session.client.url, session.client.api_key, any_owner=True)
+    chosen = next((model for model in models if model.name == rest), None)
+    if rest and chosen is None:
+        raise UserError(f"the server has no model {rest}; /model lists them")
+    if chosen is not None:
+        session.model, session.conversation.model = chosen, chosen.name
+        session.screen.note(f"{chosen.name} answers from now on")
+        return
+    for model in models:
+        session.screen.note(f"{'*' if model.name == session.model.name else ' '} {model.name}")
+
+
 def _image(session: Session, rest: str) -> None:
     if not rest:
         raise UserError("/image needs the path of a picture")
@@ -143,6 +157,7 @@ COMMANDS: Final = {
     "/system": SlashCommand(_system, "[TEXT]", "sets the system prompt, or removes it"),
     "/set": SlashCommand(_set, "[NAME VALUE]", f"lists the settings, or sets one; {UNSET}: the server's own"),
     "/show": SlashCommand(_show, "", "shows model, server, settings and system prompt"),
+    "/model": SlashCommand(_model, "[NAME]", "lists the server's models, or has another answer from now on"),
     "/image": SlashCommand(_image, "PATH", "adds a picture to the next question"),
     "/reasoning": SlashCommand(
         _reasoning, f"[{'|'.join(REASONING_VIEWS)}]", "shows the last reasoning, or sets how it is shown"

@@ -110,7 +110,8 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         return Need.PROBE if self.url.startswith(PROBES) else Need.BEGIN
 
     def take_turn(self) -> bool:
-        """Parses a slice, or begins the request whose head has been parsed."""
+        """Parses a slice, or begins the request whose head has been parsed, and asks for another turn if there is more
+        to do. Returns whether a request has begun."""
         if self.transport.is_closing():
             return False
         if self._is_refused:

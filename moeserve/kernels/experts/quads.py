@@ -104,8 +104,8 @@ def quads_up(
     tile: QuadTile,
     options: Gated = SILU,
 ) -> None:
-    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) of every route in the blocks. x [n, hidden] and
-    h [n * top_k, ff] in quad order. The biases of options: of experts, not of routes."""
+    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks. x [n, hidden] and
+    h [n * top_k, ff], with columns permuted as in linear/quad_order.py. Biases in `options` are indexed by expert."""
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     gated_quad_gemm_kernel(
         (-(-g.rows // tile.rows), len(routing.expert)), x, *_planes(g), *_planes(u), options.gate_bias,

@@ -46,7 +46,9 @@ def latent_store_kernel(
     RANK: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, NOPE_SIZE: tl.constexpr, HALF_SIZE: tl.constexpr,
     RANK_SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, HEADS + 1): a head of q, or behind them the token's latent vector, for the rows below count[0].
+    """Scales, splits and rotates the heads of q, and stores the normed latent with its rotated key in the KV cache.
+
+    Grid (n, HEADS + 1): programs (i, 0 .. HEADS - 1) do the heads of row i, (i, HEADS) its latent; rows < count[0].
 
     q [n, HEADS * (NOPE + ROTARY)] and latent [n, RANK + ROTARY], rows at their strides; norm float32 [RANK]; cos, sin
     float32 [positions, ROTARY / 2]. nope [n, HEADS, NOPE], rotated [n, HEADS, ROTARY]; keys [slots, RANK + ROTARY]:

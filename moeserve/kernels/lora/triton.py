@@ -61,8 +61,8 @@ def table_entry(
 
 @triton.jit
 def matrix_and_rank(entry, COLUMN: tl.constexpr, FLOAT: tl.constexpr):
-    """A (COLUMN 0) or B (1) of an entry, and the rank. The compiler must know of the pointer, not only of the address,
-    that it is a multiple of 16 bytes: else it reads the matrix number by number."""
+    """Returns the pointer to A (COLUMN 0) or B (1) of a table entry, and the rank. `multiple_of` must be on the typed
+    pointer, not on the integer address: else the compiler does not vectorize the loads of the matrix."""
     matrix = tl.multiple_of(tl.load(entry + COLUMN).to(tl.pointer_type(FLOAT)), 16)
     return matrix, tl.multiple_of(tl.load(entry + 2).to(tl.int32), 16)
 

@@ -24,9 +24,9 @@ def sandwich_inputs_kernel(
     experts, experts_codes, experts_scales,
     COLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row i < count[0]: x += norm(block), then up to three norms of x. Each norm has a weight [COLS];
-    router and experts that have none are not written. x float32, block [n, COLS]; dense, router and experts with codes
-    and scales: [n, COLS] each, where given. SIZE: COLS or the power of two above."""
+    """A program per row i < count[0]: x += norm(block), then dense, router and experts = norm(x), each with its own
+    weight [COLS]; router and experts are skipped if router_norm or experts_norm is None. x float32, block [n, COLS];
+    outputs, also quantised to codes and scales: [n, COLS] each, where given. SIZE: COLS or the power of two above."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

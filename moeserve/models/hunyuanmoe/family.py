@@ -17,8 +17,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. Longer contexts are in the base of the rotation, as the
-    converter computes it."""
+    """Reads the shape from the metadata. Raises ModelError. RoPE scaling for long contexts needs no key: the
+    converter has already applied it to the RoPE base."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head", norm_after=True)
     width = reader.integer("expert_shared_feed_forward_length", 0, 1 << 16, default=0)

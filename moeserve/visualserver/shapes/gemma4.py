@@ -62,6 +62,10 @@ class Gemma4Shape:
         most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
         return LargestRule(self.token_side, most, min(most, self.positions // self.merge))
 
+    @property
+    def embedding_size(self) -> int:
+        return self.output
+
     def fits(self, text: ModelShape) -> bool:
         return text.architecture == "gemma4"
 

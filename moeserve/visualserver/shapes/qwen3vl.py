@@ -1,4 +1,4 @@
-"""Qwen3-VL's tower (https://arxiv.org/abs/2511.21631), without DeepStack: as Qwen3.5's and 3.6's."""
+"""Qwen3-VL's tower (https://arxiv.org/abs/2511.21631); Qwen3.5's and 3.6's are the same without DeepStack."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ class Qwen3VlShape:
     merge: int  # patches a side of what becomes one token
     output: int  # the text model's hidden size
     positions: int  # a side of the learned table, in patches
+    deep: tuple[
+        int, ...
+    ] = ()  # layers whose outputs are merged, too, for the text model's first layers (DeepStack)
 
     @property
     def token_side(self) -> int:
@@ -51,6 +54,10 @@ class Qwen3VlShape:
         least = min(DEFAULT_MIN_TOKENS, most) if min_tokens is None else min_tokens
         area = self.token_side**2
         return StretchRule(self.token_side, least * area, most * area)
+
+    @property
+    def embedding_size(self) -> int:
+        return self.output * (1 + len(self.deep))
 
     def fits(self, text: ModelShape) -> bool:
         return text.rope_sections is not None
@@ -82,6 +89,11 @@ class Qwen3VlShape:
                 shapes |= {f"{at}{name}.weight": (rows, columns), f"{at}{name}.bias": (rows,)}
             for name in ("ln1", "ln2"):
                 shapes |= {f"{at}{name}.weight": (h,), f"{at}{name}.bias": (h,)}
+        for layer in self.deep:
+            at = f"v.deepstack.{layer}."
+            for name, rows in (("fc1", joined), ("fc2", self.output)):
+                shapes |= {f"{at}{name}.weight": (rows, joined), f"{at}{name}.bias": (rows,)}
+            shapes |= {f"{at}norm.weight": (joined,), f"{at}norm.bias": (joined,)}
         return shapes
 
 
@@ -89,12 +101,8 @@ def read_shape(file: GGUFFile) -> Qwen3VlShape:
     """Raises ModelError."""
     meta = file.metadata
     layers = meta.require_int(VISION + "block_count", 1, 512)
-    deep = VISION + "is_deepstack_layers"
-    if deep in meta and any(meta.require_bools(deep, layers)):
-        raise ModelError(
-            file.path,
-            "adds to the first layers (DeepStack), which is not supported; leave --mmproj out",
-        )
+    key = VISION + "is_deepstack_layers"
+    is_deep = meta.require_bools(key, layers) if key in meta else []
     check_pixels(file, _HALF, _HALF)
     hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
     heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
@@ -109,6 +117,7 @@ def read_shape(file: GGUFFile) -> Qwen3VlShape:
         merge=meta.require_int(VISION + "spatial_merge_size", 1, 8),
         output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
         positions=_position_side(file),
+        deep=tuple(layer for layer, each in enumerate(is_deep) if each),
     )
 
 

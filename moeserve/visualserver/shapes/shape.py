@@ -17,8 +17,8 @@ class TowerShape(Protocol):
     """Frozen."""
 
     @property
-    def output(self) -> int:
-        """Numbers of an embedding."""
+    def embedding_size(self) -> int:
+        """Numbers of a token's row: see `ModelShape.embedding_size`."""
         ...
 
     @property

@@ -1,9 +1,10 @@
-"""Qwen3-VL's tower (https://arxiv.org/abs/2511.21631), without DeepStack: as Qwen3.5's and 3.6's, in float32.
+"""Qwen3-VL's tower (https://arxiv.org/abs/2511.21631), in float32; Qwen3.5's and 3.6's are the same without DeepStack.
 
 x = patches of pixels, times a matrix, + learned positions
 x += attention(LayerNorm(x))       all patches see each other; q and k rotate by row and column
 x += down(gelu(up(LayerNorm(x))))
 tokens = mm.2(gelu(mm.0(merge x merge patches of LayerNorm(x), joined)))
+         and, for each layer of DeepStack, fc2(gelu(fc1(LayerNorm(merge x merge patches of x behind it, joined))))
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Qwen3VlTower:
         self.encode(np.zeros((side, side, 3), np.uint8))
 
     def encode(self, pixels: Pixels) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """pixels: [height, width, 3], sides multiples of `shape.token_side`. Returns [tokens, output], row by row."""
+        """pixels: [height, width, 3], sides multiples of `shape.token_side`. Returns [tokens, shape.embedding_size],
+        row by row: the embedding, then what each layer of DeepStack has for the text model's layers."""
         shape = self.shape
         rows, columns = pixels.shape[0] // shape.patch, pixels.shape[1] // shape.patch
         with torch.inference_mode():
@@ -54,13 +56,23 @@ class Qwen3VlTower:
             )
             x += self._positions(rows, columns)[order]
             cos, sin = self._angles(rows, columns, order)
+            deep = []
             for layer in range(shape.layers):
                 at = f"v.blk.{layer}."
                 x += self._attend(at, self._norm(at + "ln1", x), cos, sin)
                 wide = self._product(at + "ffn_up", self._norm(at + "ln2", x))
                 x += self._product(at + "ffn_down", functional.gelu(wide, approximate="tanh"))
-            joined = self._norm("v.post_ln", x).view(-1, shape.hidden * shape.merge**2)
-            return self._product("mm.2", functional.gelu(self._product("mm.0", joined))).numpy()
+                if layer in shape.deep:
+                    at = f"v.deepstack.{layer}."
+                    joined = self._norm(at + "norm", self._joined(x))
+                    deep.append(self._product(at + "fc2", functional.gelu(self._product(at + "fc1", joined))))
+            joined = self._joined(self._norm("v.post_ln", x))
+            tokens = self._product("mm.2", functional.gelu(self._product("mm.0", joined)))
+            return torch.cat([tokens, *deep], dim=1).numpy()
+
+    def _joined(self, x: Tensor) -> Tensor:
+        """The patches of a token, one after another: [tokens, merge * merge * hidden]."""
+        return x.view(-1, self.shape.hidden * self.shape.merge**2)
 
     def _patches_of(self, pixels: Pixels) -> Tensor:
         """float32 [patches, 3 * patch * patch], row by row: channel, row, column of each."""

@@ -35,8 +35,9 @@ class DraftRows:
         self._drafter.bind(slot, seq.namespace)
 
     def place(self, rows: list[Row], *, is_awaited: bool = False) -> tuple[list[Row], list[int]]:
-        """Returns the rows with their actual positions, and the number of drafts of each; the draft tokens are
-        written to the request's table. is_awaited: the last tokens are still being sampled, so no row gets drafts."""
+        """Drafts tokens for the rows with start CONTINUES and replaces that start by their position, which only the
+        worker knows. Returns the completed rows and the number of drafts of each; the draft tokens are written to the
+        requests' token tables. is_awaited: the last tokens are still being sampled, so no row gets drafts."""
         continuing = [at for at, row in enumerate(rows) if row.start == CONTINUES]
         placed, drafted = list(rows), [0] * len(rows)
         wanted = [self._grant(rows[at]) for at in continuing]

@@ -20,16 +20,17 @@ class StepSpan(NamedTuple):
     """Consecutive rows of a step with embeddings."""
 
     first: int
-    rows: Rows  # float32 [count, hidden]
+    rows: Rows  # float32 [count, width]
     left: int  # positions of the span that a later step computes
 
 
 class EmbeddingRows:
     """The embedding spans of each request slot. Owned by the runner."""
 
-    def __init__(self, files: EmbeddingFiles, hidden: int) -> None:
+    def __init__(self, files: EmbeddingFiles, width: int) -> None:
+        """width: `ModelShape.embedding_size`."""
         self._files = files
-        self._hidden = hidden
+        self._width = width
         self._left: dict[int, list[EmbeddingSpan]] = {}  # request slot → spans that are not fully computed
 
     def bind(self, slot: int, spans: Sequence[EmbeddingSpan]) -> None:
@@ -76,7 +77,7 @@ class EmbeddingRows:
         return ends
 
     def _read(self, span: EmbeddingSpan, first: int, count: int) -> Rows:
-        rows = np.empty((count, self._hidden), np.float32)
-        row_bytes = rows.itemsize * self._hidden
+        rows = np.empty((count, self._width), np.float32)
+        row_bytes = rows.itemsize * self._width
         self._files.read(span.handle, rows.data.cast("B"), first * row_bytes, span.count * row_bytes)
         return rows

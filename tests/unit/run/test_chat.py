@@ -3,6 +3,7 @@ report."""
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import threading
@@ -266,6 +267,19 @@ def test_what_is_no_saved_conversation(server: HttpServer, chat: Chat, tmp_path:
     assert f"error: {path} is no conversation that /save has written\n" in shown
     assert f"error: {tmp_path}/none cannot be read: No such file or directory\n" in shown
     assert len(chat.session.conversation.messages) == 2
+
+
+def test_another_model_answers() -> None:
+    cards = [{"id": name, "owned_by": "moeserve"} for name in ("one", "two\x1b[2J")]
+    models = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + json.dumps({"data": cards}).encode()
+    answer = stream_of(piece("Yes."), "[DONE]")
+    with raw_server([models], [models], [models], [answer]) as (url, requests):
+        chat = Chat(url, model=ServedModel("one", 512))
+        shown = chat.type("/model", "/model three", "/model two\x1b[2J", "?")
+    assert "\n* one\n  two\n" in shown
+    assert "error: the server has no model three; /model lists them\n" in shown
+    assert json.loads(requests[-1].partition(b"\r\n\r\n")[2])["model"] == "two\x1b[2J"
+    assert "\x1b" not in shown
 
 
 # ---------------------------------------------------------------- pictures

@@ -11,7 +11,7 @@ import pytest
 from moeserve.cli import running_server
 from moeserve.cli.run import client as client_module
 from moeserve.cli.run.client import ChatClient, address_of
-from moeserve.cli.run.events import ChatError, End, Event, Piece
+from moeserve.cli.run.events import ChatError, End, Event, Piece, Waiting
 from moeserve.cli.running_server import opener_of
 from moeserve.errors import UserError
 from tests.support.http_harness import HttpServer, say
@@ -81,6 +81,15 @@ def test_values_of_any_type_are_passed_over() -> None:
     with raw_server([stream_of(*odd)]) as (url, _):
         events = list(ChatClient(url, None).events(BODY))
     assert not [event for event in events if isinstance(event, Piece)]
+
+
+def test_what_a_question_waits_for() -> None:
+    """A server of several models tells how far it is with loading, in comments."""
+    answer = stream_of(piece("Yes."), "[DONE]").replace(
+        b"data", b": loading: weights 40%\n\n: at work\n\ndata", 1
+    )
+    with raw_server([answer]) as (url, _):
+        assert list(ChatClient(url, None).events(BODY)) == [Waiting("loading: weights 40%"), Piece("Yes.")]
 
 
 def test_no_server() -> None:

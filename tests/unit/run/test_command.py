@@ -189,6 +189,11 @@ def test_a_locale_without_the_models_characters(server: HttpServer) -> None:
     assert (ran.returncode, ran.stdout) == (0, "é ??\n".encode("latin-1"))
 
 
+def test_the_model_of_the_environment_is_for_servers_here(server: HttpServer) -> None:
+    server.answer = say("Yes.")
+    assert run(server.url, "-p", "x", environment={"MOESERVE_MODEL": "/models/a.gguf"}).stdout == b"Yes.\n"
+
+
 def test_a_closed_standard_input(server: HttpServer) -> None:
     server.answer = say("Yes.")
     command = f"exec {sys.executable} -m moeserve run --url {server.url} -p x <&-"

@@ -113,12 +113,9 @@ class ModelText:
         param: str = "messages",
         continue_final_message: bool = False,
     ) -> list[str]:
-        (
-            """Returns a conversation as the chat template writes it, control tokens included; with
+        """Returns a conversation as the chat template writes it, control tokens included; with
         `continue_final_message`, as far as the last message's content. It is cut where a control token must stay text.
         `tenant` is `Caller.tenant`. Raises ApiError 400, also if the template fails on it or takes too long."""
-            ""
-        )
         mark = secrets.token_hex(16) if continue_final_message else ""
         if mark:
             messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + mark}]
@@ -152,8 +149,8 @@ class ModelText:
     async def encode_pictures(
         self, pieces: list[str], pictures: Mapping[str, EncodedPicture], param: str
     ) -> ChatTokens:
-        """Returns the tokens of a conversation as `render_chat` returns it. pictures: by their marks. Raises ApiError
-        400."""
+        """Tokenizes the pieces that `render_chat` returned, with each picture in place of its mark, the text that
+        stands for it and is its key in `pictures`. Raises ApiError 400 if a mark is missing."""
         assert self.pictures is not None, "the caller knows that the model sees"
         text = "".join(pieces)
         if not all(mark in text for mark in pictures):
@@ -162,7 +159,7 @@ class ModelText:
         return await asyncio.to_thread(self.pictures.encode, self.tokenizer, pieces, pictures)
 
     async def encode_chat(self, pieces: list[str], *, add_special: bool = False) -> list[int]:
-        """Returns the token ids of a conversation without pictures as `render_chat` returns it."""
+        """Returns the token ids of the pieces that `render_chat` returned, for a conversation without pictures."""
         ids = await asyncio.to_thread(self.tokenizer.encode_parts, pieces)
         return self._begun(ids) if add_special else ids
 

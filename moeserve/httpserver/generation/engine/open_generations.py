@@ -84,7 +84,7 @@ class OpenGenerations:
         return list(self._ids)
 
     def ids_of(self, delivery: Delivery) -> list[int]:
-        """The open requests of one HTTP request, in the order in which they were sent."""
+        """Returns the ids of an HTTP request's open requests, in the order in which they were sent."""
         return sorted(self._ids.get(delivery, ()))
 
     def requests_of(self, delivery: Delivery) -> list[GenerateRequest]:
@@ -94,7 +94,7 @@ class OpenGenerations:
         await self._idle.wait()
 
     def add(self, delivery: Delivery, requests: Sequence[GenerateRequest]) -> None:
-        """All requests of one HTTP request. Raises ApiError 503 where their grammars take too much memory."""
+        """Adds all requests of one HTTP request. Raises ApiError 503 if their grammars take too much memory."""
         size = sum(len(request.sampling.grammar) for request in requests)
         if size and self._constraint_bytes + size > MAX_CONSTRAINT_BYTES:
             message = "the grammars of the requests under way take too much memory"
@@ -105,7 +105,7 @@ class OpenGenerations:
         self._idle.clear()
 
     def close(self, request_id: int) -> RunningGeneration | None:
-        """Takes out a generation, if it is open."""
+        """Removes and returns a generation; None if it is not open."""
         generation = self._remove(request_id)
         if generation is not None:
             self._room.left(generation.request)
@@ -114,8 +114,8 @@ class OpenGenerations:
         return generation
 
     def resumed(self, request_id: int, new_id: int) -> GenerateRequest | None:
-        """Returns the request for the rest of a generation; None if it is no longer open. Its id is new, so that late
-        messages for the old id cannot be taken for it."""
+        """Renames an open generation to `new_id` and returns the request that continues it after its output so far;
+        None if it is no longer open. Late messages for the old id then find no generation."""
         generation = self._remove(request_id)
         if generation is None:
             return None

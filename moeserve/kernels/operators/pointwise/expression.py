@@ -30,7 +30,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """steps: an argument's own first, in their order; the last is the result."""
+    """A traced function. steps: the arguments come first, in order; the last step is the result."""
 
     name: str
     arguments: tuple[str, ...]
@@ -113,7 +113,8 @@ def apply(name: str, *operands: Any) -> Any:
 
 
 def trace(function: Callable[..., Any]) -> Expression:
-    """The expression that `function` computes. TypeError where it is none of its arguments'."""
+    """Returns the expression that `function` computes. Raises TypeError if the result does not come from its
+    arguments."""
     names = tuple(inspect.signature(function).parameters)
     steps: dict[tuple[object, ...], Step] = {}
     arguments = [_note(steps, Step("argument", (), i)) for i in range(len(names))]

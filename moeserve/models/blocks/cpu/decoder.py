@@ -94,6 +94,7 @@ class CpuDecoder:
         )
         self._num_forwards = 0
         self._num_heads_read = 0
+        self._embedded: Sequence[tuple[int, Tensor]] = ()  # of `begin`
         self._forms = forms_of(
             shape,
             self._space,
@@ -118,8 +119,8 @@ class CpuDecoder:
         window_table: Int32s | None = None,
         ends: Int32s | None = None,
     ) -> None:
-        """The sequences of the next `forward`, as `build_attention_plan` says. window_table, ends: for windowed layers;
-        None: the same as the others', which are causal. No attention is queued."""
+        """Plans the attention of the next `forward`, without launching it; arguments as for `build_attention_plan`.
+        window_table and ends apply to sliding-window layers only; None: slot_table, and causal attention."""
         threads = self._stream.threads
         columns = (rows, counts, positions, req_slots)
         for form in self._forms.values():
@@ -142,15 +143,16 @@ class CpuDecoder:
     ) -> None:
         """Launches the part of a step that needs only token ids (int32 [n], n up to max_tokens) and adapters, so
         that the pool works while the host prepares `forward`, which must follow. embedded: (first row, float32 [any,
-        hidden]) for rows with embeddings instead of tokens."""
+        `ModelShape.embedding_size`]) for rows with embeddings instead of tokens."""
         self._num_forwards += 1
         table, scale = self._weights.embedding, self.shape.embedding_scale
         n = len(token_ids)
         self._stream.embed(table.table, table.ggml_type, token_ids, n, self._space.x, scale=scale)
+        self._embedded = embedded
         if embedded:
             self._stream.wait()
             for first, rows in embedded:
-                self._space.x[first : first + len(rows)] = rows
+                self._space.x[first : first + len(rows)] = rows[:, : self.shape.hidden_size]
         if self._weights.layer_inputs is not None:
             make_inputs(self._stream, self._weights.layer_inputs, self.shape, token_ids, n, self._space)
         if self._weights.layers:
@@ -170,6 +172,15 @@ class CpuDecoder:
                 self._feed_forward(index, batch)
             else:
                 self._show_feed_forward(index, batch, observer)
+            if index < self.shape.deep_layers and self._embedded:
+                self._add_deep(index)
+
+    def _add_deep(self, index: int) -> None:
+        """Adds to the rows that are no tokens what they have for behind this layer, after a wait."""
+        hidden = self.shape.hidden_size
+        self._stream.wait()
+        for first, rows in self._embedded:
+            self._space.x[first : first + len(rows)] += rows[:, (1 + index) * hidden : (2 + index) * hidden]
 
     @property
     def has_states(self) -> bool:

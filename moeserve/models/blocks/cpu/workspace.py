@@ -12,7 +12,8 @@ from moeserve.models.recurrence import GatedDeltaNetShape
 
 
 class CpuBatch:
-    """The rows of one step, on the host. `CpuDecoder.begin` has their tokens, `plan_attention` their sequences."""
+    """Where a step's rows stand: their positions, KV slots, recurrent states and adapters. Their token ids go to
+    `CpuDecoder.begin`, their sequences to `plan_attention`."""
 
     __slots__ = ("adapters", "has_window_plan", "kv_slots", "n", "positions", "states", "window_slots")
 
@@ -30,7 +31,7 @@ class CpuBatch:
         """positions: where each row rotates to, int32 [n], or [3, n] by section where the model has sections.
         kv_slots: where each row's KV goes, int32 [n]. states: whose recurrent states the rows move on,
         where the model has any. adapters: None where no row asks for one. window_slots: int32 [n], where the KV of
-        windowed layers goes; None: to kv_slots. has_window_plan: `plan_attention` got a table or ends of theirs."""
+        windowed layers goes; None: to kv_slots. has_window_plan: `plan_attention` got window_table or ends."""
         self.n = n
         self.positions = positions
         self.kv_slots = kv_slots

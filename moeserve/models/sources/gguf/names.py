@@ -9,6 +9,7 @@ SSM_VALUE_DIM = "ssm.value_head_dim"  # likewise of `linear_value_head_dim`: a G
 
 # Likewise of layers without a matrix of v: in a GGUF it is missing.
 VALUES_FROM_KEYS = "attention.values_from_keys"
+DEEP_LAYERS = "n_deepstack_layers"
 SPANS_SEE_AHEAD = "attention.spans_see_ahead"  # likewise of `use_bidirectional_attention`: no GGUF has it
 # Likewise of biases of q, k and v (and of the output, where a family has it): in a GGUF the tensors say so.
 HAS_QKV_BIAS = "attention.has_qkv_bias"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from .layer_settings import DEEP_LAYERS
 from .safetensors_file import StoredTensor
 
 TEXT_CONFIG = "text_config"
@@ -25,7 +26,9 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     inner = config.get(TEXT_CONFIG)
     if not isinstance(inner, dict):
         return dict(config)
-    return inner | {key: config[key] for key in _OF_ALL if key in config}
+    vision = config.get("vision_config")
+    deep = {DEEP_LAYERS: vision[DEEP_LAYERS]} if isinstance(vision, dict) and DEEP_LAYERS in vision else {}
+    return inner | deep | {key: config[key] for key in _OF_ALL if key in config}
 
 
 def text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

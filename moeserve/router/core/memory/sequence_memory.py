@@ -89,7 +89,8 @@ class SequenceMemory(Protocol):
         ...
 
     def grant_beams(self, request: HeldSequence) -> tuple[list[Fork], Iterable[tuple[bytes, bytes]]]:
-        """`grant` of one position for each beam of a search. Also returns the forks that the worker makes first."""
+        """`grant` of one position for each beam of a search. Returns the forks that the worker must make before the
+        step, and the (kv, window) pair of each beam, as `grant_each` yields it."""
         ...
 
     def advance_beams(self, request: HeldSequence, tops: Sequence[TokenLogprob]) -> int:

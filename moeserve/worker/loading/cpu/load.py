@@ -171,7 +171,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         angles=loaded.angles,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, stream.isa)
-    rows = None if spans is None else EmbeddingRows(spans, shape.hidden_size)
+    rows = None if spans is None else EmbeddingRows(spans, shape.embedding_size)
     engine = CpuEngine(stream, model, sampler, rows)
     pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
     ready = ready_message(
@@ -184,7 +184,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         loaded.state_slots,
         pages,
         at_start,
-        embedding_size=0 if spans is None else shape.hidden_size,
+        embedding_size=0 if spans is None else shape.embedding_size,
     )
     return Runner(
         engine,

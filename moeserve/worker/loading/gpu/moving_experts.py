@@ -80,8 +80,9 @@ def _staging(stream: ExpertStream | None, device: torch.device) -> Tensor:
 
 
 def pinned_panels(experts: RamExperts, placement: Placement, device: torch.device) -> PinnedPanels | None:
-    """Returns the pinned panels; None, with the reason in the log, if the experts in RAM cannot be copied in the
-    background."""
+    """Returns the experts in RAM as pinned memory, from which a GPU can copy in the background. None if neither
+    prompts are streamed nor experts cached, or, with a warning in the log, if the memory cannot be used so; raises
+    ConfigError instead if a placement rule requires it."""
     if not placement.stream_bytes and not placement.has_cache:
         return None
     if experts.stream.nodes > 1:

@@ -1,0 +1,56 @@
+"""`moeserve plan A B C`: which models fit beside each other."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from moeserve.cli.command_line import demonstration_model
+from moeserve.cli.main import main
+from moeserve.cli.plan.model_needs import POOL_SHARE
+from moeserve.cli.plan.several_models import ModelPlan, SeveralModelsPlan
+from moeserve.config.units import GIB
+from tests.support.plan_command import fails, run
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[str]:
+    paths = [tmp_path / f"{name}.gguf" for name in "abc"]
+    for path in paths:
+        shutil.copy(demonstration_model(), path)
+    return [str(path) for path in paths]
+
+
+def test_the_sets_that_fit_and_what_a_load_reads(
+    models: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = run(capsys, *models, "--ram", "1.2", "--device", "cpu", "--disk-bandwidth", "0.5")
+    assert shown["together"] == [["a", "b"], ["a", "c"], ["b", "c"]]
+    assert shown["too_large"] == []
+    for model in shown["models"]:
+        assert model["read_seconds"] == model["weight_bytes"] / 0.5e9
+        assert 0.4 * GIB < model["ram_bytes"] < 0.4 * GIB + POOL_SHARE * 1.2 * GIB + (32 << 20)
+
+
+def test_one_that_does_not_fit_alone_is_named(models: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *models, "--ram", "0.2", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert "Fit together in 0.20 GiB of RAM: none" in text
+    assert text.count("Does not fit alone: ") == 3
+
+
+def test_only_the_largest_sets_are_shown() -> None:
+    sizes = {"a": 1, "b": 2, "c": 3, "d": 9}
+    models = [ModelPlan(name, size, 0, 1, 1) for name, size in sizes.items()]
+    plan = SeveralModelsPlan(models, 5, 0, 1.0)
+    assert plan.largest_sets == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert [model.name for model in plan.too_large] == ["d"]
+    on_gpu = [ModelPlan(name, 1, size, 1, 1) for name, size in sizes.items()]
+    assert SeveralModelsPlan(on_gpu, 100, 4, 1.0).largest_sets == [("a", "b"), ("a", "c")]
+
+
+def test_models_are_named_before_the_flags(models: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "name several before the flags" in fails(capsys, *models[:2], "--model", models[2])
+    assert "there is no" in fails(capsys, models[0], "/nowhere.gguf")
