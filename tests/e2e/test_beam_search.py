@@ -134,5 +134,7 @@ def test_beams_of_clients_that_go_away_are_freed(server: Server) -> None:
     search(server)
     after = server.metrics()
     assert after["moeserve:num_aborts_total"] > before["moeserve:num_aborts_total"]
-    assert after["moeserve:beam_searches_total"] > before["moeserve:beam_searches_total"]
+    # The router reports its totals a little later than it answers.
+    searches = "moeserve:beam_searches_total"
+    assert within(30, lambda: server.metrics()[searches] > before[searches])
     assert after["moeserve:kv_cache_slots_used"] == 0

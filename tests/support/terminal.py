@@ -17,9 +17,10 @@ from typing import Final
 PATIENCE_S: Final = 60.0
 CTRL_C: Final = "\x03"
 CTRL_D: Final = "\x04"
-# Makes the terminal the controlling one, so that Ctrl-C reaches the program.
+# Makes the terminal the controlling one, so that Ctrl-C reaches the program, which a shell in the background ignores.
 _AT_TERMINAL: Final = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """

@@ -105,7 +105,7 @@ def test_a_second_ctrl_c_does_no_harm(
     server: HttpServer, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes while what the first has stopped is put away."""
-    end = AnswerView.end
+    end, handler = AnswerView.end, signal.getsignal(signal.SIGINT)
 
     def interrupted_end(view: AnswerView) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -115,7 +115,7 @@ def test_a_second_ctrl_c_does_no_harm(
     server.answer, chat.interrupt_at = begin("Once"), "Once"
     assert "Once\n(stopped)\n" in chat.type("a story")
     assert chat.session.conversation.messages[1]["content"] == "Once"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_no_colour_is_left_behind(server: HttpServer) -> None:
