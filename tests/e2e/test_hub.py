@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from moeserve.cli.run.line_reader import PROMPT
 from tests.conftest import TINY_MODEL
 from tests.support.hub_server import COMMIT, Hub, running_hub
 from tests.support.nightly import nightly_after
@@ -285,5 +286,6 @@ def test_a_chat_by_name_shows_the_download_before_its_server_starts(client: Clie
         terminal.wait_for("downloading: 100%")
         terminal.wait_for("server: ")
         terminal.wait_for("acme/real-GGUF:q4_k_m; /help lists the commands")
+        terminal.wait_for(PROMPT)
         terminal.send(CTRL_D)
         assert terminal.wait() == 0

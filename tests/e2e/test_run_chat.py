@@ -66,6 +66,7 @@ def test_a_chat(demonstration: Server, tmp_path: Path) -> None:
         ask(terminal, 'What does Tom have?"""', "Tom has a blue cup.")
         terminal.send("é中\x7f\x7fabc\x7f\x7f\x7f/show\r")  # a character is erased whole
         terminal.wait_for("conversation   6 messages\r\n")
+        terminal.wait_for(PROMPT)  # a terminal keeps no Ctrl-D that comes before readline has it
         terminal.send(CTRL_D)
         assert terminal.wait() == 0
     history = tmp_path / "moeserve" / FILE
@@ -140,6 +141,7 @@ def test_a_server_that_is_gone(tmp_path: Path) -> None:
             terminal.wait_for(PROMPT)
             terminal.send(f"/save {tmp_path}/kept\r")
             terminal.wait_for("saved in")
+            terminal.wait_for(PROMPT)
             terminal.send(CTRL_D)
             assert terminal.wait() == 0
     finally:
@@ -180,6 +182,7 @@ def test_a_models_escape_sequences_do_not_reach_the_terminal(tmp_path: Path) -> 
             shown = terminal.wait_for("sound.\r\n")
             assert shown.endswith("\x1b[Ksafe and sound.\r\n")
             assert not re.search("\x1b\\]|\x07|\x1b\\[1A|\x1b\\[2K|\x7f", terminal.seen)
+            terminal.wait_for(PROMPT)
             terminal.send(CTRL_D)
             assert terminal.wait() == 0
 
