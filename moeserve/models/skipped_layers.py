@@ -18,8 +18,8 @@ _NUMBER = re.compile(r"\.layers\.(\d+)\.")  # in a checkpoint's name of a tensor
 
 @dataclass(frozen=True, slots=True)
 class SkippedLayers:
-    """Number and size of the next-token layers that are not loaded. Both are 0 if the file has no tensors of such
-    layers, whatever its metadata says."""
+    """Next-token (MTP) layers that are not loaded. `count` and `num_bytes` are 0 if the file has no such tensors, even
+    where its metadata names such layers."""
 
     count: int
     num_bytes: int  # in the file

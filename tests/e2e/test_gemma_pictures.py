@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import base64
-import math
 import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
-from tests.support.accuracy import log_softmax
 from tests.support.picture_fixture import (
+    FIRST_TOKEN,
     GEMMA_MODEL,
     GEMMA_TOKENS,
     PICTURES,
     TOWER,
+    check_first_token,
     gemma_picture_cases,
 )
 from tests.support.server import Server, clean_environment, command, common_flags, running_server
@@ -63,15 +62,8 @@ def chat(server: Server, *messages: list[dict[str, Any]], **more: Any) -> dict[s
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_first_token_is_transformers(server: Server, name: str) -> None:
-    case = gemma_picture_cases()[name]
-    wanted = {"max_tokens": 1, "logprobs": True, "top_logprobs": 5, "return_tokens_as_token_ids": True}
-    found = chat(server, [text(BEFORE), image(name), text(BEHIND)], **wanted)
-    assert found["usage"]["prompt_tokens"] == len(case.tokens)
-    truth = log_softmax(case.truth["logits"])[-1]
-    (first,) = found["choices"][0]["logprobs"]["content"]
-    top = {int(one["token"].removeprefix("token_id:")): one["logprob"] for one in first["top_logprobs"]}
-    assert set(top) == set(np.argsort(-truth)[:5].tolist())
-    assert all(math.isclose(logprob, truth[token], abs_tol=0.02) for token, logprob in top.items())
+    found = chat(server, [text(BEFORE), image(name), text(BEHIND)], **FIRST_TOKEN)
+    check_first_token(found, gemma_picture_cases()[name])
 
 
 def test_the_same_answer_in_each_api(server: Server) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import re
 import subprocess
 import sys
@@ -12,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from tests.e2e.clients import within
-from tests.support.accuracy import log_softmax
-from tests.support.picture_fixture import MODEL, PICTURES, picture_cases
+from tests.support.picture_fixture import FIRST_TOKEN, MODEL, PICTURES, check_first_token, picture_cases
 from tests.support.server import REPOSITORY, Server, running_server
 
 GUIDE = REPOSITORY / "docs" / "how-to" / "ask-about-pictures.md"
@@ -44,16 +41,9 @@ def ask(server: Server, name: str, **more: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_the_first_token_is_transformers(server: Server, name: str) -> None:
-    case = picture_cases()[name]
-    answer = ask(server, name, max_tokens=1, logprobs=True, top_logprobs=5, return_tokens_as_token_ids=True)
+    answer = ask(server, name, **FIRST_TOKEN)
     assert answer.status_code == 200, answer.text
-    found = answer.json()
-    assert found["usage"]["prompt_tokens"] == len(case.tokens)
-    truth = log_softmax(case.truth["logits"])[-1]
-    (first,) = found["choices"][0]["logprobs"]["content"]
-    top = {int(one["token"].removeprefix("token_id:")): one["logprob"] for one in first["top_logprobs"]}
-    assert set(top) == set(np.argsort(-truth)[:5].tolist())
-    assert all(math.isclose(logprob, truth[token], abs_tol=0.02) for token, logprob in top.items())
+    check_first_token(answer.json(), picture_cases()[name])
 
 
 def test_a_visual_server_that_is_killed(server: Server) -> None:

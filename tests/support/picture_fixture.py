@@ -4,12 +4,15 @@ pictures, and what transformers and llama.cpp make of them."""
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from PIL import Image
+
+from tests.support.accuracy import log_softmax
 
 FIXTURES: Final = Path(__file__).resolve().parents[1] / "fixtures" / "pictures"
 NAME: Final = "tiny-qwen35moe-vision"
@@ -21,6 +24,13 @@ GEMMA_MODEL: Final = GEMMA_FIXTURES / f"{GEMMA_NAME}-f16.gguf"
 GEMMA_TOWER: Final = GEMMA_FIXTURES / f"{GEMMA_NAME}-f16-mmproj-f16.gguf"
 GEMMA_TOKENS: Final = 70  # of a picture, at most
 PICTURES: Final = ("square", "landscape", "wide")
+# Fields of a chat request whose answer `check_first_token` reads.
+FIRST_TOKEN: Final = {
+    "max_tokens": 1,
+    "logprobs": True,
+    "top_logprobs": 5,
+    "return_tokens_as_token_ids": True,
+}
 
 
 class PictureCase(NamedTuple):
@@ -57,6 +67,17 @@ class PictureCase(NamedTuple):
         height, width = self.size
         with Image.open(self.path) as picture:
             return np.array(picture.convert("RGB").resize((width, height), Image.Resampling.BICUBIC))
+
+
+def check_first_token(answer: dict[str, Any], case: PictureCase) -> None:
+    """answer: a chat completion of the case's prompt, with FIRST_TOKEN. Its five likeliest tokens and their
+    log-probabilities are those of transformers' logits."""
+    assert answer["usage"]["prompt_tokens"] == len(case.tokens)
+    truth = log_softmax(case.truth["logits"])[-1]
+    (first,) = answer["choices"][0]["logprobs"]["content"]
+    top = {int(one["token"].removeprefix("token_id:")): one["logprob"] for one in first["top_logprobs"]}
+    assert set(top) == set(np.argsort(-truth)[:5].tolist())
+    assert all(math.isclose(logprob, truth[token], abs_tol=0.02) for token, logprob in top.items())
 
 
 @cache

@@ -48,7 +48,8 @@ class _Times:
     streamed: float
 
     def shared(self, time_step: TimeStep) -> tuple[float, float]:
-        """Returns the fraction at which both finish together, and the seconds of such a step."""
+        """Estimates which fraction of the experts to stream so that CPU and GPU finish a step together. Returns it, and
+        the measured seconds of a step with it."""
         guess = self.on_cpu / (self.on_cpu + self.streamed)
         seconds = time_step(self.tokens, guess)
         if seconds < MEASURABLE * guess * self.streamed:  # the streaming was the bottleneck
