@@ -24,9 +24,11 @@ class Gateway:
         self.replay = self.context.socket(zmq.DEALER)
         self.replay.connect(f"ipc://{folder}/replay")
         self.subscriber = Subscriber()
+        self._last_replayed = b""
         self.replay.send_multipart([b"", bytes(8)])
         while (message := self._replayed())[1]:
             self.subscriber.apply(message[1])
+            self._last_replayed = message[0]
 
     @property
     def blocks(self) -> dict[int, Block]:
@@ -40,7 +42,10 @@ class Gateway:
     def has(self, tokens: list[int], *keys: str) -> bool:
         """Whether it knows that all whole blocks of `tokens` are cached, in the namespace of `keys`."""
         while self.live.poll(0):
-            self.subscriber.apply(self.live.recv_multipart()[2])
+            _, number, payload = self.live.recv_multipart()
+            # A batch that is published between the two sockets' connecting comes both ways. Numbers are big-endian.
+            if number > self._last_replayed:
+                self.subscriber.apply(payload)
         known = self.subscriber.prefixes()
         ends = range(BLOCK, len(tokens) + 1, BLOCK)
         return all((keys, tuple(tokens[:end])) in known for end in ends)
