@@ -21,7 +21,7 @@ from moeserve.kernels.codebooks import bring_codebook
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.gating import OAI_ALPHA, Activation, limit_of
 from moeserve.kernels.host_arrays import gguf_rows
-from moeserve.kernels.operation_queue import OperationQueue
+from moeserve.kernels.residual_operations import ResidualOperations
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.stream_operands import (
     Activations,
@@ -41,7 +41,7 @@ LoraTable = _C.LoraTable
 AttentionPlan = _C.AttentionPlan
 
 
-class CpuStream(OperationQueue):
+class CpuStream(ResidualOperations):
     def pack(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """Repacks GGUF rows of a matrix [out, in], or of experts [E, out, in], into panels. Blocks until done.
 
@@ -380,5 +380,12 @@ class CpuStream(OperationQueue):
 def _heads(heads: DeltaHeads) -> _C.DeltaHeads:
     h = heads
     return _C.DeltaHeads(
-        h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, h.is_tiled, h.is_kimi
+        h.key_heads,
+        h.value_heads,
+        h.key_dim,
+        h.value_dim,
+        h.conv_kernel,
+        h.is_tiled,
+        h.is_kimi,
+        h.has_sigmoid_gate,
     )

@@ -68,8 +68,10 @@ class KvLayout:
 
     def state_values(self, layer: int) -> int:
         """Float32 numbers of one sequence's recurrent state in `layer`; 0 for an attention layer."""
-        delta_net = self.shape.loaded_layers[layer].delta_net
-        return 0 if delta_net is None else delta_net.heads.state_values
+        of_layer = self.shape.loaded_layers[layer]
+        recurrent = 0 if of_layer.delta_net is None else of_layer.delta_net.heads.state_values
+        width = self.shape.residual_width
+        return recurrent + (0 if of_layer.ngrams is None else of_layer.ngrams.state_values(width))
 
     def state_bytes(self, layers: Iterable[int] | None = None) -> int:
         """Bytes of one sequence's recurrent state in `layers`; None: in all layers."""

@@ -14,6 +14,7 @@ from moeserve.kernels.gating import OAI_ALPHA, Activation
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.residual import HyperConnections, NgramShape
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.mapping import HuggingFaceMapping
@@ -192,6 +193,7 @@ class LayerShape:
     is_sandwiched: bool = False  # each block's output is normalised before it is added
     has_factor: bool = False  # x is multiplied by a number after the layer
     unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
+    ngrams: NgramShape | None = None  # added to the residual before the layer's blocks
 
     @property
     def attention(self) -> AttentionShape | LatentAttentionShape | None:
@@ -260,6 +262,7 @@ class ModelShape:
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
     spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
     deep_layers: int = 0  # first layers after which more is added to the rows of a span (DeepStack)
+    streams: HyperConnections | None = None  # of the residual; None: it is one vector
 
     def __post_init__(self) -> None:
         """Raises ValueError if no layer attends, or if latent attention or recurrent layers have several forms."""
@@ -272,6 +275,16 @@ class ModelShape:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def residual_width(self) -> int:
+        """Numbers of a token's residual."""
+        return self.hidden_size * (1 if self.streams is None else self.streams.count)
+
+    @property
+    def ngrams(self) -> NgramShape | None:
+        """The n-gram embeddings of the layer that adds them; None: no layer does."""
+        return next((layer.ngrams for layer in self.layers if layer.ngrams is not None), None)
 
     @property
     def embedding_size(self) -> int:

@@ -32,6 +32,7 @@ MODEL_FILES = {
     "moeserve.models.interface",
     "moeserve.models.latent",
     "moeserve.models.recurrence",
+    "moeserve.models.residual",
     "moeserve.models.rope_scaling",
     "moeserve.models.neutral_settings",
     "moeserve.models.open",
@@ -49,6 +50,7 @@ MODEL_FILES = {
 KERNEL_OPTIONS = {
     "moeserve.kernels.delta_net.heads",
     "moeserve.kernels.gating",
+    "moeserve.kernels.ngrams.hashing",
     "moeserve.kernels.routing.options",
 }
 
@@ -70,6 +72,7 @@ FAMILY_NEEDS = READERS | {
     "moeserve.models.interface",
     "moeserve.models.latent",
     "moeserve.models.recurrence",
+    "moeserve.models.residual",
     "moeserve.models.rope_scaling",
     "moeserve.models.shape_reader",
     "moeserve.kernels.routing.options",
@@ -199,6 +202,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.interface",
         "moeserve.models.latent",
         "moeserve.models.recurrence",
+        "moeserve.models.residual",
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.source",
     },
@@ -221,6 +225,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.interface",
         "moeserve.models.latent",
         "moeserve.models.recurrence",
+        "moeserve.models.residual",
         "moeserve.kernels.delta_net.heads",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
+from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import DeltaParameters
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
@@ -22,14 +23,17 @@ from moeserve.models.loading.cpu_weights import (
     CpuDenseFfn,
     CpuEmbedding,
     CpuHead,
+    CpuInput,
     CpuLatentAttention,
     CpuLayer,
     CpuLayerInput,
     CpuLayerInputs,
     CpuMoe,
     CpuNextToken,
+    CpuNgrams,
     CpuParts,
     CpuSharedExpert,
+    CpuStreamMix,
     CpuWeights,
     ExpertBiases,
     GatedExperts,
@@ -40,10 +44,11 @@ from moeserve.models.loading.gated_q import rows_of
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves, is_reordered
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
+from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.tensors import check_tensors, expert_bias_tensors, model_tensors
+from moeserve.models.tensors import check_tensors, expert_bias_tensors, model_tensors, unloaded_tensors
 
 
 class CpuLoader:
@@ -81,6 +86,7 @@ class CpuLoader:
     def _load(self, names: list[str], num_layers: int, *, with_head: bool) -> CpuWeights:
         check_tensors(self._shape, self._source)
         check_cpu_types(self._source, names)
+        names = [name for name in names if name not in unloaded_tensors(self._shape)]
         for form in self._shape.forms:
             widths = {"attention.key_length": form.head_dim, "rope.dimension_count": form.rotary_dim}
             check_lanes(self._source, self._shape, "CPU", widths)
@@ -104,10 +110,11 @@ class CpuLoader:
         )
 
     def _head(self) -> CpuHead:
-        norm = self._vector(n.OUTPUT_NORM)
-        if self._shape.logit_scale != 1.0:
-            norm = norm * self._shape.logit_scale
         matrix = self._matrix(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)
+        norm = self._input(n.OUTPUT_HC, n.OUTPUT_NORM)
+        if self._shape.logit_scale != 1.0:
+            assert isinstance(norm, torch.Tensor)
+            norm = norm * self._shape.logit_scale
         return CpuHead(norm, matrix, LinearGroup([matrix]))
 
     def _next_token(self) -> CpuNextToken:
@@ -173,6 +180,7 @@ class CpuLoader:
             self._vector(n.of_layer(index, n.POST_FFW_NORM)) if shape.is_sandwiched else None,
             self._layer_input(index) if self._shape.layer_input_width else None,
             float(self._vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE))) if shape.has_factor else 1.0,
+            self._ngrams(index),
         )
 
     def _layer_input(self, index: int) -> CpuLayerInput:
@@ -200,7 +208,7 @@ class CpuLoader:
     def _latent_attention(self, index: int, shape: LatentAttentionShape) -> CpuLatentAttention:
         has_q_a = shape.q_rank > 0
         return CpuLatentAttention(
-            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            norm=self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index),
             inputs=self._latent_inputs(index, shape),
             q_a_norm=self._vector(n.of_layer(index, n.ATTN_Q_A_NORM)) if has_q_a else None,
             q_b=self._group(index, n.ATTN_Q_B, has_bias=False) if has_q_a else None,
@@ -224,7 +232,7 @@ class CpuLoader:
         taps = shape.heads.conv_kernel
         conv = torch.cat([self._vector(n.of_layer(index, part)).view(-1, taps) for part in shape.conv_parts])
         return CpuDeltaNet(
-            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            norm=self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index),
             inputs=self._group(index, *(part for part, _ in shape.input_parts), has_bias=False),
             gates=[self._group(index, part, has_bias=False) for part, _ in shape.gate_parts],
             parameters=DeltaParameters(
@@ -241,7 +249,7 @@ class CpuLoader:
         ones = torch.ones(shape.head_dim) if shape.qk_norm == "unweighted" else None
         parts = (*shape.qkv_parts, n.ATTN_GATE) if shape.has_gate_matrix else shape.qkv_parts
         return CpuAttention(
-            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            norm=self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index),
             qkv=self._gated_qkv(index, shape)
             if shape.is_gated
             else self._group(index, *parts, has_bias=shape.qkv_bias),
@@ -310,8 +318,38 @@ class CpuLoader:
         expert = CpuSharedExpert(self._experts(index, n.FFN_PARTS), gate=None)
         return CpuDenseFfn(self._ffn_norm(index), expert)
 
-    def _ffn_norm(self, index: int) -> torch.Tensor:
-        return self._vector(n.of_layer(index, self._shape.loaded_layers[index].ffn_norm))
+    def _ffn_norm(self, index: int) -> CpuInput:
+        return self._input(n.HC_FFN, n.of_layer(index, self._shape.loaded_layers[index].ffn_norm), index)
+
+    def _input(self, block: str, norm: str, index: int | None = None) -> CpuInput:
+        """Loads what a block, or the head, reads the residual through. block: its names with several streams; norm:
+        its name with one."""
+        streams = self._shape.streams
+        if streams is None:
+            return self._vector(norm)
+        parts = ("norm", "down", "up") if index is None else ("norm", "down", "up", "inject")
+        weight, down, up, *inject = (
+            n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
+            for part in parts
+        )
+        return CpuStreamMix(
+            norm=self._vector(weight).view(streams.count, -1),
+            down=LinearGroup([self._matrix(name) for name in (down, *inject)]),
+            up=LinearGroup([self._matrix(up)]),
+        )
+
+    def _ngrams(self, index: int) -> CpuNgrams | None:
+        ngrams = self._shape.layers[index].ngrams if index < self._shape.num_layers else None
+        if ngrams is None:
+            return None
+        norms = (n.PLE_NORM_QUERY, n.PLE_NORM_KEY, n.PLE_NORM_CONV)
+        conv = self._vector(n.of_layer(index, n.PLE_CONV1D)).view(-1, ngrams.conv_kernel)
+        return CpuNgrams(
+            table=TableRows(self._source, n.LAYER_INPUT_EMBD),
+            products=self._group(index, n.PLE_KEY, n.PLE_VALUE, has_bias=False),
+            norms=NgramNorms(*(self._vector(n.of_layer(index, norm)) for norm in norms)),
+            conv=conv.t().contiguous(),
+        )
 
     def _experts(self, index: int, parts: tuple[str, ...], *, has_bias: bool = False) -> GatedExperts:
         gate, up, down = (self._matrix(n.of_layer(index, part)) for part in parts)

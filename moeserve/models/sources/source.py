@@ -56,6 +56,12 @@ class ModelSource(Protocol):
         lasts as long as it is referenced. KeyError if absent."""
         ...
 
+    def rows(
+        self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Returns a copy of some of the tensor's rows: uint8 [n, bytes of a row]. No others are read from the disk."""
+        ...
+
     def advise_done(self, name: str) -> None:
         """Notes that the tensor was read: its file pages need not count as this process's memory any more."""
         ...

@@ -11,9 +11,9 @@ struct DeltaHeads {
   int key_heads, value_heads, key_dim, value_dim;
   int taps;  // tokens that the convolution sees
   bool tiled;
-  // Kimi Delta Attention: each dimension of a key head decays by itself, and the output's gate is a sigmoid. As many heads
-  // of q and k as of v.
+  // Kimi Delta Attention: each dimension of a key head decays by itself. As many heads of q and k as of v.
   bool kimi;
+  bool sigmoid;  // the output's gate is a sigmoid, not SiLU
   int64_t channels() const { return int64_t{2} * key_heads * key_dim + int64_t{value_heads} * value_dim; }
   int64_t delta_values() const { return int64_t{value_heads} * key_dim * value_dim; }
   int decays_of_head() const { return kimi ? key_dim : 1; }
@@ -42,7 +42,7 @@ struct PendingStates {
   float* record(int64_t i) const { return records + i * record_values; }
 };
 
-// out = RMSNorm(o) * norm * silu(z) of every value head, in Kimi Delta Attention with sigmoid(z).
+// out = RMSNorm(o) * norm * silu(z) of every value head, or sigmoid(z).
 //
 // A state slot holds, for the layer, [value_heads, value_dim / 32, key_dim, 32] numbers of the delta state, so that a
 // block of columns is contiguous, then [taps - 1, channels] of the convolution's.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
+from moeserve.models.blocks.cpu.residual import read_residual
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
 from moeserve.models.interface import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.loading.cpu_weights import CpuDenseFfn, CpuMoe, CpuSharedExpert
@@ -28,7 +29,7 @@ def mix(
     add: bool,
 ) -> None:
     """Launches router, experts and shared expert. expert_token_counts: int64 [2, experts], see `CpuStream.experts`."""
-    stream.norm(space.x, w.norm, eps, n, space.y)
+    read_residual(stream, w.norm, eps, n, space)
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))
     stream.route(space.router_logits, n, space.routing, shape.router, bias=w.choice_bias)
     run_experts(stream, w, shape, n, space, expert_token_counts, adapters, out, add=add)
@@ -50,7 +51,7 @@ def feed_forward(
     add: bool,
 ) -> None:
     """Launches the feed-forward of a layer without experts."""
-    stream.norm(space.x, w.norm, eps, n, space.y)
+    read_residual(stream, w.norm, eps, n, space)
     run_unrouted(stream, w.expert, shape, n, space, adapters, names.FFN_PARTS, out, add=add)
 
 

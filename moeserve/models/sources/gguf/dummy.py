@@ -20,6 +20,7 @@ from moeserve.quantization.codebook import Codebook
 from moeserve.quantization.reference import dequantize
 
 from . import names as n
+from .errors import GGUFError
 from .file import GGUFFile, open_gguf
 from .header import TensorInfo
 
@@ -62,6 +63,17 @@ class DummyFile(GGUFFile):
             first = int(rng.integers(0, period // block)) * block
             out[start : start + size] = pool[first : first + size]
         return out
+
+    def rows(self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Bytes:
+        """Returns random rows, each the same whenever it is asked for."""
+        tensor = self.tensors[name]
+        pool = self._pool(tensor.type, std_of(tensor))
+        row_bytes = tensor.nbytes // tensor.shape[0]
+        if row_bytes > len(pool) // 2:
+            raise GGUFError(self.path, f"tensor {name!r}: rows of {row_bytes} bytes have no random weights")
+        block = tensor.type.block_bytes
+        first = rows * 1_000_003 % (len(pool) // 2 // block) * block
+        return pool[first[:, None] + np.arange(row_bytes)]
 
     def advise_done(self, name: str) -> None:
         """Does nothing: no file is mapped."""

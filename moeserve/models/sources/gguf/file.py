@@ -35,6 +35,7 @@ class GGUFFile:
         self.tensors: dict[str, MappedTensor] = {}
         self.file_bytes = sum(len(buffer) for buffer in buffers)
         self._buffers = buffers
+        self._sparsely_read: set[str] = set()
         for path, header in zip(paths, headers, strict=True):
             for tensor in separated(header.tensors):
                 if tensor.name in self.tensors:
@@ -61,6 +62,18 @@ class GGUFFile:
         if tensor.half is None:
             return stored
         return stored.reshape(tensor.shape[0], 2, -1)[:, tensor.half].reshape(-1)
+
+    def rows(
+        self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Returns a copy of some rows of a matrix: uint8 [n, bytes of a row]. The system reads no more of the file than
+        their pages. Raises KeyError if the tensor is absent."""
+        tensor = self.tensors[name]
+        if name not in self._sparsely_read:  # no read-ahead: the rows lie anywhere
+            self._sparsely_read.add(name)
+            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._buffers[tensor.part].madvise(mmap.MADV_RANDOM, start, tensor.offset + tensor.nbytes - start)
+        return self.data(name).reshape(tensor.shape[0], -1)[rows]
 
     def advise_done(self, name: str) -> None:
         """Releases the tensor's mapped pages, except those shared with a neighbour.
