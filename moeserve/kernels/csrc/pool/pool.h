@@ -1,8 +1,7 @@
 // The CPU pool: persistent threads that together work through a stream of operations, in order.
 //
 // submit() only queues; wait() blocks until everything queued is done. As with a GPU stream, the caller can run ahead.
-// Threads spin briefly for the next operation, then sleep on a futex: an idle server uses no CPU, and on two cores the
-// server's other processes get theirs.
+// Threads spin briefly for the next operation, then sleep on a futex: an idle server uses no CPU.
 //
 // An operation consists of phases (phase.h). The kernel may take a thread's core for milliseconds, so a phase waits for
 // work, not for threads. If results can be claimed, it does not even wait for a unit that an absent thread has begun:

@@ -1,10 +1,8 @@
 """The feed-forwards of all layers, as launches on the current stream.
 
-Experts are computed in one of three ways: on the GPU, from GPU memory; by the CPU pool, from RAM, at the same time
-(`kernels/handoff`); or on the GPU after being streamed from RAM. A layer without experts has one feed-forward,
-treated like a shared expert. A layer's output is left in parts. The next norm adds them to x; sandwiched layers
-normalise them first.
-"""
+The GPU computes the experts in its memory while the CPU pool computes those in RAM (`kernels/handoff`); or RAM experts
+are streamed to the GPU. A layer without experts has one feed-forward, treated like a shared expert. A layer's output is
+left in parts. The next norm adds them to x; sandwiched layers normalise them first."""
 
 from __future__ import annotations
 
@@ -203,7 +201,7 @@ class GpuFfnBlock:
         return PendingSum(parts, routes.weights, self._ids_here(index, routes), pool_sum)
 
     def _pending_experts(self, index: int, s: GpuWorkspace, pool_sum: Tensor | None) -> PendingSum:
-        """Returns the pending outputs of the routed experts, without the feed-forward that all tokens pass."""
+        """Returns the pending outputs of the routed experts only."""
         routes, top_k = self._routes(index, s), self._shapes[index].num_routes
         if not self._has_routed_parts(index):
             return PendingSum(None, None, None, pool_sum)
@@ -280,8 +278,7 @@ class GpuFfnBlock:
         routes, at = self._routes(index, s), self._shapes[index].num_routes
         if not s.is_small_batch:
             return routes.parts[:, at : at + 1]
-        # Few rows: together with the experts' sum. With a norm of its own: in s.output, which has been added to x
-        # by then.
+        # Added to the experts' sum; with a norm of its own, in s.output, which x already includes by then.
         return routes.parts if self._part_norms(index) is None else s.output
 
     def _unrouted_gated(self, index: int) -> Gated:
