@@ -68,10 +68,11 @@ class KvLayout:
 
     def state_values(self, layer: int) -> int:
         """Float32 numbers of one sequence's recurrent state in `layer`; 0 for an attention layer."""
-        of_layer = self.shape.loaded_layers[layer]
-        recurrent = 0 if of_layer.delta_net is None else of_layer.delta_net.heads.state_values
-        width = self.shape.residual_width
-        return recurrent + (0 if of_layer.ngrams is None else of_layer.ngrams.state_values(width))
+        delta_net, ngrams = self.shape.loaded_layers[layer].delta_net, self.shape.ngrams
+        recurrent = 0 if delta_net is None else delta_net.heads.state_values
+        if ngrams is None or ngrams.layer != layer:
+            return recurrent
+        return recurrent + ngrams.state_values(self.shape.residual_width)
 
     def state_bytes(self, layers: Iterable[int] | None = None) -> int:
         """Bytes of one sequence's recurrent state in `layers`; None: in all layers."""

@@ -52,10 +52,8 @@ class AttentionShape:
     v_scale: float = 1.0  # multiplies v
     norm_after: bool = False  # the per-head norms of q and k come after RoPE
     rope_scaled: bool = True  # the model's `rope_scaling` applies; False: it does not
-    # The layer uses k and v of this earlier layer; None: its own.
-    kv_from: int | None = None
-    # In the file, rotated dimensions are pairs of neighbours. The loaders reorder the rows of q and k into split halves
-    # (loading/head_order.py), so kernels only handle halves.
+    kv_from: int | None = None  # the layer uses k and v of this earlier layer; None: its own
+    # In the file, rotated dimensions are pairs of neighbours. Loaders reorder rows into halves (loading/head_order.py).
     in_pairs: bool = False
 
     @property
@@ -168,11 +166,9 @@ class MoeShape:
     alpha: float = OAI_ALPHA  # of "swiglu_oai"
     expert_bias: bool = False  # the routed experts' three products have biases
     expert_scale: bool = False  # a chosen expert's weight is multiplied by a factor of the expert
-    # Routing weights multiply the experts' input instead of their output.
-    weighs_input: bool = False
-    # In a sandwiched layer: the outputs of the shared and of the routed experts are normalised separately before they
-    # are added. The routed experts' input and the router's input have separate norms; the latter's weight is divided by
-    # sqrt(hidden).
+    weighs_input: bool = False  # routing weights multiply the experts' input instead of their output
+    # In a sandwiched layer: outputs of shared and routed experts are normalised separately before they are added, and
+    # so are the routed experts' and the router's inputs; the latter's weight is divided by sqrt(hidden).
     parts_normed: bool = False
 
 
@@ -193,7 +189,6 @@ class LayerShape:
     is_sandwiched: bool = False  # each block's output is normalised before it is added
     has_factor: bool = False  # x is multiplied by a number after the layer
     unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
-    ngrams: NgramShape | None = None  # added to the residual before the layer's blocks
 
     @property
     def attention(self) -> AttentionShape | LatentAttentionShape | None:
@@ -252,8 +247,7 @@ class ModelShape:
     context_length: int  # tokens
     vocab_size: int
     tied_embeddings: bool  # the embedding matrix is also the head
-    # Number of next-token (MTP) layers after `layers` in the file. See `skipped_layers.py`.
-    num_skipped_layers: int = 0
+    num_skipped_layers: int = 0  # next-token (MTP) layers after `layers` in the file: `skipped_layers.py`
     next_token_layer: LayerShape | None = None  # of the block that drafts (next_token.py); None: none does
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: unchanged
@@ -263,6 +257,7 @@ class ModelShape:
     spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
     deep_layers: int = 0  # first layers after which more is added to the rows of a span (DeepStack)
     streams: HyperConnections | None = None  # of the residual; None: it is one vector
+    ngrams: NgramShape | None = None  # n-gram embeddings, which a layer adds to the residual
 
     def __post_init__(self) -> None:
         """Raises ValueError if no layer attends, or if latent attention or recurrent layers have several forms."""
@@ -282,11 +277,6 @@ class ModelShape:
         return self.hidden_size * (1 if self.streams is None else self.streams.count)
 
     @property
-    def ngrams(self) -> NgramShape | None:
-        """The n-gram embeddings of the layer that adds them; None: no layer does."""
-        return next((layer.ngrams for layer in self.layers if layer.ngrams is not None), None)
-
-    @property
     def embedding_size(self) -> int:
         """Numbers of a span's row, with what is added behind `deep_layers`."""
         return self.hidden_size * (1 + self.deep_layers)
@@ -304,8 +294,7 @@ class ModelShape:
 
     @property
     def heads(self) -> AttentionShape | LatentAttentionShape:
-        """Attention shape of any layer, for models with one form; valid for head sizes, but not for example for the
-        window."""
+        """Attention shape of any layer, for models with one form: of its sizes, but not, say, of its window."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
@@ -406,8 +395,6 @@ class ModelFamily:
     """An architecture: how its files are read. The resulting shape determines the computation."""
 
     architecture: str  # `general.architecture` in GGUF files
-    # Reads and range-checks the metadata. Raises ModelError.
-    read_shape: Callable[[ModelSource], ModelShape]
+    read_shape: Callable[[ModelSource], ModelShape]  # reads and range-checks the metadata; raises ModelError
     hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files can be read
-    # In its next-token block the layer has the shape of the last attention layer: see next_token.py.
-    has_next_token_block: bool = False
+    has_next_token_block: bool = False  # whose layer has the shape of the last attention layer: next_token.py

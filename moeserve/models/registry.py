@@ -37,9 +37,9 @@ from moeserve.models.qwen3dense.family import FAMILY as QWEN3
 from moeserve.models.qwen3moe.family import FAMILY as QWEN3_MOE
 from moeserve.models.qwen3moe.vision import FAMILY as QWEN3_VL_MOE
 from moeserve.models.qwen3next.family import FAMILY as QWEN3_NEXT
+from moeserve.models.qwen4exp.family import FAMILY as QWEN4_EXP
 from moeserve.models.qwen35dense.family import FAMILY as QWEN35
 from moeserve.models.qwen35moe.family import FAMILY as QWEN35_MOE
-from moeserve.models.qwen4exp.family import FAMILY as QWEN4_EXP
 from moeserve.models.sources.huggingface.mapping import check_settings
 from moeserve.models.sources.huggingface.wrapped_text import text_config
 from moeserve.models.sources.source import ModelSource

@@ -30,9 +30,10 @@ class HyperConnections:
 
 @dataclass(frozen=True, slots=True)
 class NgramShape:
-    """Embeddings of a token's last n-grams, which a layer adds to the residual before its blocks:
+    """Embeddings of a token's last n-grams, which one layer adds to the residual before its blocks:
     kernels/ngrams/reference.py. The table stays in the file; rows are read as tokens need them."""
 
+    layer: int  # that adds them
     hashes: NgramHashes
     head_width: int  # numbers of a row
     table_rows: int  # of all heads, with padding

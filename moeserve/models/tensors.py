@@ -33,8 +33,8 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     else:
         parts |= of_layer.mixer.tensors(shape.hidden_size)
     parts |= _input_tensors(shape, n.HC_FFN, of_layer.ffn_norm)
-    if of_layer.ngrams is not None:
-        parts |= of_layer.ngrams.tensors(shape.hidden_size, shape.residual_width)
+    if shape.ngrams is not None and shape.ngrams.layer == layer:
+        parts |= shape.ngrams.tensors(shape.hidden_size, shape.residual_width)
     if of_layer.is_sandwiched:
         parts |= _sandwich_tensors(shape.hidden_size, of_layer)
     if of_layer.has_factor:

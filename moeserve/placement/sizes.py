@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
+from moeserve.models.loading.table_rows import cache_bytes
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
-from moeserve.models.loading.table_rows import cache_bytes
 from moeserve.models.tensors import (
     LAYER_INPUTS,
     dense_tensors,

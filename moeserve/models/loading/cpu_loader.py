@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
-from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import DeltaParameters
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.loading.cpu_residual import load_ngrams, load_stream_mix
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
     CpuDeltaNet,
@@ -33,7 +33,6 @@ from moeserve.models.loading.cpu_weights import (
     CpuNgrams,
     CpuParts,
     CpuSharedExpert,
-    CpuStreamMix,
     CpuWeights,
     ExpertBiases,
     GatedExperts,
@@ -44,7 +43,6 @@ from moeserve.models.loading.gated_q import rows_of
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves, is_reordered
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
-from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -94,6 +92,7 @@ class CpuLoader:
         embedding = self._table(n.TOKEN_EMBD, is_read_again=with_head and self._shape.tied_embeddings)
         head = self._head() if with_head else None
         layers = [self._layer(index) for index in range(num_layers)]
+        ngrams = self._ngrams(num_layers)
         first = 0 if head is None else 1
         dense_bytes = sum(m.bytes for m in self._matrices[first:]) - _expert_bytes(layers)
         return CpuWeights(
@@ -104,6 +103,7 @@ class CpuLoader:
             dense_bytes=dense_bytes,
             rope_factors=self._rope_factors(),
             layer_inputs=self._layer_inputs() if self._shape.layer_input_width else None,
+            ngrams=ngrams,
             next_token=self._next_token() if with_head and self._shape.next_token_layer else None,
             matrices=self._matrices,
             source=self._source if self._in_place else None,
@@ -116,6 +116,11 @@ class CpuLoader:
             assert isinstance(norm, torch.Tensor)
             norm = norm * self._shape.logit_scale
         return CpuHead(norm, matrix, LinearGroup([matrix]))
+
+    def _ngrams(self, num_layers: int) -> CpuNgrams | None:
+        shape = self._shape.ngrams
+        is_here = shape is not None and shape.layer < num_layers
+        return load_ngrams(self._source, shape, self._vector, self._matrix) if shape and is_here else None
 
     def _next_token(self) -> CpuNextToken:
         index = self._shape.num_layers
@@ -180,7 +185,6 @@ class CpuLoader:
             self._vector(n.of_layer(index, n.POST_FFW_NORM)) if shape.is_sandwiched else None,
             self._layer_input(index) if self._shape.layer_input_width else None,
             float(self._vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE))) if shape.has_factor else 1.0,
-            self._ngrams(index),
         )
 
     def _layer_input(self, index: int) -> CpuLayerInput:
@@ -324,32 +328,9 @@ class CpuLoader:
     def _input(self, block: str, norm: str, index: int | None = None) -> CpuInput:
         """Loads what a block, or the head, reads the residual through. block: its names with several streams; norm:
         its name with one."""
-        streams = self._shape.streams
-        if streams is None:
+        if self._shape.streams is None:
             return self._vector(norm)
-        parts = ("norm", "down", "up") if index is None else ("norm", "down", "up", "inject")
-        weight, down, up, *inject = (
-            n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
-            for part in parts
-        )
-        return CpuStreamMix(
-            norm=self._vector(weight).view(streams.count, -1),
-            down=LinearGroup([self._matrix(name) for name in (down, *inject)]),
-            up=LinearGroup([self._matrix(up)]),
-        )
-
-    def _ngrams(self, index: int) -> CpuNgrams | None:
-        ngrams = self._shape.layers[index].ngrams if index < self._shape.num_layers else None
-        if ngrams is None:
-            return None
-        norms = (n.PLE_NORM_QUERY, n.PLE_NORM_KEY, n.PLE_NORM_CONV)
-        conv = self._vector(n.of_layer(index, n.PLE_CONV1D)).view(-1, ngrams.conv_kernel)
-        return CpuNgrams(
-            table=TableRows(self._source, n.LAYER_INPUT_EMBD),
-            products=self._group(index, n.PLE_KEY, n.PLE_VALUE, has_bias=False),
-            norms=NgramNorms(*(self._vector(n.of_layer(index, norm)) for norm in norms)),
-            conv=conv.t().contiguous(),
-        )
+        return load_stream_mix(self._shape.streams, block, index, self._vector, self._matrix)
 
     def _experts(self, index: int, parts: tuple[str, ...], *, has_bias: bool = False) -> GatedExperts:
         gate, up, down = (self._matrix(n.of_layer(index, part)) for part in parts)

@@ -169,7 +169,6 @@ class CpuLayer:
     )
     input: CpuLayerInput | None = None
     factor: float = 1.0  # of the residual stream behind the layer
-    ngrams: CpuNgrams | None = None
 
     @property
     def moe(self) -> CpuMoe | None:
@@ -218,4 +217,5 @@ class CpuWeights:
     next_token: CpuNextToken | None  # None: no block drafts
     matrices: list[Matrix]  # keeps all matrices alive: operations hold only addresses
     layer_inputs: CpuLayerInputs | None
+    ngrams: CpuNgrams | None  # None: no layer here adds any
     source: ModelSource | None  # in place: the file that the matrices point into

@@ -27,25 +27,26 @@ TOKEN_BITS = 63  # a token id times a multiplier
 def read_shape(source: ModelSource) -> ModelShape:
     """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)
-    layer_of_ngrams, ngrams = _read_ngrams(source, reader)
+    ngrams = _read_ngrams(source, reader)
     shape = read_hybrid_shape(reader, is_tiled=True, merged_gates=False)
-    layers = [
-        _layer(layer, ngrams if index == layer_of_ngrams else None)
-        for index, layer in enumerate(shape.layers)
-    ]
     streams = HyperConnections(
         count=reader.integer("hyper_connection.count", 2, 16),
         low_rank=reader.integer("hyper_connection.low_rank", 1, 1 << 16),
     )
-    context = min(shape.context_length, _dense_context(reader, shape))
-    return replace(shape, layers=tuple(layers), streams=streams, context_length=context)
+    return replace(
+        shape,
+        layers=tuple(map(_layer, shape.layers)),
+        streams=streams,
+        ngrams=ngrams,
+        context_length=min(shape.context_length, _dense_context(reader, shape)),
+    )
 
 
-def _layer(layer: LayerShape, ngrams: NgramShape | None) -> LayerShape:
+def _layer(layer: LayerShape) -> LayerShape:
     if not isinstance(layer.mixer, GatedDeltaNetShape):
-        return replace(layer, unread=n.BLOCK_INDEXER, ngrams=ngrams)
+        return replace(layer, unread=n.BLOCK_INDEXER)
     heads = replace(layer.mixer.heads, sigmoid_gate=True)
-    return replace(layer, mixer=replace(layer.mixer, heads=heads), ngrams=ngrams)
+    return replace(layer, mixer=replace(layer.mixer, heads=heads))
 
 
 def _dense_context(reader: ShapeReader, shape: ModelShape) -> int:
@@ -59,8 +60,7 @@ def _dense_context(reader: ShapeReader, shape: ModelShape) -> int:
     return chosen + least - 1 if least else shape.context_length
 
 
-def _read_ngrams(source: ModelSource, reader: ShapeReader) -> tuple[int, NgramShape]:
-    """Returns the layer that adds n-gram embeddings, and their shape."""
+def _read_ngrams(source: ModelSource, reader: ShapeReader) -> NgramShape:
     size = reader.integer("ple.ngram_size", 2, 16)
     heads = (size - 1) * reader.integer("ple.heads_per_ngram", 1, 256)
     vocab = len(source.metadata.require_strings("tokenizer.ggml.tokens"))
@@ -80,7 +80,7 @@ def _read_ngrams(source: ModelSource, reader: ShapeReader) -> tuple[int, NgramSh
             )
         rows = table.shape[0]
     width = reader.integer("embedding_length_per_layer_input", 1, 1 << 16)
-    return layer, NgramShape(hashes, width, rows, reader.integer("ple.conv_kernel", 2, 16))
+    return NgramShape(layer, hashes, width, rows, reader.integer("ple.conv_kernel", 2, 16))
 
 
 def _numbers(

@@ -1,4 +1,4 @@
-// The operations on recurrent states: what Stream checks of them.
+// Stream's operations on recurrent states: argument checks.
 #include "stream.h"
 #include "state_checks.h"
 #include "stream_checks.h"
@@ -18,7 +18,7 @@ void check_delta_heads(const DeltaHeads& h) {
   }
 }
 
-// Where the drafts of sequences are kept, in consecutive records.
+// The consecutive records that hold the sequences' drafts.
 PendingStates pending_states(nb::handle pending, const DeltaHeads& heads, int num, const int32_t* drafts,
                              const int32_t* first) {
   const int64_t values = PendingStates::values(heads);

@@ -98,7 +98,7 @@ class CpuDecoder:
         )
         self._num_forwards = 0
         self._num_heads_read = 0
-        self._embedded: Sequence[tuple[int, Tensor]] = ()  # of `begin`
+        self._embedded: Sequence[tuple[int, Tensor]] = ()  # argument of the last `begin`
         self._forms = forms_of(
             shape,
             self._space,
@@ -164,13 +164,13 @@ class CpuDecoder:
                 )
         if self._weights.layer_inputs is not None:
             make_inputs(self._stream, self._weights.layer_inputs, self.shape, token_ids, n, self._space)
-        if self._weights.layers and self._layers[0].ngrams is None:
+        ngrams = self.shape.ngrams
+        self._is_projected = len(self._weights.layers) > 0 and (ngrams is None or ngrams.layer > 0)
+        if self._is_projected:
             self._project(0, n, adapters)
-        for layer in self._layers:
-            if layer.ngrams is not None and self.shape.ngrams is not None:
-                assert previous is not None
-                shape = self.shape.ngrams
-                look_up(self._stream, layer.ngrams, shape, token_ids.numpy(), previous, self._space)
+        if self._weights.ngrams is not None and ngrams is not None:
+            assert previous is not None
+            look_up(self._stream, self._weights.ngrams, ngrams, token_ids.numpy(), previous, self._space)
 
     def forward(self, batch: CpuBatch, observer: LayerObserver | None = None) -> None:
         """Launches all layers for the rows of `begin`; then x is ready for `logits`. With an observer, waits after
@@ -179,8 +179,9 @@ class CpuDecoder:
             self._stream.wait()
             observer.embedding(self._space.x)
         for index in range(len(self._weights.layers)):
-            self._add_ngrams(index, batch)
-            if index or self._layers[0].ngrams is not None:
+            if self.shape.ngrams is not None and index == self.shape.ngrams.layer:
+                self._add_ngrams(index, batch)
+            if index or not self._is_projected:
                 self._project(index, batch.n, batch.adapters)
             self._mix_tokens(index, batch)
             if observer is None:
@@ -191,11 +192,11 @@ class CpuDecoder:
                 self._add_deep(index)
 
     def _add_ngrams(self, index: int, batch: CpuBatch) -> None:
-        """Launches the addition of the layer's n-gram embeddings to x, if it has any."""
-        w = self._layers[index].ngrams
-        if w is not None:
-            state = self._ngram_state(index)
-            add_ngrams(self._stream, w, self.shape, state, batch, self._space, self._pending_ngrams)
+        """Launches the addition of n-gram embeddings to x."""
+        w = self._weights.ngrams
+        assert w is not None
+        state, pending = self._ngram_state(index), self._pending_ngrams
+        add_ngrams(self._stream, w, self.shape, state, batch, self._space, pending)
 
     def _ngram_state(self, index: int) -> StateLayer:
         """Returns the state of the layer's n-gram convolution, which lies behind that of its recurrence."""
@@ -205,7 +206,7 @@ class CpuDecoder:
         )
 
     def _add_deep(self, index: int) -> None:
-        """Adds to the rows that are no tokens what they have for behind this layer, after a wait."""
+        """Waits, then adds DeepStack's embeddings for this layer's output to the rows whose input is embeddings."""
         hidden = self.shape.hidden_size
         self._stream.wait()
         for first, rows in self._embedded:
@@ -229,8 +230,7 @@ class CpuDecoder:
             self._stream.commit_states(mixer.heads, state, slot, first, accepted, pending)
         ngrams = self.shape.ngrams
         if ngrams is not None and self._pending_ngrams is not None:
-            index = next(index for index, layer in enumerate(self._shapes) if layer.ngrams is not None)
-            state, kept = self._ngram_state(index), ngrams.kept_inputs
+            state, kept = self._ngram_state(ngrams.layer), ngrams.kept_inputs
             self._stream.commit_ngrams(state, kept, slot, first, accepted, self._pending_ngrams)
 
     def logits(self, rows: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class DummyFile(GGUFFile):
             raise GGUFError(self.path, f"tensor {name!r}: rows of {row_bytes} bytes have no random weights")
         block = tensor.type.block_bytes
         first = rows * 1_000_003 % (len(pool) // 2 // block) * block
-        return pool[first[:, None] + np.arange(row_bytes)]
+        return np.take(pool, first[:, None] + np.arange(row_bytes))
 
     def advise_done(self, name: str) -> None:
         """Does nothing: no file is mapped."""

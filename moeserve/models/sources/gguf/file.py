@@ -73,7 +73,7 @@ class GGUFFile:
             self._sparsely_read.add(name)
             start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._buffers[tensor.part].madvise(mmap.MADV_RANDOM, start, tensor.offset + tensor.nbytes - start)
-        return self.data(name).reshape(tensor.shape[0], -1)[rows]
+        return np.take(self.data(name).reshape(tensor.shape[0], -1), rows, axis=0)
 
     def advise_done(self, name: str) -> None:
         """Releases the tensor's mapped pages, except those shared with a neighbour.

@@ -95,7 +95,7 @@ class HuggingFaceFolder:
         self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """See ModelSource."""
-        return self.data(name).reshape(self.tensors[name].shape[0], -1)[rows]
+        return np.take(self.data(name).reshape(self.tensors[name].shape[0], -1), rows, axis=0)
 
     def advise_done(self, name: str) -> None:
         """See ModelSource."""
