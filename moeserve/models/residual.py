@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from moeserve.kernels.ngrams.hashing import NgramHashes
 from moeserve.models.sources.gguf import names as n
 
+TABLE_CACHE_BYTES = 256 << 20  # RAM for the rows of a table on disk that were used last, at most
+
+
+def cached_table_bytes(table_bytes: int) -> int:
+    """Returns the RAM that rows of a table of that size take, at most."""
+    return min(table_bytes, TABLE_CACHE_BYTES)
+
 
 @dataclass(frozen=True, slots=True)
 class HyperConnections:

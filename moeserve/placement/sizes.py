@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.table_rows import cache_bytes
+from moeserve.models.residual import cached_table_bytes
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.tensors import (
@@ -82,7 +82,7 @@ class ModelSizes:
 
         def embedding() -> Bytes:
             inputs = part([n.TOKEN_EMBD, *(LAYER_INPUTS if shape.layer_input_width else ())])
-            kept = sum(cache_bytes(tensors[name].nbytes) for name in unloaded_tensors(shape))
+            kept = sum(cached_table_bytes(tensors[name].nbytes) for name in unloaded_tensors(shape))
             return Bytes(inputs.cpu + kept, inputs.cuda)
 
         head = n.TOKEN_EMBD if shape.tied_embeddings else n.OUTPUT

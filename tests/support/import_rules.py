@@ -75,6 +75,7 @@ FAMILY_NEEDS = READERS | {
     "moeserve.models.residual",
     "moeserve.models.rope_scaling",
     "moeserve.models.shape_reader",
+    "moeserve.kernels.ngrams.hashing",
     "moeserve.kernels.routing.options",
 }
 
@@ -193,9 +194,15 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.models.interface": READERS
     | KERNEL_OPTIONS
-    | {"moeserve.models.latent", "moeserve.models.recurrence", "moeserve.models.rope_scaling"},
+    | {
+        "moeserve.models.latent",
+        "moeserve.models.recurrence",
+        "moeserve.models.residual",
+        "moeserve.models.rope_scaling",
+    },
     "moeserve.models.latent": {"moeserve.models.sources.gguf"},
     "moeserve.models.recurrence": {"moeserve.kernels.delta_net.heads", "moeserve.models.sources.gguf"},
+    "moeserve.models.residual": {"moeserve.kernels.ngrams.hashing", "moeserve.models.sources.gguf"},
     "moeserve.models.rope_scaling": set(),
     "moeserve.models.tensors": {
         "moeserve.models.errors",
@@ -258,6 +265,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.gguf",
         "moeserve.models.interface",
         "moeserve.models.ranks.rank_share",
+        "moeserve.models.residual",
         "moeserve.models.tensors",
         "moeserve.models.step_buffers",
         "moeserve.kv.layout",

@@ -48,8 +48,8 @@ def delta_net(
 ) -> tuple[Tensor, DeltaState]:
     """n further tokens of a sequence. qkv [n, channels], z [n, value_width], b [n, value_heads], a [n, decays].
 
-    Returns RMSNorm(o) * norm * silu(z) of every value head, or with sigmoid(z) (`has_sigmoid_gate`), float64 [n, value_width], and
-    the state behind them.
+    Returns RMSNorm(o) * norm * silu(z) of every value head (sigmoid(z) with `has_sigmoid_gate`), float64 [n,
+    value_width], and the state behind them.
     """
     mixed, conv = causal_conv(qkv.double(), w.conv.double(), state.conv)
     q, k, v = mixed.split([heads.key_width, heads.key_width, heads.value_width], dim=-1)

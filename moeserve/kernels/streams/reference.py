@@ -30,9 +30,9 @@ def read(x: Tensor, w: StreamMix, eps: float) -> tuple[Tensor, Tensor | None]:
     streams = x.shape[1]
     normed = norm(x, w.norm, eps)
     flat = normed.flatten(1)
-    gate = torch.sigmoid(scaled_silu(flat @ w.down.double().T, 1 / streams) @ w.up.double().T)
+    gate = scaled_silu(flat @ w.down.double().T, 1 / streams) @ w.up.double().T
     weights = None if w.inject is None else flat @ w.inject.double().T
-    return mix(gate.view_as(normed).logit(), normed), weights
+    return mix(gate.view_as(normed), normed), weights
 
 
 def scaled_silu(x: Tensor, factor: float) -> Tensor:

@@ -1,6 +1,7 @@
 """Rows of a table that stays in the model file: too large for RAM, and of which a token needs a few.
 
-The rows that were used last are kept in RAM, in a direct-mapped cache: a row has one place, which it shares with others.
+The rows that were used last are kept in RAM, in a direct-mapped cache: each row has one place, which it shares with
+others.
 """
 
 from __future__ import annotations
@@ -8,17 +9,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from moeserve.models.residual import cached_table_bytes
 from moeserve.models.sources.source import ModelSource
-
-CACHE_BYTES = 256 << 20  # of rows in RAM, at most
 
 Rows = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
-
-
-def cache_bytes(table_bytes: int) -> int:
-    """Returns the RAM that the rows of a table of that size take, at most."""
-    return min(table_bytes, CACHE_BYTES)
 
 
 class TableRows:
@@ -30,7 +25,7 @@ class TableRows:
         self.ggml_type = int(tensor.type)
         self.count = tensor.shape[0]  # rows of the table
         self.row_bytes = tensor.nbytes // tensor.shape[0]
-        places = max(1, cache_bytes(tensor.nbytes) // self.row_bytes)
+        places = max(1, cached_table_bytes(tensor.nbytes) // self.row_bytes)
         # The row at each place; -1: none. The operating system allocates the pages of `_rows` at first use.
         self._row_at = np.full(places, -1, np.int64)
         self._rows = np.empty((places, self.row_bytes), np.uint8)

@@ -25,8 +25,15 @@ void Stream::stream_norm(Tensor x, Tensor weight, float eps, int n, const Activa
   const int streams = streams_of(w.size(), w.cols, "weight");
   check_activations(y, "y", n, w.size(), false);
   const int64_t most = rows.is_none() ? n : tensor_arg(x, "x", Element::kFloat32).rows;
-  StreamNormOp op{&kernels_, rows_arg<float>(x, "x", most, w.size()), static_cast<float*>(w.data), eps, nullptr,
-                  n,         streams, static_cast<int>(w.cols), y};
+  StreamNormOp op{&kernels_,
+                  rows_arg<float>(x, "x", most, w.size()),
+                  static_cast<float*>(w.data),
+                  eps,
+                  nullptr,
+                  n,
+                  streams,
+                  static_cast<int>(w.cols),
+                  y};
   if (!rows.is_none()) {
     op.rows = rows_arg<int32_t>(rows, "rows", n, 1);
     check_ids("row", op.rows, n, most);
@@ -107,8 +114,8 @@ void Stream::ngram_conv(Tensor inputs, Tensor factors, Tensor value, Tensor conv
   pool_.submit(op);
 }
 
-void Stream::commit_ngrams(Tensor states, int64_t first, int kept_rows, Tensor slot, Tensor kept, Tensor accepted,
-                           Tensor pending) {
+void Stream::commit_ngrams(Tensor states, int64_t first, int kept_rows, Tensor slot, Tensor kept,
+                           Tensor accepted, Tensor pending) {
   const TensorArg all = tensor_arg(states, "states", Element::kFloat32);
   CommitNgramsOp op{};
   op.channels = columns(pending, "pending");

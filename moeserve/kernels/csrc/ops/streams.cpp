@@ -110,7 +110,8 @@ void NgramConvOp::convolve(int sequence, int64_t channel) const {
     k->conv_silu(window, sum, conv + channel, channels(), taps, kColumns);
     const int64_t row = row0 + t;
     float* out = x + row * channels() + channel;
-    k->axpy(factors[row * streams + channel / hidden], value + row * hidden + channel % hidden, kColumns, out);
+    k->axpy(factors[row * streams + channel / hidden], value + row * hidden + channel % hidden, kColumns,
+            out);
     k->axpy(1.0f, sum, kColumns, out);
   }
   move_on(state, channels(), kept(), sure, kColumns, input);
@@ -119,9 +120,8 @@ void NgramConvOp::convolve(int sequence, int64_t channel) const {
 void NgramConvOp::operator()(Team& team) const {
   team.last_phase();
   const int64_t blocks = channels() / kColumns;
-  team.for_units(sequences.num * blocks, [&](int64_t unit) {
-    convolve(static_cast<int>(unit / blocks), unit % blocks * kColumns);
-  });
+  team.for_units(sequences.num * blocks,
+                 [&](int64_t unit) { convolve(static_cast<int>(unit / blocks), unit % blocks * kColumns); });
 }
 
 void CommitNgramsOp::operator()(Team& team) const {
@@ -130,7 +130,8 @@ void CommitNgramsOp::operator()(Team& team) const {
   team.for_units(num * blocks, [&](int64_t unit) {
     const int64_t sequence = unit / blocks, channel = unit % blocks * NgramConvOp::kColumns;
     move_on(states + slot[sequence] * slot_values + channel, channels, kept, accepted[sequence],
-            NgramConvOp::kColumns, [&](int i) { return pending + (first[sequence] + i) * channels + channel; });
+            NgramConvOp::kColumns,
+            [&](int i) { return pending + (first[sequence] + i) * channels + channel; });
   });
 }
 

@@ -57,9 +57,9 @@ struct InjectOp {
 // root(g) = sign(g) sqrt(|g|). key becomes the norm of what is let in, factors[t, s] * value[t].
 struct NgramGateOp {
   const Kernels* k;
-  const float* x;      // [n, streams * hidden]: what query is the norm of
-  float* key;          // [n, streams * hidden]
-  const float* value;  // [n, hidden]
+  const float* x;                                  // [n, streams * hidden]: what query is the norm of
+  float* key;                                      // [n, streams * hidden]
+  const float* value;                              // [n, hidden]
   const float *query_norm, *key_norm, *conv_norm;  // [streams, hidden]
   float eps;
   int n, streams, hidden;
