@@ -4,8 +4,7 @@ As in gemm.py the weights are the left operand, but a batch of products [BN / RB
 once: one for each of KB K blocks and RB blocks of rows. A warp has its own K blocks, so that the columns of a
 product share their scales. That allows two ways:
 
-- Up to SCALED_AFTER tokens, the bare codes are multiplied, which bfloat16 holds exactly, and a group's sums are
-scaled:
+- Up to SCALED_AFTER tokens, the bare codes are multiplied, which bfloat16 holds exactly, and a group's sums are scaled:
   acc += s * (codes . x) - m * sum x. Scaling weights first would take three instructions per weight. Codes are
   multiplied as 128 + code, whose bits need no conversion, and sums start from -128 sum x: one more product, of 16 rows.
 - With more tokens, the weights are scaled before the product.
