@@ -21,6 +21,7 @@ from moeserve.kernels.codebooks import bring_codebook
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.gating import OAI_ALPHA, Activation, limit_of
 from moeserve.kernels.host_arrays import gguf_rows
+from moeserve.kernels.mamba2.heads import Mamba2Heads
 from moeserve.kernels.operation_queue import OperationQueue
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.stream_operands import (
@@ -30,6 +31,7 @@ from moeserve.kernels.stream_operands import (
     ExpertAdapters,
     Heads,
     KvLayer,
+    Mamba2Parameters,
     RoutingWorkspace,
     StateLayer,
     StateSequences,
@@ -278,9 +280,36 @@ class CpuStream(OperationQueue):
         )  # fmt: skip
         self._held.append((qkv, z, b, a, w, state, sequences, pending, out))
 
+    def mamba2(
+        self,
+        projected: torch.Tensor,
+        decays: torch.Tensor,
+        w: Mamba2Parameters,
+        eps: float,
+        heads: Mamba2Heads,
+        state: StateLayer,
+        sequences: StateSequences,
+        n: int,
+        out: Activations,
+        pending: torch.Tensor | None = None,
+    ) -> None:
+        """Computes the Mamba-2 recurrence for the sequences' rows and advances their states: mamba2/reference.py.
+        out: [n, value_width]; pending: as for `delta_net`.
+
+        projected [n, row_width]: z, x, B, C and dt, overwritten. decays [n, num_heads]: a workspace. A token's result
+        does not depend on how its sequence is divided into steps.
+        """
+        s = sequences
+        drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
+        self._native.mamba2(
+            projected, decays, w.conv, w.conv_bias, w.rate, w.dt_bias, w.skip, w.norm, eps, _heads(heads),
+            state.states, state.first, s.row, s.count, s.slot, drafts, kept, pending, n, out.native,
+        )  # fmt: skip
+        self._held.append((projected, decays, w, state, sequences, pending, out))
+
     def commit_states(
         self,
-        heads: DeltaHeads,
+        heads: DeltaHeads | Mamba2Heads,
         state: StateLayer,
         slot: torch.Tensor,
         first: torch.Tensor,
@@ -360,7 +389,8 @@ class CpuStream(OperationQueue):
         h: a workspace for n * top_k intermediate rows of the experts' width ff, a multiple of 32. x: [n, hidden].
         gate_bias, up_bias [E, ff], down_bias [E, hidden]: added to the products. expert_token_counts: int64
         [2, experts], to which are added each expert's tokens and 1 if it has any (its weights were read once); None
-        counts nothing. A dense feed-forward is one expert with `shared_gate`'s routes. lora: what adapters add to the
+        counts nothing. Experts without a gate have the same matrix for gate and up, whose product is computed once. A
+        dense feed-forward is one expert with `shared_gate`'s routes. lora: what adapters add to the
         products; h then has both forms. Without `add`, x[t] is the sum alone. limit, alpha: of the activation, as
         experts/reference.py says. weighs_input: a weight multiplies what the expert reads, not what it gives.
         """
@@ -377,8 +407,11 @@ class CpuStream(OperationQueue):
         self._held.append((matrix,))
 
 
-def _heads(heads: DeltaHeads) -> _C.DeltaHeads:
+def _heads(heads: DeltaHeads | Mamba2Heads) -> _C.DeltaHeads:
     h = heads
+    if isinstance(h, Mamba2Heads):
+        sizes = (h.num_groups, h.num_heads, h.state_dim, h.head_dim, h.conv_kernel)
+        return _C.DeltaHeads(*sizes, tiled=False, kimi=False, mamba2=True)
     return _C.DeltaHeads(
         h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, h.is_tiled, h.is_kimi
     )

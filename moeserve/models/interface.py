@@ -13,7 +13,8 @@ from typing import Literal
 from moeserve.kernels.gating import OAI_ALPHA, Activation
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
-from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.mamba2 import Mamba2Shape
+from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.mapping import HuggingFaceMapping
@@ -153,7 +154,7 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class MoeShape:
-    """A mixture of `num_experts` gated feed-forwards; the router chooses `top_k` of them for each token."""
+    """A mixture of `num_experts` feed-forwards; the router chooses `top_k` of them for each token."""
 
     num_experts: int
     top_k: int
@@ -173,35 +174,45 @@ class MoeShape:
     # are added. The routed experts' input and the router's input have separate norms; the latter's weight is divided by
     # sqrt(hidden).
     parts_normed: bool = False
+    # GGUF names of gate, up and down matrices. Without gates, up's name stands for both.
+    parts: tuple[str, str, str] = n.EXPERT_PARTS
 
 
 @dataclass(frozen=True, slots=True)
 class DenseFfnShape:
-    """One gated feed-forward that all tokens pass; no experts."""
+    """One feed-forward that all tokens pass; no experts."""
 
     width: int
     activation: Activation = "silu"
     limit: float | None = None  # limit of the activation: kernels/gating.py
+    parts: tuple[str, str, str] = n.FFN_PARTS  # as MoeShape.parts
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    mixer: AttentionShape | LatentAttentionShape | GatedDeltaNetShape
-    ffn: MoeShape | DenseFfnShape
+    """A layer has a mixer, a feed-forward, or both."""
+
+    mixer: AttentionShape | LatentAttentionShape | Recurrence | None
+    ffn: MoeShape | DenseFfnShape | None
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added
     has_factor: bool = False  # x is multiplied by a number after the layer
     unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
 
     @property
-    def attention(self) -> AttentionShape | LatentAttentionShape | None:
-        """The layer's attention; None for a recurrent layer."""
-        return None if isinstance(self.mixer, GatedDeltaNetShape) else self.mixer
+    def norms(self) -> tuple[str, ...]:
+        """GGUF names of the norms before the mixer and the feed-forward."""
+        return (n.ATTN_NORM,) * (self.mixer is not None) + (self.ffn_norm,) * (self.ffn is not None)
 
     @property
-    def delta_net(self) -> GatedDeltaNetShape | None:
-        """The layer's gated DeltaNet; None for a layer that attends."""
-        return self.mixer if isinstance(self.mixer, GatedDeltaNetShape) else None
+    def attention(self) -> AttentionShape | LatentAttentionShape | None:
+        """The layer's attention; None for a layer that does not attend."""
+        return self.mixer if isinstance(self.mixer, AttentionShape | LatentAttentionShape) else None
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        """The layer's recurrence; None for a layer that is not recurrent."""
+        return self.mixer if isinstance(self.mixer, GatedDeltaNetShape | Mamba2Shape) else None
 
     @property
     def moe(self) -> MoeShape | None:
@@ -225,7 +236,7 @@ class LayerShape:
     @property
     def unrouted(self) -> DenseFfnShape | SharedExpert | None:
         """The feed-forward that all tokens pass; None if there is none."""
-        return self.ffn if isinstance(self.ffn, DenseFfnShape) else self.ffn.shared
+        return self.ffn.shared if isinstance(self.ffn, MoeShape) else self.ffn
 
     @property
     def num_parts(self) -> int:
@@ -266,7 +277,7 @@ class ModelShape:
         kinds = {type(layer.attention).__name__ for layer in self.layers if layer.attention is not None}
         if len(kinds) != 1 or (self.latent is not None and len(self.forms) > 1):
             raise ValueError(f"layers with attention of one kind expected, not {sorted(kinds)}")
-        if len({layer.delta_net for layer in self.layers} - {None}) > 1:
+        if len({layer.recurrence for layer in self.layers} - {None}) > 1:
             raise ValueError("recurrent layers of different forms")
 
     @property
@@ -301,14 +312,14 @@ class ModelShape:
         return self.heads if isinstance(self.heads, LatentAttentionShape) else None
 
     @property
-    def delta_net(self) -> GatedDeltaNetShape | None:
-        """The gated DeltaNet of all recurrent layers; None if there are none."""
-        return next((layer.delta_net for layer in self.layers if layer.delta_net is not None), None)
+    def recurrence(self) -> Recurrence | None:
+        """The recurrence of all recurrent layers; None if there are none."""
+        return next((layer.recurrence for layer in self.layers if layer.recurrence is not None), None)
 
     @property
     def mixed_width(self) -> int:
         """Input width of the mixers' output product."""
-        recurrent = 0 if self.delta_net is None else self.delta_net.heads.value_width
+        recurrent = 0 if self.recurrence is None else self.recurrence.heads.value_width
         return max(recurrent, *(attention.output_width for attention in self._attending))
 
     @property

@@ -1,10 +1,11 @@
-"""The shape of a recurrent layer; an alternative to `AttentionShape`."""
+"""The shapes of recurrent layers; alternatives to `AttentionShape`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from moeserve.kernels.delta_net.heads import DeltaHeads
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.sources.gguf import names as n
 
 
@@ -78,3 +79,6 @@ class GatedDeltaNetShape:
             n.of_part(n.SSM_NORM): (h.value_dim,),
             n.of_part(self.output_part): (hidden, h.value_width),
         }
+
+
+Recurrence = GatedDeltaNetShape | Mamba2Shape

@@ -13,7 +13,8 @@ from typing import Literal
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
-from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.mamba2 import Mamba2Shape
+from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
 GpuFloat = Literal["float32", "float16", "bfloat16"]
@@ -78,7 +79,7 @@ def gpu_step_buffers(
     acts = "float32" if small else floats
     hidden, top_k = model.hidden_size, model.top_k
     routes = model.num_parts  # what every token passes is one more route of it
-    delta_net = model.delta_net
+    delta_net = model.recurrence
     latent = model.latent
     attending = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionShape)]
     gates = max((a.gate_width for a in attending if a.has_gate_matrix), default=0)
@@ -218,7 +219,7 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
     hidden = model.hidden_size
     unrouted = [_pair("unrouted_h", rows, model.unrouted_width)] if model.unrouted_width else []
     latent = [] if model.latent is None else _cpu_latent_buffers(model.latent, rows)
-    recurrent = [] if model.delta_net is None else _cpu_delta_buffers(model.delta_net, rows)
+    recurrent = [] if model.recurrence is None else _cpu_recurrent_buffers(model.recurrence, rows)
     sandwich = [Buffer(name, (rows, hidden)) for name in ("block", "block_sum") if model.is_sandwiched]
     drafting: list[Buffer] = []
     if model.next_token_layer is not None:
@@ -246,7 +247,9 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
     )
 
 
-def _cpu_delta_buffers(shape: GatedDeltaNetShape, rows: int) -> list[Buffer]:
+def _cpu_recurrent_buffers(shape: Recurrence, rows: int) -> list[Buffer]:
+    if isinstance(shape, Mamba2Shape):
+        return [Buffer("mamba2", (rows, shape.input_width)), Buffer("decays", (rows, shape.heads.num_heads))]
     of_gates = [
         buffer
         for part, width in shape.gate_parts
@@ -259,9 +262,9 @@ def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
     """Returns the buffers that recurrent layers, by number, keep of a CPU step with up to `drafts` drafts, until it is
     known which of them are right."""
     return {
-        index: Buffer("draft_records", (drafts, layer.delta_net.heads.pending_values))
+        index: Buffer("draft_records", (drafts, layer.recurrence.heads.pending_values))
         for index, layer in enumerate(model.layers)
-        if layer.delta_net is not None
+        if layer.recurrence is not None
     }
 
 

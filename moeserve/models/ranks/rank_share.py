@@ -106,7 +106,7 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
         for layer in shape.layers
     ):
         return f"{shape.architecture} has keys and values of different widths, which are not divided"
-    if shape.delta_net is not None and shape.delta_net.heads.is_kimi:
+    if shape.recurrence is not None and shape.recurrence.heads.is_kimi:
         return f"{shape.architecture} has Kimi Delta Attention, which is not divided"
     if found := cpu_only_features(shape):
         return f"{shape.architecture} has {found[0]}, which no GPU computes"

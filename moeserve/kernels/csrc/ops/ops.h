@@ -256,7 +256,7 @@ struct SharedGateOp {
   void operator()(Team& team) const;
 };
 
-enum class Activation : int { kSilu, kSwigluOai, kGelu };
+enum class Activation : int { kSilu, kSwigluOai, kGelu, kRelu };
 
 // What experts have besides their matrices.
 struct ExpertOptions {
@@ -273,7 +273,7 @@ struct ExpertOptions {
 // activation. An expert's weights are read once a step, whoever asks for them.
 struct ExpertsOp {
   const Kernels* k;
-  const Matrix* gate;
+  const Matrix* gate;  // the same matrix as up: experts without a gate, whose product is computed once
   const Matrix* up;
   const Matrix* down;
   Activations y;         // input

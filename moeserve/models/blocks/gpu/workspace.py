@@ -181,7 +181,7 @@ class GpuWorkspace:
             for each in _attentions(shape)
         }
         self.latent = None if shape.latent is None else LatentWorkspace(views, shape.latent, rows)
-        self.delta = None if shape.delta_net is None else DeltaWorkspace(views, shape.delta_net)
+        self.delta = None if shape.recurrence is None else DeltaWorkspace(views, shape.recurrence)
         self.output = views["output"]
         self.router_input = views.get("router_input", views["y"])
         # What routed experts read, where every token's feed-forward reads something else.

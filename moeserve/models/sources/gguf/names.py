@@ -53,6 +53,9 @@ SSM_A = "ssm_a"  # the full name within its layer
 SSM_DT = "ssm_dt"  # a bias
 SSM_NORM = "ssm_norm"
 SSM_OUT = "ssm_out"
+# Of Mamba-2: one matrix for z, the convolution's channels and dt; and the factors of x, the full name.
+SSM_IN = "ssm_in"
+SSM_D = "ssm_d"
 # Of Kimi Delta Attention: its convolutions, and what decays (f) and output gates (g) are made from, and from that.
 SSM_CONVS = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
 SSM_F_A = "ssm_f_a"
@@ -114,6 +117,10 @@ NEXTN_HEAD_NORM = "nextn.shared_head_norm"
 FFN_PARTS = (FFN_GATE, FFN_UP, FFN_DOWN)
 EXPERT_PARTS = (FFN_GATE_EXPS, FFN_UP_EXPS, FFN_DOWN_EXPS)
 SHARED_PARTS = (FFN_GATE_SHEXP, FFN_UP_SHEXP, FFN_DOWN_SHEXP)
+# Of feed-forwards without a gate: activation(up, up), one product.
+UNGATED_FFN_PARTS = (FFN_UP, FFN_UP, FFN_DOWN)
+UNGATED_EXPERT_PARTS = (FFN_UP_EXPS, FFN_UP_EXPS, FFN_DOWN_EXPS)
+UNGATED_SHARED_PARTS = (FFN_UP_SHEXP, FFN_UP_SHEXP, FFN_DOWN_SHEXP)
 
 
 def of_part(part: str) -> str:

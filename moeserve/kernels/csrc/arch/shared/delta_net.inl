@@ -1,12 +1,13 @@
 // Gated DeltaNet and Kimi Delta Attention: the causal convolution and one token's step of a block of columns of the delta state.
 
 // One token of n channels (n % 16 == 0): x = silu(sum_j w[j] * input[j]) over the taps - 1 inputs of `window`, the oldest
-// first, and x itself; the window then moves on. w: rows of taps, `stride` apart; window: rows of n.
-void conv_silu(float* window, float* x, const float* w, int64_t stride, int taps, int n) {
+// first, and x itself, and `bias` unless it is null; the window then moves on. w: rows of taps, `stride` apart; window:
+// rows of n.
+void conv_silu(float* window, float* x, const float* w, int64_t stride, const float* bias, int taps, int n) {
   const VF one = set_f(1.0f);
   for (int i = 0; i < n; i += 16) {
     const VF now = load_f(x + i);
-    VF sum = zero_f();
+    VF sum = bias == nullptr ? zero_f() : load_f(bias + i);
     for (int j = 0; j + 1 < taps; ++j) {
       float* at = window + j * n + i;
       sum = fma(load_f(at), load_f(w + j * stride + i), sum);

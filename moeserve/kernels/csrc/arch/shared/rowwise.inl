@@ -85,6 +85,11 @@ void clamped_silu_mul(const float* gate, const float* up, int n, float most, flo
   }
 }
 
+// The square of ReLU, where gate and up are one.
+void relu_mul(const float* gate, const float* up, int n, float* out) {
+  for (int i = 0; i < n; i += 16) store_f(out + i, mul(max(load_f(gate + i), zero_f()), load_f(up + i)));
+}
+
 // gpt-oss's gated activation: the gate at most `most`, up within it of 0.
 void swiglu_oai(const float* gate, const float* up, int n, float most, float alpha, float* out) {
   const VF limit = set_f(most), least = set_f(-most), one = set_f(1.0f);
