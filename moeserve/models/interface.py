@@ -37,8 +37,7 @@ class AttentionShape:
     qk_norm: QkNorm = "none"
     qkv_bias: bool = False
     output_bias: bool = False
-    # Number of leading dimensions of a head that rotate, with split halves; None: all.
-    rotated: int | None = None
+    rotated: int | None = None  # leading dimensions of a head that rotate, with split halves; None: all
     window: int = 0  # a position attends to itself and the window - 1 before it; 0: to all before it
     has_sinks: bool = False  # each head's softmax has one more logit, without a value
     gate: OutputGate = "none"
@@ -52,8 +51,7 @@ class AttentionShape:
     v_scale: float = 1.0  # multiplies v
     norm_after: bool = False  # the per-head norms of q and k come after RoPE
     rope_scaled: bool = True  # the model's `rope_scaling` applies; False: it does not
-    # The layer uses k and v of this earlier layer; None: its own.
-    kv_from: int | None = None
+    kv_from: int | None = None  # the earlier layer whose k and v are used; None: its own
     # In the file, rotated dimensions are pairs of neighbours. The loaders reorder the rows of q and k into split halves
     # (loading/head_order.py), so kernels only handle halves.
     in_pairs: bool = False
@@ -168,14 +166,12 @@ class MoeShape:
     alpha: float = OAI_ALPHA  # of "swiglu_oai"
     expert_bias: bool = False  # the routed experts' three products have biases
     expert_scale: bool = False  # a chosen expert's weight is multiplied by a factor of the expert
-    # Routing weights multiply the experts' input instead of their output.
-    weighs_input: bool = False
+    weighs_input: bool = False  # routing weights multiply the experts' input instead of their output
     # In a sandwiched layer: the outputs of the shared and of the routed experts are normalised separately before they
     # are added. The routed experts' input and the router's input have separate norms; the latter's weight is divided by
     # sqrt(hidden).
     parts_normed: bool = False
-    # GGUF names of gate, up and down matrices. Without gates, up's name stands for both.
-    parts: tuple[str, str, str] = n.EXPERT_PARTS
+    parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate, up and down; without gates up is both
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +194,6 @@ class LayerShape:
     is_sandwiched: bool = False  # each block's output is normalised before it is added
     has_factor: bool = False  # x is multiplied by a number after the layer
     unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
-
-    @property
-    def norms(self) -> tuple[str, ...]:
-        """GGUF names of the norms before the mixer and the feed-forward."""
-        return (n.ATTN_NORM,) * (self.mixer is not None) + (self.ffn_norm,) * (self.ffn is not None)
 
     @property
     def attention(self) -> AttentionShape | LatentAttentionShape | None:
@@ -261,8 +252,7 @@ class ModelShape:
     context_length: int  # tokens
     vocab_size: int
     tied_embeddings: bool  # the embedding matrix is also the head
-    # Number of next-token (MTP) layers after `layers` in the file. See `skipped_layers.py`.
-    num_skipped_layers: int = 0
+    num_skipped_layers: int = 0  # next-token (MTP) layers after `layers`: skipped_layers.py
     next_token_layer: LayerShape | None = None  # of the block that drafts (next_token.py); None: none does
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: unchanged
@@ -351,7 +341,6 @@ class ModelShape:
 
     @property
     def is_sandwiched(self) -> bool:
-        """True if any layer is sandwiched."""
         return any(layer.is_sandwiched for layer in self.layers)
 
     @property

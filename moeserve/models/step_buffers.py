@@ -79,14 +79,14 @@ def gpu_step_buffers(
     acts = "float32" if small else floats
     hidden, top_k = model.hidden_size, model.top_k
     routes = model.num_parts  # what every token passes is one more route of it
-    delta_net = model.recurrence
+    recurrence = model.recurrence
     latent = model.latent
     attending = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionShape)]
     gates = max((a.gate_width for a in attending if a.has_gate_matrix), default=0)
     of_attention = (
         model.q_rows + gates + model.kv_width + model.value_width if latent is None else latent.input_width
     )
-    projected = max(of_attention, 0 if delta_net is None else delta_net.input_width)
+    projected = max(of_attention, 0 if recurrence is None else recurrence.input_width)
     buffers = [
         Buffer("x", (rows, hidden)),  # the residual stream
         *_activations("y", rows, hidden, acts, quantised=small),  # its norm
@@ -116,10 +116,10 @@ def gpu_step_buffers(
         # y in float32. Of all products the router's is where rounding tells most: it moves a token to another expert
         # (BF16, a whole prompt: 4.6e-5 from the truth with a rounded one).
         buffers.append(Buffer("router_input", (rows, hidden)))
-    if delta_net is not None:
-        buffers += _delta_net_buffers(delta_net, rows, wide)
-        if delta_net.gate_rank:
-            buffers += _activations("delta_low_rank", rows, delta_net.gate_rank, acts, quantised=small)
+    if isinstance(recurrence, GatedDeltaNetShape):
+        buffers += _delta_net_buffers(recurrence, rows, wide)
+        if recurrence.gate_rank:
+            buffers += _activations("delta_low_rank", rows, recurrence.gate_rank, acts, quantised=small)
     if rows > UNPACK_ROWS:
         room = rows * UNPACK_BYTES_OF_ROW // BYTES[floats]
         buffers.append(Buffer("unpacked", (_unpacked_numbers(model, projected, room),), floats))

@@ -28,7 +28,11 @@ def expert_bias_tensors(layer: int) -> tuple[str, str, str]:
 def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     """The layer's tensors outside the routed experts, by name, with their row-major shapes: matrices [out, in]."""
     of_layer = shape.loaded_layers[layer]
-    parts: dict[str, tuple[int, ...]] = {n.of_part(norm): (shape.hidden_size,) for norm in of_layer.norms}
+    parts: dict[str, tuple[int, ...]] = {}
+    if of_layer.mixer is not None:
+        parts[n.of_part(n.ATTN_NORM)] = (shape.hidden_size,)
+    if of_layer.ffn is not None:
+        parts[n.of_part(of_layer.ffn_norm)] = (shape.hidden_size,)
     if isinstance(of_layer.mixer, AttentionShape):
         parts |= _attention_tensors(shape.hidden_size, of_layer.mixer)
     elif of_layer.mixer is not None:

@@ -24,6 +24,7 @@ from itertools import accumulate
 
 from moeserve.models.gpu_features import cpu_only_features
 from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape, MoeShape
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.tensors import model_tensors
@@ -106,6 +107,8 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
         for layer in shape.layers
     ):
         return f"{shape.architecture} has keys and values of different widths, which are not divided"
+    if isinstance(shape.recurrence, Mamba2Shape):
+        return f"{shape.architecture} has Mamba-2 layers, which are not divided"
     if shape.recurrence is not None and shape.recurrence.heads.is_kimi:
         return f"{shape.architecture} has Kimi Delta Attention, which is not divided"
     if found := cpu_only_features(shape):
@@ -249,6 +252,7 @@ class _Division:
         mixer = layer.mixer
         if self._divides_attention and isinstance(mixer, AttentionShape):
             mixer = self._attention(index, mixer)
+        assert layer.ffn is not None  # as `why_undivided` tells
         if isinstance(layer.ffn, DenseFfnShape):
             return replace(layer, mixer=mixer, ffn=self._dense(index, layer.ffn))
         return replace(layer, mixer=mixer, ffn=self._moe(index, layer.ffn))

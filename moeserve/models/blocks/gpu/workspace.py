@@ -25,7 +25,7 @@ from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
-from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
 from moeserve.models.step_buffers import (
     ALIGNMENT,
     INT8_GROUP,
@@ -126,6 +126,10 @@ class DeltaWorkspace:
         self.out = _activations(views, "attended", shape.heads.value_width)
 
 
+def _delta_space(views: dict[str, Tensor], shape: Recurrence | None) -> DeltaWorkspace | None:
+    return DeltaWorkspace(views, shape) if isinstance(shape, GatedDeltaNetShape) else None
+
+
 class LatentWorkspace:
     """Further buffers of latent attention."""
 
@@ -181,7 +185,7 @@ class GpuWorkspace:
             for each in _attentions(shape)
         }
         self.latent = None if shape.latent is None else LatentWorkspace(views, shape.latent, rows)
-        self.delta = None if shape.recurrence is None else DeltaWorkspace(views, shape.recurrence)
+        self.delta = _delta_space(views, shape.recurrence)
         self.output = views["output"]
         self.router_input = views.get("router_input", views["y"])
         # What routed experts read, where every token's feed-forward reads something else.
