@@ -115,7 +115,8 @@ struct Kernels {
   // x *= sigmoid(gate), n % 16 == 0.
   void (*sigmoid_mul)(const float* gate, int n, float* x);
   // See delta_net.inl.
-  void (*conv_silu)(float* window, float* x, const float* w, int64_t stride, const float* bias, int taps, int n);
+  void (*conv_silu)(float* window, float* x, const float* w, int64_t stride, const float* bias, int taps,
+                    int n);
   void (*l2_normalize)(float* x, float factor, int n);
   void (*delta_step)(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,
                      float beta, float* out);

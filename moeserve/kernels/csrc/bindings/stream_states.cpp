@@ -77,8 +77,8 @@ void fill_recurrent(RecurrentOp& op, const Kernels* k, const DeltaHeads& heads, 
   op.out = out;
 }
 
-void fill_sequences(RecurrentOp& op, nb::handle row, nb::handle count, nb::handle slot, nb::handle drafts, nb::handle kept,
-                    nb::handle pending, int64_t slots) {
+void fill_sequences(RecurrentOp& op, nb::handle row, nb::handle count, nb::handle slot, nb::handle drafts,
+                    nb::handle kept, nb::handle pending, int64_t slots) {
   op.sequences = state_sequences(row, count, slot, op.n, slots);
   if (drafts.is_none()) return;
   const int num = op.sequences.num;
@@ -128,9 +128,9 @@ void Stream::delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor 
 
 // projected: z, x, B, C, dt by row.
 void Stream::mamba2(Tensor projected, Tensor decays, Tensor conv, Tensor conv_bias, Tensor rate,
-                    Tensor dt_bias, Tensor skip, Tensor norm, float eps, const DeltaHeads& heads, Tensor states,
-                    int64_t first, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,
-                    Tensor pending, int n, const Activations& out) {
+                    Tensor dt_bias, Tensor skip, Tensor norm, float eps, const DeltaHeads& heads,
+                    Tensor states, int64_t first, Tensor row, Tensor count, Tensor slot, Tensor drafts,
+                    Tensor kept, Tensor pending, int n, const Activations& out) {
   check_delta_heads(heads);
   if (!heads.mamba2) reject("heads", "those of Mamba-2 wanted");
   const TensorArg all = tensor_arg(states, "states", Element::kFloat32);

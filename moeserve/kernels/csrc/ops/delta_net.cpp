@@ -44,8 +44,8 @@ void RecurrentOp::convolve(Team& team, int sequence, int head) const {
     float* x = part(which, sequences.row[sequence] + t) + within;
     float* kept = record(sequence, t);
     if (kept != nullptr) std::memcpy(kept + first, x, sizeof(float) * width);
-    k->conv_silu(window, x, conv + first, channels, conv_bias == nullptr ? nullptr : conv_bias + first, h.taps,
-                 width);
+    k->conv_silu(window, x, conv + first, channels, conv_bias == nullptr ? nullptr : conv_bias + first,
+                 h.taps, width);
     if (!is_value && !h.mamba2) k->l2_normalize(x, factor, width);
     if (kept != nullptr) std::memcpy(kept + channels + first, x, sizeof(float) * width);
     if (t + 1 != sure) continue;
