@@ -28,6 +28,11 @@ class Mamba2Shape:
         return {"ssm.state_size": h.state_dim, "ssm.inner_size / ssm.time_step_rank": h.head_dim}
 
     @property
+    def undivided(self) -> str:
+        """What it is called if ranks cannot share it."""
+        return "Mamba-2"
+
+    @property
     def output_part(self) -> str:
         return n.SSM_OUT
 

@@ -57,6 +57,11 @@ class GatedDeltaNetShape:
         return {"ssm.state_size": h.key_dim, "ssm.inner_size / ssm.time_step_rank": h.value_dim}
 
     @property
+    def undivided(self) -> str:
+        """What it is called if ranks cannot share it; "" if they can."""
+        return "Kimi Delta Attention" if self.heads.is_kimi else ""
+
+    @property
     def output_part(self) -> str:
         return n.ATTN_OUTPUT if self.heads.is_kimi else n.SSM_OUT
 

@@ -24,7 +24,6 @@ from itertools import accumulate
 
 from moeserve.models.gpu_features import cpu_only_features
 from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape, MoeShape
-from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.tensors import model_tensors
@@ -107,10 +106,8 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
         for layer in shape.layers
     ):
         return f"{shape.architecture} has keys and values of different widths, which are not divided"
-    if isinstance(shape.recurrence, Mamba2Shape):
-        return f"{shape.architecture} has Mamba-2 layers, which are not divided"
-    if shape.recurrence is not None and shape.recurrence.heads.is_kimi:
-        return f"{shape.architecture} has Kimi Delta Attention, which is not divided"
+    if shape.recurrence is not None and shape.recurrence.undivided:
+        return f"{shape.architecture} has {shape.recurrence.undivided}, which is not divided"
     if found := cpu_only_features(shape):
         return f"{shape.architecture} has {found[0]}, which no GPU computes"
     for index, layer in enumerate(shape.layers):
