@@ -27,7 +27,8 @@ def block_items(
     slots, ids, block_expert, block_routes, count, block, TOP_K: tl.constexpr, IDS_STRIDE: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """Returns the items [BM] of a block, a mask of those that exist, their adapters' slots (-1: none), and the expert of all of them."""
+    """Returns the items [BM] of a block, a mask of those that exist, their adapters' slots (-1: none), and the
+    expert of all of them."""
     items = block * BM + tl.arange(0, BM)
     expert = tl.full([], 0, tl.int32)
     if block_routes is not None:
