@@ -68,7 +68,7 @@ class KvLayout:
 
     def state_values(self, layer: int) -> int:
         """Float32 numbers of one sequence's recurrent state in `layer`; 0 for an attention layer."""
-        delta_net, ngrams = self.shape.loaded_layers[layer].delta_net, self.shape.ngrams
+        delta_net, ngrams = self.shape.loaded_layers[layer].recurrence, self.shape.ngrams
         recurrent = 0 if delta_net is None else delta_net.heads.state_values
         if ngrams is None or ngrams.layer != layer:
             return recurrent

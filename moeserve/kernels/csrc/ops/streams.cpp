@@ -107,7 +107,7 @@ void NgramConvOp::convolve(int sequence, int64_t channel) const {
       std::memcpy(pending + (int64_t{sequences.first[sequence]} + t - sure) * channels() + channel, sum,
                   sizeof sum);
     }
-    k->conv_silu(window, sum, conv + channel, channels(), taps, kColumns);
+    k->conv_silu(window, sum, conv + channel, channels(), nullptr, taps, kColumns);
     const int64_t row = row0 + t;
     float* out = x + row * channels() + channel;
     k->axpy(factors[row * streams + channel / hidden], value + row * hidden + channel % hidden, kColumns,
