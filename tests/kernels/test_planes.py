@@ -14,7 +14,7 @@ from moeserve.quantization import QUANT_TYPES
 from moeserve.quantization.table import Q4_K, Q6_K
 from tests.kernels import weights
 from tests.kernels.plane_bytes import bytes_of
-from tests.kernels.weights import GPU_INTEGERS, GPU_TYPES, MIN_AT, SCALE_AT, random_weights
+from tests.kernels.weights import FLOAT32_AT, GPU_INTEGERS, GPU_TYPES, MIN_AT, SCALE_AT, random_weights
 
 
 def test_a_piece_is_read_whole_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +44,8 @@ def test_every_bit_counts(kind: weights.Type) -> None:
     for places in (SCALE_AT, MIN_AT):
         if kind in places:
             weights.set_half(blocks, places[kind], rng.normal(0, 1, blocks.shape[:-1]))
+    if kind in FLOAT32_AT:
+        weights.set_floats(kind, blocks, rng.normal(0, 1, blocks.shape[:-1]))
     if kind == weights.Type.MXFP4:
         blocks[..., 0] %= 250  # above, gguf-py's float32 overflows
     w = weights.Weights(kind, blocks.reshape(7, -1), 1024)
