@@ -13,7 +13,7 @@ from .json_files import read_json
 
 INSTEAD = "download a GGUF file, or a folder of AWQ, GPTQ, compressed-tensors' pack-quantized, NVFP4 or FP8"
 GPTQ, AWQ, COMPRESSED = "gptq", "awq", "compressed-tensors"
-# Matrices of 8-bit floats with scales beside them.
+# 8-bit float matrices with separate scales.
 FP8, FBGEMM, MODELOPT = "fp8", "fbgemm_fp8", "modelopt"
 METHODS = frozenset({GPTQ, AWQ, COMPRESSED, FP8, FBGEMM, MODELOPT})
 FLOATS = frozenset({COMPRESSED, FP8, FBGEMM, MODELOPT})
@@ -30,12 +30,16 @@ _COMPRESSED_FORMATS = frozenset(
         *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
     }
 )
+<<<<<<< HEAD
 _OLD_FILE = "quantize_config.json"  # of AutoGPTQ
 _MODELOPT_FILE = "hf_quant_config.json"
 _MODELOPT_ALGORITHMS = (
     *("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION"),
     None,
 )
+=======
+_OLD_FILE = "quantize_config.json"  # AutoGPTQ's file
+>>>>>>> main
 
 
 def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
