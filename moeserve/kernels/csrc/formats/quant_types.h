@@ -45,13 +45,9 @@ enum class StoredScales : int {
   UE4M3,        // a byte: an unsigned float of 4 and 3 bits, halved because the code table is doubled
   F16Zero,      // a float16 s and a byte z, both 8-bit codes and z biased by 128: m = s * z
   BF16Zero,     // the same with a bfloat16 s
-<<<<<<< HEAD
   F32,          // a float32 s, in the four bytes of scales
   UE4M3F32,     // a float32 that is the same for all of a row, then a byte as UE4M3's; s is their product
-  Book          // as the codebook's `scales` say
-=======
   Book          // see Codebook::scales
->>>>>>> main
 };
 
 // The values of 4-bit or 1-bit codes that are indices into a table.
@@ -139,17 +135,12 @@ struct QuantType {
   constexpr bool has_zero() const {
     return scales == StoredScales::F16Zero || scales == StoredScales::BF16Zero;
   }
-<<<<<<< HEAD
   constexpr bool has_octets_only() const {
     return scales == StoredScales::E8M0 || scales == StoredScales::UE4M3 || scales == StoredScales::F32 ||
            scales == StoredScales::UE4M3F32;
   }
-  constexpr int halves() const {  // float16 numbers of a block
-    if (has_octets_only()) return 0;
-=======
   constexpr int halves() const {  // number of float16 numbers per block
-    if (scales == StoredScales::E8M0 || scales == StoredScales::UE4M3) return 0;
->>>>>>> main
+    if (has_octets_only()) return 0;
     if (has_book() && book.scales == BookScales::Threes) return 0;
     return has_min() && !has_zero() ? 2 : 1;
   }
