@@ -80,5 +80,7 @@ def test_size_is_the_files_or_a_little_more() -> None:
     quantised = [row for row in QUANT_TYPES.values() if row.is_quantised and row.gpu]
     sizes = {row: bits(empty_planes(row, (4, 2048), "cpu")) for row in quantised}
     for row in quantised:
-        assert 0 <= sizes[row] - 8 * row.block_bytes / row.block_columns <= 0.19, row.name
+        # A short block of NVFP4 repeats the row's scale, which planes hold once for 256 columns.
+        least = -0.38 if row.name in ("NVFP4_G64", "NVFP4_G128") else 0
+        assert least <= sizes[row] - 8 * row.block_bytes / row.block_columns <= 0.19, row.name
     assert sizes[Q4_K] == 4.625

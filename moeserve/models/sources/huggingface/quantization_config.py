@@ -18,12 +18,22 @@ FP8, FBGEMM, MODELOPT = "fp8", "fbgemm_fp8", "modelopt"
 METHODS = frozenset({GPTQ, AWQ, COMPRESSED, FP8, FBGEMM, MODELOPT})
 FLOATS = frozenset({COMPRESSED, FP8, FBGEMM, MODELOPT})
 _COMPRESSED_FORMATS = frozenset(
-    "pack-quantized int-quantized float-quantized naive-quantized dense mixed-precision nvfp4-pack-quantized "
-    "mxfp4-pack-quantized".split()
+    [
+        "pack-quantized",
+        "int-quantized",
+        "float-quantized",
+        "naive-quantized",
+        "dense",
+        "mixed-precision",
+        "nvfp4-pack-quantized",
+        "mxfp4-pack-quantized",
+    ]
 )
 _OLD_FILE = "quantize_config.json"  # AutoGPTQ's file
 _MODELOPT_FILE = "hf_quant_config.json"
-_MODELOPT_ALGORITHMS = frozenset("FP8 FP8_PB_WO FP8_PER_CHANNEL_PER_TOKEN NVFP4 MIXED_PRECISION".split())
+_MODELOPT_ALGORITHMS = frozenset(
+    ["FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION"]
+)
 
 
 def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -99,5 +109,5 @@ def _check_compressed(path: Path, settings: Mapping[str, Any]) -> None:
 
 def _check_modelopt(path: Path, settings: Mapping[str, Any]) -> None:
     algorithm = settings.get("quant_algo")
-    if algorithm is not None and algorithm not in _MODELOPT_ALGORITHMS:
+    if algorithm is not None and (not isinstance(algorithm, str) or algorithm not in _MODELOPT_ALGORITHMS):
         raise _refuse(path, f"ModelOpt's quant_algo {algorithm!r:.60}")
