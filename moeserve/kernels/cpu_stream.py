@@ -18,21 +18,17 @@ import torch
 
 from moeserve.kernels import _C
 from moeserve.kernels.codebooks import bring_codebook
-from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.gating import OAI_ALPHA, Activation, limit_of
 from moeserve.kernels.host_arrays import gguf_rows
-from moeserve.kernels.operation_queue import OperationQueue
+from moeserve.kernels.recurrent_operations import RecurrentOperations
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.stream_operands import (
     Activations,
     AdapterRows,
-    DeltaParameters,
     ExpertAdapters,
     Heads,
     KvLayer,
     RoutingWorkspace,
-    StateLayer,
-    StateSequences,
 )
 
 Matrix = _C.Matrix
@@ -41,7 +37,7 @@ LoraTable = _C.LoraTable
 AttentionPlan = _C.AttentionPlan
 
 
-class CpuStream(OperationQueue):
+class CpuStream(RecurrentOperations):
     def pack(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """Repacks GGUF rows of a matrix [out, in], or of experts [E, out, in], into panels. Blocks until done.
 
@@ -247,59 +243,6 @@ class CpuStream(OperationQueue):
         self._native.linear_by_head(x.native, n, weights, out.native)
         self._held.append((x, weights, out))
 
-    def delta_net(
-        self,
-        qkv: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        z: torch.Tensor,
-        b: torch.Tensor,
-        a: torch.Tensor | None,
-        w: DeltaParameters,
-        eps: float,
-        heads: DeltaHeads,
-        state: StateLayer,
-        sequences: StateSequences,
-        n: int,
-        out: Activations,
-        pending: torch.Tensor | None = None,
-    ) -> None:
-        """Computes the gated DeltaNet for the sequences' rows and advances their states. out: [n, value_width].
-        pending: float32 [records, pending_values(heads)], needed if rows have drafts: see `commit_states`.
-
-        qkv [n, channels] or three tensors [n, width], z [n, value_width], b [n, value_heads] and a [n, decays] are
-        products of the layer's input; if a is None, b [n, key_heads, 2, value_heads / key_heads] holds both. qkv, b
-        and a are overwritten. A token's result does not depend on how its sequence is divided into steps.
-        """
-        s = sequences
-        q, k, v = qkv if isinstance(qkv, tuple) else (qkv, None, None)
-        drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
-        self._native.delta_net(
-            q, k, v, z, b, a, w.conv, w.rate, w.dt_bias, w.norm, eps, _heads(heads), state.states, state.first, s.row,
-            s.count, s.slot, drafts, kept, pending, n, out.native,
-        )  # fmt: skip
-        self._held.append((qkv, z, b, a, w, state, sequences, pending, out))
-
-    def commit_states(
-        self,
-        heads: DeltaHeads,
-        state: StateLayer,
-        slot: torch.Tensor,
-        first: torch.Tensor,
-        accepted: torch.Tensor,
-        pending: torch.Tensor,
-    ) -> None:
-        """Advances the states in these slots by the first accepted[i] drafts, whose records start at first[i];
-        bitwise as their rows would have. slot, first, accepted: int32 [sequences], distinct slots."""
-        self._native.commit_states(_heads(heads), state.states, state.first, slot, first, accepted, pending)
-        self._held.append((state, slot, first, accepted, pending))
-
-    def copy_states(self, states: torch.Tensor, pairs: torch.Tensor) -> None:
-        """Copies slots in order, for each (source, target) pair: slot target = slot source, or zeros for source -1.
-
-        states: float32 [slots, values]; pairs: int32 [count, 2].
-        """
-        self._native.copy_states(states, pairs)
-        self._held.append((states, pairs))
-
     def route(
         self,
         logits: torch.Tensor,
@@ -360,7 +303,8 @@ class CpuStream(OperationQueue):
         h: a workspace for n * top_k intermediate rows of the experts' width ff, a multiple of 32. x: [n, hidden].
         gate_bias, up_bias [E, ff], down_bias [E, hidden]: added to the products. expert_token_counts: int64
         [2, experts], to which are added each expert's tokens and 1 if it has any (its weights were read once); None
-        counts nothing. A dense feed-forward is one expert with `shared_gate`'s routes. lora: what adapters add to the
+        counts nothing. Experts without a gate have the same matrix for gate and up, whose product is computed once. A
+        dense feed-forward is one expert with `shared_gate`'s routes. lora: what adapters add to the
         products; h then has both forms. Without `add`, x[t] is the sum alone. limit, alpha: of the activation, as
         experts/reference.py says. weighs_input: a weight multiplies what the expert reads, not what it gives.
         """
@@ -375,10 +319,3 @@ class CpuStream(OperationQueue):
         """Reads every byte of the matrix without arithmetic, to measure memory bandwidth."""
         self._native.read(matrix)
         self._held.append((matrix,))
-
-
-def _heads(heads: DeltaHeads) -> _C.DeltaHeads:
-    h = heads
-    return _C.DeltaHeads(
-        h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, h.is_tiled, h.is_kimi
-    )

@@ -98,6 +98,18 @@ class DeltaParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class Mamba2Parameters:
+    """The parameters of one Mamba-2 layer besides its matrices; float32. Channels: in the order C, B, x."""
+
+    conv: torch.Tensor  # [conv_kernel, channels], the weight of the oldest token first
+    conv_bias: torch.Tensor  # [channels]
+    rate: torch.Tensor  # [num_heads]: -exp(A_log)
+    dt_bias: torch.Tensor  # [num_heads]
+    skip: torch.Tensor  # [num_heads]: D
+    norm: torch.Tensor  # [value_width]
+
+
+@dataclass(frozen=True, slots=True)
 class Heads:
     num: int
     num_kv: int  # divides num
