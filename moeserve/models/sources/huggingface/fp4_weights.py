@@ -54,7 +54,7 @@ def _own_scale(path: Path, stored: Stored, name: str) -> StoredTensor:
     if math.prod(own.shape) != 1:
         raise ModelError(path, f"tensor {name!r} has shape {list(own.shape)}; one number is expected")
     value = float(_number(own))
-    if not (math.isfinite(value) and value > 0 and 1 / value <= np.finfo(np.float32).max):
+    if not (math.isfinite(value) and value > 0 and 1 / value <= float(np.finfo(np.float32).max)):
         raise ModelError(path, f"tensor {name!r} is {value}; a positive number is expected")
     return own
 
