@@ -165,15 +165,15 @@ class CpuStream(RecurrentOperations):
         norm_after: bool = False,
         positions: torch.Tensor | None = None,
     ) -> None:
-        """RMSNorm of q and k, NeoX rotation, q times `scale` (None: 1/sqrt(dim)); k and v into the KV pool.
+        """RMSNorm of q and k, NeoX rotation, q times `scale` (None: 1/sqrt(dim)); stores k and v in the KV pool.
 
         q [n, heads, dim], k [n, kv_heads, dim] and v [n, kv_heads, value_dim] are changed in place. q_norm, k_norm:
-        [dim] for a norm of each head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos,
-        sin: [n, rotary_dim / 2]; the first rotary_dim (a multiple of 32) dimensions of each head are rotated. slots:
-        int32 [n]. With positions (int32 [n]) cos and sin are of all positions, and row i is at positions[i].
-        v_norm [value_dim]: v = RMSNorm(v) * v_norm of each head first; with `v_from_k` of k instead, as it comes, and
-        what v holds is overwritten. v_scale: multiplies v, last. norm_after: the norms of heads are behind the
-        rotation. Without k and v, q is all that changes, and nothing is stored.
+        [dim] for a norm per head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos,
+        sin: [n, rotary_dim / 2]; the first rotary_dim (a multiple of 32) dimensions of each head are rotated.
+        slots: int32 [n]. positions, int32 [n]: cos and sin have all positions' angles, and row i uses positions[i].
+        v_norm [value_dim]: first v = RMSNorm(v) * v_norm per head; with `v_from_k`, RMSNorm(k) of k as projected
+        overwrites v. v_scale: multiplies v, last. norm_after: the norms of heads come after RoPE. Without k and v,
+        only q changes, and nothing is stored.
         """
         self._native.rope_store(
             q, k, v, q_norm, k_norm, eps, cos, sin, positions, slots, kv, n, heads.num, heads.num_kv, heads.dim,
@@ -194,13 +194,13 @@ class CpuStream(RecurrentOperations):
         gate: torch.Tensor | None = None,
         gate_softplus: bool = False,
     ) -> None:
-        """Causal paged attention of the plan's rows. q: [n, heads, dim]; out: [n, heads * value_dim], of latent
-        attention that or [n * heads, value_dim].
+        """Paged attention of the plan's rows, causal unless the plan has ends. q: [n, heads, dim]; out: [n, heads *
+        value_dim], for latent attention also [n * heads, value_dim].
 
-        With a window above 0 a position sees itself and the window - 1 before it; slots up to 31 positions before
-        that are still read, and must hold finite values. sinks [heads]: one more logit of each head's softmax, which
-        has no value. gate [n, heads * value_dim], or [n, heads] for one number a head: out is multiplied by its
-        sigmoid, with gate_softplus (by head alone) by its softplus.
+        window above 0: a position sees itself and the window - 1 positions before it; up to 31 slots before these
+        are still read and must hold finite values. sinks [heads]: an additional logit in each head's softmax,
+        without a value. gate [n, heads * value_dim], or [n, heads] for one number per head: out is multiplied by
+        its sigmoid, or with gate_softplus (only per head) by its softplus.
         """
         self._native.attention(
             plan, q, kv, out.native, heads.num, heads.num_kv, heads.dim, heads.value_width, heads.is_latent,
@@ -226,11 +226,12 @@ class CpuStream(RecurrentOperations):
         *,
         positions: torch.Tensor | None = None,
     ) -> None:
-        """q and the latent vectors of latent attention, as latent/reference.py says. positions: as in `rope_store`.
+        """Prepares q and stores the latent vectors of latent attention, as latent/reference.py specifies.
+        positions: as in `rope_store`.
 
-        q [n, heads, nope + rotary]; latent [n, rank + rotary]; norm [rank]; cos, sin [n, rotary / 2]; slots int32 [n].
-        nope: [n * heads, nope]. queries [n, heads, rank + rotary]: the last `rotary` of each head are written. All
-        widths are multiples of 32.
+        q [n, heads, nope + rotary]; latent [n, rank + rotary]; norm [rank]; cos, sin [n, rotary / 2]; slots int32
+        [n]. nope: [n * heads, nope]. queries [n, heads, rank + rotary]: the last `rotary` numbers of each head are
+        written. All widths are multiples of 32.
         """
         self._native.latent_store(
             q, latent, norm, eps, cos, sin, positions, slots, kv.keys, n, heads, scale, nope.native, queries
@@ -238,8 +239,9 @@ class CpuStream(RecurrentOperations):
         self._held.append((q, latent, norm, cos, sin, positions, slots, kv, nope, queries))
 
     def linear_by_head(self, x: Activations, n: int, weights: Matrix, out: Activations) -> None:
-        """out[t, h] = W_h x[t, h]: a matrix for each head. x: [n * heads, cols]; weights: [heads, rows, cols]; out:
-        [n, heads * any], of which the first `rows` of each head are written, quantised too where there is room."""
+        """out[t, h] = W_h x[t, h], with one matrix per head. x: [n * heads, cols]; weights: [heads, rows, cols];
+        out: [n, heads * any], of which the first `rows` numbers of each head are written; also quantised if out has
+        the int8 form."""
         self._native.linear_by_head(x.native, n, weights, out.native)
         self._held.append((x, weights, out))
 
@@ -298,15 +300,16 @@ class CpuStream(RecurrentOperations):
         lora: ExpertAdapters | None = None,
         add: bool = True,
     ) -> None:
-        """x[t] += sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) of expert ids[t, j].
+        """x[t] += sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) of expert ids[t, j]; without `add`,
+        x[t] = the sum.
 
-        h: a workspace for n * top_k intermediate rows of the experts' width ff, a multiple of 32. x: [n, hidden].
-        gate_bias, up_bias [E, ff], down_bias [E, hidden]: added to the products. expert_token_counts: int64
-        [2, experts], to which are added each expert's tokens and 1 if it has any (its weights were read once); None
-        counts nothing. Experts without a gate have the same matrix for gate and up, whose product is computed once. A
-        dense feed-forward is one expert with `shared_gate`'s routes. lora: what adapters add to the
-        products; h then has both forms. Without `add`, x[t] is the sum alone. limit, alpha: of the activation, as
-        experts/reference.py says. weighs_input: a weight multiplies what the expert reads, not what it gives.
+        h: workspace for n * top_k intermediate rows of the experts' width ff, a multiple of 32. x: [n, hidden].
+        gate_bias, up_bias [E, ff], down_bias [E, hidden]: added to the products. expert_token_counts: int64 [2,
+        experts], to which each expert's tokens are added, and 1 if it has any (its weights were read once); None:
+        not counted. Experts without a gate pass the same matrix as gate and up; its product is computed once. A dense
+        feed-forward is one expert with `shared_gate`'s routes. lora: the adapters' terms of the products; h then has
+        both forms. limit, alpha: of the activation, see experts/reference.py. weighs_input: a weight multiplies an
+        expert's input, not its output.
         """
         r, counts = routing, expert_token_counts
         self._native.experts(
