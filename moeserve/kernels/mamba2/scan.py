@@ -34,8 +34,8 @@ def scan_kernel(
     """Grid (sequences, HEADS, HEAD_DIM / BLOCK). seq_first, seq_count, seq_slot int32: a sequence's first row, rows (0:
     there is none) and state slot.
 
-    rows [n, any], rows STRIDE apart: the convolution's inputs, x, B and C, of which the last rows become its state, then
-    a dt for each head. mixed [n, channels]: what the convolution gave. rate, dt_bias, skip float32 [HEADS]. states
+    rows [n, any], rows STRIDE apart: the convolution's inputs, x, B and C, of which the last rows become its state,
+    then a dt for each head. mixed [n, channels]: what the convolution gave. rate, dt_bias, skip float32 [HEADS]. states
     float32, slots SLOT apart: [HEADS, STATE_DIM, HEAD_DIM], and from CONV on [TAPS - 1, channels]. out [n, HEADS *
     HEAD_DIM]: C^T S + skip * x. SIZE: a power of two that holds STATE_DIM; SHARE: one that a program's part of the
     channels fits in. BY_CHUNKS: else token by token.
