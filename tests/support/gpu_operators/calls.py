@@ -11,6 +11,7 @@ from moeserve.quantization import StoredScales
 from moeserve.quantization.table import (
     BF16,
     F32,
+    FP8_TYPES,
     IQ1_M,
     IQ1_S,
     IQ2_S,
@@ -19,6 +20,7 @@ from moeserve.quantization.table import (
     IQ3_S,
     IQ3_XXS,
     MXFP4,
+    NVFP4_TYPES,
     Q1_0,
     Q2_0,
     Q3_K,
@@ -64,6 +66,7 @@ from tests.support.gpu_operators.rows import (
 from tests.support.gpu_operators.tensors import IQ4, Q4, Q6, f32
 
 INT4 = ZERO_TYPES[4, 32, StoredScales.BF16_ZERO]
+FP8, NVFP4 = FP8_TYPES[128], NVFP4_TYPES[256]
 INT8 = ZERO_TYPES[8, 128, StoredScales.F16_ZERO]
 CALLS: dict[str, list[Callable[[], None]]] = {
     "linear, few": [partial(linear, 4, Q4, 512, 96, Q6, 32)],
@@ -101,6 +104,14 @@ CALLS: dict[str, list[Callable[[], None]]] = {
         partial(experts, 30, TQ2_0, INT8),
         partial(large_batch, 4096, Q1_0, INT4),
         partial(rows, 3, Q1_0),
+    ],
+    "8-bit floats": [
+        partial(linear, 4, FP8, 512, 96, NVFP4, 32),
+        partial(linear, 200, FP8, 512, 96, Q6, 32),
+        partial(experts, 4, FP8, NVFP4),
+        partial(experts, 30, NVFP4, FP8),
+        partial(large_batch, 4096, FP8, NVFP4),
+        partial(rows, 3, FP8),
     ],
     "rows": [partial(rows, 3, Q4)],
     "norms behind blocks": [partial(sandwiched, 3), partial(experts, 2, Q4, Q6, activation="gelu")],
