@@ -17,7 +17,6 @@ from moeserve.models.mamba2 import Mamba2Shape
 def recur_mamba2(
     shape: Mamba2Shape,
     w: GpuMamba2,
-    eps: float,
     state: StateLayer,
     rows: GpuStateRows,
     count: Tensor,
@@ -39,5 +38,5 @@ def recur_mamba2(
     if rows.chunked is not None:
         scan(x, heads, rows.chunked, by_chunks=True)
     # In place: a group's output is read before it is overwritten.
-    gated_norm(out.x, z, p.norm, eps, heads.num_groups, count, out.x, out.codes, out.scales)
+    gated_norm(out.x, z, p.norm, shape.eps, heads.num_groups, count, out.x, out.codes, out.scales)
     multiply(w.output, out, count, s.output.view(s.rows, -1), s.unpacked)

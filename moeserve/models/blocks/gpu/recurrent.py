@@ -25,7 +25,7 @@ def mix_recurrent(
     """Launches the mixer. Reads s.y, the norm of x; writes s.output and advances the sequences' states."""
     if isinstance(shape, Mamba2Shape):
         assert isinstance(w, GpuMamba2)
-        recur_mamba2(shape, w, eps, state, rows, count, s)
+        recur_mamba2(shape, w, state, rows, count, s)
     else:
         assert isinstance(w, GpuDeltaNet)
         recur(shape, w, eps, state, rows, count, s)
