@@ -38,6 +38,7 @@ from tests.support.gpu_operators.attention import (
     delta_net,
     kimi_delta,
     latent_attention,
+    mamba_2,
     piecewise,
     wide_attention,
 )
@@ -135,6 +136,11 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "attention of other families": [partial(attention_of_others, 3), partial(attention_of_two_widths, 3)],
     "delta net, few": [partial(delta_net, 3, f32, False)],
     "Kimi delta": [partial(kimi_delta, 3, f32), partial(kimi_delta, 200, torch.bfloat16)],
+    "Mamba-2": [partial(mamba_2, 3, f32, False), partial(mamba_2, 3, f32, True)],
+    "Mamba-2, many": [
+        partial(mamba_2, 200, torch.bfloat16, False),
+        partial(mamba_2, 200, torch.bfloat16, True),
+    ],
     "delta net, many": [partial(delta_net, 200, torch.bfloat16, True)],
     "delta net, many, floats": [partial(delta_net, 200, f32, True)],
     "attention of q8_0 keys": [partial(attention_of_q8_0, 3)],
