@@ -24,7 +24,6 @@ def recur_mamba2(
     stream: CpuStream,
     w: CpuMamba2,
     shape: Mamba2Shape,
-    eps: float,
     state: StateLayer,
     batch: CpuBatch,
     space: CpuWorkspace,
@@ -37,7 +36,7 @@ def recur_mamba2(
     assert batch.states is not None
     heads = shape.heads
     stream.mamba2(
-        own.projected, own.decays, w.parameters, eps, heads, state, batch.states, n, own.out, pending
+        own.projected, own.decays, w.parameters, shape.eps, heads, state, batch.states, n, own.out, pending
     )
     out, add = block_output(space)
     stream.linear(own.out, n, w.output, [out], add=add)
