@@ -68,8 +68,7 @@ class CpuLoader:
         self._source = source
         self._shape = shape
         self._progress = progress
-        self._done = 0
-        self._total = 0
+        self._done = self._total = 0
         self._matrices: list[Matrix] = []
 
     def load(self) -> CpuWeights:
@@ -382,7 +381,6 @@ class CpuLoader:
         return matrix
 
     def _group(self, index: int, *parts: str, has_bias: bool) -> LinearGroup:
-        """Loads a layer's matrices over the same input as a group."""
         matrices = [self._matrix(n.of_layer(index, part)) for part in parts]
         if not has_bias:
             return LinearGroup(matrices)
