@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moeserve.kernels.attention.decode import decode_kernel
 from moeserve.kernels.attention.prefill import prefill_kernel
-from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, next_power_of_2, pdl, shared_memory
+from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, next_power_of_2, pdl, shared_memory, warpgroups
 from moeserve.kernels.rope.op import rotary_dim
 
 LOG2E = 1.4426950408889634
@@ -52,12 +52,29 @@ class PrefillTile:
 
 PREFILL = {  # by head width, a power of two
     128: PrefillTile(128, 128, 8, 2),  # a chunk of 8,192: 1.33 ms a layer, 1.73 with 64 keys and 3 stages
-    256: PrefillTile(64, 64, 4, 2),  # the largest tiles that fit in shared memory, as below
+    256: PrefillTile(128, 64, 8, 2),  # the largest tiles that fit in shared memory, as below
     512: PrefillTile(32, 32, 4, 2),
     1024: PrefillTile(64, 32, 8, 2),  # latent attention's 576, whose values are its keys
 }
 # The same with less shared memory than Hopper's. Not measured.
-PREFILL_SMALL = {1024: PrefillTile(32, 16, 4, 1)}
+PREFILL_SMALL = {256: PrefillTile(64, 64, 4, 2), 1024: PrefillTile(32, 16, 4, 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class WarpgroupTile:
+    """How warpgroups.py processes a tile of PREFILL, half of whose rows each attending warpgroup takes."""
+
+    keys: int  # keys processed at once
+    stages: int = 2
+    attending: int = 224  # registers per thread of an attending warpgroup
+    copying: int = 56
+
+
+WARPGROUPS = {
+    64: WarpgroupTile(128),
+    128: WarpgroupTile(128),
+    256: WarpgroupTile(64),
+}  # by the width of a head, key and value alike
 
 
 def _score_scale(scale: float | None, dim: int) -> float:
@@ -274,6 +291,9 @@ def prefill_attention(
     `decode_attention`.
     """
     (_, heads, dim), (kv_heads, v_dim) = q.shape, values.shape[1:]
+    if dim == v_dim in WARPGROUPS and key_scales is None and warpgroups():
+        _attend_by_warpgroups(q, keys, values, table, tiles, out, window, sinks, _score_scale(scale, dim))
+        return
     tokens, tile = tile_tokens(heads, kv_heads, dim), prefill_tile(dim)
     prefill_kernel(
         (len(tiles), kv_heads),
@@ -300,4 +320,49 @@ def prefill_attention(
         max(16, next_power_of_2(tokens * (heads // kv_heads))),
         num_warps=tile.warps,
         num_stages=tile.stages,
+    )
+
+
+def _attend_by_warpgroups(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    tiles: Tensor,
+    out: Tensor,
+    window: int,
+    sinks: Tensor | None,
+    scale: float,
+) -> None:
+    """scale: `_score_scale`'s. The others as in `prefill_attention`."""
+    # Only here: Gluon takes 70 ms to import, and only Hopper needs it.
+    from moeserve.kernels.attention.boxes import boxes_of
+    from moeserve.kernels.attention.warpgroups import warpgroup_prefill
+
+    (_, heads, dim), (_, kv_heads, v_dim) = q.shape, values.shape
+    tile = WARPGROUPS[dim]
+    warpgroup_prefill(
+        (len(tiles), kv_heads),
+        q,
+        keys,
+        values,
+        boxes_of(keys, tile.keys),
+        boxes_of(values, tile.keys),
+        sinks,
+        table,
+        tiles,
+        out,
+        table.stride(0),
+        heads,
+        kv_heads,
+        dim,
+        v_dim,
+        window,
+        scale,
+        tile.keys,
+        tile.stages,
+        prefill_tile(dim).rows // 2,
+        tile.attending,
+        tile.copying,
+        num_warps=4,
     )

@@ -253,7 +253,9 @@ class CpuLoader:
         return CpuMamba2(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
             input=self._group(index, n.SSM_IN, has_bias=False),
-            parameters=mamba2_parameters(shape.heads, lambda name: self._vector(n.in_layer(index, name))),
+            parameters=mamba2_parameters(
+                shape.heads, lambda name: self._vector(n.in_layer(index, name)), as_attention=True
+            ),
             output=self._group(index, n.SSM_OUT, has_bias=False),
         )
 
