@@ -27,6 +27,7 @@ from moeserve.kernels.stream_operands import (
     Activations,
     AdapterRows,
     DeltaParameters,
+    DiskLayer,
     ExpertAdapters,
     Heads,
     KvLayer,
@@ -56,6 +57,13 @@ class CpuStream(OperationQueue):
         bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         return self._native.view(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
+
+    def slots(self, ggml_type: int, shape: tuple[int, int, int]) -> Matrix:
+        """Returns a packed matrix of shape [slots, out, in] for experts on disk. It takes no RAM until `DiskExperts`
+        is opened. Raises ValueError for a type without kernels, and MemoryError."""
+        bring_codebook(ggml_type)
+        count, rows, cols = shape
+        return self._native.slots(ggml_type, rows, cols, count)
 
     def embed(
         self,
@@ -354,6 +362,7 @@ class CpuStream(OperationQueue):
         down_bias: torch.Tensor | None = None,
         lora: ExpertAdapters | None = None,
         add: bool = True,
+        disk: DiskLayer | None = None,
     ) -> None:
         """x[t] += sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) of expert ids[t, j].
 
@@ -362,14 +371,17 @@ class CpuStream(OperationQueue):
         [2, experts], to which are added each expert's tokens and 1 if it has any (its weights were read once); None
         counts nothing. A dense feed-forward is one expert with `shared_gate`'s routes. lora: what adapters add to the
         products; h then has both forms. Without `add`, x[t] is the sum alone. limit, alpha: of the activation, as
-        experts/reference.py says. weighs_input: a weight multiplies what the expert reads, not what it gives.
+        experts/reference.py says. weighs_input: a weight multiplies what the expert reads, not what it gives. disk: the
+        matrices are slots of experts on disk; the call then waits for all earlier operations and for the disk, and
+        routes of tokens whose experts cannot be read become -1 (`DiskExperts.take_failures`).
         """
         r, counts = routing, expert_token_counts
         self._native.experts(
             gate, up, down, y.native, n, r.ids, r.weights, r.starts, r.active, r.routes, h.native, counts, x,
             activation, limit_of(activation, limit), alpha, weighs_input, gate_bias, up_bias, down_bias, lora, add,
+            disk,
         )  # fmt: skip
-        self._held.append((gate, up, down, y, routing, h, counts, x, gate_bias, up_bias, down_bias, lora))
+        self._held.append((gate, up, down, y, routing, h, counts, x, gate_bias, up_bias, down_bias, lora, disk))
 
     def read(self, matrix: Matrix) -> None:
         """Reads every byte of the matrix without arithmetic, to measure memory bandwidth."""

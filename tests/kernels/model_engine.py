@@ -49,14 +49,16 @@ class Engine:
         in_place: bool = False,
         kv_dtype: KvDtype = FLOAT16,
         drafts: bool = False,
+        slots: int | None = None,
     ) -> None:
-        """drafts: with the model's next-token block."""
+        """drafts: with the model's next-token block. slots: of each layer's experts in RAM, the others on disk."""
         self.file = open_model(path)  # in place, the weights are in it
         self.config = c = read_shape(self.file)
         if drafts:
             self.config = c = with_next_token_block(c, self.file)
         self.stream = stream
-        weights = CpuLoader(stream, self.file, c, lambda *_: None, in_place).load()
+        of_layers = None if slots is None else [slots] * c.num_layers
+        weights = CpuLoader(stream, self.file, c, lambda *_: None, in_place, of_layers).load()
         kv = KvCache(KvLayout(c, kv_dtype), MAX_TOKENS, range(len(c.loaded_layers))).layers
         states = StateCache(KvLayout(c), 2, range(c.num_layers)).layers
         self.model = CpuDecoder(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS, states=states)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -32,6 +33,13 @@ class ExpertCachePolicy {
 
   // What the step tells of exchanges, made or not: after `choose`, and when there is time.
   void learn(const uint8_t* used);
+
+  // By one layer at a time, for a cache whose misses come at once, in the place of whom its owner chooses by `lowest`: the
+  // experts that a step used, [experts].
+  void observe_layer(int layer, const uint8_t* used);
+  // Who of a layer has the lowest score among those that may go, [experts], of equal ones the first; -1: none may.
+  int lowest(int layer, const uint8_t* may_go) const;
+  float score(int layer, int expert) const { return scores_[static_cast<std::size_t>(layer) * experts_ + expert]; }
 
   const uint8_t* cached() const { return cached_.data(); }
   // Reads that a promotion is expected to spare the pool, at least, by the band of its gain.

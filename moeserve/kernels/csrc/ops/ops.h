@@ -269,6 +269,15 @@ struct ExpertOptions {
   const float* down_bias = nullptr;  // [experts, hidden]
 };
 
+// A part of a step's experts, in the order of their ids, where not all fit into slots at once. The sums go on from wave to
+// wave in `sums`, so that their bits are those of a single one.
+struct Wave {
+  int first = 0;          // of the active experts
+  int count = -1;         // -1: all
+  float* sums = nullptr;  // [n, hidden]; nullptr: this is the only wave
+  bool is_first = true, is_last = true;
+};
+
 // x[t] = or += sum over t's experts of weight * down(activation(gate(y), up(y))), with silu(gate) * up as the usual
 // activation. An expert's weights are read once a step, whoever asks for them.
 struct ExpertsOp {
@@ -297,6 +306,11 @@ struct ExpertsOp {
   int most_rows = 0;
   // Added to the products of the rows that have adapters. h then has both forms, if down has an adapter.
   ExpertLora lora = {};
+  // Of experts in slots (expert_disk/): the matrices have slots, `slots` [experts] says which slot has an expert, and
+  // `experts` how many there are; 0: the matrices have all experts, by id.
+  const int32_t* slots = nullptr;
+  int experts = 0;
+  Wave wave = {};
   static constexpr int kMostParts = 512;
   static constexpr int kMostPhases = 3;  // without adapters
   // Behind sort_routes() of the same operation.
@@ -321,7 +335,12 @@ struct ExpertsOp {
   // Read once: a thread that comes late may find any later layer's, of more experts.
   Rows rows_of(int expert) const;
   int active_expert(int64_t rank) const;
-  float* zeroed_sums(Team& team) const;  // [n, 32]
+  int64_t num_experts() const { return slots != nullptr ? experts : gate->experts; }
+  // Where the matrices have an expert. A thread that comes late may ask for one that this layer has in no slot.
+  int64_t place_of(int expert) const { return slots != nullptr ? std::max(slots[expert], 0) : expert; }
+  int num_active() const { return wave.count < 0 ? active[0] : wave.count; }
+  Rows wave_rows() const;  // of h
+  float* begin_sums(Team& team, int64_t panel) const;  // [n, 32]: zeros, or what the wave before has left
   void activate(float* g, const float* u, int n) const;
   // Of what the route's expert gives.
   float weight_of(int route) const { return options.weighs_input ? 1.0f : weights[route]; }

@@ -1,0 +1,75 @@
+"""A decoder's experts on disk: which layers have some, and the guess of the next layer's.
+
+A layer's router applied to the state before the layer ahead of it chooses mostly the experts that it will choose
+itself. The guess decides only what is read ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.disk_experts import DiskExpertLayer, DiskPart, open_disk_experts
+from moeserve.kernels.stream_operands import Activations, DiskLayer, RoutingWorkspace
+from moeserve.models.blocks.cpu.workspace import CpuWorkspace
+from moeserve.models.interface import LayerShape, ModelShape
+from moeserve.models.loading.cpu_weights import CpuLayer, ExpertsOnDisk, GatedExperts
+from moeserve.placement.expert_cache.policy import DECAY
+
+# Tokens of a step up to which the next layer's experts are guessed: more tokens use most experts anyway.
+MOST_GUESSED_TOKENS = 8
+
+
+class CpuDiskExperts:
+    """Owns the reading threads, and the guesses' buffers. The decoder asks it for each layer."""
+
+    def __init__(self, stream: CpuStream, shape: ModelShape, layers: Sequence[CpuLayer]) -> None:
+        """layers: all of the decoder's, of which some have experts on disk. Raises OSError for a file that cannot be
+        opened."""
+        self._stream = stream
+        self._shapes, self._layers, self._eps = shape.loaded_layers, layers, shape.rms_eps
+        found = [_experts_on_disk(layer) for layer in layers]
+        self.native = open_disk_experts(stream, [None if f is None else _in_file(*f) for f in found], DECAY)
+        self._num_experts = [0 if f is None else f[1].num_experts for f in found]
+        self._y = Activations(MOST_GUESSED_TOKENS, shape.hidden_size)
+        self._logits = torch.empty(MOST_GUESSED_TOKENS, shape.num_experts)
+        self._routing = RoutingWorkspace(MOST_GUESSED_TOKENS, shape.num_experts, shape.top_k)
+
+    def layer(self, index: int, n: int, space: CpuWorkspace) -> DiskLayer | None:
+        """Launches the guess of the next layer's experts for a step of n tokens. Returns what `CpuStream.experts` needs
+        for layer `index`; None if its experts are in RAM."""
+        if not self._num_experts[index]:
+            return None
+        guess = self._guess(index + 1, n, space) if n <= MOST_GUESSED_TOKENS else None
+        return DiskLayer(self.native, index, self._num_experts[index], guess, index + 1)
+
+    def _guess(self, index: int, n: int, space: CpuWorkspace) -> torch.Tensor | None:
+        if index >= len(self._layers) or not self._num_experts[index]:
+            return None
+        w, shape = self._layers[index].moe, self._shapes[index].moe
+        assert w is not None
+        assert shape is not None
+        norm = w.norm if w.parts is None else w.parts.router_input
+        self._stream.norm(space.x, norm, self._eps, n, self._y)
+        self._stream.linear(self._y, n, w.router, [self._logits])
+        self._stream.route(self._logits, n, self._routing, shape.router, bias=w.choice_bias)
+        return self._routing.ids
+
+
+def has_experts_on_disk(layers: Sequence[CpuLayer]) -> bool:
+    return any(_experts_on_disk(layer) is not None for layer in layers)
+
+
+def _experts_on_disk(layer: CpuLayer) -> tuple[GatedExperts, ExpertsOnDisk] | None:
+    if layer.moe is None or layer.moe.experts.on_disk is None:
+        return None
+    return layer.moe.experts, layer.moe.experts.on_disk
+
+
+def _in_file(experts: GatedExperts, on_disk: ExpertsOnDisk) -> DiskExpertLayer:
+    gate, up, down = (
+        DiskPart(matrix, *at) for matrix, at in zip(experts.matrices, on_disk.in_file, strict=True)
+    )
+    return DiskExpertLayer(on_disk.num_experts, (gate, up, down))
