@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from moeserve.kernels.stream_operands import ExpertAdapters, KvLayer
+from moeserve.kernels.stream_operands import DiskLayer, ExpertAdapters, KvLayer
 
 PANEL_ROWS: int
 
@@ -359,6 +359,7 @@ class DiskExperts:
         paths: list[str],
         layers: list[tuple[int, list[tuple[Matrix, int, int, int]]] | None],
         threads: int,
+        piece_bytes: int,
         decay: float,
         patience: float,
     ) -> None: ...

@@ -381,7 +381,9 @@ class CpuStream(OperationQueue):
             activation, limit_of(activation, limit), alpha, weighs_input, gate_bias, up_bias, down_bias, lora, add,
             disk,
         )  # fmt: skip
-        self._held.append((gate, up, down, y, routing, h, counts, x, gate_bias, up_bias, down_bias, lora, disk))
+        self._held.append(
+            (gate, up, down, y, routing, h, counts, x, gate_bias, up_bias, down_bias, lora, disk)
+        )
 
     def read(self, matrix: Matrix) -> None:
         """Reads every byte of the matrix without arithmetic, to measure memory bandwidth."""

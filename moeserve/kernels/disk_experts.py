@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 
-# Pieces of a megabyte that are read at once, each by a thread: as many keep an NVMe drive busy.
-READERS: Final = 8
-PIECE_BYTES: Final = 1 << 20  # of each reader's buffer, about
-# Seconds without the end of any read, after which a step gives up on what it waits for.
-PATIENCE_S: Final = 30.0
+
+class Reading(NamedTuple):
+    """How experts are read, and which one goes when another comes."""
+
+    readers: int  # threads, each with one read under way
+    piece_bytes: int  # of a read, about
+    decay: float  # of an expert's score with each step, as in the expert cache's policy
+    patience_s: float = 30.0  # without the end of any read, after which a step gives up on what it waits for
 
 
 class DiskPart(NamedTuple):
@@ -33,13 +36,10 @@ class DiskExpertLayer(NamedTuple):
 def open_disk_experts(
     stream: CpuStream,
     layers: Sequence[DiskExpertLayer | None],
-    decay: float,
-    *,
-    readers: int = READERS,
-    patience_s: float = PATIENCE_S,
+    reading: Reading,
 ) -> _C.DiskExperts:
     """Starts the reading threads, and writes zeros to all slots, so that their memory is taken now. layers: None for a
-    layer without experts on disk. decay: of an expert's score with each step, as in the expert cache's policy.
+    layer without experts on disk.
 
     Raises OSError for a file that cannot be opened.
     """
@@ -50,4 +50,13 @@ def open_disk_experts(
         return layer.num_experts, [(p.slots, number[p.path], p.offset, p.stride) for p in layer.parts]
 
     of_layers = [None if layer is None else native(layer) for layer in layers]
-    return _C.DiskExperts(stream.native, [str(path) for path in paths], of_layers, readers, decay, patience_s)
+    r = reading
+    return _C.DiskExperts(
+        stream.native,
+        [str(path) for path in paths],
+        of_layers,
+        r.readers,
+        r.piece_bytes,
+        r.decay,
+        r.patience_s,
+    )

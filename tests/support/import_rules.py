@@ -255,6 +255,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.ranks.rank_share",
         "moeserve.models.tensors",
         "moeserve.models.step_buffers",
+        "moeserve.kv.capacity",
         "moeserve.kv.layout",
         "moeserve.kv.state_capacity",
         "moeserve.kv.window_capacity",

@@ -33,9 +33,9 @@ from moeserve.models.loading.cpu_weights import (
     CpuSharedExpert,
     CpuWeights,
     ExpertBiases,
-    ExpertsOnDisk,
     GatedExperts,
 )
+from moeserve.models.loading.disk_slots import experts_on_disk, num_slots_of
 from moeserve.models.loading.engine_types import check_cpu_types
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
@@ -319,36 +319,24 @@ class CpuLoader:
         return self._vector(n.of_layer(index, self._shape.loaded_layers[index].ffn_norm))
 
     def _experts(self, index: int, parts: tuple[str, ...], *, has_bias: bool = False) -> GatedExperts:
-        num_slots = self._num_slots(index, parts)
+        num_slots = num_slots_of(self._source, self._slots, index, parts)
         load = self._matrix if num_slots is None else lambda name: self._slots_of(name, num_slots)
         gate, up, down = (load(n.of_layer(index, part)) for part in parts)
         biases = None
         if has_bias:
             biases = ExpertBiases(*(self._vector(name) for name in expert_bias_tensors(index)))
-        return GatedExperts(
-            gate, up, down, biases, None if num_slots is None else self._on_disk(index, parts)
-        )
-
-    def _num_slots(self, index: int, parts: tuple[str, ...]) -> int | None:
-        """Returns how many slots the experts of these parts get; None: they are in RAM."""
-        if self._slots is None or parts != n.EXPERT_PARTS or index >= len(self._slots):
-            return None
-        slots, num = self._slots[index], self._source.tensors[n.of_layer(index, parts[0])].shape[0]
-        return slots if slots < num else None
+        names = [n.of_layer(index, part) for part in parts]
+        on_disk = None if num_slots is None else experts_on_disk(self._source, names)
+        return GatedExperts(gate, up, down, biases, on_disk)
 
     def _slots_of(self, name: str, num_slots: int) -> Matrix:
         tensor = self._source.tensors[name]
-        matrix = self._stream.slots(int(tensor.type), (num_slots, *tensor.shape[1:]))
+        _, rows, cols = tensor.shape
+        matrix = self._stream.slots(int(tensor.type), (num_slots, rows, cols))
         self._matrices.append(matrix)
         self._done += tensor.nbytes
         self._progress("loading weights", self._done, self._total)
         return matrix
-
-    def _on_disk(self, index: int, parts: tuple[str, ...]) -> ExpertsOnDisk:
-        names = [n.of_layer(index, part) for part in parts]
-        found = [self._source.experts_in_file(name) for name in names]
-        gate, up, down = (each for each in found if each is not None)  # `check_on_disk` has refused others
-        return ExpertsOnDisk(self._source.tensors[names[0]].shape[0], (gate, up, down))
 
     def _shared_expert(self, index: int, shape: SharedExpert) -> CpuSharedExpert:
         experts = self._experts(index, shape.parts)

@@ -167,6 +167,10 @@ class Scheduler:
         settle(scheduled, result.sampled)
         self._planner.finished(scheduled, result)
         observe_step(self._totals, scheduled, result)
+        for index, cause in result.failed_rows.items():
+            owner = scheduled.owners[index]
+            if owner.state is not State.FINISHED:
+                self._fail(owner, 500, cause, forget=True)
         late = [index for index in range(len(scheduled.sampling)) if result.sampled[index].late]
         self._turns.observe(scheduled.sampling, result.mask_ms, result.compute_ms, late)
         for index, logprobs in result.prompt_logprobs.items():

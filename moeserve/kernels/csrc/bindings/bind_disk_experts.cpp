@@ -52,12 +52,13 @@ std::vector<DiskLayer> disk_layers(const nb::list& layers, size_t files) {
 }
 
 void make_disk_experts(DiskExperts* at, Stream& stream, const std::vector<std::string>& paths,
-                       const nb::list& layers, int threads, float decay, double patience) {
+                       const nb::list& layers, int threads, int64_t piece_bytes, float decay, double patience) {
   if (threads < 1 || threads > kMostThreads) reject("threads", "1 to " + std::to_string(kMostThreads));
+  if (piece_bytes < 1) reject("piece_bytes", "1 or more wanted");
   std::vector<DiskLayer> made = disk_layers(layers, paths.size());
   const nb::gil_scoped_release release;
   try {
-    new (at) DiskExperts(stream.pool(), stream.kernels(), paths, std::move(made), threads, decay, patience);
+    new (at) DiskExperts(stream.pool(), stream.kernels(), paths, std::move(made), threads, piece_bytes, decay, patience);
   } catch (const std::system_error& error) {
     const nb::gil_scoped_acquire acquire;
     errno = error.code().value();
@@ -105,7 +106,7 @@ void bind_disk_experts(nb::module_& m) {
       .def_ro("predicted_right", &DiskCounts::predicted_right)
       .def_ro("errors", &DiskCounts::errors);
   nb::class_<DiskExperts>(m, "DiskExperts")
-      .def("__init__", &make_disk_experts, "stream"_a, "paths"_a, "layers"_a, "threads"_a, "decay"_a,
+      .def("__init__", &make_disk_experts, "stream"_a, "paths"_a, "layers"_a, "threads"_a, "piece_bytes"_a, "decay"_a,
            "patience"_a, nb::keep_alive<1, 2>())
       .def("take_failures", &DiskExperts::take_failures)
       .def("counts", &DiskExperts::counts)

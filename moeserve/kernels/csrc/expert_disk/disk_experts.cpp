@@ -8,8 +8,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kPieceBytes = 1 << 20;  // about
-
 int64_t micros(Clock::duration d) {
   return std::chrono::duration_cast<std::chrono::microseconds>(d).count();
 }
@@ -33,11 +31,13 @@ struct ClearOp {
 }  // namespace
 
 DiskExperts::DiskExperts(Pool& pool, const Kernels& kernels, const std::vector<std::string>& paths,
-                         std::vector<DiskLayer> layers, int threads, float decay, double patience)
+                         std::vector<DiskLayer> layers, int threads, int64_t piece_bytes, float decay,
+                         double patience)
     : pool_(pool),
       policy_(static_cast<int>(layers.size()), most_experts(layers),
               std::vector<uint8_t>(layers.size() * most_experts(layers), 0).data(),
               std::vector<uint8_t>(layers.size() * most_experts(layers), 1).data(), decay, 0.0),
+      piece_bytes_(piece_bytes),
       patience_(patience) {
   const size_t most = static_cast<size_t>(most_experts(layers));
   for (const DiskLayer& of : layers) {
@@ -213,7 +213,7 @@ void DiskExperts::start(int index, int expert, int slot, bool urgent) {
   for (const DiskPart& part : layer.of.parts) {
     const Matrix& m = *part.slots;
     const auto stride = static_cast<int64_t>(row_bytes(m.type, m.cols));
-    const int64_t each = std::max<int64_t>(1, kPieceBytes / (stride * kPanelRows));
+    const int64_t each = std::max<int64_t>(1, piece_bytes_ / (stride * kPanelRows));
     for (int64_t panel = 0; panel < m.panels; panel += each) {
       const int64_t row = panel * kPanelRows, panels = std::min(each, m.panels - panel);
       const int64_t rows = std::min(panels * kPanelRows, m.rows - row);

@@ -50,10 +50,11 @@ struct DiskCounts {
 
 class DiskExperts {
  public:
-  // Allocates the slots' memory, so that what does not fit fails here. `patience`: seconds after which a step gives up on
+  // Allocates the slots' memory, so that what does not fit fails here. `piece_bytes`: of a read,
+  // about. `patience`: seconds after which a step gives up on
   // reads of which none has ended meanwhile. Throws std::system_error for a file that cannot be opened.
   DiskExperts(Pool& pool, const Kernels& kernels, const std::vector<std::string>& paths,
-              std::vector<DiskLayer> layers, int threads, float decay, double patience);
+              std::vector<DiskLayer> layers, int threads, int64_t piece_bytes, float decay, double patience);
   ~DiskExperts();
   DiskExperts(const DiskExperts&) = delete;
 
@@ -110,6 +111,7 @@ class DiskExperts {
   Pool& pool_;
   std::vector<Layer> layers_;
   ExpertCachePolicy policy_;
+  const int64_t piece_bytes_;
   const std::chrono::duration<double> patience_;
   std::map<int, std::string> failed_;  // tokens of the running step
   std::vector<float> sums_;            // Wave::sums

@@ -26,7 +26,7 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import AdapterRows, KvLayer, StateLayer
 from moeserve.models.blocks.cpu.attention import attend, project_qkv
 from moeserve.models.blocks.cpu.delta_net import project_delta, recur
-from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts, has_experts_on_disk
+from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts
 from moeserve.models.blocks.cpu.ffn import feed_forward, mix
 from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of
 from moeserve.models.blocks.cpu.latent import attend_latent, project_latent
@@ -68,10 +68,12 @@ class CpuDecoder:
         pinned: bool = False,
         adapters: CpuAdapters | None = None,
         angles: Mapping[AttentionForm, RopeTables] | None = None,
+        disk: CpuDiskExperts | None = None,
     ) -> None:
         """kv, states: one per layer of the weights; kv of the next-token block comes last; states is empty without
         recurrent layers. most_drafts: drafts per step, at most. pinned: x is in pinned memory, for a GPU to read.
-        adapters: LoRA adapters that rows may use. angles: result of `angles_of`, if already computed."""
+        adapters: LoRA adapters that rows may use. angles: result of `angles_of`, if already computed.
+        disk: reads the experts that RAM has no slot for; None: all are in RAM."""
         self.shape = shape
         self._weights = weights
         # Followed by the layer of the next-token block, like `kv`.
@@ -93,8 +95,7 @@ class CpuDecoder:
         self._space = CpuWorkspace(
             shape, weights, max_tokens, logit_rows, pinned=pinned, has_adapters=adapters is not None
         )
-        # Reads the experts that RAM has no slot for; None: all are in RAM.
-        self.disk = CpuDiskExperts(stream, shape, self._layers) if has_experts_on_disk(self._layers) else None
+        self.disk = disk
         self._num_forwards = 0
         self._num_heads_read = 0
         self._embedded: Sequence[tuple[int, Tensor]] = ()  # of `begin`

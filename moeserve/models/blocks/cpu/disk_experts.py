@@ -10,13 +10,15 @@ from collections.abc import Sequence
 
 import torch
 
+from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.disk_experts import DiskExpertLayer, DiskPart, open_disk_experts
+from moeserve.kernels.disk_experts import DiskExpertLayer, DiskPart, Reading, open_disk_experts
 from moeserve.kernels.stream_operands import Activations, DiskLayer, RoutingWorkspace
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
-from moeserve.models.interface import LayerShape, ModelShape
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_weights import CpuLayer, ExpertsOnDisk, GatedExperts
-from moeserve.placement.expert_cache.policy import DECAY
+from moeserve.models.sources.experts_in_file import FileVersion
 
 # Tokens of a step up to which the next layer's experts are guessed: more tokens use most experts anyway.
 MOST_GUESSED_TOKENS = 8
@@ -25,13 +27,15 @@ MOST_GUESSED_TOKENS = 8
 class CpuDiskExperts:
     """Owns the reading threads, and the guesses' buffers. The decoder asks it for each layer."""
 
-    def __init__(self, stream: CpuStream, shape: ModelShape, layers: Sequence[CpuLayer]) -> None:
-        """layers: all of the decoder's, of which some have experts on disk. Raises OSError for a file that cannot be
-        opened."""
+    def __init__(
+        self, stream: CpuStream, shape: ModelShape, layers: Sequence[CpuLayer], reading: Reading
+    ) -> None:
+        """layers: the model's, of which some have experts on disk. Raises ModelError for a file that cannot be opened
+        or is not the one that was loaded."""
         self._stream = stream
         self._shapes, self._layers, self._eps = shape.loaded_layers, layers, shape.rms_eps
         found = [_experts_on_disk(layer) for layer in layers]
-        self.native = open_disk_experts(stream, [None if f is None else _in_file(*f) for f in found], DECAY)
+        self.native = _open(stream, found, reading)
         self._num_experts = [0 if f is None else f[1].num_experts for f in found]
         self._y = Activations(MOST_GUESSED_TOKENS, shape.hidden_size)
         self._logits = torch.empty(MOST_GUESSED_TOKENS, shape.num_experts)
@@ -40,7 +44,7 @@ class CpuDiskExperts:
     def layer(self, index: int, n: int, space: CpuWorkspace) -> DiskLayer | None:
         """Launches the guess of the next layer's experts for a step of n tokens. Returns what `CpuStream.experts` needs
         for layer `index`; None if its experts are in RAM."""
-        if not self._num_experts[index]:
+        if index >= len(self._layers) or not self._num_experts[index]:
             return None
         guess = self._guess(index + 1, n, space) if n <= MOST_GUESSED_TOKENS else None
         return DiskLayer(self.native, index, self._num_experts[index], guess, index + 1)
@@ -68,8 +72,24 @@ def _experts_on_disk(layer: CpuLayer) -> tuple[GatedExperts, ExpertsOnDisk] | No
     return layer.moe.experts, layer.moe.experts.on_disk
 
 
+def _open(
+    stream: CpuStream, layers: Sequence[tuple[GatedExperts, ExpertsOnDisk] | None], reading: Reading
+) -> _C.DiskExperts:
+    files = {at.path: at.version for layer in layers if layer is not None for at in layer[1].in_file}
+    path = next(iter(files))
+    try:
+        native = open_disk_experts(stream, [layer and _in_file(*layer) for layer in layers], reading)
+        for path, version in files.items():
+            if FileVersion.of(path) != version:
+                raise ModelError(path, "was replaced or changed since it was loaded; restart the server")
+    except OSError as error:
+        raise ModelError(path, f"its experts cannot be read: {error}") from error
+    return native
+
+
 def _in_file(experts: GatedExperts, on_disk: ExpertsOnDisk) -> DiskExpertLayer:
     gate, up, down = (
-        DiskPart(matrix, *at) for matrix, at in zip(experts.matrices, on_disk.in_file, strict=True)
+        DiskPart(matrix, at.path, at.offset, at.stride)
+        for matrix, at in zip(experts.matrices, on_disk.in_file, strict=True)
     )
     return DiskExpertLayer(on_disk.num_experts, (gate, up, down))

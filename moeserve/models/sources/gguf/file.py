@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.sources.experts_in_file import ExpertsInFile
+from moeserve.models.sources.experts_in_file import ExpertsInFile, FileVersion
 from moeserve.models.sources.model_files import is_model_file
 from moeserve.models.sources.regular_file import map_file
 
@@ -36,6 +36,7 @@ class GGUFFile:
         self.tensors: dict[str, MappedTensor] = {}
         self.file_bytes = sum(len(buffer) for buffer in buffers)
         self._buffers, self._paths = buffers, paths
+        self._versions = [FileVersion.of(path) for path in paths]
         for path, header in zip(paths, headers, strict=True):
             for tensor in separated(header.tensors):
                 if tensor.name in self.tensors:
@@ -67,7 +68,7 @@ class GGUFFile:
         tensor = self.tensors[name]
         stride, half = _stored_bytes(tensor) // tensor.shape[0], tensor.half or 0
         offset = tensor.offset + half * (tensor.nbytes // tensor.shape[0])
-        return ExpertsInFile(self._paths[tensor.part], offset, stride)
+        return ExpertsInFile(self._paths[tensor.part], self._versions[tensor.part], offset, stride)
 
     def advise_done(self, name: str) -> None:
         """Releases the tensor's mapped pages, except those shared with a neighbour.
