@@ -117,6 +117,8 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
             raise ConfigError(
                 "--weight-layout file needs a GGUF file and its own weights; leave it out, or say panels"
             )
+        if in_place and config.expert_ram is not None:
+            raise ConfigError("--expert-ram has no effect with --weight-layout file; leave one of them out")
         slots = None if in_place else plan_expert_slots(config, source, shape, layout)
         slots_bytes = 0 if slots is None else slot_bytes(sizes, slots)
         if not in_place:
