@@ -35,6 +35,11 @@ SECTIONS = (
         "[kv-tiers.md](../explanation/kv-tiers.md) explains the tier in RAM behind a GPU's KV pool and the one on "
         "disk (`--kv-disk`). All are 0 for a tier that there is not.",
     ),
+    (
+        "expert_disk",
+        "Experts on disk",
+        "[experts-on-disk.md](../explanation/experts-on-disk.md) explains it.",
+    ),
     ("expert_cache", "Expert cache", "[expert-cache.md](../explanation/expert-cache.md) explains it."),
     (
         "process",

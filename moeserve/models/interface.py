@@ -21,7 +21,7 @@ from moeserve.models.sources.source import ModelSource
 
 # RMS norm of q and k before RoPE: none; per head; per head without weights; over all heads as one vector.
 QkNorm = Literal["none", "head", "unweighted", "full"]
-# Gates that multiply attention's output, after a sigmoid. in_q: part of q's matrix (per head q, then its gate).
+# Gates that multiply attention's output, after a sigmoid. in_q: rows of q's matrix (per head q, then its gate).
 # element, head: a separate matrix, with a gate per output number or per head. head_softplus: like head, with softplus.
 OutputGate = Literal["none", "in_q", "element", "head", "head_softplus"]
 
@@ -148,7 +148,7 @@ class SharedExpert:
     is_gated: bool  # its output is multiplied by sigmoid(gate . y)
     parts: tuple[str, str, str] = n.SHARED_PARTS  # GGUF names of its gate, up and down matrices
     activation: Activation = "silu"
-    limit: float | None = None  # limit of the activation: kernels/gating.py
+    limit: float | None = None  # clamp of the activation: kernels/gating.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class MoeShape:
     router_bias: bool = False  # the router's product has a bias
     choice_bias: bool = False  # a bias is added to scores for choosing, but not to weights
     activation: Activation = "silu"  # of the routed experts
-    limit: float | None = None  # limit of that activation: kernels/gating.py
+    limit: float | None = None  # clamp of that activation: kernels/gating.py
     alpha: float = OAI_ALPHA  # of "swiglu_oai"
     expert_bias: bool = False  # the routed experts' three products have biases
     expert_scale: bool = False  # a chosen expert's weight is multiplied by a factor of the expert
@@ -181,7 +181,7 @@ class DenseFfnShape:
 
     width: int
     activation: Activation = "silu"
-    limit: float | None = None  # limit of the activation: kernels/gating.py
+    limit: float | None = None  # clamp of the activation: kernels/gating.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,14 +252,14 @@ class ModelShape:
     tied_embeddings: bool  # the embedding matrix is also the head
     # Number of next-token (MTP) layers after `layers` in the file. See `skipped_layers.py`.
     num_skipped_layers: int = 0
-    next_token_layer: LayerShape | None = None  # of the block that drafts (next_token.py); None: none does
+    next_token_layer: LayerShape | None = None  # of the next-token block (next_token.py), if any
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: unchanged
     logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading
     rope_sections: tuple[int, int, int] | None = None  # RoPE frequencies: time, height, width (t h w t h w)
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
     spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
-    deep_layers: int = 0  # first layers after which more is added to the rows of a span (DeepStack)
+    deep_layers: int = 0  # number of first layers whose output DeepStack adds embeddings to
 
     def __post_init__(self) -> None:
         """Raises ValueError if no layer attends, or if latent attention or recurrent layers have several forms."""
@@ -275,7 +275,7 @@ class ModelShape:
 
     @property
     def embedding_size(self) -> int:
-        """Numbers of a span's row, with what is added behind `deep_layers`."""
+        """Numbers per row of a span: the embedding, plus DeepStack's addition for each of the `deep_layers`."""
         return self.hidden_size * (1 + self.deep_layers)
 
     @property
@@ -396,5 +396,5 @@ class ModelFamily:
     # Reads and range-checks the metadata. Raises ModelError.
     read_shape: Callable[[ModelSource], ModelShape]
     hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files can be read
-    # In its next-token block the layer has the shape of the last attention layer: see next_token.py.
+    # Its files may have a next-token block, whose layer has the shape of the last attention layer: next_token.py.
     has_next_token_block: bool = False

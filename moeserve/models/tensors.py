@@ -171,7 +171,7 @@ def check_tensors(shape: ModelShape, source: ModelSource) -> None:
 
 
 def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int, ...]) -> None:
-    # Of vectors and convolutions converters have left further dimensions of one ahead of the others.
+    # Converters have left leading dimensions of size one on vectors and convolutions.
     ahead = len(tensor.shape) - len(dimensions) if 1 in dimensions[1:] else 0
     if tensor.shape != (1,) * ahead + dimensions:
         raise ModelError(

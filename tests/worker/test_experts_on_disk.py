@@ -46,7 +46,9 @@ def driver_of(model: Path, **options: object) -> Driver:
 
 def prompts_of(driver: Driver) -> StepResult:
     new = [driver.new(slot, tokens, GREEDY) for slot, tokens in enumerate(PROMPTS)]
-    return driver.step(new, [driver.row(slot, len(tokens), sample=True) for slot, tokens in enumerate(PROMPTS)])
+    return driver.step(
+        new, [driver.row(slot, len(tokens), sample=True) for slot, tokens in enumerate(PROMPTS)]
+    )
 
 
 def tokens_of(driver: Driver) -> StepResult:
@@ -98,7 +100,9 @@ def test_a_truncated_file_ends_the_rows_that_needed_it(model: Path) -> None:
         for slot in set(range(STREAMS)) - failed:
             assert found.sampled[slot].token_id == expected.sampled[slot].token_id
     assert len(failed) < STREAMS
-    assert all("could not be read from disk: the file ends at byte" in why for why in found.failed_rows.values())
+    assert all(
+        "could not be read from disk: the file ends at byte" in why for why in found.failed_rows.values()
+    )
     assert found.expert_disk is not None
     assert found.expert_disk.errors > 0
 

@@ -1,6 +1,8 @@
-"""Trinity, AFMoE (https://huggingface.co/arcee-ai/Trinity-Mini): three of four layers see a window, the fourth all,
-without positions; attention's output is multiplied by a gate; norms before and behind each block; DeepSeek-V3's router
-beside an ungated shared expert."""
+"""Trinity, AFMoE (https://huggingface.co/arcee-ai/Trinity-Mini).
+
+Three of four layers have a sliding window; the fourth has full attention without positions. A gate multiplies
+attention's output. Norms come before and after each block. DeepSeek-V3's router, with an ungated shared expert.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, M
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.source import ModelSource
 
-PERIOD = 4  # layers, of which the last sees all, where no key says so
+PERIOD = 4  # layers; if no key says otherwise, the last of them has full attention
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. No key says that embeddings are multiplied by
-    sqrt(hidden), or that layers without a window have no positions."""
+    """Reads the shape from the metadata. Raises ModelError. The architecture implies two facts that no key states:
+    embeddings are multiplied by sqrt(hidden), and layers without a window have no positions."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head", gate="element")
     seen = reader.windowed(attention, PERIOD)

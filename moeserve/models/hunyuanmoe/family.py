@@ -1,5 +1,5 @@
-"""Hunyuan-A13B (https://huggingface.co/tencent/Hunyuan-A13B-Instruct): q and k are normalised by head behind the
-rotation; every layer has experts, chosen by a softmax, and an ungated shared expert."""
+"""Hunyuan-A13B (https://huggingface.co/tencent/Hunyuan-A13B-Instruct): q and k are normalised per head after RoPE;
+every layer has experts, chosen by a softmax, and an ungated shared expert."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head", norm_after=True)
     width = reader.integer("expert_shared_feed_forward_length", 0, 1 << 16, default=0)
-    reader.integer("expert_shared_count", 0, 64, default=0)  # its width is that of all
+    reader.integer("expert_shared_count", 0, 64, default=0)  # the width covers all of them
     moe = MoeShape(
         *reader.experts(),
         RouterOptions(scoring="softmax"),

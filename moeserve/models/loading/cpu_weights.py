@@ -134,8 +134,8 @@ class CpuMoe:
     router: LinearGroup  # [E, hidden]
     experts: GatedExperts
     shared: CpuSharedExpert | None
-    choice_bias: Tensor | None = None  # float32 [E]: added to scores, for the choice alone
-    expert_scale: Tensor | None = None  # float32 [E]: of the chosen experts' weights
+    choice_bias: Tensor | None = None  # float32 [E]: added to scores for choosing experts only
+    expert_scale: Tensor | None = None  # float32 [E]: factors of the chosen experts' weights
     # set if parts have separate norms; `norm` is then only the shared expert's input norm
     parts: CpuParts | None = None
 
@@ -151,10 +151,10 @@ class CpuLayer:
     mixer: CpuAttention | CpuLatentAttention | CpuDeltaNet
     ffn: CpuMoe | CpuDenseFfn
     ffn_output_norm: Tensor | None = (
-        None  # float32 [hidden]: of what the feed-forward adds; None: added as it is
+        None  # float32 [hidden]: norm of the feed-forward's output; None: not normalised
     )
     input: CpuLayerInput | None = None
-    factor: float = 1.0  # of the residual stream behind the layer
+    factor: float = 1.0  # multiplies the residual stream after the layer
 
     @property
     def moe(self) -> CpuMoe | None:
@@ -193,7 +193,7 @@ class CpuNextToken:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuWeights:
+class CpuWeights:  # bytes of its matrices outside the routed experts
     embedding: CpuEmbedding
     layers: list[CpuLayer]  # all, or the first ones if the others and the head are on a GPU
     head: CpuHead | None

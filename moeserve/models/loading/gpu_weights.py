@@ -106,8 +106,8 @@ class GpuMoe:
     # int32 [E]: an expert's index in `experts`, -1 if it is not there; None: all are, in order.
     expert_map: Tensor | None
     shared: GpuSharedExpert | None = None
-    choice_bias: Tensor | None = None  # [E]: added to scores, for the choice alone
-    expert_scale: Tensor | None = None  # [E]: times the weights of the chosen
+    choice_bias: Tensor | None = None  # [E]: added to scores for choosing experts only
+    expert_scale: Tensor | None = None  # [E]: factors of the chosen experts' weights
     sandwich: SandwichNorms | None = None  # None: the layer is not sandwiched
 
     @property
@@ -120,7 +120,7 @@ class GpuMoe:
 class GpuDenseFfn:
     norm: Tensor  # [hidden]
     expert: GpuSharedExpert  # without a gate
-    sandwich: SandwichNorms | None = None  # None: blocks have no norms behind them
+    sandwich: SandwichNorms | None = None  # None: the layer is not sandwiched
 
     @property
     def dense_bytes(self) -> int:

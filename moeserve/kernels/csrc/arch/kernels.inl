@@ -1,5 +1,6 @@
-// The kernels, written once over simd.h and compiled per ISA. The including file defines MOESERVE_TABLE (the
-// function that returns the table), MOESERVE_ISA_NAME, MOESERVE_SIMD (the vector vocabulary) and MOESERVE_GROUP_GEMM.
+// The kernels, written once in the vector types of simd.h and compiled per ISA. The including file defines
+// MOESERVE_TABLE (the function that returns the table), MOESERVE_ISA_NAME, MOESERVE_SIMD (the file with the vector
+// types) and MOESERVE_GROUP_GEMM.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -27,7 +27,8 @@ DiskPart disk_part(const nb::tuple& part, size_t files, int experts) {
   const DiskPart out{nb::cast<const Matrix*>(part[0]), nb::cast<int>(part[1]), nb::cast<int64_t>(part[2]),
                      nb::cast<int64_t>(part[3])};
   const auto bytes = static_cast<int64_t>(row_bytes(out.slots->type, out.slots->cols)) * out.slots->rows;
-  if (!out.slots->packed() || out.slots->experts > experts) reject("layers", "slots, no more than experts, wanted");
+  if (!out.slots->packed() || out.slots->experts > experts)
+    reject("layers", "slots, no more than experts, wanted");
   if (out.file < 0 || static_cast<size_t>(out.file) >= files) reject("layers", "no such file");
   if (out.offset < 0 || out.stride < bytes) reject("layers", "experts that overlap in the file");
   return out;
@@ -42,23 +43,27 @@ std::vector<DiskLayer> disk_layers(const nb::list& layers, size_t files) {
     const auto pair = nb::cast<nb::tuple>(layer);
     const auto parts = nb::cast<nb::list>(pair[1]);
     made.experts = nb::cast<int>(pair[0]);
-    if (made.experts < 1 || parts.size() != made.parts.size()) reject("layers", "three parts of experts wanted");
+    if (made.experts < 1 || parts.size() != made.parts.size())
+      reject("layers", "three parts of experts wanted");
     for (size_t i = 0; i < made.parts.size(); ++i) {
       made.parts[i] = disk_part(nb::cast<nb::tuple>(parts[i]), files, made.experts);
-      if (made.parts[i].slots->experts != made.parts[0].slots->experts) reject("layers", "as many slots each wanted");
+      if (made.parts[i].slots->experts != made.parts[0].slots->experts)
+        reject("layers", "as many slots each wanted");
     }
   }
   return out;
 }
 
 void make_disk_experts(DiskExperts* at, Stream& stream, const std::vector<std::string>& paths,
-                       const nb::list& layers, int threads, int64_t piece_bytes, float decay, double patience) {
+                       const nb::list& layers, int threads, int64_t piece_bytes, float decay,
+                       double patience) {
   if (threads < 1 || threads > kMostThreads) reject("threads", "1 to " + std::to_string(kMostThreads));
   if (piece_bytes < 1) reject("piece_bytes", "1 or more wanted");
   std::vector<DiskLayer> made = disk_layers(layers, paths.size());
   const nb::gil_scoped_release release;
   try {
-    new (at) DiskExperts(stream.pool(), stream.kernels(), paths, std::move(made), threads, piece_bytes, decay, patience);
+    new (at) DiskExperts(stream.pool(), stream.kernels(), paths, std::move(made), threads, piece_bytes, decay,
+                         patience);
   } catch (const std::system_error& error) {
     const nb::gil_scoped_acquire acquire;
     errno = error.code().value();
@@ -106,8 +111,8 @@ void bind_disk_experts(nb::module_& m) {
       .def_ro("predicted_right", &DiskCounts::predicted_right)
       .def_ro("errors", &DiskCounts::errors);
   nb::class_<DiskExperts>(m, "DiskExperts")
-      .def("__init__", &make_disk_experts, "stream"_a, "paths"_a, "layers"_a, "threads"_a, "piece_bytes"_a, "decay"_a,
-           "patience"_a, nb::keep_alive<1, 2>())
+      .def("__init__", &make_disk_experts, "stream"_a, "paths"_a, "layers"_a, "threads"_a, "piece_bytes"_a,
+           "decay"_a, "patience"_a, nb::keep_alive<1, 2>())
       .def("take_failures", &DiskExperts::take_failures)
       .def("counts", &DiskExperts::counts)
       .def_prop_ro("is_direct", &DiskExperts::is_direct);

@@ -1,4 +1,4 @@
-// The list of quantization types, for the test that holds it to Python's table.
+// The list of quantization types, for the test that compares it with Python's table.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>

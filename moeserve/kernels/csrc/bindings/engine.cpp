@@ -1,5 +1,5 @@
-// Python's view of the CPU pool: moeserve.kernels._C.Stream. What the calls take is in stream.h; the typed wrapper, which
-// keeps alive what they point into, is moeserve/kernels/cpu_stream.py.
+// Python bindings of the CPU pool: moeserve.kernels._C.Stream. stream.h declares the calls' arguments. The typed
+// wrapper moeserve/kernels/cpu_stream.py keeps alive the memory that they point to.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

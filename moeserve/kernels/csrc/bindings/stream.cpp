@@ -36,12 +36,12 @@ void check_heads(int heads, int kv_heads, int dim) {
   }
 }
 
-struct KvPools {  // of one layer: [slots, kv_heads, width of a head] each
+struct KvPools {  // KV cache of one layer: keys and values [slots, kv_heads, head width]
   KvPool keys, values;
   int64_t slots;
 };
 
-// kv: a KvLayer of cpu_stream.py.
+// kv: a KvLayer of stream_operands.py.
 KvPools kv_pools(const nb::object& kv, int64_t width, int64_t value_width) {
   const nb::object keys = kv.attr("keys"), values = kv.attr("values");
   const nb::object key_scales = kv.attr("key_scales"), value_scales = kv.attr("value_scales");
@@ -67,7 +67,7 @@ Scoring scoring_named(const std::string& name) {
   reject("router", "no scoring '" + name + "'");
 }
 
-// [dim], [num * dim] (then `full` is set) or None.
+// Accepts [dim], [num * dim] (sets `full`) or None.
 const float* head_norm(nb::handle norm, const char* name, int num, int dim, bool& full) {
   full = false;
   if (norm.is_none()) return nullptr;
@@ -115,7 +115,7 @@ LinearGroup::LinearGroup(const std::vector<const Matrix*>& matrices_, nb::object
   if (matrices.empty() || matrices.size() > LinearOp::kMost)
     throw std::invalid_argument("one to six matrices");
   if (biases_.is_none()) return;
-  held = nb::steal(PySequence_Tuple(biases_.ptr()));  // the caller's list may change
+  held = nb::steal(PySequence_Tuple(biases_.ptr()));  // a copy: the caller may change its list
   if (!held.is_valid()) throw nb::python_error();
   if (nb::len(held) != matrices.size()) reject("biases", "one or None for each matrix wanted");
   for (size_t j = 0; j < matrices.size(); ++j) {
@@ -279,7 +279,7 @@ void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Ac
   }
   if (window < 0) reject("window", "0 (none) or more wanted");
   const int64_t width = int64_t{heads} * value_dim;
-  const int64_t per_row = is_latent && out.cols == value_dim ? heads : 1;  // rows of out that a token has
+  const int64_t per_row = is_latent && out.cols == value_dim ? heads : 1;  // rows of out per token
   check_activations(out, "out", plan.rows * per_row, width / per_row, false);
   AttentionOp op{};
   op.k = &kernels_;

@@ -1,4 +1,4 @@
-// The operations on recurrent states: what Stream checks of them.
+// Stream's operations on recurrent states: argument checks.
 #include <algorithm>
 #include <vector>
 
@@ -20,7 +20,7 @@ void check_delta_heads(const DeltaHeads& h) {
   }
 }
 
-// The sequences share out rows 0 .. n - 1 in order, and no two have one slot.
+// Checks that the sequences cover rows 0 .. n - 1 in order and have distinct slots.
 StateSequences state_sequences(nb::handle row, nb::handle count, nb::handle slot, int n, int64_t slots) {
   const int num = static_cast<int>(tensor_arg(count, "count", Element::kInt32).size());
   StateSequences s{num,
@@ -44,7 +44,7 @@ StateSequences state_sequences(nb::handle row, nb::handle count, nb::handle slot
   return s;
 }
 
-// Where the drafts of sequences are kept, in consecutive records.
+// The consecutive records that hold the sequences' drafts.
 PendingStates pending_states(nb::handle pending, const DeltaHeads& heads, int num, const int32_t* drafts,
                              const int32_t* first) {
   const TensorArg all = tensor_arg(pending, "pending", Element::kFloat32);
@@ -73,7 +73,7 @@ void Stream::delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor 
   op.k = &kernels_;
   op.heads = heads;
   const int64_t key_width = int64_t{heads.key_heads} * heads.key_dim;
-  if (k.is_none()) {  // q has the three
+  if (k.is_none()) {  // q holds q, k and v
     op.qkv[0] = rows_arg<float>(q, "qkv", n, heads.channels());
     op.qkv[1] = op.qkv[0] + key_width;
     op.qkv[2] = op.qkv[1] + key_width;

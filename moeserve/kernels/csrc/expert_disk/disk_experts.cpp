@@ -8,9 +8,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-int64_t micros(Clock::duration d) {
-  return std::chrono::duration_cast<std::chrono::microseconds>(d).count();
-}
+int64_t micros(Clock::duration d) { return std::chrono::duration_cast<std::chrono::microseconds>(d).count(); }
 
 int most_experts(const std::vector<DiskLayer>& layers) {
   int most = 1;
@@ -52,8 +50,7 @@ DiskExperts::DiskExperts(Pool& pool, const Kernels& kernels, const std::vector<s
   }
   pool_.wait();
   reader_ = std::make_unique<DiskReader>(
-      kernels, paths, threads,
-      [this](const DiskPiece& piece, const char* error) { on_piece(piece, error); });
+      kernels, paths, threads, [this](const DiskPiece& piece, const char* error) { on_piece(piece, error); });
 }
 
 DiskExperts::~DiskExperts() { pool_.wait(); }
@@ -194,7 +191,8 @@ int DiskExperts::take_slot(int index, int expert, bool urgent) {
   }
   int outgoing = policy_.lowest(index, may_go.data());
   // A guess counts as a use: the rule of the expert cache's exchanges.
-  if (!urgent && outgoing >= 0 && !(policy_.score(index, expert) + 1 > policy_.score(index, outgoing))) return -1;
+  if (!urgent && outgoing >= 0 && !(policy_.score(index, expert) + 1 > policy_.score(index, outgoing)))
+    return -1;
   if (outgoing < 0 && urgent) {  // of those that this step needs later, the last
     for (int e = layer.of.experts - 1; e >= 0 && outgoing < 0; --e) {
       if (layer.experts[e].state == State::kReady && layer.keep[e] == Keep::kIfPossible) outgoing = e;
@@ -284,8 +282,8 @@ void DiskExperts::fail_tokens(int index, const ExpertsOp& op, int32_t* ids,
   for (int i = 0; i < op.n * op.top_k; ++i) {
     if (ids[i] < 0 || !std::binary_search(missing.begin(), missing.end(), ids[i])) continue;
     const std::string& error = layer.experts[ids[i]].error;
-    failed_.try_emplace(i / op.top_k, "expert " + std::to_string(ids[i]) + " of layer " + std::to_string(index) +
-                                          " could not be read from disk: " +
+    failed_.try_emplace(i / op.top_k, "expert " + std::to_string(ids[i]) + " of layer " +
+                                          std::to_string(index) + " could not be read from disk: " +
                                           (error.empty() ? "no read has ended in time" : error));
   }
   counts_.errors += static_cast<int64_t>(missing.size());

@@ -136,8 +136,8 @@ void DiskReader::thread_main(const std::shared_ptr<Shared>& shared) {
   Staging staging;
   std::unique_lock lock(shared->mutex);
   for (;;) {
-    shared->has_work.wait(
-        lock, [&] { return shared->stop || !shared->urgent.empty() || !shared->ahead.empty(); });
+    shared->has_work.wait(lock,
+                          [&] { return shared->stop || !shared->urgent.empty() || !shared->ahead.empty(); });
     if (shared->stop) break;
     Queue& queue = shared->urgent.empty() ? shared->ahead : shared->urgent;
     const DiskPiece piece = *queue.begin();

@@ -19,7 +19,7 @@ float half_at(const uint8_t* p) {
   return half_to_float(h);
 }
 
-// Sub-block j's 6-bit scale and min from the 12 packed bytes of a Q4_K or Q5_K block.
+// Unpacks sub-block j's 6-bit scale and min from the 12 packed bytes of a Q4_K or Q5_K block.
 void scale_min(const uint8_t* s, int j, int& scale, int& min) {
   if (j < 4) {
     scale = s[j] & 63;
@@ -123,7 +123,7 @@ void dequantize_block(const uint8_t* b, float* out) {
 struct Entry {
   TypeInfo info = {nullptr, 1, 0, false};
   void (*dequantize)(const uint8_t* block, float* out) = nullptr;
-  const Codebook* book = nullptr;  // nullptr: the type has none
+  const Codebook* book = nullptr;  // nullptr: not a codebook type
 };
 
 constexpr std::array<Entry, kMaxType> make_table() {
@@ -208,7 +208,7 @@ float half_e8m0(uint8_t e) {
 }
 
 float half_ue4m3(uint8_t e) {
-  if (e == 127) return 0.0f;  // not a number, which ggml reads as 0
+  if (e == 127) return 0.0f;  // NaN, which ggml reads as 0
   const int exponent = e >> 3 & 15, mantissa = e & 7;
   return exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -10)
                        : std::ldexp(static_cast<float>(8 + mantissa), exponent - 11);

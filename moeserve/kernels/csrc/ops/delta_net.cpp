@@ -1,4 +1,4 @@
-// Who does which piece of a gated DeltaNet. The arithmetic is in delta_net.inl.
+// Divides the work of a gated DeltaNet among threads. The arithmetic is in delta_net.inl.
 #include "delta_net.h"
 
 #include <cmath>
@@ -10,7 +10,7 @@ namespace {
 // log(1 + exp(x)), which is x for large x.
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// One token's step of a block of columns. decay: of the head, or of each dimension of its keys.
+// One token's step of a block of columns. decay: one per head, or one per dimension of the head's keys.
 void step(const Kernels* k, const DeltaHeads& h, float* state, const float* q, const float* key,
           const float* v, const float* decay, float beta, float* out) {
   if (h.kimi) {
@@ -22,7 +22,7 @@ void step(const Kernels* k, const DeltaHeads& h, float* state, const float* q, c
 
 }  // namespace
 
-// Heads count through q, k and v; a head's channels are convolved for all tokens of the sequence.
+// Heads are numbered through q, k and v. A head's channels are convolved for all tokens of the sequence.
 void DeltaNetOp::convolve(Team& team, int sequence, int head) const {
   const DeltaHeads& h = heads;
   const bool is_value = head >= 2 * h.key_heads;
@@ -76,7 +76,7 @@ void DeltaNetOp::step_block(Team& team, int sequence, int head, int block) const
   float* state = states + sequences.slot[sequence] * slot_values +
                  (int64_t{head} * h.value_dim + block * kColumns) * h.key_dim;
   for (int t = 0; t < sequences.count[sequence]; ++t) {
-    if (t == sequences.sure(sequence)) {  // drafts move a copy on
+    if (t == sequences.sure(sequence)) {  // drafts advance a copy
       const size_t bytes = sizeof(float) * h.key_dim * kColumns;
       state = static_cast<float*>(std::memcpy(team.scratch(bytes), state, bytes));
     }
@@ -119,7 +119,7 @@ void DeltaNetOp::operator()(Team& team) const {
                  [&](int64_t unit) { write_out(unit / value_heads, static_cast<int>(unit % value_heads)); });
 }
 
-// The window behind its inputs and the accepted ones: the last taps - 1 of both.
+// The new window: the last taps - 1 of the old window's inputs followed by the accepted ones.
 void CommitStatesOp::move_window(int sequence, int64_t channel, int width) const {
   const int64_t channels = heads.channels();
   const int kept = heads.taps - 1, moved = accepted[sequence];
@@ -164,7 +164,7 @@ void CommitStatesOp::operator()(Team& team) const {
 }
 
 void CopyStatesOp::operator()(Team& team) const {
-  constexpr int64_t kPiece = 1 << 14;  // numbers
+  constexpr int64_t kPiece = 1 << 14;  // numbers per unit
   const int64_t pieces = (slot_values + kPiece - 1) / kPiece;
   for (int i = 0; i < count; ++i) {
     const int32_t source = pairs[2 * i];

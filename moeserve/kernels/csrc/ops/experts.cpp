@@ -1,4 +1,5 @@
-// The routed experts of a layer: who computes which panel of which expert, and in which order a token's are added.
+// The routed experts of a layer: divides panels and experts among threads, and fixes the order in which a token's
+// experts are added.
 #include <algorithm>
 
 #include "ops.h"
@@ -44,9 +45,9 @@ int ExpertsOp::compute(Team& team, bool is_whole) const {
   return adapted + 2;
 }
 
-// For who waits between the two products: a thread that is done early brings what it will read first into its cache, so
-// that the memory is not idle meanwhile: 3% of a layer's time at 1 and at 4 tokens with 16 threads (medians of four turns
-// each with and without, where a turn varied by 5%).
+// For threads that finish early between the two products: prefetches what the thread will read first, so that memory is
+// not idle. Saves 3% of a layer's time at 1 and at 4 tokens with 16 threads (medians of four alternating runs with and
+// without; runs varied by 5%).
 BytesAhead ExpertsOp::down_first(const Team& team) const {
   if (num_active() == 0 || !down->packed() || n * top_k > kMostParts) return {};
   const auto [rank, panel] = team.first_pair(sums_at_once ? 1 : num_active(), down->panels);
@@ -83,7 +84,7 @@ float* ExpertsOp::begin_sums(Team& team, int64_t panel) const {
   return sums;
 }
 
-// Counting sort of the n * top_k routes by expert. One thread: at 512 tokens it takes 10 us of a layer's 20 ms.
+// Counting sort of the n * top_k routes by expert, on one thread: at 512 tokens it takes 10 us of a layer's 20 ms.
 bool ExpertsOp::sort_routes() const {
   const int routes_n = n * top_k;
   const int experts = static_cast<int>(num_experts());
@@ -112,7 +113,7 @@ bool ExpertsOp::sort_routes() const {
   return true;
 }
 
-// Rows of y through the adapters' A of gate and up, by row of h.
+// Computes y times the adapters' A of gate and up, by row of h.
 void ExpertsOp::shrink_inputs(Team& team) const {
   const int routed = starts[num_experts()], parts = lora.stride / kLoraRows;
   const Rows mine = wave_rows();
@@ -127,7 +128,7 @@ void ExpertsOp::shrink_inputs(Team& team) const {
   });
 }
 
-// Rows of h, which must be complete, through the adapters' A of down.
+// Computes h times the adapters' A of down; h must be complete.
 void ExpertsOp::shrink_intermediates(Team& team) const {
   const int routed = starts[num_experts()], parts = lora.stride / kLoraRows;
   const Rows mine = wave_rows();
@@ -152,7 +153,7 @@ void ExpertsOp::add_lora(const LoraTable* table, int part, int expert, int64_t p
   }
 }
 
-// g = what becomes of n gates and ups.
+// Applies the activation to n gates and ups; the result replaces g.
 void ExpertsOp::activate(float* g, const float* u, int n) const {
   if (options.activation == Activation::kSwigluOai)
     return k->swiglu_oai(g, u, n, options.limit, options.alpha, g);
@@ -161,15 +162,16 @@ void ExpertsOp::activate(float* g, const float* u, int n) const {
   k->silu_mul(g, u, n, g);
 }
 
-// 32 rows of gate and up of the rank-th active expert, for all its tokens.
+// Computes 32 rows of gate and up of the rank-th active expert, for all its tokens.
 void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
   const int expert = active_expert(rank);
   const int64_t row0 = panel * kPanelRows;
   const int64_t place = place_of(expert);
   const Panel gate_panel = gate->panel(place, panel), up_panel = up->panel(place, panel);
   const bool last = panel + 1 == gate->panels;
-  const uint8_t* next = last && rank + 1 < num_active() ? gate->panel(place_of(active_expert(rank + 1)), 0).data
-                                                        : gate_panel.data + gate->panel_bytes;
+  const uint8_t* next = last && rank + 1 < num_active()
+                            ? gate->panel(place_of(active_expert(rank + 1)), 0).data
+                            : gate_panel.data + gate->panel_bytes;
   alignas(64) float g[kMostTokens * kPanelRows], u[kMostTokens * kPanelRows];
   const void* gate_rows[kMostTokens];
   const void* up_rows[kMostTokens];
@@ -192,7 +194,7 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
     add_lora(lora.gate, 0, expert, panel, i0, tokens, g);
     add_lora(lora.up, 1, expert, panel, i0, tokens, u);
     for (int i = 0; options.weighs_input && i < tokens;
-         ++i) {  // the products are linear in what the expert reads
+         ++i) {  // the products are linear in the input, so its weight can be applied afterwards
       const float weight = weights[routes[i0 + i]];
       k->scale(weight, kPanelRows, g + i * kPanelRows);
       k->scale(weight, kPanelRows, u + i * kPanelRows);
@@ -211,8 +213,8 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
   }
 }
 
-// A thread owns the panel's 32 rows of the output for all experts: no reduction. A token's experts are added in
-// ascending order of their ids, whatever else is in the step.
+// One thread owns the panel's 32 output rows for all experts, so no reduction is needed. A token's experts are added in
+// ascending order of their ids, independent of the rest of the step.
 void ExpertsOp::down_panel(Team& team, int64_t panel, Claim& claim) const {
   float* sums = begin_sums(team, panel);
   alignas(64) float tile[kMostTokens * kPanelRows];
@@ -244,13 +246,14 @@ void ExpertsOp::add_down_bias(int expert, int64_t panel, int tokens, float* tile
   add_bias(bias, down->valid_rows(panel), tokens, tile);
 }
 
-// The same in two passes, with the same bits: first the products of one expert.
+// The same in two passes, with the same bits. First pass: the products of one expert.
 void ExpertsOp::down_part(int64_t rank, int64_t panel, Claim& claim) const {
   const int expert = active_expert(rank);
   const Panel own = down->panel(place_of(expert), panel);
   const bool last = panel + 1 == down->panels;
-  const uint8_t* next = last && rank + 1 < num_active() ? down->panel(place_of(active_expert(rank + 1)), 0).data
-                                                        : own.data + down->panel_bytes;
+  const uint8_t* next = last && rank + 1 < num_active()
+                            ? down->panel(place_of(active_expert(rank + 1)), 0).data
+                            : own.data + down->panel_bytes;
   alignas(64) float tile[kMostTokens * kPanelRows];
   const void* rows[kMostTokens];
   const int valid = down->valid_rows(panel);
@@ -268,7 +271,7 @@ void ExpertsOp::down_part(int64_t rank, int64_t panel, Claim& claim) const {
   }
 }
 
-// Then their weighted sums.
+// Second pass: their weighted sums.
 void ExpertsOp::add_parts(Team& team, int64_t panel, Claim& claim) const {
   float* sums = begin_sums(team, panel);
   const int valid = down->valid_rows(panel);
@@ -282,7 +285,7 @@ void ExpertsOp::add_parts(Team& team, int64_t panel, Claim& claim) const {
   if (claim()) put(panel, sums);
 }
 
-// sums [n, 32]: the panel's rows of x, or of what the next wave begins with.
+// Writes or adds sums [n, 32] to the panel's rows of x; before the last wave, keeps them for the next one.
 void ExpertsOp::put(int64_t panel, const float* sums) const {
   const int valid = down->valid_rows(panel);
   if (!wave.is_last) {

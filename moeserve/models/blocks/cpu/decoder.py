@@ -98,7 +98,7 @@ class CpuDecoder:
         self.disk = disk
         self._num_forwards = 0
         self._num_heads_read = 0
-        self._embedded: Sequence[tuple[int, Tensor]] = ()  # of `begin`
+        self._embedded: Sequence[tuple[int, Tensor]] = ()  # argument of the last `begin`
         self._forms = forms_of(
             shape,
             self._space,
@@ -180,7 +180,7 @@ class CpuDecoder:
                 self._add_deep(index)
 
     def _add_deep(self, index: int) -> None:
-        """Adds to the rows that are no tokens what they have for behind this layer, after a wait."""
+        """Waits, then adds DeepStack's embeddings for this layer's output to the rows whose input is embeddings."""
         hidden = self.shape.hidden_size
         self._stream.wait()
         for first, rows in self._embedded:

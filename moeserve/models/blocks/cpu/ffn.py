@@ -1,6 +1,9 @@
-"""The feed-forward of y = norm(x), on the pool's stream: the sum over the chosen experts of down(activation(gate y,
-up y)), plus the shared expert's; in a layer without experts a single feed-forward. The result is added to `out` or
-overwrites it."""
+"""The feed-forward of y = norm(x), on the pool's stream.
+
+A mixture of experts gives the weighted sum over the chosen experts of down(activation(gate y, up y)), plus the
+shared expert's output. A layer without experts has a single feed-forward. The result is added to `out` or
+overwrites it.
+"""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from moeserve.models.recurrence import GatedDeltaNetShape
 
 
 class CpuBatch:
-    """Where a step's rows stand: their positions, KV slots, recurrent states and adapters. Their token ids go to
-    `CpuDecoder.begin`, their sequences to `plan_attention`."""
+    """The rows of a step: their positions, KV slots, recurrent states and adapters. `CpuDecoder.begin` takes their
+    token ids, `plan_attention` their sequences."""
 
     __slots__ = ("adapters", "has_window_plan", "kv_slots", "n", "positions", "states", "window_slots")
 
@@ -28,10 +28,11 @@ class CpuBatch:
         *,
         has_window_plan: bool = False,
     ) -> None:
-        """positions: where each row rotates to, int32 [n], or [3, n] by section where the model has sections.
-        kv_slots: where each row's KV goes, int32 [n]. states: whose recurrent states the rows move on,
-        where the model has any. adapters: None where no row asks for one. window_slots: int32 [n], where the KV of
-        windowed layers goes; None: to kv_slots. has_window_plan: `plan_attention` got window_table or ends."""
+        """positions: int32 [n], the rows' RoPE positions; [3, n] for a model with M-RoPE sections. kv_slots: int32
+        [n], the slot that each row's KV is written to. states: the sequences whose recurrent states the rows
+        advance; None without recurrent layers. adapters: None if no row uses one. window_slots: int32 [n], the
+        slots that windowed layers write to; None: kv_slots. has_window_plan: `plan_attention` was given
+        window_table or ends."""
         self.n = n
         self.positions = positions
         self.kv_slots = kv_slots
@@ -65,7 +66,7 @@ class DeltaWorkspace:
 
     def __init__(self, shape: GatedDeltaNetShape, tokens: int, within: Activations) -> None:
         self.inputs = [torch.empty(tokens, width) for _, width in shape.input_parts]
-        # What decays and output gates are made from, and both.
+        # Low-rank inputs of the decays and output gates; then the decays and gates themselves.
         self.low_rank = [Activations(tokens, shape.gate_rank) for _ in shape.gate_parts]
         self.gates = [torch.empty(tokens, width) for _, width in shape.gate_parts]
         self.out = Activations(tokens, shape.heads.value_width, within=within)
@@ -89,9 +90,9 @@ class NextTokenWorkspace:
     """Additional buffers of the next-token block."""
 
     def __init__(self, hidden: int, tokens: int) -> None:
-        self.states = Activations(tokens, hidden, q8=False)  # the model's, or the block's own
-        self.token = Activations(tokens, hidden)  # the norms of the two inputs
-        self.state = Activations(tokens, hidden)
+        self.states = Activations(tokens, hidden, q8=False)  # hidden states: the model's, or the block's own
+        self.token = Activations(tokens, hidden)  # normalised token embedding
+        self.state = Activations(tokens, hidden)  # normalised hidden state
 
 
 class CpuWorkspace:
@@ -112,12 +113,12 @@ class CpuWorkspace:
         s = shape
         self.x = torch.empty(tokens, s.hidden_size, pin_memory=pinned)  # the residual stream
         self.y = Activations(tokens, s.hidden_size)  # norm of x, the input of every block
-        # With k and v of the widest layer: forms.py.
+        # As wide as the widest layer's q, k and v; forms.py makes narrower views.
         self.q = torch.empty(tokens, 0 if s.latent else s.q_width)
         self.k = torch.empty(tokens, s.kv_width)
         self.v = torch.empty(tokens, s.value_width)
         gate = torch.empty(tokens * max(s.gate_widths, default=0))
-        # Of attention's outputs, by how many a token has.
+        # Output gates of attention, by their width per token.
         self.gates = {width: gate[: tokens * width].view(tokens, width) for width in s.gate_widths}
         self.widest_mixed = Activations(tokens, s.mixed_width)  # input of the mixers' output product
         self.sandwich = SandwichWorkspace(s.hidden_size, tokens) if s.is_sandwiched else None
@@ -133,7 +134,7 @@ class CpuWorkspace:
         unrouted = [layer.unrouted.experts for layer in layers if layer.unrouted is not None]
         self.unrouted_routing = RoutingWorkspace(tokens, 1, 1)
         widest = _between(tokens, s.unrouted_width, unrouted, has_adapters)
-        # Of feed-forwards that every token passes, by their width.
+        # Intermediate rows of the feed-forwards that all tokens pass, by width.
         self.unrouted_h = {
             width: Activations(tokens, width, f32=len(widest.f32) > 0, q8=len(widest.q8) > 0, within=widest)
             for width in {layer.unrouted_width for layer in s.layers} - {0}

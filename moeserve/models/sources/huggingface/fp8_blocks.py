@@ -1,5 +1,5 @@
-"""Checkpoints in 8-bit floats: each matrix has scales in `<name>_scale_inv` or `<name>_scale`, per block
-(DeepSeek-V3's form, https://arxiv.org/abs/2412.19437), per row, or one for the matrix. They are read as bfloat16."""
+"""Checkpoints with 8-bit float matrices, whose scales are in `<name>_scale_inv` or `<name>_scale`: one per block
+(DeepSeek-V3's form, https://arxiv.org/abs/2412.19437), per row, or per matrix. They are read as bfloat16."""
 
 from __future__ import annotations
 

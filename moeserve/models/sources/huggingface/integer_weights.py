@@ -96,7 +96,7 @@ def _gptq(path: Path, stored: Stored, prefix: str, is_v2: bool) -> StoredTensor:
 
     def read() -> Integers:
         words = np.ascontiguousarray(stored_numbers(weight).T)
-        points = stored_numbers(zeros) + np.uint32(one)  # in whole words, as they were subtracted
+        points = stored_numbers(zeros) + np.uint32(one)  # on whole words, as it was subtracted
         return Integers(words.view(np.uint8), stored_numbers(scales).T, _codes(points, bits).T)
 
     return integer_matrix(weight, f"{prefix}.weight", (out, cols), bits, scales, groups, tuple(sources), read)
@@ -116,7 +116,7 @@ def _checked_order(path: Path, stored: Stored, name: str, cols: int, groups: int
     return order
 
 
-# The nibbles of a word, lowest first, are these of its eight outputs.
+# A word's nibbles, lowest first, belong to these of its eight outputs.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -128,7 +128,8 @@ def _awq(path: Path, stored: Stored, prefix: str) -> StoredTensor:
         raise _misfit(path, prefix)
 
     def outputs(tensor: StoredTensor) -> Bytes:
-        turned = np.ascontiguousarray(stored_numbers(tensor).T)  # as words, which are fewer
+        # Transposed as words, which are fewer than codes.
+        turned = np.ascontiguousarray(stored_numbers(tensor).T)
         spread = np.empty((words, 8, turned.shape[1]), np.uint8)
         for nibble, place in enumerate(_AWQ_ORDER):
             spread[:, place] = turned >> np.uint32(4 * nibble) & np.uint32(15)

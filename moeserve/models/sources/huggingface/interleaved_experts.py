@@ -1,11 +1,12 @@
-"""gpt-oss's experts: one tensor for all experts of a layer, gate and up in turn, as floats or as MXFP4.
+"""gpt-oss's experts: one tensor for all experts of a layer, with alternating rows of gate and up, as floats or
+MXFP4.
 
     gate_up_proj [E, hidden, 2 * ff], down_proj [E, ff, hidden]        floats, transposed
     gate_up_proj_blocks [E, 2 * ff, hidden / 32, 16], .._scales [E, 2 * ff, hidden / 32], and of down_proj likewise
     gate_up_proj_bias [E, 2 * ff], down_proj_bias [E, hidden]
 
-Byte j of an MXFP4 block (https://arxiv.org/abs/2310.10537) holds values 2j and 2j + 1 here, j and j + 16 in a GGUF's,
-which has the scale before them.
+Byte j of an MXFP4 block (https://arxiv.org/abs/2310.10537) holds values 2j and 2j + 1 in a checkpoint, and values j
+and j + 16 in a GGUF, where the scale precedes them.
 """
 
 from __future__ import annotations

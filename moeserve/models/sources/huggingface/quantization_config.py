@@ -13,14 +13,14 @@ from .json_files import read_json
 
 INSTEAD = "download a GGUF file, or a folder of AWQ, GPTQ, compressed-tensors' pack-quantized or FP8"
 GPTQ, AWQ, COMPRESSED = "gptq", "awq", "compressed-tensors"
-# Matrices of 8-bit floats with scales beside them.
+# 8-bit float matrices with separate scales.
 FP8, FBGEMM, MODELOPT = "fp8", "fbgemm_fp8", "modelopt"
 METHODS = frozenset({GPTQ, AWQ, COMPRESSED, FP8, FBGEMM, MODELOPT})
 FLOATS = frozenset({COMPRESSED, FP8, FBGEMM, MODELOPT})
 _COMPRESSED_FORMATS = frozenset(
     {"pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense", "mixed-precision"}
 )
-_OLD_FILE = "quantize_config.json"  # of AutoGPTQ
+_OLD_FILE = "quantize_config.json"  # AutoGPTQ's file
 
 
 def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
