@@ -31,10 +31,10 @@ from moeserve.messages.steps import (
 )
 from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
-from moeserve.worker.disk_experts import DiskExperts
 from moeserve.worker.drafts.draft_rows import DraftRows
 from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.run_sampler import RunSampler
+from moeserve.worker.engines.disk_experts import DiskExperts
 from moeserve.worker.engines.engine import Engine
 from moeserve.worker.recording.step_recorder import StepRecord, StepRecorder
 from moeserve.worker.sequences import Sequences, StepLayout, entries, log_bound

@@ -39,9 +39,9 @@ from moeserve.worker.adapters.cpu import cpu_adapters, read_adapters
 from moeserve.worker.adapters.memory import adapter_memory, later_bytes, open_adapters
 from moeserve.worker.adapters.resident import AdapterAtStart, ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
-from moeserve.worker.disk_experts import DiskExperts
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
+from moeserve.worker.engines.disk_experts import DiskExperts
 from moeserve.worker.engines.embedding_rows import EmbeddingRows
 from moeserve.worker.loading.cpu.expert_ram import open_disk, plan_expert_slots
 from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, open_stream
