@@ -101,6 +101,7 @@ class DeltaHeads:
         taps: int,
         tiled: bool,
         kimi: bool,
+        mamba2: bool = False,
     ) -> None: ...
 
 class Pool:
@@ -231,6 +232,29 @@ class Stream:
         conv: Tensor,
         rate: Tensor,
         dt_bias: Tensor,
+        norm: Tensor,
+        eps: float,
+        heads: DeltaHeads,
+        states: Tensor,
+        first: int,
+        row: Tensor,
+        count: Tensor,
+        slot: Tensor,
+        drafts: Tensor | None,
+        kept: Tensor | None,
+        pending: Tensor | None,
+        n: int,
+        out: Activations,
+    ) -> None: ...
+    def mamba2(
+        self,
+        projected: Tensor,
+        decays: Tensor,
+        conv: Tensor,
+        conv_bias: Tensor | None,
+        rate: Tensor,
+        dt_bias: Tensor,
+        skip: Tensor,
         norm: Tensor,
         eps: float,
         heads: DeltaHeads,

@@ -27,6 +27,7 @@ NEUTRAL: Final[dict[str, tuple[float | bool, ...]]] = {
     "interleave_moe_layer_step": (0, 1),
     "logit_scale": (0, 1),
     "moe_every_n_layers": (0, 1),
+    "moe_latent_size": (0,),
     "residual_scale": (0, 1),
     "rope.scaling.alpha": (0, 1),
     "router_logit_softcapping": (0,),

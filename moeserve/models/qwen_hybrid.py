@@ -17,6 +17,7 @@ from moeserve.models.interface import (
     SharedExpert,
 )
 from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.recurrent_heads import delta_heads
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.delta_net import DELTA_KEYS, DELTA_LAYER, LESS_ONE, recurrent_layers
@@ -62,7 +63,7 @@ def read_hybrid_shape(
         rotated=reader.rotated(head_dim),
         gate="in_q",
     )
-    recurrence = GatedDeltaNetShape(reader.delta_heads(is_tiled=is_tiled), merged_gates=merged_gates)
+    recurrence = GatedDeltaNetShape(delta_heads(reader, is_tiled=is_tiled), merged_gates=merged_gates)
     feed_forwards = (
         _mixtures(reader) if has_experts else [DenseFfnShape(reader.dense_width())] * reader.num_layers
     )

@@ -30,6 +30,8 @@ from moeserve.models.llamadense.family import FAMILY as LLAMA
 from moeserve.models.mimo2.family import FAMILY as MIMO2
 from moeserve.models.minimaxm2.family import FAMILY as MINIMAX_M2
 from moeserve.models.minimaxm3.family import FAMILY as MINIMAX_M3
+from moeserve.models.nemotronh.family import DENSE_FAMILY as NEMOTRON_H
+from moeserve.models.nemotronh.family import FAMILY as NEMOTRON_H_MOE
 from moeserve.models.olmoe.family import FAMILY as OLMOE
 from moeserve.models.qwen2dense.family import FAMILY as QWEN2
 from moeserve.models.qwen2moe.family import FAMILY as QWEN2_MOE
@@ -78,6 +80,8 @@ _families: dict[str, ModelFamily] = {
         AFMOE,
         MINIMAX_M3,
         KIMI_LINEAR,
+        NEMOTRON_H_MOE,
+        NEMOTRON_H,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

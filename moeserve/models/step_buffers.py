@@ -14,7 +14,8 @@ from typing import Literal
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
-from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.mamba2 import Mamba2Shape
+from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
 GpuFloat = Literal["float32", "float16", "bfloat16"]
@@ -80,14 +81,14 @@ def gpu_step_buffers(
     acts = "float32" if small else floats
     hidden, top_k = model.hidden_size, model.top_k
     routes = model.num_parts  # the feed-forward that all tokens pass is one more route
-    delta_net = model.delta_net
+    recurrence = model.recurrence
     latent = model.latent
     attending = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionShape)]
     gates = max((a.gate_width for a in attending if a.has_gate_matrix), default=0)
     of_attention = (
         model.q_rows + gates + model.kv_width + model.value_width if latent is None else latent.input_width
     )
-    projected = max(of_attention, 0 if delta_net is None else delta_net.input_width)
+    projected = max(of_attention, 0 if recurrence is None else recurrence.input_width)
     buffers = [
         Buffer("x", (rows, hidden)),  # the residual stream
         *_activations("y", rows, hidden, acts, quantised=small),  # norm of x
@@ -118,10 +119,10 @@ def gpu_step_buffers(
         # y in float32. The router's product is the most sensitive to rounding, which can send a token to another
         # expert (BF16, a whole prompt: 4.6e-5 from the exact result with rounded y).
         buffers.append(Buffer("router_input", (rows, hidden)))
-    if delta_net is not None:
-        buffers += _delta_net_buffers(delta_net, rows, wide)
-        if delta_net.gate_rank:
-            buffers += _activations("delta_low_rank", rows, delta_net.gate_rank, acts, quantised=small)
+    if isinstance(recurrence, GatedDeltaNetShape):
+        buffers += _delta_net_buffers(recurrence, rows, wide)
+        if recurrence.gate_rank:
+            buffers += _activations("delta_low_rank", rows, recurrence.gate_rank, acts, quantised=small)
     if rows > UNPACK_ROWS:
         room = rows * UNPACK_BYTES_OF_ROW // BYTES[floats]
         buffers.append(Buffer("unpacked", (_unpacked_numbers(model, projected, room),), floats))
@@ -222,7 +223,7 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
     hidden = model.hidden_size
     unrouted = [_pair("unrouted_h", rows, model.unrouted_width)] if model.unrouted_width else []
     latent = [] if model.latent is None else _cpu_latent_buffers(model.latent, rows)
-    recurrent = [] if model.delta_net is None else _cpu_delta_buffers(model.delta_net, rows)
+    recurrent = [] if model.recurrence is None else _cpu_recurrent_buffers(model.recurrence, rows)
     sandwich = [Buffer(name, (rows, hidden)) for name in ("block", "block_sum") if model.is_sandwiched]
     drafting: list[Buffer] = []
     if model.next_token_layer is not None:
@@ -250,7 +251,9 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
     )
 
 
-def _cpu_delta_buffers(shape: GatedDeltaNetShape, rows: int) -> list[Buffer]:
+def _cpu_recurrent_buffers(shape: Recurrence, rows: int) -> list[Buffer]:
+    if isinstance(shape, Mamba2Shape):
+        return [Buffer("mamba2", (rows, shape.input_width)), Buffer("decays", (rows, shape.heads.num_heads))]
     of_gates = [
         buffer
         for part, width in shape.gate_parts
@@ -263,9 +266,9 @@ def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
     """Returns by layer the buffers in which recurrent layers keep the state changes of up to `drafts` drafts per
     CPU step, until it is known which drafts are accepted."""
     return {
-        index: Buffer("draft_records", (drafts, layer.delta_net.heads.pending_values))
+        index: Buffer("draft_records", (drafts, layer.recurrence.heads.pending_values))
         for index, layer in enumerate(model.layers)
-        if layer.delta_net is not None
+        if layer.recurrence is not None
     }
 
 

@@ -54,8 +54,8 @@ def test_the_workspaces_of_kimi_delta_attention() -> None:
     shape = read_shape(open_model(OWN_FIXTURES / "tiny-kimilinear-f16.gguf"))
     for max_tokens in (16, 300):
         assert_planned(shape, max_tokens, float_weights=False)
-    assert shape.delta_net is not None
-    space = DeltaWorkspace(shape.delta_net, 16, Activations(16, shape.mixed_width))
+    assert shape.recurrence is not None
+    space = DeltaWorkspace(shape.recurrence, 16, Activations(16, shape.mixed_width))
     own = [*space.inputs, *space.gates, *(x for pair in space.low_rank for x in (pair.f32, pair.q8))]
     names = ("delta", "ssm_f_b", "ssm_g_b")
     planned = [buffer for buffer in cpu_step_buffers(shape, 16) if buffer.name.startswith(names)]

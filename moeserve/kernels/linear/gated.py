@@ -16,8 +16,8 @@ def silu_mul(gate, up):
 
 @triton.jit
 def gelu_mul(gate, up):
-    """gelu(gate) * up in GELU's tanh form (https://arxiv.org/abs/1606.08415): sigmoid(2 x) is (1 + tanh(x)) / 2 without
-    its cancellation."""
+    """gelu(gate) * up in GELU's tanh form (https://arxiv.org/abs/1606.08415); sigmoid(2 x) replaces (1 + tanh(x)) /
+    2, which suffers cancellation."""
     inner = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))  # 2 sqrt(2 / pi)
     return gate * (1.0 / (1.0 + tl.exp(-inner))) * up
 

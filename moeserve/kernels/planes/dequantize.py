@@ -1,4 +1,4 @@
-"""The values of planes, in plain torch on any device: the reference of every kernel that reads them."""
+"""Dequantises planes in plain torch on any device: the reference for all kernels that read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moeserve.quantization import BlockLayout, Scale
 
 
 def dequantize(planes: Planes, expert: int | None = None) -> Tensor:
-    """float32 [rows, cols] of one expert, or [experts, rows, cols]; bit for bit what ggml's dequantisation gives."""
+    """Returns one expert as float32 [rows, cols], or all, [experts, rows, cols]; bit for bit ggml's dequantisation."""
     if expert is None:
         return torch.stack([dequantize(planes, e) for e in range(planes.experts)])
     if planes.type.codebook is not None:
@@ -29,7 +29,7 @@ def dequantize(planes: Planes, expert: int | None = None) -> Tensor:
 
 
 def _codes(f: BlockLayout, planes: Tensor) -> Tensor:
-    """uint8 [rows, parts, k blocks, 16] to float32 [rows, k blocks, groups, columns of a group]."""
+    """Converts uint8 [rows, parts, k blocks, 16] to float32 [rows, k blocks, groups, columns per group]."""
     low, high = planes.split([f.low_parts, f.high_parts], dim=1)
     codes = _split(low, f.low_bits)
     if f.high_bits:
@@ -46,7 +46,7 @@ def _codes(f: BlockLayout, planes: Tensor) -> Tensor:
 
 
 def _split(parts: Tensor, bits: int) -> Tensor:
-    """[rows, bits, k blocks, 16] bytes to [rows, 8, k blocks, 16] values of `bits` bits."""
+    """Splits [rows, bits, k blocks, 16] bytes into [rows, 8, k blocks, 16] values of `bits` bits."""
     if bits == 8:
         return parts
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=parts.device)[:, None, None]
@@ -55,13 +55,13 @@ def _split(parts: Tensor, bits: int) -> Tensor:
 
 
 def _scales(f: BlockLayout, words: Tensor, supers: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """int32 [rows, k blocks, words] to float32 scales and mins [rows, k blocks, groups, 1]."""
+    """Converts int32 [rows, k blocks, words] to float32 scales and mins [rows, k blocks, groups, 1]."""
     k_blocks = words.shape[1]
     octets = words.contiguous().view(torch.uint8)  # [rows, k blocks, bytes]
     if f.scale == Scale.E8M0:
         return torch.ldexp(torch.ones_like(octets, dtype=torch.float32), octets.int() - 128)[..., None], None
     if f.scale == Scale.UE4M3:
-        # A float16 of these bits has 8 less in its exponent.
+        # A float16 with these bits has an exponent that is 8 too small.
         halves = ((octets & 127).to(torch.int16) << 7).view(torch.float16)
         return torch.where(octets == 127, 0.0, halves.float() * 128)[..., None], None
     if f.scale == Scale.F16:

@@ -11,6 +11,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.recurrent_heads import kimi_delta_heads
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -46,7 +47,7 @@ def _check_up_projections(source: ModelSource, layer: int) -> None:
 
 def _delta_net(reader: ShapeReader, num_heads: int) -> GatedDeltaNetShape:
     """The low-rank inputs of decays and output gates are as wide as a head."""
-    heads = reader.kimi_delta_heads(num_heads)
+    heads = kimi_delta_heads(reader, num_heads)
     return GatedDeltaNetShape(heads, merged_gates=False, gate_rank=heads.key_dim)
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
-from moeserve.kernels.stream_operands import DeltaParameters
+from moeserve.kernels.stream_operands import DeltaParameters, Mamba2Parameters
 from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.source import ModelSource
 
@@ -41,7 +41,7 @@ class ExpertsOnDisk:
 class GatedExperts:
     """down(activation(gate x, up x)) for each expert; a single expert if all tokens pass it."""
 
-    gate: Matrix  # [E, width, hidden]
+    gate: Matrix  # [E, width, hidden]; without gates `up` itself
     up: Matrix  # [E, width, hidden]
     down: Matrix  # [E, hidden, width]
     biases: ExpertBiases | None = None  # None: no biases
@@ -49,8 +49,9 @@ class GatedExperts:
     on_disk: ExpertsOnDisk | None = None
 
     @property
-    def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
-        return self.gate, self.up, self.down
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Those with memory of their own."""
+        return (self.up, self.down) if self.gate is self.up else (self.gate, self.up, self.down)
 
     @property
     def bytes_each(self) -> int:
@@ -91,6 +92,14 @@ class CpuDeltaNet:
     inputs: LinearGroup  # as GatedDeltaNetShape.input_parts
     gates: list[LinearGroup]  # as GatedDeltaNetShape.gate_parts
     parameters: DeltaParameters
+    output: LinearGroup  # [hidden, value_width]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMamba2:
+    norm: Tensor  # float32 [hidden]
+    input: LinearGroup  # [row_width, hidden]
+    parameters: Mamba2Parameters
     output: LinearGroup  # [hidden, value_width]
 
 
@@ -146,10 +155,13 @@ class CpuDenseFfn:
     expert: CpuSharedExpert  # without a gate
 
 
+CpuMixer = CpuAttention | CpuLatentAttention | CpuDeltaNet | CpuMamba2
+
+
 @dataclass(frozen=True, slots=True)
 class CpuLayer:
-    mixer: CpuAttention | CpuLatentAttention | CpuDeltaNet
-    ffn: CpuMoe | CpuDenseFfn
+    mixer: CpuMixer | None
+    ffn: CpuMoe | CpuDenseFfn | None
     ffn_output_norm: Tensor | None = (
         None  # float32 [hidden]: norm of the feed-forward's output; None: not normalised
     )
@@ -164,7 +176,9 @@ class CpuLayer:
     @property
     def unrouted(self) -> CpuSharedExpert | None:
         """The feed-forward that all tokens pass; None if there is none."""
-        return self.ffn.shared if isinstance(self.ffn, CpuMoe) else self.ffn.expert
+        if isinstance(self.ffn, CpuMoe):
+            return self.ffn.shared
+        return None if self.ffn is None else self.ffn.expert
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ def num_slots_of(
     source: ModelSource, slots: Sequence[int] | None, layer: int, parts: tuple[str, ...]
 ) -> int | None:
     """Returns how many slots these parts of a layer get; None: they are loaded. slots: by layer, or None."""
-    if slots is None or parts != n.EXPERT_PARTS or layer >= len(slots):
+    if slots is None or parts not in (n.EXPERT_PARTS, n.UNGATED_EXPERT_PARTS) or layer >= len(slots):
         return None
     num_experts = source.tensors[n.of_layer(layer, parts[0])].shape[0]
     return slots[layer] if slots[layer] < num_experts else None

@@ -112,6 +112,7 @@ class GpuLoader:
         ffn = self._shape.layers[index].ffn
         if isinstance(ffn, DenseFfnShape):
             return GpuLayer(self._mixer(index), self._dense_ffn(index))
+        assert ffn is not None  # check_gpu_features
         return GpuLayer(self._mixer(index), self._moe(index, ffn, ids))
 
     def _mixer(self, index: int) -> GpuAttention | GpuLatentAttention | GpuDeltaNet:
@@ -120,6 +121,7 @@ class GpuLoader:
             return self._attention(index, mixer)
         if isinstance(mixer, LatentAttentionShape):
             return self._latent_attention(index, mixer)
+        assert isinstance(mixer, GatedDeltaNetShape)  # check_gpu_features
         return self._delta_net(index, mixer)
 
     def _latent_attention(self, index: int, shape: LatentAttentionShape) -> GpuLatentAttention:
@@ -244,7 +246,7 @@ class GpuLoader:
         return GpuExperts(gate, up, down)
 
     def _experts(self, index: int, ids: Sequence[int], *, has_bias: bool) -> GpuExperts:
-        gate, up, down = (self._expert_planes(name, ids) for name in expert_tensors(index))
+        gate, up, down = (self._expert_planes(name, ids) for name in expert_tensors(self._shape, index))
         if not has_bias:
             return GpuExperts(gate, up, down)
         of_gate, of_up, of_down = (self._vector(name)[list(ids)] for name in expert_bias_tensors(index))

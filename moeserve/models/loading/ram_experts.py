@@ -65,11 +65,12 @@ def load_ram_experts(
         if not ids:
             layers.append(None)
             continue
-        names = expert_tensors(index)
-        check_cpu_types(source, names)
-        gate, up, down = (_pack(stream, source, name, ids) for name in names)
         moe = shape.layers[index].moe
         assert moe is not None
+        names = expert_tensors(shape, index)
+        check_cpu_types(source, names)
+        *inputs, down = (_pack(stream, source, name, ids) for name in names)
+        gate, up = inputs[0], inputs[-1]  # without gates the same
         expert_map = expert_map_of(ids, moe.num_experts, device)
         biases = _biases(source, index, ids) if moe.expert_bias else None
         layers.append(CpuExperts(gate, up, down, expert_map, moe.activation, biases, moe.limit, moe.alpha))

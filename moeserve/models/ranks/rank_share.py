@@ -107,8 +107,8 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
         for layer in shape.layers
     ):
         return f"{shape.architecture} has keys and values of different widths, which are not divided"
-    if shape.delta_net is not None and shape.delta_net.heads.is_kimi:
-        return f"{shape.architecture} has Kimi Delta Attention, which is not divided"
+    if shape.recurrence is not None and shape.recurrence.undivided:
+        return f"{shape.architecture} has {shape.recurrence.undivided}, which is not divided"
     if found := cpu_only_features(shape):
         return f"{shape.architecture} has {found[0]}, which no GPU computes"
     for index, layer in enumerate(shape.layers):
@@ -250,6 +250,7 @@ class _Division:
         mixer = layer.mixer
         if self._divides_attention and isinstance(mixer, AttentionShape):
             mixer = self._attention(index, mixer)
+        assert layer.ffn is not None  # as `why_undivided` tells
         if isinstance(layer.ffn, DenseFfnShape):
             return replace(layer, mixer=mixer, ffn=self._dense(index, layer.ffn))
         return replace(layer, mixer=mixer, ffn=self._moe(index, layer.ffn))

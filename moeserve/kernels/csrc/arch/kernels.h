@@ -109,17 +109,22 @@ struct Kernels {
   void (*swiglu_oai)(const float* gate, const float* up, int n, float limit, float alpha, float* out);
   // out[i] = gelu(gate[i]) * up[i], with the tanh approximation of GELU; n % 16 == 0.
   void (*gelu_mul)(const float* gate, const float* up, int n, float* out);
+  void (*relu_mul)(const float* gate, const float* up, int n, float* out);
   // x[i] = cap * tanh(x[i] / cap), n % 16 == 0.
   void (*softcap)(float cap, int n, float* x);
   // x *= sigmoid(gate), n % 16 == 0.
   void (*sigmoid_mul)(const float* gate, int n, float* x);
   // See delta_net.inl.
-  void (*conv_silu)(float* window, float* x, const float* w, int64_t stride, int taps, int n);
+  void (*conv_silu)(float* window, float* x, const float* w, int64_t stride, const float* bias, int taps,
+                    int n);
   void (*l2_normalize)(float* x, float factor, int n);
   void (*delta_step)(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,
                      float beta, float* out);
   void (*delta_step_by_channel)(float* state, int key_dim, const float* q, const float* k, const float* v,
                                 const float* decay, float beta, float* out);
+  // See mamba2.inl.
+  void (*mamba2_step)(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,
+                      float dt, float* out);
   void (*channel_decays)(float* a, const float* bias, float rate, int n);
   // sum of a[i] * b[i], n % 16 == 0.
   float (*dot)(const float* a, const float* b, int n);

@@ -26,6 +26,7 @@ namespace {
 #include "arch/shared/attention.inl"
 #include "arch/shared/attention_q8.inl"
 #include "arch/shared/delta_net.inl"
+#include "arch/shared/mamba2.inl"
 #include "arch/shared/lora.inl"
 namespace row_passes {
 #include "sampling/row_passes.inl"
@@ -47,6 +48,7 @@ constexpr Kernels make_table() {
   k.clamped_silu_mul = clamped_silu_mul;
   k.swiglu_oai = swiglu_oai;
   k.gelu_mul = gelu_mul;
+  k.relu_mul = relu_mul;
   k.softcap = softcap;
   k.sigmoid_mul = sigmoid_mul;
   k.conv_silu = conv_silu;
@@ -54,6 +56,7 @@ constexpr Kernels make_table() {
   k.delta_step = delta_step;
   k.delta_step_by_channel = delta_step_by_channel;
   k.channel_decays = channel_decays;
+  k.mamba2_step = mamba2_step;
   k.dot = dot;
   k.axpy = axpy;
   k.dot_four = dot_four;

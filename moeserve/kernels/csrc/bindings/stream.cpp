@@ -82,7 +82,8 @@ Activation activation_named(const std::string& name) {
   if (name == "silu") return Activation::kSilu;
   if (name == "swiglu_oai") return Activation::kSwigluOai;
   if (name == "gelu") return Activation::kGelu;
-  reject("activation", "neither silu nor swiglu_oai nor gelu but '" + name + "'");
+  if (name == "relu") return Activation::kRelu;
+  reject("activation", "neither silu nor swiglu_oai nor gelu nor relu but '" + name + "'");
 }
 
 void check_options(const ExpertOptions& options) {
@@ -90,9 +91,10 @@ void check_options(const ExpertOptions& options) {
     reject("weighs_input", "biases of gate and up would be weighed too");
   }
   if (options.activation == Activation::kSwigluOai ? options.limit > 0 : options.limit >= 0) {
-    if (options.limit == 0 || options.activation != Activation::kGelu) return;
+    const bool limits = options.activation != Activation::kGelu && options.activation != Activation::kRelu;
+    if (options.limit == 0 || limits) return;
   }
-  reject("limit", "a number above 0 wanted for swiglu_oai, 0 or more for silu, 0 for gelu");
+  reject("limit", "a number above 0 wanted for swiglu_oai, 0 or more for silu, 0 for gelu and relu");
 }
 
 Activations make_activations(nb::handle f32, nb::handle q8, int64_t cols) {

@@ -102,6 +102,10 @@ class Stream {
                  Tensor dt_bias, Tensor norm, float eps, const DeltaHeads& heads, Tensor states,
                  int64_t first, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,
                  Tensor pending, int n, const Activations& out);
+  void mamba2(Tensor projected, Tensor decays, Tensor conv, Tensor conv_bias, Tensor rate, Tensor dt_bias,
+              Tensor skip, Tensor norm, float eps, const DeltaHeads& heads, Tensor states, int64_t first,
+              Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept, Tensor pending, int n,
+              const Activations& out);
   void commit_states(const DeltaHeads& heads, Tensor states, int64_t first, Tensor slot, Tensor kept,
                      Tensor accepted, Tensor pending);
   void copy_states(Tensor states, Tensor pairs);

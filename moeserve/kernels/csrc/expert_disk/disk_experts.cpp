@@ -208,7 +208,9 @@ int DiskExperts::take_slot(int index, int expert, bool urgent) {
 void DiskExperts::start(int index, int expert, int slot, bool urgent) {
   Layer& layer = layers_[index];
   std::vector<DiskPiece> pieces;
-  for (const DiskPart& part : layer.of.parts) {
+  for (size_t i = 0; i < layer.of.parts.size(); ++i) {
+    const DiskPart& part = layer.of.parts[i];
+    if (i == 1 && part.slots == layer.of.parts[0].slots) continue;  // experts without a gate
     const Matrix& m = *part.slots;
     const auto stride = static_cast<int64_t>(row_bytes(m.type, m.cols));
     const int64_t each = std::max<int64_t>(1, piece_bytes_ / (stride * kPanelRows));

@@ -158,6 +158,7 @@ void ExpertsOp::activate(float* g, const float* u, int n) const {
   if (options.activation == Activation::kSwigluOai)
     return k->swiglu_oai(g, u, n, options.limit, options.alpha, g);
   if (options.activation == Activation::kGelu) return k->gelu_mul(g, u, n, g);
+  if (options.activation == Activation::kRelu) return k->relu_mul(g, u, n, g);
   if (options.limit > 0) return k->clamped_silu_mul(g, u, n, options.limit, g);
   k->silu_mul(g, u, n, g);
 }
@@ -172,7 +173,9 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
   const uint8_t* next = last && rank + 1 < num_active()
                             ? gate->panel(place_of(active_expert(rank + 1)), 0).data
                             : gate_panel.data + gate->panel_bytes;
-  alignas(64) float g[kMostTokens * kPanelRows], u[kMostTokens * kPanelRows];
+  const bool gated = gate != up;
+  alignas(64) float g[kMostTokens * kPanelRows], of_up[kMostTokens * kPanelRows];
+  float* u = gated ? of_up : g;
   const void* gate_rows[kMostTokens];
   const void* up_rows[kMostTokens];
   const auto [begin, end] = rows_of(expert);
@@ -183,21 +186,21 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
       gate_rows[i] = y.row(gate->integer(), token);
       up_rows[i] = y.row(up->integer(), token);
     }
-    k->multiply(gate->type, gate_panel, up_panel.data, gate->cols, gate_rows, tokens, g);
-    k->multiply(up->type, up_panel, next, up->cols, up_rows, tokens, u);
+    k->multiply(gate->type, gate_panel, gated ? up_panel.data : next, gate->cols, gate_rows, tokens, g);
+    if (gated) k->multiply(up->type, up_panel, next, up->cols, up_rows, tokens, u);
     if (options.gate_bias != nullptr) {
       add_bias(options.gate_bias + expert * gate->rows + row0, kPanelRows, tokens, g);
     }
-    if (options.up_bias != nullptr) {
+    if (gated && options.up_bias != nullptr) {
       add_bias(options.up_bias + expert * up->rows + row0, kPanelRows, tokens, u);
     }
     add_lora(lora.gate, 0, expert, panel, i0, tokens, g);
-    add_lora(lora.up, 1, expert, panel, i0, tokens, u);
+    if (gated) add_lora(lora.up, 1, expert, panel, i0, tokens, u);
     for (int i = 0; options.weighs_input && i < tokens;
          ++i) {  // the products are linear in the input, so its weight can be applied afterwards
       const float weight = weights[routes[i0 + i]];
       k->scale(weight, kPanelRows, g + i * kPanelRows);
-      k->scale(weight, kPanelRows, u + i * kPanelRows);
+      if (gated) k->scale(weight, kPanelRows, u + i * kPanelRows);
     }
     activate(g, u, tokens * kPanelRows);
     if (!claim()) return;

@@ -259,7 +259,7 @@ struct SharedGateOp {
   void operator()(Team& team) const;
 };
 
-enum class Activation : int { kSilu, kSwigluOai, kGelu };
+enum class Activation : int { kSilu, kSwigluOai, kGelu, kRelu };
 
 // Options of a layer's experts.
 struct ExpertOptions {
@@ -285,7 +285,7 @@ struct Wave {
 // * up. Each expert's weights are read once per step.
 struct ExpertsOp {
   const Kernels* k;
-  const Matrix* gate;
+  const Matrix* gate;  // the same matrix as up: experts without a gate, whose product is computed once
   const Matrix* up;
   const Matrix* down;
   Activations y;         // input

@@ -37,6 +37,9 @@ class CpuDiskExperts:
         found = [_experts_on_disk(layer) for layer in layers]
         self.native = _open(stream, found, reading)
         self._num_experts = [0 if f is None else f[1].num_experts for f in found]
+        on_disk = [index for index, count in enumerate(self._num_experts) if count]
+        # By layer, the next one with experts on disk.
+        self._next: dict[int, int | None] = dict(zip(on_disk, [*on_disk[1:], None], strict=True))
         self._y = Activations(MOST_GUESSED_TOKENS, shape.hidden_size)
         self._logits = torch.empty(MOST_GUESSED_TOKENS, shape.num_experts)
         self._routing = RoutingWorkspace(MOST_GUESSED_TOKENS, shape.num_experts, shape.top_k)
@@ -46,12 +49,11 @@ class CpuDiskExperts:
         for layer `index`; None if its experts are in RAM."""
         if index >= len(self._layers) or not self._num_experts[index]:
             return None
-        guess = self._guess(index + 1, n, space) if n <= MOST_GUESSED_TOKENS else None
-        return DiskLayer(self.native, index, self._num_experts[index], guess, index + 1)
+        ahead = self._next[index]
+        guess = None if ahead is None or n > MOST_GUESSED_TOKENS else self._guess(ahead, n, space)
+        return DiskLayer(self.native, index, self._num_experts[index], guess, ahead or 0)
 
-    def _guess(self, index: int, n: int, space: CpuWorkspace) -> torch.Tensor | None:
-        if index >= len(self._layers) or not self._num_experts[index]:
-            return None
+    def _guess(self, index: int, n: int, space: CpuWorkspace) -> torch.Tensor:
         w, shape = self._layers[index].moe, self._shapes[index].moe
         assert w is not None
         assert shape is not None
@@ -90,6 +92,6 @@ def _open(
 def _in_file(experts: GatedExperts, on_disk: ExpertsOnDisk) -> DiskExpertLayer:
     gate, up, down = (
         DiskPart(matrix, at.path, at.offset, at.stride)
-        for matrix, at in zip(experts.matrices, on_disk.in_file, strict=True)
+        for matrix, at in zip((experts.gate, experts.up, experts.down), on_disk.in_file, strict=True)
     )
     return DiskExpertLayer(on_disk.num_experts, (gate, up, down))

@@ -60,7 +60,7 @@ def feed_forward(
 ) -> None:
     """Launches the feed-forward of a layer without experts."""
     stream.norm(space.x, w.norm, eps, n, space.y)
-    run_unrouted(stream, w.expert, shape, n, space, adapters, names.FFN_PARTS, out, add=add)
+    run_unrouted(stream, w.expert, shape, n, space, adapters, shape.parts, out, add=add)
 
 
 def run_experts(
@@ -84,7 +84,7 @@ def run_experts(
         gate_bias=None if b is None else b.gate,
         up_bias=None if b is None else b.up,
         down_bias=None if b is None else b.down,
-        lora=None if adapters is None else adapters.experts(names.EXPERT_PARTS),
+        lora=None if adapters is None else adapters.experts(shape.parts),
         disk=disk,
     )  # fmt: skip
 

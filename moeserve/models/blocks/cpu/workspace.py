@@ -8,6 +8,7 @@ from moeserve.kernels.stream_operands import Activations, AdapterRows, RoutingWo
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 
 
@@ -72,6 +73,15 @@ class DeltaWorkspace:
         self.out = Activations(tokens, shape.heads.value_width, within=within)
 
 
+class Mamba2Workspace:
+    """Additional buffers of Mamba-2 layers."""
+
+    def __init__(self, shape: Mamba2Shape, tokens: int, within: Activations) -> None:
+        self.projected = torch.empty(tokens, shape.input_width)  # z, x, B, C and dt
+        self.decays = torch.empty(tokens, shape.heads.num_heads)
+        self.out = Activations(tokens, shape.heads.value_width, within=within)
+
+
 class LatentWorkspace:
     """Additional buffers of latent attention, for steps of up to `tokens` rows."""
 
@@ -125,7 +135,13 @@ class CpuWorkspace:
         self.inputs = LayerInputWorkspace(s, tokens) if s.layer_input_width else None
         self.next_token = None if s.next_token_layer is None else NextTokenWorkspace(s.hidden_size, tokens)
         self.latent = None if s.latent is None else LatentWorkspace(s.latent, tokens)
-        self.delta = None if s.delta_net is None else DeltaWorkspace(s.delta_net, tokens, self.widest_mixed)
+        recurrence, mixed = s.recurrence, self.widest_mixed
+        self.delta = (
+            DeltaWorkspace(recurrence, tokens, mixed) if isinstance(recurrence, GatedDeltaNetShape) else None
+        )
+        self.mamba2 = (
+            Mamba2Workspace(recurrence, tokens, mixed) if isinstance(recurrence, Mamba2Shape) else None
+        )
         self.router_logits = torch.empty(tokens, s.num_experts)
         self.routing = RoutingWorkspace(tokens, s.num_experts, s.top_k)
         layers = weights.layers if weights.next_token is None else [*weights.layers, weights.next_token.layer]

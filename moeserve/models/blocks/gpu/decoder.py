@@ -61,6 +61,7 @@ from moeserve.models.loading.gpu_weights import (
     plane_tensors,
 )
 from moeserve.models.observer import LayerObserver
+from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.step_buffers import GPU_LOGIT_ROWS, step_sizes
 from moeserve.quantization.table import F32
 
@@ -326,6 +327,7 @@ class GpuDecoder:
             assert isinstance(w, GpuLatentAttention)
             self._latent_attention.attend(mixer, w, self._kv[index], batch, s)
         else:
+            assert isinstance(mixer, GatedDeltaNetShape)
             assert isinstance(w, GpuDeltaNet)
             assert batch.states is not None
             recur(mixer, w, self.shape.rms_eps, self._states[index], batch.states, batch.count, s)

@@ -24,7 +24,7 @@ from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
-from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
 from moeserve.models.step_buffers import (
     ALIGNMENT,
     INT8_GROUP,
@@ -125,6 +125,10 @@ class DeltaWorkspace:
         self.out = _activations(views, "attended", shape.heads.value_width)
 
 
+def _delta_space(views: dict[str, Tensor], shape: Recurrence | None) -> DeltaWorkspace | None:
+    return DeltaWorkspace(views, shape) if isinstance(shape, GatedDeltaNetShape) else None
+
+
 class LatentWorkspace:
     """Additional buffers of latent attention."""
 
@@ -180,7 +184,7 @@ class GpuWorkspace:
             for each in _attentions(shape)
         }
         self.latent = None if shape.latent is None else LatentWorkspace(views, shape.latent, rows)
-        self.delta = None if shape.delta_net is None else DeltaWorkspace(views, shape.delta_net)
+        self.delta = _delta_space(views, shape.recurrence)
         self.output = views["output"]
         self.router_input = views.get("router_input", views["y"])
         # Input of the routed experts, if it differs from that of the feed-forward that all tokens pass.

@@ -54,6 +54,9 @@ SSM_A = "ssm_a"  # this is the full name within its layer
 SSM_DT = "ssm_dt"  # its tensor is a bias
 SSM_NORM = "ssm_norm"
 SSM_OUT = "ssm_out"
+# Mamba-2: one matrix for z, the convolution's channels and dt; the factors of x, whose full name this is.
+SSM_IN = "ssm_in"
+SSM_D = "ssm_d"
 # Kimi Delta Attention: convolutions; matrices to the low-rank inputs of decays (f) and output gates (g), and from
 # them.
 SSM_CONVS = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
@@ -116,6 +119,10 @@ NEXTN_HEAD_NORM = "nextn.shared_head_norm"
 FFN_PARTS = (FFN_GATE, FFN_UP, FFN_DOWN)
 EXPERT_PARTS = (FFN_GATE_EXPS, FFN_UP_EXPS, FFN_DOWN_EXPS)
 SHARED_PARTS = (FFN_GATE_SHEXP, FFN_UP_SHEXP, FFN_DOWN_SHEXP)
+# Of feed-forwards without a gate: activation(up, up), one product.
+UNGATED_FFN_PARTS = (FFN_UP, FFN_UP, FFN_DOWN)
+UNGATED_EXPERT_PARTS = (FFN_UP_EXPS, FFN_UP_EXPS, FFN_DOWN_EXPS)
+UNGATED_SHARED_PARTS = (FFN_UP_SHEXP, FFN_UP_SHEXP, FFN_DOWN_SHEXP)
 
 
 def of_part(part: str) -> str:

@@ -39,8 +39,7 @@ def plan_expert_slots(
     budget = expert_ram_bytes(config, sizes, layout, available_bytes())
     if budget is None:
         return None
-    layers = [index for index, layer in enumerate(shape.layers) if layer.moe is not None]
-    names = [name for index in layers for name in expert_tensors(index)]
+    names = [name for index in range(shape.num_layers) for name in expert_tensors(shape, index)]
     if not names:
         if config.expert_ram is None:
             return None  # a dense model that does not fit is refused with its size

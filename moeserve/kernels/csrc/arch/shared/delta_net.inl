@@ -1,14 +1,14 @@
 // Gated DeltaNet and Kimi Delta Attention: the causal convolution, and one token's step of a block of the delta state's
 // columns.
 
-// One token of n channels (n % 16 == 0): x = silu(sum_j w[j] * input[j]). The inputs are the taps - 1 entries of
+// One token of n channels (n % 16 == 0): x = silu(bias + sum_j w[j] * input[j]). The inputs are the taps - 1 entries of
 // `window`, oldest first, then x itself. The window then shifts by one token. w: rows of taps, `stride` apart; window:
-// rows of n.
-void conv_silu(float* window, float* x, const float* w, int64_t stride, int taps, int n) {
+// rows of n; bias: [n] or nullptr.
+void conv_silu(float* window, float* x, const float* w, int64_t stride, const float* bias, int taps, int n) {
   const VF one = set_f(1.0f);
   for (int i = 0; i < n; i += 16) {
     const VF now = load_f(x + i);
-    VF sum = zero_f();
+    VF sum = bias == nullptr ? zero_f() : load_f(bias + i);
     for (int j = 0; j + 1 < taps; ++j) {
       float* at = window + j * n + i;
       sum = fma(load_f(at), load_f(w + j * stride + i), sum);

@@ -85,6 +85,11 @@ void clamped_silu_mul(const float* gate, const float* up, int n, float most, flo
   }
 }
 
+// ReGLU; the square of ReLU if gate and up are the same.
+void relu_mul(const float* gate, const float* up, int n, float* out) {
+  for (int i = 0; i < n; i += 16) store_f(out + i, mul(max(load_f(gate + i), zero_f()), load_f(up + i)));
+}
+
 // gpt-oss's gated activation: gate <= most, up in [-most, most].
 void swiglu_oai(const float* gate, const float* up, int n, float most, float alpha, float* out) {
   const VF limit = set_f(most), least = set_f(-most), one = set_f(1.0f);
