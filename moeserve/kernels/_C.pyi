@@ -31,6 +31,7 @@ class QuantType:
     octets: int
     offset: int
     levels: list[int]
+    e4m3: bool
     trits: list[tuple[int, int, int]]  # at, width and digits of a byte of each run
     # entries, columns, most, high_bits, signs, scales, eighths; then at, group and step of low, word and high
     book: tuple[tuple[int, ...], tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]

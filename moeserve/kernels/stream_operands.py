@@ -111,7 +111,8 @@ class DeltaParameters:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Parameters:
-    """The parameters of one Mamba-2 layer besides its matrices; float32. Channels: in the order C, B, x."""
+    """The parameters of one Mamba-2 layer besides its matrices; float32. Channels: on the CPU in the order C, B, x; on
+    a GPU x, B, C."""
 
     conv: torch.Tensor  # [conv_kernel, channels], the weight of the oldest token first
     conv_bias: torch.Tensor  # [channels]

@@ -7,16 +7,11 @@ from typing import Final
 
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, LayerShape, ModelShape
-from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.sources.source import ModelSource
 
 # Feature name → test whether a layer has it.
 _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
     "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
-    "Mamba-2 layers": lambda layer: isinstance(layer.mixer, Mamba2Shape),
-    "feed-forwards without a gate": lambda layer: (
-        layer.ffn is not None and layer.ffn.parts[0] == layer.ffn.parts[1]
-    ),
     "weights of several experts' input": lambda layer: (
         layer.moe is not None and layer.moe.weighs_input and layer.moe.top_k > 1
     ),

@@ -15,6 +15,7 @@ class Mamba2Shape:
     heads: Mamba2Heads
     # True: the file stores norm's weight as [groups, width of a group]; False: as one vector.
     norm_by_group: bool
+    eps: float  # of that norm
 
     @property
     def input_width(self) -> int:

@@ -29,8 +29,9 @@ def kimi_delta_heads(reader: ShapeReader, num_heads: int) -> DeltaHeads:
     return DeltaHeads(num_heads, num_heads, dim, dim, taps, is_kimi=True)
 
 
-def mamba2_shape(reader: ShapeReader, *, norm_by_group: bool) -> Mamba2Shape:
-    """Reads Mamba-2's layers, which have one shape. norm_by_group: as `Mamba2Shape`. Raises ModelError."""
+def mamba2_shape(reader: ShapeReader, *, norm_by_group: bool, eps: float | None = None) -> Mamba2Shape:
+    """Reads Mamba-2's layers, which have one shape. norm_by_group: as `Mamba2Shape`. eps: None: the model's. Raises
+    ModelError."""
     num_groups, num_heads = _groups_and_heads(reader)
     heads = Mamba2Heads(
         num_heads=num_heads,
@@ -39,7 +40,7 @@ def mamba2_shape(reader: ShapeReader, *, norm_by_group: bool) -> Mamba2Shape:
         state_dim=reader.integer("ssm.state_size", 1, 1024),
         conv_kernel=reader.integer("ssm.conv_kernel", 2, 16),
     )
-    return Mamba2Shape(heads, norm_by_group)
+    return Mamba2Shape(heads, norm_by_group, reader.rms_eps() if eps is None else eps)
 
 
 def _groups_and_heads(reader: ShapeReader) -> tuple[int, int]:

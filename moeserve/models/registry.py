@@ -19,6 +19,7 @@ from moeserve.models.exaonemoe.family import FAMILY as EXAONE_MOE
 from moeserve.models.gemma4moe.family import FAMILY as GEMMA4
 from moeserve.models.glm4moe.family import FAMILY as GLM4_MOE
 from moeserve.models.gptoss.family import FAMILY as GPT_OSS
+from moeserve.models.granitehybrid.family import FAMILY as GRANITE_HYBRID
 from moeserve.models.granitemoe.family import FAMILY as GRANITE_MOE
 from moeserve.models.hunyuanmoe.family import FAMILY as HUNYUAN_MOE
 from moeserve.models.hyv3.family import FAMILY as HY_V3
@@ -82,6 +83,7 @@ _families: dict[str, ModelFamily] = {
         KIMI_LINEAR,
         NEMOTRON_H_MOE,
         NEMOTRON_H,
+        GRANITE_HYBRID,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -292,7 +292,7 @@ class ShapeReader:
             architecture=self._source.architecture,
             hidden_size=self.hidden_size,
             layers=layers,
-            rms_eps=self.number("attention.layer_norm_rms_epsilon", 1e-12, 1e-2, default=rms_eps),
+            rms_eps=self.rms_eps(rms_eps),
             rope_theta=self.number("rope.freq_base", 2.0, 1e12, default=rope_theta),
             rope_scaling=rope_scaling or self.rope_scaling(yarn_truncates=yarn_truncates),
             context_length=self._context_length,
@@ -306,6 +306,9 @@ class ShapeReader:
             layer_input_width=layer_input_width,
             spans_see_ahead=spans_see_ahead,
         )
+
+    def rms_eps(self, default: float | None = None) -> float:
+        return self.number("attention.layer_norm_rms_epsilon", 1e-12, 1e-2, default=default)
 
     def rope_sections(self, rotary_dim: int) -> tuple[int, int, int] | None:
         """See ModelShape. Returns None if the file has none."""

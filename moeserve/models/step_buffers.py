@@ -119,7 +119,9 @@ def gpu_step_buffers(
         # y in float32. The router's product is the most sensitive to rounding, which can send a token to another
         # expert (BF16, a whole prompt: 4.6e-5 from the exact result with rounded y).
         buffers.append(Buffer("router_input", (rows, hidden)))
-    if isinstance(recurrence, GatedDeltaNetShape):
+    if isinstance(recurrence, Mamba2Shape):
+        buffers.append(Buffer("mamba2_mixed", (rows, recurrence.heads.channels), wide))  # x, B, C convolved
+    elif recurrence is not None:
         buffers += _delta_net_buffers(recurrence, rows, wide)
         if recurrence.gate_rank:
             buffers += _activations("delta_low_rank", rows, recurrence.gate_rank, acts, quantised=small)

@@ -12,7 +12,8 @@ from tests.kernels.model_engine import Engine, Fixture
 from tests.kernels.operations import stream_of
 
 MODELS = [
-    *(OWN_FIXTURES / f"tiny-{name}-q4_k_m.gguf" for name in ("qwen2moe", "qwen3next", "mixtral", "llama4")),
+    *(OWN_FIXTURES / f"tiny-{name}-q4_k_m.gguf" for name in ("qwen2moe", "qwen3next", "llama4")),
+    OWN_FIXTURES / "tiny-nemotronhmoe-f16.gguf",
     *(model for family in ("gptoss", "deepseek2", "gemma4", "glm4moe") for model in family_models(family)),
 ]
 

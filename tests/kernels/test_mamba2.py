@@ -50,7 +50,7 @@ class Layer:
         names = (n.SSM_A, n.bias_of_part(n.SSM_DT), n.SSM_D, n.of_part(n.SSM_NORM))
         file = {n.of_part(n.SSM_CONV1D): w.conv.t(), n.bias_of_part(n.SSM_CONV1D): w.conv_bias}
         file |= dict(zip(names, w[2:], strict=True))
-        self.w = mamba2_parameters(heads, lambda name: file[name].contiguous())
+        self.w = mamba2_parameters(heads, lambda name: file[name].contiguous(), as_attention=True)
         self.states = torch.full((slots, BEFORE + heads.state_values + 3), 77.0)
         self.copy((-1, 0), (-1, 1), (-1, 2))
 

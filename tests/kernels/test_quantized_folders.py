@@ -27,6 +27,9 @@ from tests.support.hugging_face_model import FAMILIES, write_family, write_model
 from tests.support.model_header import qwen3moe, write_header
 from tests.support.quantized_folders import BY_NAME, SCHEMES, Scheme, quantize_folder
 
+RTOL = {
+    "nvfp4": 2.5e-7
+}  # scales are divided by the matrix's own: the quotient is rounded there, its inverse here
 WIDE: dict[str, Any] = {
     "num_hidden_layers": 1,
     "hidden_size": 256,
@@ -54,30 +57,37 @@ def values_of(source: ModelSource, name: str) -> np.ndarray[Any, np.dtype[np.flo
     return dequantize(source.tensors[name].type, source.data(name))
 
 
-def assert_same_values(quantized: Path, floats: Path) -> None:
+def assert_same_values(quantized: Path, floats: Path, rtol: float = 0.0) -> None:
     ours, theirs = open_folder(quantized), open_folder(floats)
     assert ours.tensors.keys() == theirs.tensors.keys()
     for name, tensor in ours.tensors.items():
         assert tensor.shape == theirs.tensors[name].shape
         assert tensor.nbytes == ours.data(name).nbytes
-        np.testing.assert_array_equal(values_of(ours, name), values_of(theirs, name), name)
+        np.testing.assert_allclose(values_of(ours, name), values_of(theirs, name), rtol, 0, err_msg=name)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_values_are_those_that_were_published(scheme: Scheme, of_floats: Path, tmp_path: Path) -> None:
     quantized, floats = write_pair(of_floats, tmp_path, scheme)
-    assert_same_values(quantized, floats)
+    assert_same_values(quantized, floats, RTOL.get(scheme.name, 0.0))
     source = open_folder(quantized)
     packed = [t for t in source.tensors.values() if t.type.layout is not None]
-    if not scheme.name.startswith("fp8"):  # read as bfloat16, which takes twice the file
-        assert len(packed) == 4 + 3
-        files = sum(f.stat().st_size for f in quantized.glob("*.safetensors"))
-        assert sum(tensor.nbytes for tensor in source.tensors.values()) <= 1.05 * files
+    assert len(packed) == 4 + 3
+    files = sum(f.stat().st_size for f in quantized.glob("*.safetensors"))
+    assert sum(tensor.nbytes for tensor in source.tensors.values()) <= 1.05 * files
 
 
 @pytest.mark.parametrize(
     ("model_type", "scheme"),
-    [("glm4_moe", "awq"), ("deepseek_v3", "gptq-32"), ("qwen3_next", "w4a16-asym")],
+    [
+        ("glm4_moe", "awq"),
+        ("glm4_moe", "fp8-block"),
+        ("deepseek_v3", "gptq-32"),
+        ("deepseek_v3", "nvfp4"),
+        ("qwen3_next", "w4a16-asym"),
+        ("qwen3_next", "fp8-row"),
+        ("qwen3_next", "nvfp4-modelopt"),
+    ],
 )
 def test_logits_are_as_near_transformers_as_those_of_8_bits(
     model_type: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -95,7 +105,7 @@ def test_logits_are_as_near_transformers_as_those_of_8_bits(
         """Median error and top-1 of a folder quantised from the floats, which are then its own values."""
         folder = tmp_path / scheme
         quantize_folder(tmp_path / "floats", folder, BY_NAME[scheme])
-        assert_same_values(folder, tmp_path / "floats")
+        assert_same_values(folder, tmp_path / "floats", RTOL.get(scheme, 0.0))
         truth = transformers_logits(
             model.from_pretrained(tmp_path / "floats", dtype=torch.float32), monkeypatch
         )
@@ -108,7 +118,8 @@ def test_logits_are_as_near_transformers_as_those_of_8_bits(
     few_bits, eight_bits = distance(scheme, ISAS), distance("w8a16", ISAS[:1])
     # Plain C++ for both. First what activations of 8 bits cost in float32, measured, and some more.
     assert eight_bits[0] < {"glm4_moe": 2e-3, "deepseek_v3": 1e-2, "qwen3_next": 3e-2}[model_type]
-    assert few_bits[0] < 1.1 * eight_bits[0]
+    # The products of 8-bit floats take activations that are not rounded.
+    assert few_bits[0] < (1e-6 if scheme.startswith("fp8") else 1.2 * eight_bits[0])
     assert few_bits[1] > eight_bits[1] - 0.15  # of 60 choices, near ties in a random model
 
 
@@ -137,11 +148,10 @@ def replace_part(folder: Path, end: str, tensor: torch.Tensor) -> None:
     [
         ("awq", {"version": "gemv"}, "AWQ's version 'gemv'"),
         ("gptq", {"checkpoint_format": "marlin"}, "GPTQ's checkpoint_format 'marlin'"),
-        ("w4a16", {"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
         ("w4a16", {"format": "marlin-24"}, "format 'marlin-24'"),
         ("w4a16", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse format 'sparse-24-bitmask'"),
         ("w4a16", {"transform_config": {"config_groups": {"R1": {}}}}, "compressed-tensors' transforms"),
-        ("fp8-matrix", {"quant_algo": "NVFP4"}, "ModelOpt's quant_algo 'NVFP4'"),
+        ("fp8-matrix", {"quant_algo": "W4A8_AWQ"}, "ModelOpt's quant_algo 'W4A8_AWQ'"),
         ("auto-round", {"packing_format": "auto_round:exllamav3"}, "packing_format 'auto_round:exllamav3'"),
         ("w4a16", {"format": ["pack-quantized"]}, "compressed-tensors' format"),
         ("gptq", {"quant_method": "bitsandbytes"}, "quantization_config of 'bitsandbytes'"),

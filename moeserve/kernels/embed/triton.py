@@ -9,7 +9,14 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.planes.books_triton import load_eight
-from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, scale_and_min, super_word
+from moeserve.kernels.planes.triton import (
+    BYTE_ONES,
+    e4m3_numbers,
+    load_words,
+    merge_codes,
+    scale_and_min,
+    super_word,
+)
 
 
 @kernel
@@ -66,7 +73,10 @@ def embed_kernel(
         g = c // F.scale_group
         word, min_word = load_words(scales + (row * UNITS + u) * F.words + c * 0, g, live, F)
         s, m = scale_and_min(word, min_word, d, g, F)
-        value = q.to(tl.float32) * s - m
+        if F.e4m3:
+            value = e4m3_numbers(low) * s
+        else:
+            value = q.to(tl.float32) * s - m
     if SCALE != 1.0:
         value *= SCALE
     tl.store(x + i.to(tl.int64) * COLS + u * 128 + c, value, live)

@@ -23,6 +23,12 @@ def gelu_mul(gate, up):
 
 
 @triton.jit
+def relu_mul(gate, up):
+    """relu(gate) * up; the square of ReLU where both are one. NaN stays NaN."""
+    return tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL) * up
+
+
+@triton.jit
 def at_most(x, LIMIT: tl.constexpr):
     return tl.minimum(x, LIMIT, propagate_nan=tl.PropagateNan.ALL)
 
@@ -54,6 +60,8 @@ def gated(gate, up, FORM: tl.constexpr):
             out = clamped_silu_mul(gate, up, FORM.limit)
         else:
             out = silu_mul(gate, up)
+    elif FORM.activation == "relu":
+        out = relu_mul(gate, up)
     elif FORM.activation == "gelu":
         out = gelu_mul(gate, up)
     else:

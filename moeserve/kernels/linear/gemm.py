@@ -21,6 +21,7 @@ from moeserve.kernels.planes.books_triton import load_eight, row_words
 from moeserve.kernels.planes.triton import (
     BYTE_ONES,
     code_assembly,
+    e4m3_numbers,
     field_assembly,
     load_words,
     merge_codes,
@@ -114,6 +115,9 @@ def field_weights(
     if has_pairs(F, dtype):
         s, m = scale_and_negative_min(word, min_word, d, f * 16 // F.scale_group, F)
         w = paired_weights(low, high, spread(s, KB), spread(m, KB), f, F)
+    elif F.e4m3:
+        s, _ = scale_and_min(word, min_word, d, f * 16 // F.scale_group, F)
+        w = (e4m3_numbers(low.to(tl.int32)) * spread(s, KB)).to(dtype)
     elif F.low_bits == 1:  # 1 and -1: adding the bias would lose too many of the scale's bits
         s, _ = scale_and_min(word, min_word, d, f * 16 // F.scale_group, F)
         w = ((field_numbers(low, high, f, F) - F.bias) * spread(s, KB)).to(dtype)

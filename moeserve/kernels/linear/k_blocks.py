@@ -21,7 +21,7 @@ import triton.language as tl
 from moeserve.kernels.launch import COMPILED
 from moeserve.kernels.linear.mirrored_table import OFFSET, has_mirrored_table, in_turn, shifted_levels
 from moeserve.kernels.planes.books_triton import d_of, load_d, numbers_of, row_words, scale_number, scale_of
-from moeserve.kernels.planes.triton import WORD_ONES, merge_codes, scale_and_min, super_word
+from moeserve.kernels.planes.triton import WORD_ONES, e4m3_numbers, merge_codes, scale_and_min, super_word
 
 
 @triton.jit
@@ -180,6 +180,14 @@ def multiply_eights(x0, x1, parts, words, table, H: tl.constexpr, F: tl.constexp
 
 
 @triton.jit
+def dot_e4m3(codes, x, acc):
+    """acc, float32, + the dot product of words of four 8-bit floats and of four signed bytes."""
+    for byte in tl.static_range(4):
+        acc += e4m3_numbers(codes >> (8 * byte)) * ((x << (24 - 8 * byte)) >> 24).to(tl.float32)
+    return acc
+
+
+@triton.jit
 def multiply_columns(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
     """Returns the dot product of loaded columns with the 32 columns H of loaded K blocks: float32 [KB, BR, NB]."""
     if F.is_book:
@@ -200,6 +208,8 @@ def multiply_fields(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
         dots = tl.sum(mirrored_dot(parts[H], x0, x1, F), 3).to(tl.float32)
         return xs * (s0 * (dots - OFFSET * (sum0 + sum1)))
     q0, q1 = field_codes(parts, 2 * H, F), field_codes(parts, 2 * H + 1, F)
+    if F.e4m3:
+        return xs * (s0 * tl.sum(dot_e4m3(q1, x1, dot_e4m3(q0, x0, tl.zeros(q0.shape, tl.float32))), 3))
     zero = tl.zeros_like(q0)
     if F.scale_group >= 32:
         out = s0 * tl.sum(dp4a(q1, x1, dp4a(q0, x0, zero)), 3).to(tl.float32)

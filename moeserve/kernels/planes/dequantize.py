@@ -38,6 +38,9 @@ def _codes(f: BlockLayout, planes: Tensor) -> Tensor:
     if f.table is not None:
         levels = torch.tensor(f.table.levels, dtype=torch.float32, device=planes.device)
         numbers = levels[values.long()]
+    elif f.e4m3:
+        wide = values.to(torch.int16)
+        numbers = ((wide & 128) << 8 | (wide & 127) << 7).view(torch.float16).float() * 256
     elif f.low_bits == 8:
         numbers = values.contiguous().view(torch.int8).float()
     else:
@@ -61,9 +64,9 @@ def _scales(f: BlockLayout, words: Tensor, supers: Tensor | None) -> tuple[Tenso
     if f.scale == Scale.E8M0:
         return torch.ldexp(torch.ones_like(octets, dtype=torch.float32), octets.int() - 128)[..., None], None
     if f.scale == Scale.UE4M3:
-        # A float16 with these bits has an exponent that is 8 too small.
-        halves = ((octets & 127).to(torch.int16) << 7).view(torch.float16)
-        return torch.where(octets == 127, 0.0, halves.float() * 128)[..., None], None
+        return _half_ue4m3(octets)[..., None], None
+    if f.scale == Scale.F32:
+        return octets.view(torch.float32)[..., None], None
     if f.scale == Scale.F16:
         return octets.view(torch.float16).float()[..., None], None
     if f.scale == Scale.F16_MIN:
@@ -72,6 +75,9 @@ def _scales(f: BlockLayout, words: Tensor, supers: Tensor | None) -> tuple[Tenso
     if f.scale == Scale.ZERO:
         return _scales_and_zeros(f, octets)
     assert supers is not None
+    if f.scale == Scale.UE4M3_SUPER:
+        own = supers.view(torch.float32).repeat_interleave(2, dim=1)[:, :k_blocks, None]
+        return (_half_ue4m3(octets) * own)[..., None], None
     if f.scale == Scale.D:
         return supers.contiguous().view(torch.float16).float()[:, :k_blocks, None, None], None
     halves = supers[..., None].view(torch.float16).float().repeat_interleave(2, dim=1)[:, :k_blocks]
@@ -82,6 +88,12 @@ def _scales(f: BlockLayout, words: Tensor, supers: Tensor | None) -> tuple[Tenso
         return (d * (octets & 15).float())[..., None], (dmin * (octets >> 4).float())[..., None]
     scales, mins = octets.float().chunk(2, dim=2)
     return (d * scales)[..., None], (dmin * mins)[..., None]
+
+
+def _half_ue4m3(octets: Tensor) -> Tensor:
+    """A float16 of these bits has 8 less in its exponent."""
+    halves = ((octets & 127).to(torch.int16) << 7).view(torch.float16)
+    return torch.where(octets == 127, 0.0, halves.float() * 128)
 
 
 def _scales_and_zeros(f: BlockLayout, octets: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ _SIX_BIT_IQ4_XS = tl.constexpr(int(StoredScales.SIX_BIT_IQ4_XS))
 _F16 = tl.constexpr(int(StoredScales.F16))
 _F16_ZERO = tl.constexpr(int(StoredScales.F16_ZERO))
 _BF16_ZERO = tl.constexpr(int(StoredScales.BF16_ZERO))
+_UE4M3_F32 = tl.constexpr(int(StoredScales.UE4M3_F32))
 _ROWS = tl.constexpr(PANEL_ROWS)
 
 
@@ -81,8 +82,9 @@ def move_scales(
 ):  # fmt: skip
     """Moves the scales of a panel's 32 rows. panels, scales: bytes; supers: int32, if the type has any.
 
-    STORED: quantization.StoredScales; BYTES: scale bytes per row; BLOCKS per row, with BLOCK_GROUPS scales each,
-    BLOCK in bytes; the header's halves and octets. Y, S: powers of two of at least BYTES and BLOCKS.
+    STORED: quantization.StoredScales; BYTES: scale bytes per row; BLOCKS per row, with BLOCK_GROUPS scales each (of
+    float32: bytes of a scale), BLOCK in bytes; the header's halves and octets. Y, S: powers of two of at least BYTES
+    and BLOCKS.
     """
     row, y = tl.arange(0, _ROWS)[None, :], tl.arange(0, Y)[:, None]
     base = panels + tl.program_id(0).to(tl.int64) * (BLOCKS * BLOCK)
@@ -119,6 +121,8 @@ def move_scales(
         block, j = y // BLOCK_GROUPS, y % BLOCK_GROUPS
         live = (y < BYTES) & (block < BLOCKS)
         at = octets + block * BLOCK
+        if STORED == _UE4M3_F32:
+            at += 4 * _ROWS
         if STORED == _SIX_BIT_Q3_K:  # nibbles of 8 bytes; their upper two bits are in 4 more bytes
             low = tl.load(at + j % 8 * _ROWS, live, 0) >> (j // 8 * 4).to(tl.uint8)
             high = tl.load(at + (8 + j % 4) * _ROWS, live, 0) >> (j // 4 * 2).to(tl.uint8)
@@ -141,6 +145,15 @@ def move_scales(
                 octet = tl.load(base + block * BLOCK + 2 * row + byte, block < BLOCKS, 0).to(tl.int32)
                 word |= octet << (16 * half + 8 * byte)
         tl.store(supers + to * SUPERS + s, word, s < SUPERS)
+    elif supers is not None and STORED == _UE4M3_F32:
+        s = tl.arange(0, S)[:, None]
+        EVERY: tl.constexpr = 16 // BLOCK_GROUPS
+        COUNT: tl.constexpr = (BLOCKS + EVERY - 1) // EVERY
+        word = tl.zeros([S, _ROWS], tl.int32)
+        for byte in tl.static_range(4):
+            octet = tl.load(octets + s * (EVERY * BLOCK) + byte * _ROWS, s < COUNT, 0).to(tl.int32)
+            word |= octet << (8 * byte)
+        tl.store(supers + to * COUNT + s, word, s < COUNT)
     elif supers is not None:
         s = tl.arange(0, S)[:, None]
         at = base + s * BLOCK + 2 * row
@@ -282,7 +295,7 @@ def _sizes(kind: QuantType, cols: int) -> tuple[int, ...]:
         int(f.stored_scales),
         scale_bytes,
         blocks,
-        layout.cols // f.group,
+        4 if f.stored_scales == StoredScales.F32 else layout.cols // f.group,
         layout.block_bytes,
         layout.halves,
         layout.octets,

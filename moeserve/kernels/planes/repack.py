@@ -23,6 +23,7 @@ from moeserve.kernels.planes.layout import (
 )
 from moeserve.quantization import BitField, BlockLayout, QuantType, Scale, StoredScales
 from moeserve.quantization.codebook import Codebook
+from moeserve.quantization.quant_type import FLOAT32_BYTES, SUPER_BLOCK
 
 SLICE_WEIGHTS = 1 << 26  # weights unpacked at a time
 
@@ -131,7 +132,7 @@ def pack_scales(f: BlockLayout, u: Unpacked) -> Tensor:
     n, groups = len(u.scales), K_BLOCK // f.scale_group
     if f.scale == Scale.ZERO:
         return _pack_zeros(f, u)
-    per_group = {Scale.F16: 2, Scale.F16_MIN: 4}.get(f.scale, 1)  # bytes
+    per_group = {Scale.F16: 2, Scale.F16_MIN: 4, Scale.F32: 4}.get(f.scale, 1)  # bytes
     scales = _to_k_blocks(u.scales.reshape(n, -1), groups * per_group).view(n, -1, groups * per_group)
     if u.mins is not None:
         mins = _to_k_blocks(u.mins.reshape(n, -1), groups).view(n, -1, groups)
@@ -192,6 +193,13 @@ def unpack_scales(f: BlockLayout, halves: Tensor, octets: Tensor, codes: Tensor)
     if f.scale == Scale.D:
         each = halves if f.wide == K_BLOCK else torch.cat([halves, halves], dim=-1)
         return Unpacked(codes, each[..., :0], supers=_to_k_blocks(each.flatten(1), 4))
+    if (
+        f.scale == Scale.UE4M3_SUPER
+    ):  # of a row's blocks, which all have the same, those that begin a super-block
+        every = SUPER_BLOCK // (f.group * (f.octets - FLOAT32_BYTES))
+        return Unpacked(
+            codes, octets[..., FLOAT32_BYTES:], supers=octets[:, ::every, :FLOAT32_BYTES].flatten(1)
+        )
     if not f.has_super:
         return Unpacked(codes, octets if f.octets else halves)
     supers = halves if f.halves == 2 else torch.cat([halves, torch.zeros_like(halves)], dim=-1)

@@ -24,6 +24,8 @@ _F16_MIN = tl.constexpr(int(Scale.F16_MIN))
 _UE4M3 = tl.constexpr(int(Scale.UE4M3))
 _D = tl.constexpr(int(Scale.D))
 _ZERO = tl.constexpr(int(Scale.ZERO))
+_F32 = tl.constexpr(int(Scale.F32))
+_UE4M3_SUPER = tl.constexpr(int(Scale.UE4M3_SUPER))
 
 
 @triton.constexpr_function
@@ -184,6 +186,13 @@ def half_of_ue4m3(byte):
 
 
 @triton.jit
+def e4m3_numbers(byte):
+    """float32 of bytes with a sign, 4 bits of exponent and 3 of mantissa, in the lowest 8 bits of integers."""
+    half = (((byte & 128) << 8) | ((byte & 127) << 7)).to(tl.int16).to(tl.float16, bitcast=True)
+    return half.to(tl.float32) * 256
+
+
+@triton.jit
 def load_words(words, g, mask, F: tl.constexpr):
     """Loads the words with the scale (and the min) of group g. words: pointers to a k block's first word."""
     if F.scale == _U8_MIN:
@@ -250,6 +259,10 @@ def scale_and_min(word, min_word, supers, g, F: tl.constexpr):
             s = low_half(supers) * ((word << (24 - shift)) >> 24).to(tl.float32)
         elif F.scale == _F16:
             s = low_half(word >> (16 * (g % 2)))
+        elif F.scale == _F32:
+            s = word.to(tl.float32, bitcast=True)
+        elif F.scale == _UE4M3_SUPER:
+            s = half_of_ue4m3((word >> shift) & 255) * supers.to(tl.float32, bitcast=True)
         elif F.scale == _UE4M3:
             s = half_of_ue4m3((word >> shift) & 255)
         else:

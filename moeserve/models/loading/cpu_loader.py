@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
 from moeserve.kernels.stream_operands import DeltaParameters
-from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import (
@@ -41,6 +39,7 @@ from moeserve.models.loading.disk_slots import experts_on_disk, num_slots_of
 from moeserve.models.loading.engine_types import check_cpu_types
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
+from moeserve.models.loading.halves import pack_halves
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves, is_reordered
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.mamba2 import mamba2_parameters
@@ -141,26 +140,7 @@ class CpuLoader:
         )
 
     def _halves(self, name: str) -> tuple[Matrix, Matrix]:
-        """Returns the left and the right half of a matrix's columns, packed. Raises ModelError if a quantised block
-        spans both."""
-        tensor = self._source.tensors[name]
-        rows, cols = tensor.shape
-        data = (
-            self._source.data(name).reshape(rows, 2, -1)
-            if cols // 2 % tensor.type.block_columns == 0
-            else None
-        )
-        if data is None:
-            raise ModelError(
-                self._source.path,
-                f"tensor {name!r}: half of its {cols} columns are no whole blocks of {tensor.type.name}",
-            )
-        left, right = (
-            self._stream.pack(
-                np.ascontiguousarray(data[:, half]).reshape(-1), int(tensor.type), (rows, cols // 2)
-            )
-            for half in (0, 1)
-        )
+        left, right = pack_halves(self._stream, self._source, name)
         self._matrices += [left, right]
         self._finish(name)
         return left, right
@@ -258,7 +238,9 @@ class CpuLoader:
         return CpuMamba2(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
             input=self._group(index, n.SSM_IN, has_bias=False),
-            parameters=mamba2_parameters(shape.heads, lambda name: self._vector(n.in_layer(index, name))),
+            parameters=mamba2_parameters(
+                shape.heads, lambda name: self._vector(n.in_layer(index, name)), as_attention=True
+            ),
             output=self._group(index, n.SSM_OUT, has_bias=False),
         )
 

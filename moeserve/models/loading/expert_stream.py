@@ -63,14 +63,14 @@ class ExpertStream:
         self._biases = [_biases_on(layer, device) for layer in layers]
         most = [int((places >= 0).sum()) for places in self._in_ram]
         raw = max(
-            sum(_aligned(m.bytes // m.experts * count) for m in layer.matrices)
+            sum(_aligned(m.bytes // m.experts * count) for m in layer.own_matrices)
             for layer, count in zip(layers, most, strict=True)
             if layer is not None
         )
         self._raw = [torch.empty(raw, dtype=torch.uint8, device=device) for _ in "ab"]
         planes = torch.empty(
             max(
-                sum(_planes_bytes(m, count) for m in layer.matrices)
+                sum(_planes_bytes(m, count) for m in layer.own_matrices)
                 for layer, count in zip(layers, most, strict=True)
                 if layer is not None
             ),
@@ -79,7 +79,7 @@ class ExpertStream:
         )
         # Views, made once to save host time: a step's host thread shares a core with one of the pool's.
         self._buffers = [
-            None if layer is None else _Buffers.within(self._raw, planes, layer.matrices, count)
+            None if layer is None else _Buffers.within(self._raw, planes, layer.own_matrices, count)
             for layer, count in zip(layers, most, strict=True)
         ]
         self._order: list[int] = []
@@ -120,8 +120,8 @@ class ExpertStream:
         if self._is_gpu:
             self._unpacked[buffer].record()
         self._launch_copy()
-        gate, up, down = buffers.planes
-        return GpuExperts(gate, up, down, self._biases_of(layer))
+        *inputs, down = buffers.planes
+        return GpuExperts(inputs[0], inputs[-1], down, self._biases_of(layer))  # without gates up is both
 
     def expert_map(self, layer: int) -> Tensor:
         """int32 [experts of the layer]: indices in the result of `take`, -1 for experts that are not in it."""

@@ -144,7 +144,8 @@ class PromotionTables:
         return Group(row[:copies].view(-1, 3), addresses, row[self._entries :].view(-1, 2))
 
     def _add(self, index: int, layer: SlotLayer, panels: PinnedPanels) -> None:
-        self._source[index] = [panel.data_ptr() for panel in panels.of(index)]
+        *inputs, down = (panel.data_ptr() for panel in panels.of(index))
+        self._source[index] = inputs[0], inputs[-1], down  # without gates up is both, and is written twice
         self._each[index], self._offset[index] = layer.each, layer.offsets
         self._kind[index] = [self.kinds.index(kind) for kind in layer.kinds]
         for i, planes in enumerate(layer.planes):

@@ -30,14 +30,14 @@ class RamExperts:
         """Returns the bytes of the used experts: bool [layers, experts], all in RAM."""
         counts = used.sum(dim=1).tolist()
         return sum(
-            count * sum(m.bytes for m in layer.matrices) // layer.gate.experts
+            count * sum(m.bytes for m in layer.own_matrices) // layer.gate.experts
             for layer, count in zip(self.layers, counts, strict=True)
             if layer is not None
         )
 
     def read(self) -> tuple[float, int]:
         """Reads all their weights once. Returns seconds and bytes."""
-        matrices = [m for layer in self.layers if layer is not None for m in layer.matrices]
+        matrices = [m for layer in self.layers if layer is not None for m in layer.own_matrices]
         start = time.perf_counter()
         for matrix in matrices:
             self.stream.read(matrix)

@@ -34,7 +34,9 @@ def read_shape(source: ModelSource) -> ModelShape:
     if not any(kv_heads):
         raise reader.error(KV_HEADS, "has no layer that attends, which is not supported")
     ffns = _feed_forwards(reader, source, widths)
-    mamba2 = mamba2_shape(reader, norm_by_group=True)
+    # Of the two epsilons that files have, transformers computes with this one.
+    eps = reader.number("attention.layer_norm_epsilon", 1e-12, 1e-2, default=0.0) or reader.rms_eps()
+    mamba2 = mamba2_shape(reader, norm_by_group=True, eps=eps)
     layers = []
     for index, (num_kv, ffn) in enumerate(zip(kv_heads, ffns, strict=True)):
         if num_kv and ffn is not None:
@@ -46,10 +48,7 @@ def read_shape(source: ModelSource) -> ModelShape:
         else:
             layers.append(LayerShape(_attention(reader, num_kv) if num_kv else mamba2, None))
     reader.flag("rope.scaling.finetuned", default=False)
-    eps = reader.number("attention.layer_norm_epsilon", 1e-12, 1e-2, default=0.0)
-    shape = reader.model(tuple(layers), rope_theta=10000.0, rms_eps=eps or None)
-    # Of the two epsilons that files have, transformers computes with this one.
-    return replace(shape, rms_eps=eps) if eps else shape
+    return replace(reader.model(tuple(layers), rope_theta=10000.0, rms_eps=eps), rms_eps=eps)
 
 
 def _attention(reader: ShapeReader, num_kv_heads: int) -> AttentionShape:

@@ -68,7 +68,7 @@ LLAMA3 = replace(
     names=("llama-bpe", "llama-v3", "llama3", "falcon3", "pixtral", "midm-2.0"),
     adds_bos=True,
 )
-SMAUG = replace(GLM4, names=("smaug-bpe",), ignores_merges=False)
+SMAUG = replace(GLM4, names=("smaug-bpe", "dbrx"), ignores_merges=False)
 MINICPM5 = Split(
     ("minicpm5",),
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*" + _ENDS,

@@ -14,6 +14,7 @@ from tests.conftest import OWN_FIXTURES, family_models
 
 KIMI = OWN_FIXTURES / "tiny-kimilinear-f16.gguf"
 NEMOTRON = OWN_FIXTURES / "tiny-nemotronhmoe-f16.gguf"
+GRANITE = OWN_FIXTURES / "tiny-granitehybrid-f16.gguf"
 HUGE = 1 << 31
 UINT32 = 4  # GGUF's number of the type
 
@@ -94,6 +95,26 @@ def test_nemotrons_layers(tmp_path: Path, key: str, layer: int, value: int, caus
     struct.pack_into("<I", data, at + 4 * layer, value)
     (tmp_path / "model.gguf").write_bytes(data)
     assert_refused(tmp_path / "model.gguf", cause)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "cause"),
+    [
+        ("ssm.inner_size", HUGE, "is 2147483648; 1 to 1048576 is supported"),
+        ("ssm.state_size", 64, r"tensor 'blk.0.ssm_in.weight' has shape \[324, 64\]"),
+        ("expert_used_count", 9, "is 9; 1 to 8 is supported"),
+        ("feed_forward_length", 64, r"tensor 'blk.0.ffn_gate_exps.weight' has shape \[8, 32, 64\]"),
+    ],
+)
+def test_granite_hybrid(tmp_path: Path, key: str, value: int, cause: str) -> None:
+    assert_refused(with_number(GRANITE, tmp_path / "model.gguf", key, value), cause)
+
+
+def test_a_granite_hybrid_that_rotates_is_refused(tmp_path: Path) -> None:
+    data, key = bytearray(GRANITE.read_bytes()), b"rope.scaling.finetuned"
+    data[data.index(key) + len(key) + 4] = 1  # behind the type
+    (tmp_path / "model.gguf").write_bytes(data)
+    assert_refused(tmp_path / "model.gguf", "attention without positions is supported")
 
 
 @pytest.mark.parametrize(

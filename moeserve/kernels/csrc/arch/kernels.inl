@@ -22,6 +22,8 @@ namespace {
 #include "formats/codebook_traits.inl"
 #include "arch/shared/group_gemm.inl"
 #include "arch/shared/gemm.inl"
+#include "arch/shared/gemm_e4m3.inl"
+#include "arch/shared/gemm_panel.inl"
 #include "arch/shared/rowwise.inl"
 #include "arch/shared/attention.inl"
 #include "arch/shared/attention_q8.inl"

@@ -197,6 +197,14 @@ inline VF small_float(VI e) {
   return blend_less(abs(sub(to_float(e), set_f(127.0f))), set_f(0.5f), zero_f(), value);
 }
 
+// float32 of 16 rows, whose four bytes lie apart.
+template <Type T>
+inline VF whole_scales(const uint8_t* block, int half) {
+  const VI low = or_i(scale_bytes<T>(block, 0, half), shl_i<8>(scale_bytes<T>(block, 1, half)));
+  const VI high = or_i(scale_bytes<T>(block, 2, half), shl_i<8>(scale_bytes<T>(block, 3, half)));
+  return as_float(or_i(low, shl_i<16>(high)));
+}
+
 template <Type T>
 struct Format {
   static constexpr QuantType type = kQuantType<T>;
@@ -247,6 +255,13 @@ struct Format {
       static_assert(kSplit);
       return {small_float(scale_bytes<T>(block, 2 * g, half)),
               small_float(scale_bytes<T>(block, 2 * g + 1, half)), zero_f(), zero_f()};
+    } else if constexpr (type.scales == StoredScales::F32) {
+      return {whole_scales<T>(block, half), zero_f(), zero_f(), zero_f()};
+    } else if constexpr (type.scales == StoredScales::UE4M3F32) {
+      static_assert(kSplit);
+      const VF own = whole_scales<T>(block, half);
+      return {mul(small_float(scale_bytes<T>(block, 4 + 2 * g, half)), own),
+              mul(small_float(scale_bytes<T>(block, 5 + 2 * g, half)), own), zero_f(), zero_f()};
     } else if constexpr (type.has_book()) {
       return book_scales<T>(block, g, half);
     } else if constexpr (type.scales == StoredScales::SixBitMin) {

@@ -53,6 +53,10 @@ float bfloat_to_float(uint16_t h);
 // 2^(e - 128): half of an E8M0 scale, because the code table holds doubled levels.
 float half_e8m0(uint8_t e);
 
+// A float of a sign, 4 bits of exponent (bias 7) and 3 of mantissa: a float16 of these bits has 8 less in its exponent. The two
+// codes that are not numbers, 0x7f and 0xff, are read as the 480 and -480 that their bits would be.
+float e4m3_to_float(uint8_t e);
+
 // Half of an unsigned float of 4 exponent and 3 mantissa bits (bias 7), because the code table holds doubled levels.
 float half_ue4m3(uint8_t e);
 

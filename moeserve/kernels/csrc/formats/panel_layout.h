@@ -16,8 +16,10 @@
 //   TQ2_0, Q2_0   d f16 x32                                                  2 pairs
 //   Q1_0          d f16 x32                                                  1 bits
 //   INT4_*, INT8_*  s f16 or bf16 x32 | z byte x32                           4 nibbles, or 8 bytes (code + 128)
+//   FP8_*         4 bytes of a float32 s, each x32                           8 bytes (the sign turned round)
 //   TQ1_0         d f16 x32                                                  13 trits of a half's block column
 //   NVFP4         4 scale bytes, each x32                                    4 nibbles
+//   NVFP4_G*      4 bytes of a float32, then a scale byte for each 16 columns, each x32     4 nibbles
 //   with a codebook: d f16 x32, scale bytes, each x32                        indices, words, high bytes
 //   F16, BF16, F32: no header; for each column the 32 rows' elements.
 //

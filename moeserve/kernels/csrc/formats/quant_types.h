@@ -45,6 +45,8 @@ enum class StoredScales : int {
   UE4M3,        // a byte: an unsigned float of 4 and 3 bits, halved because the code table is doubled
   F16Zero,      // a float16 s and a byte z, both 8-bit codes and z biased by 128: m = s * z
   BF16Zero,     // the same with a bfloat16 s
+  F32,          // a float32 s, in the four bytes of scales
+  UE4M3F32,     // a float32 that is the same for all of a row, then a byte as UE4M3's; s is their product
   Book          // see Codebook::scales
 };
 
@@ -120,9 +122,11 @@ struct QuantType {
   int octets_at = 0, octets = 0;  // scale bytes, if any: first byte, and number
   Codebook book = {};
   Trits trits = {};
+  bool e4m3 = false;  // codes of 8 bits are floats: a sign, 4 bits of exponent (bias 7), 3 of mantissa
 
   constexpr bool has_book() const { return book.entries > 0; }
   constexpr bool is_float() const { return low.bits == 0 && !has_book() && !trits.any(); }
+  constexpr bool takes_floats() const { return is_float() || e4m3; }  // activations; else int8
   constexpr int levels() const { return table == CodeTable::None ? 0 : 1 << low.bits; }
   constexpr bool has_min() const {
     return scales == StoredScales::F16Min || scales == StoredScales::NibbleMin ||
@@ -131,8 +135,12 @@ struct QuantType {
   constexpr bool has_zero() const {
     return scales == StoredScales::F16Zero || scales == StoredScales::BF16Zero;
   }
+  constexpr bool has_octets_only() const {
+    return scales == StoredScales::E8M0 || scales == StoredScales::UE4M3 || scales == StoredScales::F32 ||
+           scales == StoredScales::UE4M3F32;
+  }
   constexpr int halves() const {  // number of float16 numbers per block
-    if (scales == StoredScales::E8M0 || scales == StoredScales::UE4M3) return 0;
+    if (has_octets_only()) return 0;
     if (has_book() && book.scales == BookScales::Threes) return 0;
     return has_min() && !has_zero() ? 2 : 1;
   }
@@ -173,6 +181,12 @@ struct QuantType {
   X(INT4_G128_BF16, 247, zero_type(128, 4, StoredScales::BF16Zero))                                               \
   X(INT8_G32_BF16, 248, zero_type(32, 8, StoredScales::BF16Zero))                                                 \
   X(INT8_G128_BF16, 249, zero_type(128, 8, StoredScales::BF16Zero))                                               \
+  X(FP8_G32, 250, fp8_type(32))                                                                                   \
+  X(FP8_G64, 251, fp8_type(64))                                                                                   \
+  X(FP8_G128, 252, fp8_type(128))                                                                                 \
+  X(NVFP4_G64, 253, scaled_nvfp4_type(64))                                                                        \
+  X(NVFP4_G128, 254, scaled_nvfp4_type(128))                                                                      \
+  X(NVFP4_G256, 255, scaled_nvfp4_type(256))                                                                      \
   X(IQ2_XXS, 16, book_type(66, 32, 0, 0, 0, {256, 8, 43, {2, 8}, {6, 8}, {}, 0, Signs::Packed7, BookScales::WordTop})) \
   X(IQ2_XS, 17, book_type(74, 16, 0, 66, 8, {512, 8, 43, {2, 8, 2}, {3, 8, 2}, {}, 1, Signs::High7, BookScales::Nibbles16})) \
   X(IQ2_S, 22, book_type(82, 16, 0, 74, 8, {1024, 8, 43, {2, 4}, {34, 4}, {66, 1}, 2, Signs::Bytes, BookScales::Nibbles16})) \
@@ -205,6 +219,31 @@ constexpr QuantType zero_type(int cols, int bits, StoredScales scales) {
   q.scales = scales;
   q.octets_at = 2;
   q.octets = 1;
+  return q;
+}
+
+// The same with a float32 s and codes of e4m3.
+constexpr QuantType fp8_type(int cols) {
+  QuantType q;
+  q.block_cols = cols;
+  q.block_bytes = 4 + cols;
+  q.low = {4, cols, 8};
+  q.scales = StoredScales::F32;
+  q.octets = 4;
+  q.e4m3 = true;
+  return q;
+}
+
+// NVFP4 with the matrix's own scale before the groups'; codes in their order.
+constexpr QuantType scaled_nvfp4_type(int cols) {
+  QuantType q;
+  q.block_cols = cols;
+  q.octets = 4 + cols / 16;
+  q.block_bytes = q.octets + cols / 2;
+  q.low = {q.octets, 1, 4};
+  q.table = CodeTable::E2M1;
+  q.group = 16;
+  q.scales = StoredScales::UE4M3F32;
   return q;
 }
 

@@ -73,8 +73,7 @@ def collapse(shape: torch.Size, strides: list[tuple[int, ...]]) -> Layout:
         *outer, last = range(len(sizes))
         row = max(outer, key=lambda d: (1 in columns[d], sizes[d]))
         kept = [d for d in outer if d != row]
-        # Type: ignore[assignment].
-        sizes, columns = ([some[d] for d in (*kept, row, last)] for some in (sizes, columns))
+        sizes, columns = ([some[d] for d in (*kept, row, last)] for some in (sizes, columns))  # type: ignore[assignment]
     return Layout(tuple(sizes), tuple(tuple(c[i] for c in columns) for i in range(len(strides))))
 
 

@@ -18,8 +18,7 @@ def evaluate(steps: tuple[TypedStep, ...], arguments: tuple[Tensor | Number, ...
     for typed in steps:
         step = typed.step
         if step.operation in ("argument", "constant"):
-            # Type: ignore[index].
-            source = arguments[step.constant] if step.operation == "argument" else step.constant
+            source = arguments[step.constant] if step.operation == "argument" else step.constant  # type: ignore[index]
             value = torch.as_tensor(source, device=device).to(typed.operand_type)
         elif step.operation == "cast":
             value = values[step.operands[0]].to(typed.kind.dtype).to(typed.kind.computed)

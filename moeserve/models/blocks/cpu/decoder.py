@@ -290,7 +290,7 @@ class CpuDecoder:
             attend_latent(stream, w, mixer, self._forms[mixer.form], self._kv[index], batch, space)
         elif isinstance(mixer, Mamba2Shape):
             assert isinstance(w, CpuMamba2)
-            recur_mamba2(stream, w, mixer, eps, self._states[index], batch, space, self._pending.get(index))
+            recur_mamba2(stream, w, mixer, self._states[index], batch, space, self._pending.get(index))
         elif mixer is not None:
             assert isinstance(w, CpuDeltaNet)
             recur(stream, w, mixer, eps, self._states[index], batch, space, self._pending.get(index))

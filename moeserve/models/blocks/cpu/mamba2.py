@@ -23,7 +23,6 @@ def recur_mamba2(
     stream: CpuStream,
     w: CpuMamba2,
     shape: Mamba2Shape,
-    eps: float,
     state: StateLayer,
     batch: CpuBatch,
     space: CpuWorkspace,
@@ -36,6 +35,6 @@ def recur_mamba2(
     assert batch.states is not None
     heads = shape.heads
     stream.mamba2(
-        own.projected, own.decays, w.parameters, eps, heads, state, batch.states, n, own.out, pending
+        own.projected, own.decays, w.parameters, shape.eps, heads, state, batch.states, n, own.out, pending
     )
     stream.linear(own.out, n, w.output, [space.x], add=True)

@@ -2,7 +2,7 @@
 
     x = embed(tokens)
     for each layer:
-        x = x + attention(norm(x))          attention.py, latent.py, or the recurrence in delta_net.py
+        x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: delta_net.py, mamba2.py
         x = x + experts(norm(x))            ffn.py
     logits = output(output_norm(x))
 
@@ -34,7 +34,6 @@ from moeserve.kernels.planes import Planes
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.forget import forget_kv
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
-from moeserve.models.blocks.gpu.delta_net import recur
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.forms import forms_of
@@ -44,6 +43,7 @@ from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
+from moeserve.models.blocks.gpu.recurrent import mix_recurrent
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
@@ -55,13 +55,13 @@ from moeserve.models.loading.gpu_weights import (
     GpuDeltaNet,
     GpuLatentAttention,
     GpuLayer,
+    GpuMamba2,
     GpuWeights,
     float_type,
     has_float_weights,
     plane_tensors,
 )
 from moeserve.models.observer import LayerObserver
-from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.step_buffers import GPU_LOGIT_ROWS, step_sizes
 from moeserve.quantization.table import F32
 
@@ -222,10 +222,13 @@ class GpuDecoder:
             observer.embedding(s.x)
         for index in self._distinct_layers if is_compiling_ahead() else range(self.num_layers):
             layer = self._weights.layers[index]
-            self._mixer_norm(index, s, batch.count)
             adapters = self._adapters_of(index, batch, s)
-            self._mix_tokens(index, layer, batch, s, adapters)
-            self._sums.add_mixer(s)
+            if layer.mixer is None:
+                self._take_over(index, layer, s, batch.count)
+            else:
+                self._add_and_norm(index, s, layer.mixer.norm, batch.count)
+                self._mix_tokens(index, layer, batch, s, adapters)
+                self._sums.add_mixer(s)
             self._ffn.mix(index, s, batch.count, adapters)
             if observer is not None:
                 self._show_layer(index, s, observer)
@@ -326,15 +329,25 @@ class GpuDecoder:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, GpuLatentAttention)
             self._latent_attention.attend(mixer, w, self._kv[index], batch, s)
-        else:
-            assert isinstance(mixer, GatedDeltaNetShape)
-            assert isinstance(w, GpuDeltaNet)
+        elif mixer is not None:
+            assert isinstance(w, GpuDeltaNet | GpuMamba2)
             assert batch.states is not None
-            recur(mixer, w, self.shape.rms_eps, self._states[index], batch.states, batch.count, s)
+            state = self._states[index]
+            mix_recurrent(mixer, w, self.shape.rms_eps, state, batch.states, batch.count, s)
 
-    def _mixer_norm(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
+    def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
+        """Prepares the feed-forward of a layer without a mixer. What the previous layer's mixer left in s.output is
+        added by its norm, as if both were one layer; if that layer had a feed-forward, s.output becomes 0."""
+        if index and self._weights.layers[index - 1].ffn is None:
+            return
+        if index:
+            assert layer.ffn is not None
+            self._add_and_norm(index, s, layer.ffn.norm, count)  # for x alone
+        s.output.zero_()
+
+    def _add_and_norm(self, index: int, s: GpuWorkspace, weight: Tensor, count: Tensor) -> None:
         """Launches y = norm of x, after adding the previous layer's pending output."""
-        y, weight = s.y, self._weights.layers[index].mixer.norm
+        y = s.y
         if index == 0:
             add_norm(
                 s.x, None, None, None, None, None, count, weight, self.shape.rms_eps, y.x, y.codes, y.scales
@@ -354,15 +367,15 @@ class GpuDecoder:
                 each = each.masked_fill(ids.cpu()[:, :, None] < 0, 0.0)
             output = output + each.sum(dim=1)
         output = self._ffn.behind_norms(index, s, output)
-        after_attention = s.x
-        if self._ffn.fuses_router_norm(index, s):
+        after_attention, has_ffn = s.x, self._weights.layers[index].ffn is not None
+        if self._ffn.fuses_router_norm(index, s) or not has_ffn:
             after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()
         observer.layer(
             self._first_layer + index,  # the observer has seen the CPU's layers
             after_attention=after_attention,
             expert_input=s.router_input,
             routing=self._ffn.routing(index, s),
-            expert_output=output,
+            expert_output=output if has_ffn else torch.zeros_like(output),
         )
 
 

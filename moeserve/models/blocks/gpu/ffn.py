@@ -54,8 +54,8 @@ class GpuFfnBlock:
         num_in_ram: Sequence[int] | None = None,
     ) -> None:
         """layers: the last ones of `shape`. handoff: to the CPU pool, if it has experts. expert_stream: streams
-        experts from RAM, in layers whose `prefill` is not "cpu". sums: sums over the GPUs of a tensor-parallel
-        group. num_in_ram: number of experts that the pool has, by layer; None: all that are not on this GPU."""
+        experts from RAM, in layers whose `prefill` is not "cpu". sums: over the GPUs of a tensor-parallel group.
+        num_in_ram: number of experts that the pool has, by layer; None: all that are not on this GPU."""
         self._sums = sums
         self._forced_routing = forced_routing
         self._eps = shape.rms_eps
@@ -116,14 +116,14 @@ class GpuFfnBlock:
         """Launches a layer's feed-forward. Reads s.x and s.output (attention's output); its result is `pending`."""
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
-            self._norm(index, s, count)
+            self._norm(index, ffn.norm, s, count)
             changed = adapters is not None and adapters.change(names.FFN_PARTS)
             if takes_dense_products(ffn.expert.experts, s) and not changed:
                 out, form = self._routes(index, s).parts[:, 0], self._unrouted_gated(index).form
                 multiply_dense(ffn.expert.experts, s, count, out, form)
             else:
                 self._add_unrouted(index, ffn.expert, s, count, adapters, names.FFN_PARTS)
-        else:
+        elif ffn is not None:
             self._mix_experts(index, ffn, s, count, adapters)
         if self._sums.sums_ffn(index):
             self._sum_over_gpus(index, s, count)
@@ -193,11 +193,11 @@ class GpuFfnBlock:
         pool_sum = s.pool_sum if is_shared and self._pool_works and not is_added else None
         if self._part_norms(index) is not None:
             return self._pending_experts(index, s, pool_sum)
+        if self._layers[index] is None or (is_added and not s.is_small_batch):
+            return PendingSum(s.output, None, None, pool_sum)  # without a feed-forward: the mixer's
         parts = routes.parts if self._has_parts(index) else None
         if s.is_small_batch:
             return PendingSum(parts, None, None, pool_sum)  # already summed, in one part
-        if is_added:
-            return PendingSum(s.output, None, None, pool_sum)
         return PendingSum(parts, routes.weights, self._ids_here(index, routes), pool_sum)
 
     def _pending_experts(self, index: int, s: GpuWorkspace, pool_sum: Tensor | None) -> PendingSum:
@@ -229,7 +229,7 @@ class GpuFfnBlock:
         """Returns whether the norm before the router and the router are one kernel; then the next norm adds the
         attention's output."""
         ffn = self._layers[index]
-        if isinstance(ffn, GpuDenseFfn) or ffn.sandwich is not None or not s.is_small_batch:
+        if not isinstance(ffn, GpuMoe) or ffn.sandwich is not None or not s.is_small_batch:
             return False
         return not ffn.router.first.quantised
 
@@ -255,7 +255,7 @@ class GpuFfnBlock:
         return routes.local_expert_ids if is_partial else routes.expert_ids
 
     def _sandwich(self, index: int) -> SandwichNorms | None:
-        return self._layers[index].sandwich
+        return None if (ffn := self._layers[index]) is None else ffn.sandwich
 
     def _part_norms(self, index: int) -> PartNorms | None:
         norms = self._sandwich(index)
@@ -304,11 +304,11 @@ class GpuFfnBlock:
             return count if batch.tiles is not None else 0
         return round(count * batch.streamed) if way == "auto" else 0
 
-    def _norm(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
+    def _norm(self, index: int, weight: Tensor, s: GpuWorkspace, count: Tensor) -> None:
         """Launches y = norm of x with the attention's output."""
         exact, norms = None if s.router_input is s.y.x else s.router_input, self._sandwich(index)
         if norms is None:
-            self._sums.mixer_norm(s, count, self._layers[index].norm, self._eps, exact)
+            self._sums.mixer_norm(s, count, weight, self._eps, exact)
         else:
             sandwich_inputs(s.x, s.output.view(s.rows, -1), norms, count, self._eps, s.y, exact, None)
 
@@ -319,7 +319,7 @@ class GpuFfnBlock:
             self._sums.mixer_norm_router(s, count, moe.norm, self._eps, router.first.codes[0], router.bias)
             return
         if moe.sandwich is None or moe.sandwich.parts is None:
-            self._norm(index, s, count)
+            self._norm(index, moe.norm, s, count)
         else:
             experts = self._experts_input(index, s)
             output = s.output.view(s.rows, -1)

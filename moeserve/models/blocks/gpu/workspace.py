@@ -24,7 +24,8 @@ from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
-from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
+from moeserve.models.mamba2 import Mamba2Shape
+from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.step_buffers import (
     ALIGNMENT,
     INT8_GROUP,
@@ -125,8 +126,12 @@ class DeltaWorkspace:
         self.out = _activations(views, "attended", shape.heads.value_width)
 
 
-def _delta_space(views: dict[str, Tensor], shape: Recurrence | None) -> DeltaWorkspace | None:
-    return DeltaWorkspace(views, shape) if isinstance(shape, GatedDeltaNetShape) else None
+class Mamba2Workspace:
+    """Additional buffers of Mamba-2 layers."""
+
+    def __init__(self, views: dict[str, Tensor], shape: Mamba2Shape) -> None:
+        self.mixed = views["mamba2_mixed"]
+        self.out = _activations(views, "attended", shape.heads.value_width)
 
 
 class LatentWorkspace:
@@ -184,7 +189,9 @@ class GpuWorkspace:
             for each in _attentions(shape)
         }
         self.latent = None if shape.latent is None else LatentWorkspace(views, shape.latent, rows)
-        self.delta = _delta_space(views, shape.recurrence)
+        recurrence = shape.recurrence
+        self.delta = DeltaWorkspace(views, recurrence) if isinstance(recurrence, GatedDeltaNetShape) else None
+        self.mamba2 = Mamba2Workspace(views, recurrence) if isinstance(recurrence, Mamba2Shape) else None
         self.output = views["output"]
         self.router_input = views.get("router_input", views["y"])
         # Input of the routed experts, if it differs from that of the feed-forward that all tokens pass.

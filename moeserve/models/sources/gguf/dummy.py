@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from moeserve.quantization import QuantType, StoredScales
 from moeserve.quantization.codebook import Codebook
+from moeserve.quantization.quant_type import FLOAT32_BYTES
 from moeserve.quantization.reference import dequantize
 
 from . import names as n
@@ -110,6 +111,12 @@ def _set_scales(blocks: Bytes, kind: QuantType, scale: float) -> None:
         blocks[:, layout.octets_at : layout.octets_at + layout.octets] = (
             max(8 + round(np.log2(scale)), 1) << 3
         )
+        return
+    at = layout.octets_at
+    if layout.stored_scales in (StoredScales.F32, StoredScales.UE4M3_F32):
+        blocks[:, at : at + FLOAT32_BYTES] = np.array([scale], np.float32).view(np.uint8)
+        if layout.stored_scales == StoredScales.UE4M3_F32:
+            blocks[:, at + FLOAT32_BYTES : at + layout.octets] &= 63  # below 2, and never NaN
         return
     halves = [scale]
     if layout.has_own_min:

@@ -20,6 +20,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import names as n
 from moeserve.quantization.table import MXFP4
 
+from .fp4_weights import halves_of_pairs
 from .made_tensor import Bytes, MadeTensor, bytes_of, find_tensor, numbers_of
 from .safetensors_file import StoredTensor
 
@@ -79,9 +80,7 @@ def _made_mxfp4(blocks: StoredTensor, scales: StoredTensor, rows: slice) -> Made
 
     def make() -> Bytes:
         pairs, exponents = numbers_of(blocks)[:, rows], numbers_of(scales)[:, rows]
-        codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], BLOCK)
-        packed = codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4
-        return bytes_of(np.concatenate([exponents[..., None], packed], axis=-1))
+        return bytes_of(np.concatenate([exponents[..., None], halves_of_pairs(pairs)], axis=-1))
 
     shape = (experts, len(range(out)[rows]), groups * BLOCK)
     return MadeTensor(shape, MXFP4, (blocks, scales), make)

@@ -22,7 +22,7 @@ from moeserve.quantization.table import BF16, F32
 
 # Safetensors' names are ggml's.
 TYPES = {row.name: row for row in QUANT_TYPES.values() if not row.is_quantised}
-FP8 = "F8_E4M3"  # read as bfloat16, if it has scales
+FP8 = "F8_E4M3"  # read if it has scales
 _OTHERS = {"U8": 1, "I8": 1, FP8: 1, "I32": 4, "I64": 8}
 ITEM_BYTES = {name: row.block_bytes for name, row in TYPES.items()} | _OTHERS
 _LENGTH = struct.Struct("<Q")  # the header's length, at the beginning of the file
@@ -36,7 +36,7 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A matrix of integers, stored as several tensors."""
+    """A matrix of integers or small floats, stored as several tensors."""
 
     type: QuantType
     make: Callable[[], np.ndarray[Any, np.dtype[np.uint8]]]  # returns its blocks: uint8 [rows, row bytes]
@@ -60,7 +60,7 @@ class StoredTensor:
 
     @property
     def type(self) -> QuantType:
-        """The type as which rows are read. Raises ModelError if it is neither float nor scaled integers."""
+        """The type as which rows are read. Raises ModelError if it is neither float nor has scales."""
         return self.float_type if self.packed is None else self.packed.type
 
     @property
@@ -73,10 +73,10 @@ class StoredTensor:
     @property
     def float_type(self) -> QuantType:
         """The type as which single values are read. Raises ModelError if it is not float."""
-        if self.packed is not None:
-            return F32
         if self.scales is not None:
             return BF16
+        if self.packed is not None:
+            return F32
         if self.dtype not in TYPES:
             raise ModelError(
                 self.path,

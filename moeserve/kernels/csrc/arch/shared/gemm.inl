@@ -94,6 +94,15 @@ inline void float_tile(const uint8_t* panel, const uint8_t* ahead, int64_t first
   }
 }
 
+template <class E>
+inline void float_rows(const uint8_t* panel, const uint8_t* ahead, int64_t first_col, int64_t cols,
+                       const void* const* rows, int n, float* out) {
+  int t = 0;
+  for (; t + 8 <= n; t += 8) float_tile<E, 8>(panel, ahead, first_col, cols, rows + t, out + kPanelRows * t);
+  for (; t + 4 <= n; t += 4) float_tile<E, 4>(panel, ahead, first_col, cols, rows + t, out + kPanelRows * t);
+  for (; t < n; ++t) float_tile<E, 1>(panel, ahead, first_col, cols, rows + t, out + kPanelRows * t);
+}
+
 // 64 columns at a time: 4 or 8 KB, which stay in L1 for all tokens.
 template <class E>
 void gemm_float(const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
@@ -111,10 +120,7 @@ void gemm_float(const Panel& panel, const uint8_t* next, int64_t cols, const voi
                                      packed);
       chunk = ahead = packed;
     }
-    int t = 0;
-    for (; t + 8 <= n; t += 8) float_tile<E, 8>(chunk, ahead, c, count, rows + t, out + kPanelRows * t);
-    for (; t + 4 <= n; t += 4) float_tile<E, 4>(chunk, ahead, c, count, rows + t, out + kPanelRows * t);
-    for (; t < n; ++t) float_tile<E, 1>(chunk, ahead, c, count, rows + t, out + kPanelRows * t);
+    float_rows<E>(chunk, ahead, c, count, rows, n, out);
   }
 }
 
@@ -144,33 +150,5 @@ void gemm_f32_half(const uint8_t* half, int64_t cols, const void* const* rows, i
     for (; t + 8 <= n; t += 8) half_tile<8>(half, c, count, rows + t, out + kPanelRows * t);
     for (; t + 4 <= n; t += 4) half_tile<4>(half, c, count, rows + t, out + kPanelRows * t);
     for (; t < n; ++t) half_tile<1>(half, c, count, rows + t, out + kPanelRows * t);
-  }
-}
-
-template <Type T>
-struct ElementOf;  // of a float type
-template <>
-struct ElementOf<Type::F16> : HalfElement {};
-template <>
-struct ElementOf<Type::BF16> : BfloatElement {};
-template <>
-struct ElementOf<Type::F32> : FloatElement {};
-
-template <Type T>
-void pack_panel(const uint8_t* rows, size_t stride, int valid_rows, int64_t cols, uint8_t* panel) {
-  if constexpr (kQuantType<T>.is_float()) {
-    pack_float<typename ElementOf<T>::Stored>(rows, stride, valid_rows, cols, panel);
-  } else {
-    pack_integer<T>(rows, stride, valid_rows, cols, panel);
-  }
-}
-
-template <Type T>
-void gemm_panel(const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
-                float* out) {
-  if constexpr (kQuantType<T>.is_float()) {
-    gemm_float<ElementOf<T>>(panel, next, cols, rows, n, out);
-  } else {
-    gemm_integer<T>(panel, next, cols, rows, n, out);
   }
 }
