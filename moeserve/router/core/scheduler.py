@@ -94,8 +94,7 @@ class Scheduler:
             raise ValueError(f"request id {message.id} is in use")
         messages = [message]
         if message.beams is not None and not message.spans and self._closed is None:
-            messages = self._searches.gather(message)
-            if not messages:
+            if not (messages := self._searches.gather(message)):
                 return
         if (refusal := self._refusal(messages[0])) is not None:
             self._out.put(replace(refusal, id=message.id) for message in messages)
@@ -168,14 +167,12 @@ class Scheduler:
         self._planner.finished(scheduled, result)
         observe_step(self._totals, scheduled, result)
         for index, cause in result.failed_rows.items():
-            owner = scheduled.owners[index]
-            if owner.state is not State.FINISHED:
+            if (owner := scheduled.owners[index]).state is not State.FINISHED:
                 self._fail(owner, 500, cause, forget=True)
         late = [index for index in range(len(scheduled.sampling)) if result.sampled[index].late]
         self._turns.observe(scheduled.sampling, result.mask_ms, result.compute_ms, late)
         for index, logprobs in result.prompt_logprobs.items():
-            owner, row = scheduled.owners[index], scheduled.rows[index]
-            self._out.emit_prompt_logprobs(owner, row.start, logprobs)
+            self._out.emit_prompt_logprobs(scheduled.owners[index], scheduled.rows[index].start, logprobs)
         self._out.emit_progress(scheduled.chunks(), now)
         if runs := scheduled.num_draft_rows:
             items, ended = accept_runs(scheduled.sampling[:runs], result.sampled[:runs], now)
