@@ -94,7 +94,8 @@ class Scheduler:
             raise ValueError(f"request id {message.id} is in use")
         messages = [message]
         if message.beams is not None and not message.spans and self._closed is None:
-            if not (messages := self._searches.gather(message)):
+            messages = self._searches.gather(message)
+            if not messages:
                 return
         if (refusal := self._refusal(messages[0])) is not None:
             self._out.put(replace(refusal, id=message.id) for message in messages)
@@ -238,9 +239,8 @@ class Scheduler:
             return None
         if not self._open and not self._memory.has_work:
             return None
-        scheduled = self._planner.plan(
-            self._batch.last_planned + 1, now, results_awaited=bool(self._in_flight)
-        )
+        awaited = bool(self._in_flight)
+        scheduled = self._planner.plan(self._batch.last_planned + 1, now, results_awaited=awaited)
         if scheduled is None:
             return None
         self._batch.last_planned = scheduled.step
