@@ -115,7 +115,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         in_place = config.weight_layout == "file"
         if in_place and not source.is_mapped:
             raise ConfigError(
-                "--weight-layout file needs a GGUF file and its own weights; leave it out, or say panels"
+                "--weight-layout file needs a GGUF file and no --load-format dummy; leave it out, or say panels"
             )
         if in_place and config.expert_ram is not None:
             raise ConfigError("--expert-ram has no effect with --weight-layout file; leave one of them out")
