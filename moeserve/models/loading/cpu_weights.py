@@ -12,6 +12,7 @@ from moeserve.kernels.cpu_stream import LinearGroup, Matrix
 from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import DeltaParameters, Mamba2Parameters
 from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.source import ModelSource
 
 
@@ -54,6 +55,14 @@ class ExpertBiases:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsOnDisk:
+    """The experts of a layer that has fewer slots in RAM."""
+
+    num_experts: int
+    in_file: tuple[ExpertsInFile, ExpertsInFile, ExpertsInFile]  # gate, up, down
+
+
+@dataclass(frozen=True, slots=True)
 class GatedExperts:
     """down(activation(gate x, up x)) for each expert; a single expert if all tokens pass it."""
 
@@ -61,6 +70,8 @@ class GatedExperts:
     up: Matrix  # [E, width, hidden]
     down: Matrix  # [E, hidden, width]
     biases: ExpertBiases | None = None  # None: no biases
+    # The matrices have slots instead of E experts, [slots, ...], which the text's experts are read into.
+    on_disk: ExpertsOnDisk | None = None
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

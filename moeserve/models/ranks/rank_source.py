@@ -76,6 +76,9 @@ class RankSource:
         """See ModelSource. For tensors that all ranks have whole."""
         return self._source.rows(self._share.name_in_model(name), rows)
 
+    def experts_in_file(self, name: str) -> None:
+        """Returns None: a rank's share of an expert is cut from the model's."""
+
     def advise_done(self, name: str) -> None:
         self._source.advise_done(self._share.name_in_model(name))
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 
 
@@ -60,6 +61,11 @@ class ModelSource(Protocol):
         self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Returns a copy of some of the tensor's rows: uint8 [n, bytes of a row]. No others are read from the disk."""
+        ...
+
+    def experts_in_file(self, name: str) -> ExpertsInFile | None:
+        """Returns where the file has an expert tensor's bytes as `data` returns them; None if `data` makes them.
+        KeyError if absent."""
         ...
 
     def advise_done(self, name: str) -> None:

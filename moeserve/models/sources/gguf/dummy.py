@@ -73,6 +73,9 @@ class DummyFile(GGUFFile):
         first = rows * 1_000_003 % (len(pool) // 2 // block) * block
         return np.take(pool, (first[:, None] + np.arange(row_bytes)) % len(pool))
 
+    def experts_in_file(self, name: str) -> None:
+        """Returns None: no file has these weights."""
+
     def advise_done(self, name: str) -> None:
         """Does nothing: no file is mapped."""
 

@@ -97,6 +97,9 @@ class HuggingFaceFolder:
         """See ModelSource."""
         return np.take(self.data(name).reshape(self.tensors[name].shape[0], -1), rows, axis=0)
 
+    def experts_in_file(self, name: str) -> None:
+        """Returns None: a folder has each expert's matrices as tensors of their own."""
+
     def advise_done(self, name: str) -> None:
         """See ModelSource."""
         for part in (part for whole in self._parts[name] for part in whole.parts):
