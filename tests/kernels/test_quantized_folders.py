@@ -181,6 +181,15 @@ WRONG_PARTS: list[tuple[str, str, torch.Tensor, str]] = [
     ("w4a16", "weight_scale", torch.full((128, 2), 1 / 3), "scales of F32 that 16 bits do not hold|do not fit"),
     ("w4a16-asym", "weight_zero_point", torch.zeros(1, 8, dtype=torch.int32), "do not fit one another"),
     ("w8a8", "weight_scale", torch.zeros(3, 1), "do not fit one another"),
+    ("fp8-block", "weight_scale_inv", torch.zeros(3, 3), r"F32 \[\d+, \d+\] is expected from the matrix it is for"),
+    ("fp8-row", "weight_scale", torch.zeros(3), "one, one for each row, or one for each block is expected"),
+    ("nvfp4", "weight_global_scale", torch.zeros(1), "is 0.0; a positive number is expected"),
+    ("nvfp4", "weight_global_scale", torch.full((1,), 1e-45), "a positive number is expected"),
+    ("nvfp4", "weight_global_scale", torch.ones(2), "one number is expected"),
+    ("nvfp4", "weight_scale", torch.zeros(3, 16).to(torch.float8_e4m3fn), "do not fit one another"),
+    ("nvfp4", "weight_packed", torch.zeros(128, 0, dtype=torch.uint8), "U8 .*is expected"),
+    ("nvfp4-modelopt", "weight_scale_2", torch.tensor(torch.nan), "a positive number is expected"),
+    ("mxfp4", "weight_scale", torch.zeros(3, 8, dtype=torch.uint8), "do not fit one another"),
 ]  # fmt: skip
 
 
@@ -192,6 +201,42 @@ def test_parts_that_do_not_fit_are_refused(
     replace_part(quantized, part, tensor)
     with pytest.raises(ModelError, match=said):
         open_folder(quantized)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "part"),
+    [("nvfp4", ".weight_global_scale"), ("nvfp4", ".weight_scale"), ("mxfp4", ".weight_scale"),
+     ("fp8-block", ".weight_scale_inv"), ("nvfp4-modelopt", ".weight_scale_2"), ("gptq", ".scales")],
+)  # fmt: skip
+def test_a_part_that_is_missing_is_named(scheme: str, part: str, of_floats: Path, tmp_path: Path) -> None:
+    quantized, _ = write_pair(of_floats, tmp_path, BY_NAME[scheme])
+    for file in quantized.glob("*.safetensors"):
+        save_file({name: t for name, t in load_file(file).items() if not name.endswith(part)}, file)
+    with pytest.raises(ModelError, match=f"{part}' is missing; download the whole repository"):
+        open_folder(quantized)
+
+
+def test_scales_that_nvfp4_cannot_have_are_refused_when_they_are_read(
+    of_floats: Path, tmp_path: Path
+) -> None:
+    quantized, _ = write_pair(of_floats, tmp_path, BY_NAME["nvfp4"])
+    rows, cols = open_folder(quantized).tensors["blk.0.attn_q.weight"].shape
+    shape = (rows, cols // 16)
+    for value in (-1.0, torch.nan):
+        replace_part(quantized, "q_proj.weight_scale", torch.full(shape, value).to(torch.float8_e4m3fn))
+        source = open_folder(quantized)
+        with pytest.raises(ModelError, match="scales that are negative or no numbers"):
+            source.data("blk.0.attn_q.weight")
+
+
+def test_modelopts_settings_in_a_file_of_their_own(of_floats: Path, tmp_path: Path) -> None:
+    quantized, floats = write_pair(of_floats, tmp_path, BY_NAME["nvfp4-modelopt"])
+    config = json.loads((quantized / "config.json").read_text())
+    del config["quantization_config"]
+    (quantized / "config.json").write_text(json.dumps(config))
+    settings = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    (quantized / "hf_quant_config.json").write_text(json.dumps(settings))
+    assert_same_values(quantized, floats)
 
 
 def test_groups_that_no_block_holds_are_refused(of_floats: Path, tmp_path: Path) -> None:

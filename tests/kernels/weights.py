@@ -123,7 +123,7 @@ def _random_codes(
 
 
 def set_floats(kind: Type, blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.floating]) -> None:
-    """Sets the float32 of each block. NVFP4's is one for a row, followed by bytes within two powers of two."""
+    """Sets the float32 of each block. NVFP4's is the same for all of a row; bytes follow, within two powers of two."""
     layout = _LAYOUTS[kind]
     at, end = layout.octets_at, layout.octets_at + layout.octets
     if layout.stored_scales == StoredScales.UE4M3_F32:

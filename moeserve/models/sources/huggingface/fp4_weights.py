@@ -53,8 +53,8 @@ def _own_scale(path: Path, stored: Stored, name: str) -> StoredTensor:
     own = find_part(path, stored, name, ("F32",), dimensions)
     if math.prod(own.shape) != 1:
         raise ModelError(path, f"tensor {name!r} has shape {list(own.shape)}; one number is expected")
-    value = _number(own)
-    if not (math.isfinite(value) and value > 0 and math.isfinite(np.float32(1) / value)):
+    value = float(_number(own))
+    if not (math.isfinite(value) and value > 0 and 1 / value <= float(np.finfo(np.float32).max)):
         raise ModelError(path, f"tensor {name!r} is {value}; a positive number is expected")
     return own
 
