@@ -67,6 +67,9 @@ class DummyFile(GGUFFile):
             out[start : start + size] = pool[first : first + size]
         return out
 
+    def experts_in_file(self, name: str) -> None:
+        """Returns None: no file has these weights."""
+
     def advise_done(self, name: str) -> None:
         """Does nothing: no file is mapped."""
 
