@@ -109,6 +109,7 @@ class Scheduler:
             self._adapters[request.adapter] += 1
         self._grammars.joined(request.sampling.grammar)
         self._shares.joined(request.tenant)
+        self._planner.background.joined(request)
         self._batch.join(request)
         for message in messages:
             output = b"" if message.resumed is None else message.resumed.token_ids
@@ -385,6 +386,7 @@ class Scheduler:
         self._searches.ended(request)
         self._grammars.left(request.sampling.grammar)
         self._shares.left(request.tenant)
+        self._planner.background.left(request)
         self._batch.release(request, forget=forget)
 
     def check(self) -> None:
