@@ -12,7 +12,9 @@ from __future__ import annotations
 from moeserve.router.core.request import Request
 
 BACKGROUND_SHARE = 0.06  # of the time, beside other requests
-MOST_LATE = 2.0  # a late step is charged at most this multiple of its predicted duration; the rest has other causes
+MOST_LATE = (
+    2.0  # a late step is charged at most this multiple of its predicted duration; the rest has other causes
+)
 
 
 class BackgroundShare:
