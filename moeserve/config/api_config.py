@@ -196,8 +196,8 @@ class ApiConfig(SeveralModelsConfig):
     batch_dir: str | None = option(
         None,
         "Batches",
-        "private folder for files and offline batches (/v1/files, /v1/batches, /v1/messages/batches), which survive the "
-        "server's end; one server a folder (default: none, and these paths answer 404)",
+        "private folder for files and offline batches (/v1/files, /v1/batches, /v1/messages/batches), which survive "
+        "the server's end; one server a folder (default: none, and these paths answer 404)",
         metavar="PATH",
     )
     batch_dir_gib: float = option(

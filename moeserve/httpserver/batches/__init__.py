@@ -5,7 +5,7 @@ from pathlib import Path
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.httpserver.batches import batch_routes, file_routes, message_batch_routes
-from moeserve.httpserver.batches.bodies import CreateBatchRequest, CreateMessageBatchRequest
+from moeserve.httpserver.batches.bodies import CreateBatchRequest, CreateMessageBatchRequest, UploadFileForm
 from moeserve.httpserver.batches.file_routes import MAX_UPLOAD_BYTES
 from moeserve.httpserver.batches.message_batch_input import MAX_BATCH_BYTES
 from moeserve.httpserver.batches.queries import API_NAME, NoBatches
@@ -23,7 +23,7 @@ def _open_store(config: ServerConfig) -> ApiState:
 API = Api(
     name=API_NAME,
     routers=(file_routes.router, batch_routes.router, message_batch_routes.router),
-    bodies=(CreateBatchRequest, CreateMessageBatchRequest),
+    bodies=(UploadFileForm, CreateBatchRequest, CreateMessageBatchRequest),
     uploads={"/v1/files": MAX_UPLOAD_BYTES, message_batch_routes.PATH: MAX_BATCH_BYTES},
     open_state=_open_store,
 )

@@ -48,6 +48,19 @@ class ExpiresAfter(RequestModel):
     seconds: Annotated[int, Field(ge=HOUR_S, le=MAX_EXPIRY_S)]
 
 
+class UploadFileForm(RequestModel):
+    """Documents the form, which is read as it comes and written to disk (`file_routes.py`)."""
+
+    file: Annotated[str, Field(json_schema_extra={"format": "binary"}, description="JSON Lines, in UTF-8.")]
+    purpose: Literal["batch"]
+    expires_after: Annotated[
+        ExpiresAfter | None,
+        Field(
+            description="As two fields, `expires_after[anchor]` and `expires_after[seconds]`. Default: never."
+        ),
+    ] = None
+
+
 class CreateBatchRequest(RequestModel):
     input_file_id: Annotated[str, Field(max_length=200, description="A file with the purpose batch.")]
     endpoint: Annotated[str, AfterValidator(_endpoint), Field(description="The path of its requests.")]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from fastapi import APIRouter, Request, Response
 
-from moeserve.httpserver.batches.bodies import HOUR_S, MAX_EXPIRY_S
+from moeserve.httpserver.batches.bodies import HOUR_S, MAX_EXPIRY_S, UploadFileForm
 from moeserve.httpserver.batches.multipart import MultipartReader, Part
 from moeserve.httpserver.batches.objects import DeletedFile, FileList, FileObject, file_object
 from moeserve.httpserver.batches.queries import bytes_of, limit_of, queries, store_of
@@ -17,6 +17,7 @@ from moeserve.httpserver.batches.records import StoredFile, new_id
 from moeserve.httpserver.batches.store import MAX_FILE_BYTES, BatchStore, page
 from moeserve.httpserver.generation.request.caller import caller_of
 from moeserve.httpserver.transport.errors import ApiError, invalid
+from moeserve.httpserver.transport.openapi import documented_form
 from moeserve.httpserver.transport.sse import JsonResponse
 
 router = APIRouter(tags=["OpenAI"])
@@ -24,30 +25,11 @@ router = APIRouter(tags=["OpenAI"])
 MAX_FIELD_BYTES: Final = 1024
 MAX_UPLOAD_BYTES: Final = MAX_FILE_BYTES + (64 << 10)  # with its fields and boundaries
 _SYNC_EVERY: Final = 1 << 20  # bytes, written at once on a thread
-_UPLOAD: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {
-                            "type": "string",
-                            "format": "binary",
-                            "description": "JSON Lines, in UTF-8.",
-                        },
-                        "purpose": {"type": "string", "enum": ["batch"]},
-                    },
-                }
-            }
-        },
-    }
-}
 
 
-@router.post("/v1/files", openapi_extra=_UPLOAD, responses={200: {"model": FileObject}})
+@router.post(
+    "/v1/files", openapi_extra=documented_form(UploadFileForm), responses={200: {"model": FileObject}}
+)
 async def upload_file(request: Request) -> Response:
     """Keeps a file for a batch."""
     store, owner = store_of(request), caller_of(request).key_owner

@@ -1,7 +1,7 @@
-"""BatchFolder: the private folder of files and batches. What it has written is on the disk when a call returns.
+"""BatchFolder: the private folder of files and batches. A write is on the disk when it returns.
 
-Every name in it is made of an id of ours, never of what a client sent. One server uses it at a time, which a lock holds:
-it ends with the process, however that ends.
+Every name in it is made of an id of ours, never of what a client sent. One server uses it at a time: a lock holds that,
+which ends with the process, however that ends.
 """
 
 from __future__ import annotations

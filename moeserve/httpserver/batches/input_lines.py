@@ -36,8 +36,8 @@ class Lines:
 
 
 def read_lines(path: Path, endpoint: str, knows_model: Callable[[str], bool]) -> Lines:
-    """Finds a file's requests and all that is wrong with them. Blank lines, CRLF and a byte order mark are taken. Raises
-    OSError."""
+    """Finds a file's requests and all that is wrong with them. Blank lines, CRLF and a byte order mark are taken.
+    Raises OSError."""
     found = Lines()
     first_lines: dict[str, int] = {}
     with path.open("rb") as file:
@@ -111,9 +111,7 @@ def _check(
     url = request.get("url")
     if not isinstance(url, str) or route_of(url) != endpoint:
         message = f"The URL of this request, {str(url)[:80]!r}, is not the batch's endpoint, {endpoint}."
-        return LineError(
-            "url_mismatch" if url else "missing_required_parameter", message, number, "url"
-        )
+        return LineError("url_mismatch" if url else "missing_required_parameter", message, number, "url")
     model = body.get("model")
     if isinstance(model, str) and model and not knows_model(model):
         message = f"The model {model[:200]!r} is not served here."

@@ -72,8 +72,8 @@ class Journal:
 
 
 def recover(path: Path, take: Callable[[dict[str, object]], None]) -> None:
-    """Calls `take` with each whole line of a journal that a server before this one wrote, and cuts off the rest. Without
-    a file there is none. Raises OSError."""
+    """Calls `take` with each whole line of a journal that a server before this one wrote, and cuts off the rest. A file
+    that does not exist has no lines. Raises OSError."""
     try:
         file = open(path, "r+b")  # noqa: SIM115
     except FileNotFoundError:

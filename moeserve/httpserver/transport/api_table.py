@@ -48,8 +48,8 @@ class Api:
     quiet_paths: frozenset[str] = frozenset()  # polled every few seconds: logged at debug level, not traced
     # GETs of load balancers, which are found before all other routes. Their endpoints take the request alone.
     probe_paths: frozenset[str] = frozenset()
-    # Paths whose bodies are written to disk as they come, and the most bytes of one: the bounds on bodies in memory do not
-    # hold for them.
+    # Paths whose bodies are written to disk as they come, and the most bytes of one: the bounds on bodies in memory do
+    # not hold for them.
     uploads: Mapping[str, int] = field(default_factory=dict)
     # By path: the routes that also answer the requests of batches.
     batched: Mapping[str, Endpoint] = field(default_factory=dict)

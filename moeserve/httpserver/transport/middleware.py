@@ -109,9 +109,10 @@ def body_limit(context: int | None) -> int:
 
 class BodyLimit:
     """Bounds bodies. A body over `body_limit` gets a 413: at once if its length is announced, else when it reaches the
-    limit. An upload, which is written to disk as it comes, has a limit of its own. A body that does not fit beside those of the running requests gets a 503; so does one beyond the share of its
-    API key, which is 1 / (n + 1) of the whole while n keys have bodies here, so that there is room for another key's.
-    The only body of a key is beyond no share."""
+    limit. An upload, which is written to disk as it comes, has a limit of its own. A body that does not fit beside
+    those of the running requests gets a 503; so does one beyond the share of its API key, which is 1 / (n + 1) of the
+    whole while n keys have bodies here, so that there is room for another key's. The only body of a key is beyond no
+    share."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable, context: Callable[[], int | None]) -> None:
         """`context` returns the longest prompt plus answer in tokens, or None while it is not known."""

@@ -86,7 +86,7 @@ class _Awaited(Response):
 
 
 async def json_of(response: Response) -> bytes:
-    """Returns the JSON of an answer that no client waits for: one of `answer`, or one that is there. Raises ApiError."""
+    """Returns the JSON of an answer that no client waits for: of `answer`, or complete already. Raises ApiError."""
     return orjson.dumps(await response.work) if isinstance(response, _Awaited) else bytes(response.body)
 
 
