@@ -19,6 +19,7 @@ from triton.runtime.errors import OutOfResources
 
 from benchmarks.gpu.layer import Q4, Q6
 from benchmarks.gpu.shape import BYTES_PER_S, FLOPS_PER_S, SHAPE, random_planes, seconds, tensors
+from moeserve.kernels import launch as kernels
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention import op as attention
 from moeserve.kernels.experts.op import align_routes, num_blocks
@@ -165,24 +166,30 @@ def decode_attention(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     return launch, pools[0].nbytes
 
 
-def prefill_attention(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
-    """A chunk of n tokens behind tile[0] others; then a PrefillTile. The floor is that of the operations."""
-    s, start = SHAPE, tile[0]
-    attention.PREFILL[128] = attention.PrefillTile(*tile[1:])
+def prefill_attention(
+    heads: int, kv_heads: int, dim: int, n: int, tile: tuple[int, ...]
+) -> tuple[Launch, float]:
+    """A chunk of n tokens behind tile[0] others, in slots in order if tile[1] is 1; then a PrefillTile, or nothing for
+    Hopper's warpgroups. The floor is that of the operations."""
+    start, in_order, *portable = tile
+    kernels.WARPGROUPS = not portable
+    if portable:
+        attention.PREFILL[dim] = attention.PrefillTile(*portable)
     length = start + n
-    keys, values = torch.randn(2, length, s.kv_heads, s.dim, device="cuda").half()
-    table = torch.randperm(length, device="cuda").int().view(1, length)
-    q = torch.randn(n, s.heads, s.dim, device="cuda").half()
-    out = torch.empty(n, s.heads * s.dim, device="cuda", dtype=torch.bfloat16)
+    keys, values = torch.randn(2, length, kv_heads, dim, device="cuda").half()
+    slots = torch.arange(length, device="cuda") if in_order else torch.randperm(length, device="cuda")
+    table = slots.int().view(1, length)
+    q = (torch.randn(n, heads, dim, device="cuda") * dim**-0.5).half()
+    out = torch.empty(n, heads * dim, device="cuda", dtype=torch.bfloat16)
     one = np.ones(1, np.int32)
     tiles = torch.from_numpy(
-        attention.prefill_tiles(0 * one, n * one, start * one, 0 * one, s.heads, s.kv_heads, s.dim)
+        attention.prefill_tiles(0 * one, n * one, start * one, 0 * one, heads, kv_heads, dim)
     ).cuda()
 
     def launch(i: int) -> None:
         attention.prefill_attention(q, keys, values, table, tiles, out)
 
-    operations = 4 * s.heads * s.dim * (n * start + n * (n + 1) // 2)
+    operations = 4 * heads * dim * (n * start + n * (n + 1) // 2)
     return launch, operations / FLOPS_PER_S * BYTES_PER_S
 
 
@@ -194,7 +201,7 @@ def case(what: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
         "down_q6": partial(experts_down, Q6),
         "down_q4": partial(experts_down, Q4),
         "decode_attention": decode_attention,
-        "prefill_attention": prefill_attention,
+        **{name: partial(prefill_attention, *shape) for name, (shape, _) in PREFILL.items()},
     }
     return makers[what](n, tile)
 
@@ -326,19 +333,11 @@ DOWN: Tiles = {
         (128, 128, 1, 4, 3),
     ],
 }
-PREFILL = [  # PrefillTiles
-    (128, 64, 8, 3),
-    (128, 64, 4, 3),
-    (128, 64, 8, 2),
-    (128, 128, 8, 2),
-    (128, 128, 8, 3),
-    (128, 32, 4, 4),
-    (64, 64, 4, 3),
-    (64, 128, 4, 2),
-    (256, 64, 8, 2),
-    (256, 64, 8, 3),
-    (256, 32, 8, 3),
-]
+PREFILL = {  # by name: query heads, heads of keys, width of a head, and PrefillTiles
+    "prefill_attention": ((SHAPE.heads, SHAPE.kv_heads, SHAPE.dim), [(128, 128, 8, 2), (128, 64, 8, 3)]),
+    "prefill_attention_256": ((16, 2, 256), [(128, 64, 8, 2), (64, 64, 4, 2)]),  # Qwen3.6-35B-A3B's
+    "prefill_attention_64": ((64, 8, 64), [(128, 128, 8, 2)]),  # gpt-oss's
+}
 
 
 def cases() -> Iterator[Case]:
@@ -362,9 +361,10 @@ def _all_cases() -> Iterator[Case]:
     for n, length in ((1, 256), (8, 4096)):
         for rest in [(64, 1, 4, 2), (128, 1, 4, 2), (64, 4, 4, 3)]:
             yield "decode_attention", n, (length, *rest)
-    for n, start in ((512, 4000), (700, 4000), (1000, 4000), (2048, 0), (8192, 0), (8192, 24_000)):
-        for rest in PREFILL:
-            yield "prefill_attention", n, (start, *rest)
+    for n, start in ((512, 4000), (1000, 4000), (2048, 0), (8192, 0), (8192, 24_000)):
+        for name, (_, portable) in PREFILL.items():
+            for variant in ((1,), (0,), *((1, *tile) for tile in portable)):
+                yield name, n, (start, *variant)
 
 
 def run() -> None:

@@ -25,6 +25,8 @@ FOLDER_FILES = frozenset(
         "chat_template.jinja",
         "chat_template.json",
         "model.safetensors.index.json",
+        "quantize_config.json",
+        "hf_quant_config.json",
     }
 )
 

@@ -31,6 +31,7 @@ class QuantType:
     octets: int
     offset: int
     levels: list[int]
+    e4m3: bool
     trits: list[tuple[int, int, int]]  # at, width and digits of a byte of each run
     # entries, columns, most, high_bits, signs, scales, eighths; then at, group and step of low, word and high
     book: tuple[tuple[int, ...], tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]
@@ -101,6 +102,7 @@ class DeltaHeads:
         taps: int,
         tiled: bool,
         kimi: bool,
+        mamba2: bool = False,
     ) -> None: ...
 
 class Pool:
@@ -230,6 +232,29 @@ class Stream:
         conv: Tensor,
         rate: Tensor,
         dt_bias: Tensor,
+        norm: Tensor,
+        eps: float,
+        heads: DeltaHeads,
+        states: Tensor,
+        first: int,
+        row: Tensor,
+        count: Tensor,
+        slot: Tensor,
+        drafts: Tensor | None,
+        kept: Tensor | None,
+        pending: Tensor | None,
+        n: int,
+        out: Activations,
+    ) -> None: ...
+    def mamba2(
+        self,
+        projected: Tensor,
+        decays: Tensor,
+        conv: Tensor,
+        conv_bias: Tensor | None,
+        rate: Tensor,
+        dt_bias: Tensor,
+        skip: Tensor,
         norm: Tensor,
         eps: float,
         heads: DeltaHeads,

@@ -18,21 +18,17 @@ import torch
 
 from moeserve.kernels import _C
 from moeserve.kernels.codebooks import bring_codebook
-from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.gating import OAI_ALPHA, Activation, limit_of
 from moeserve.kernels.host_arrays import gguf_rows
-from moeserve.kernels.operation_queue import OperationQueue
+from moeserve.kernels.recurrent_operations import RecurrentOperations
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.stream_operands import (
     Activations,
     AdapterRows,
-    DeltaParameters,
     ExpertAdapters,
     Heads,
     KvLayer,
     RoutingWorkspace,
-    StateLayer,
-    StateSequences,
 )
 
 Matrix = _C.Matrix
@@ -41,7 +37,7 @@ LoraTable = _C.LoraTable
 AttentionPlan = _C.AttentionPlan
 
 
-class CpuStream(OperationQueue):
+class CpuStream(RecurrentOperations):
     def pack(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """Repacks GGUF rows of a matrix [out, in], or of experts [E, out, in], into panels. Blocks until done.
 
@@ -169,15 +165,15 @@ class CpuStream(OperationQueue):
         norm_after: bool = False,
         positions: torch.Tensor | None = None,
     ) -> None:
-        """RMSNorm of q and k, NeoX rotation, q times `scale` (None: 1/sqrt(dim)); k and v into the KV pool.
+        """RMSNorm of q and k, NeoX rotation, q times `scale` (None: 1/sqrt(dim)); stores k and v in the KV pool.
 
         q [n, heads, dim], k [n, kv_heads, dim] and v [n, kv_heads, value_dim] are changed in place. q_norm, k_norm:
-        [dim] for a norm of each head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos,
-        sin: [n, rotary_dim / 2]; the first rotary_dim (a multiple of 32) dimensions of each head are rotated. slots:
-        int32 [n]. With positions (int32 [n]) cos and sin are of all positions, and row i is at positions[i].
-        v_norm [value_dim]: v = RMSNorm(v) * v_norm of each head first; with `v_from_k` of k instead, as it comes, and
-        what v holds is overwritten. v_scale: multiplies v, last. norm_after: the norms of heads are behind the
-        rotation. Without k and v, q is all that changes, and nothing is stored.
+        [dim] for a norm per head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos,
+        sin: [n, rotary_dim / 2]; the first rotary_dim (a multiple of 32) dimensions of each head are rotated.
+        slots: int32 [n]. positions, int32 [n]: cos and sin have all positions' angles, and row i uses positions[i].
+        v_norm [value_dim]: first v = RMSNorm(v) * v_norm per head; with `v_from_k`, RMSNorm(k) of k as projected
+        overwrites v. v_scale: multiplies v, last. norm_after: the norms of heads come after RoPE. Without k and v,
+        only q changes, and nothing is stored.
         """
         self._native.rope_store(
             q, k, v, q_norm, k_norm, eps, cos, sin, positions, slots, kv, n, heads.num, heads.num_kv, heads.dim,
@@ -198,13 +194,13 @@ class CpuStream(OperationQueue):
         gate: torch.Tensor | None = None,
         gate_softplus: bool = False,
     ) -> None:
-        """Causal paged attention of the plan's rows. q: [n, heads, dim]; out: [n, heads * value_dim], of latent
-        attention that or [n * heads, value_dim].
+        """Paged attention of the plan's rows, causal unless the plan has ends. q: [n, heads, dim]; out: [n, heads *
+        value_dim], for latent attention also [n * heads, value_dim].
 
-        With a window above 0 a position sees itself and the window - 1 before it; slots up to 31 positions before
-        that are still read, and must hold finite values. sinks [heads]: one more logit of each head's softmax, which
-        has no value. gate [n, heads * value_dim], or [n, heads] for one number a head: out is multiplied by its
-        sigmoid, with gate_softplus (by head alone) by its softplus.
+        window above 0: a position sees itself and the window - 1 positions before it; up to 31 slots before these
+        are still read and must hold finite values. sinks [heads]: an additional logit in each head's softmax,
+        without a value. gate [n, heads * value_dim], or [n, heads] for one number per head: out is multiplied by
+        its sigmoid, or with gate_softplus (only per head) by its softplus.
         """
         self._native.attention(
             plan, q, kv, out.native, heads.num, heads.num_kv, heads.dim, heads.value_width, heads.is_latent,
@@ -230,11 +226,12 @@ class CpuStream(OperationQueue):
         *,
         positions: torch.Tensor | None = None,
     ) -> None:
-        """q and the latent vectors of latent attention, as latent/reference.py says. positions: as in `rope_store`.
+        """Prepares q and stores the latent vectors of latent attention, as latent/reference.py specifies.
+        positions: as in `rope_store`.
 
-        q [n, heads, nope + rotary]; latent [n, rank + rotary]; norm [rank]; cos, sin [n, rotary / 2]; slots int32 [n].
-        nope: [n * heads, nope]. queries [n, heads, rank + rotary]: the last `rotary` of each head are written. All
-        widths are multiples of 32.
+        q [n, heads, nope + rotary]; latent [n, rank + rotary]; norm [rank]; cos, sin [n, rotary / 2]; slots int32
+        [n]. nope: [n * heads, nope]. queries [n, heads, rank + rotary]: the last `rotary` numbers of each head are
+        written. All widths are multiples of 32.
         """
         self._native.latent_store(
             q, latent, norm, eps, cos, sin, positions, slots, kv.keys, n, heads, scale, nope.native, queries
@@ -242,63 +239,11 @@ class CpuStream(OperationQueue):
         self._held.append((q, latent, norm, cos, sin, positions, slots, kv, nope, queries))
 
     def linear_by_head(self, x: Activations, n: int, weights: Matrix, out: Activations) -> None:
-        """out[t, h] = W_h x[t, h]: a matrix for each head. x: [n * heads, cols]; weights: [heads, rows, cols]; out:
-        [n, heads * any], of which the first `rows` of each head are written, quantised too where there is room."""
+        """out[t, h] = W_h x[t, h], with one matrix per head. x: [n * heads, cols]; weights: [heads, rows, cols];
+        out: [n, heads * any], of which the first `rows` numbers of each head are written; also quantised if out has
+        the int8 form."""
         self._native.linear_by_head(x.native, n, weights, out.native)
         self._held.append((x, weights, out))
-
-    def delta_net(
-        self,
-        qkv: torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        z: torch.Tensor,
-        b: torch.Tensor,
-        a: torch.Tensor | None,
-        w: DeltaParameters,
-        eps: float,
-        heads: DeltaHeads,
-        state: StateLayer,
-        sequences: StateSequences,
-        n: int,
-        out: Activations,
-        pending: torch.Tensor | None = None,
-    ) -> None:
-        """Computes the gated DeltaNet for the sequences' rows and advances their states. out: [n, value_width].
-        pending: float32 [records, pending_values(heads)], needed if rows have drafts: see `commit_states`.
-
-        qkv [n, channels] or three tensors [n, width], z [n, value_width], b [n, value_heads] and a [n, decays] are
-        products of the layer's input; if a is None, b [n, key_heads, 2, value_heads / key_heads] holds both. qkv, b
-        and a are overwritten. A token's result does not depend on how its sequence is divided into steps.
-        """
-        s = sequences
-        q, k, v = qkv if isinstance(qkv, tuple) else (qkv, None, None)
-        drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
-        self._native.delta_net(
-            q, k, v, z, b, a, w.conv, w.rate, w.dt_bias, w.norm, eps, _heads(heads), state.states, state.first, s.row,
-            s.count, s.slot, drafts, kept, pending, n, out.native,
-        )  # fmt: skip
-        self._held.append((qkv, z, b, a, w, state, sequences, pending, out))
-
-    def commit_states(
-        self,
-        heads: DeltaHeads,
-        state: StateLayer,
-        slot: torch.Tensor,
-        first: torch.Tensor,
-        accepted: torch.Tensor,
-        pending: torch.Tensor,
-    ) -> None:
-        """Advances the states in these slots by the first accepted[i] drafts, whose records start at first[i];
-        bitwise as their rows would have. slot, first, accepted: int32 [sequences], distinct slots."""
-        self._native.commit_states(_heads(heads), state.states, state.first, slot, first, accepted, pending)
-        self._held.append((state, slot, first, accepted, pending))
-
-    def copy_states(self, states: torch.Tensor, pairs: torch.Tensor) -> None:
-        """Copies slots in order, for each (source, target) pair: slot target = slot source, or zeros for source -1.
-
-        states: float32 [slots, values]; pairs: int32 [count, 2].
-        """
-        self._native.copy_states(states, pairs)
-        self._held.append((states, pairs))
 
     def route(
         self,
@@ -355,14 +300,16 @@ class CpuStream(OperationQueue):
         lora: ExpertAdapters | None = None,
         add: bool = True,
     ) -> None:
-        """x[t] += sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) of expert ids[t, j].
+        """x[t] += sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) of expert ids[t, j]; without `add`,
+        x[t] = the sum.
 
-        h: a workspace for n * top_k intermediate rows of the experts' width ff, a multiple of 32. x: [n, hidden].
-        gate_bias, up_bias [E, ff], down_bias [E, hidden]: added to the products. expert_token_counts: int64
-        [2, experts], to which are added each expert's tokens and 1 if it has any (its weights were read once); None
-        counts nothing. A dense feed-forward is one expert with `shared_gate`'s routes. lora: what adapters add to the
-        products; h then has both forms. Without `add`, x[t] is the sum alone. limit, alpha: of the activation, as
-        experts/reference.py says. weighs_input: a weight multiplies what the expert reads, not what it gives.
+        h: workspace for n * top_k intermediate rows of the experts' width ff, a multiple of 32. x: [n, hidden].
+        gate_bias, up_bias [E, ff], down_bias [E, hidden]: added to the products. expert_token_counts: int64 [2,
+        experts], to which each expert's tokens are added, and 1 if it has any (its weights were read once); None:
+        not counted. Experts without a gate pass the same matrix as gate and up; its product is computed once. A dense
+        feed-forward is one expert with `shared_gate`'s routes. lora: the adapters' terms of the products; h then has
+        both forms. limit, alpha: of the activation, see experts/reference.py. weighs_input: a weight multiplies an
+        expert's input, not its output.
         """
         r, counts = routing, expert_token_counts
         self._native.experts(
@@ -375,10 +322,3 @@ class CpuStream(OperationQueue):
         """Reads every byte of the matrix without arithmetic, to measure memory bandwidth."""
         self._native.read(matrix)
         self._held.append((matrix,))
-
-
-def _heads(heads: DeltaHeads) -> _C.DeltaHeads:
-    h = heads
-    return _C.DeltaHeads(
-        h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, h.is_tiled, h.is_kimi
-    )

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 # silu: silu(gate) * up. gelu: gelu(gate) * up, by its tanh form. swiglu_oai: gpt-oss's, see `reference.activate`.
-Activation = Literal["silu", "swiglu_oai", "gelu"]
+# relu: relu(gate) * up; of experts without a gate, whose gate is up itself, the square of ReLU.
+Activation = Literal["silu", "swiglu_oai", "gelu", "relu"]
 
 OAI_LIMIT = 7.0  # default of gpt-oss
 OAI_ALPHA = 1.702

@@ -1,5 +1,5 @@
-"""numpy arrays whose addresses the C++ engine gets. ValueError, which begins with the argument's name, for one of
-another element type, or that is not contiguous."""
+"""Addresses of numpy arrays for the C++ engine. Raises ValueError, with a message that begins with the argument's
+name, for another element type or an array that is not contiguous."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 
 def gguf_rows(array: npt.NDArray[np.uint8], name: str) -> tuple[int, int]:
-    """Address and bytes."""
+    """Returns the array's address and its number of bytes."""
     check_array(array, name, np.uint8)
     return array.ctypes.data, array.nbytes
 

@@ -58,6 +58,24 @@ def pdl() -> bool:
     return PDL
 
 
+# Whether kernels in Gluon for Hopper's warpgroups are used. None: not yet determined.
+WARPGROUPS: bool | None = None
+# Gluon is experimental: its names change between versions. Kernels were tried with this one.
+GLUON_VERSION = "3.6."
+
+
+def warpgroups() -> bool:
+    """Returns whether this process's GPU is a Hopper GPU, and Triton the version that its kernels are written for."""
+    global WARPGROUPS
+    if WARPGROUPS is None:
+        WARPGROUPS = (
+            _has_dependent_launch()
+            and torch.cuda.get_device_capability()[0] == 9
+            and triton.__version__.startswith(GLUON_VERSION)
+        )
+    return WARPGROUPS
+
+
 def next_power_of_2(n: int) -> int:
     """Returns the smallest power of two that is at least `n` > 0, as Triton's tensors need it."""
     return 1 << (n - 1).bit_length()
@@ -70,6 +88,14 @@ def load(compiled: Any, grid: tuple[int, ...]) -> Callable[..., None]:
     return launched
 
 
+def _kind(argument: object) -> object:
+    """What of an argument selects the compiled kernel. A TMA descriptor is known by its boxes."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() & 15
+    boxes = getattr(argument, "block_shape", None)
+    return argument if boxes is None else (tuple(boxes), argument.base.dtype)  # type: ignore[attr-defined]
+
+
 class Kernel:
     """A jitted function that is launched as kernel(grid, *arguments in order, num_warps=, num_stages=, ...)."""
 
@@ -80,7 +106,7 @@ class Kernel:
         self._compiled: dict[tuple[object, ...], Any] = {}
 
     def __call__(self, grid: tuple[int, ...], *arguments: object, **options: Any) -> None:
-        kinds = [(a.dtype, a.data_ptr() & 15) if isinstance(a, torch.Tensor) else a for a in arguments]
+        kinds = [_kind(argument) for argument in arguments]
         self.launch((*kinds, *options.values()), grid, arguments, options)
 
     def launch(

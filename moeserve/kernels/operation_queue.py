@@ -9,7 +9,7 @@ from moeserve.kernels import _C
 from moeserve.kernels.codebooks import bring_codebook
 from moeserve.kernels.stream_operands import ThreadPlacement
 
-LEAST_GAIN: Final = 1.03  # of a product's speed, below which the noise of measuring would choose
+LEAST_GAIN: Final = 1.03  # least speed-up of a product that is not measurement noise
 
 
 class OperationQueue:
@@ -41,14 +41,15 @@ class OperationQueue:
     def choose_products(
         self, types: Iterable[int], weight_bytes: int, least_gain: float = LEAST_GAIN
     ) -> list[_C.ProductChoice]:
-        """Measures which of this CPU's instruction sets multiplies packed weights of `types` (ggml's numbers) by one to
-        four tokens the fastest, from memory and with all threads, and uses it from now on where it is at least
-        `least_gain` times as fast as `self.isa`. The bits of the results do not depend on it. Takes some 0.1 s a type,
-        about a second at most, and nothing where there is no choice or where caches hold all `weight_bytes`. No
-        operation may be queued.
+        """Measures which of this CPU's instruction sets is the fastest at multiplying packed weights of `types`
+        (ggml's numbers) by one to four tokens, from memory and with all threads. From then on products use it if it
+        is at least `least_gain` times as fast as `self.isa`. The results' bits do not depend on it. Takes some 0.1
+        s per type, about a second at most; does nothing if there is no choice, or if caches hold all
+        `weight_bytes`. Only while no operation is queued.
 
-        Returns for each type and number of tokens that another instruction set computes: `type`, `tokens`, `isa`, and
-        `speed`, a multiple of the speed with `self.isa`."""
+        Returns, for each type and number of tokens that another instruction set computes: `type`, `tokens`, `isa`,
+        and `speed`, relative to `self.isa`.
+        """
         numbers = list(types)
         for number in numbers:
             bring_codebook(number)

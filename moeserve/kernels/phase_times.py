@@ -7,14 +7,15 @@ import numpy.typing as npt
 
 from moeserve.kernels._C import Pool
 
-# Ticks are of the CPU's counter, `ticks_per_second`. entered, begun, over: when a thread came to the phase, had nothing
-# left to begin, and found the phase over. ahead: for how long, before `begun`, it computed the small operations behind.
+# Times are in ticks of the CPU's counter, `ticks_per_second`. entered, begun, over: when a thread entered the
+# phase, had no unit left to begin, and found the phase over. ahead: ticks before `over` that it spent on the small
+# operations after this one.
 PHASE_TIMES = np.dtype(
     [
         ("phase", np.uint64),  # counted over the life of the pool
-        ("operation", np.uint16),  # what `operation_names` names
-        ("number", np.uint16),  # of the phase within it, from 1 on
-        ("units", np.uint32),  # that this thread computed
+        ("operation", np.uint16),  # index in `operation_names`
+        ("number", np.uint16),  # number of the phase within it, from 1
+        ("units", np.uint32),  # computed by this thread
         ("entered", np.int64),
         ("begun", np.int64),
         ("over", np.int64),

@@ -41,14 +41,14 @@ class ThreadPlacement:
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """One layer of the KV pool: [slots, kv_heads, head_dim] each (values may be narrower), float16, on a GPU also
-    bfloat16; or int8 with a float16 scale for each 32 numbers of a head, on a GPU also float8_e4m3fn with one for a
-    head (kernels/quantize/kv.py). Of latent attention, keys are float16 [slots, 1, latent and rotary
-    dimensions], and values a view of them."""
+    """One layer of the KV pool: [slots, kv_heads, head_dim] each (values may be narrower). float16, on a GPU also
+    bfloat16; or int8 with a float16 scale per 32 numbers of a head; on a GPU also float8_e4m3fn with a scale per
+    head (kernels/quantize/kv.py). For latent attention, keys are float16 [slots, 1, latent and rotary dimensions],
+    and values are a view of them."""
 
     keys: torch.Tensor
     values: torch.Tensor
-    key_scales: torch.Tensor | None = None  # [slots, kv_heads, head_dim / 32] of int8 keys, [.., 1] of float8
+    key_scales: torch.Tensor | None = None  # int8 keys: [slots, kv_heads, head_dim / 32]; float8: [.., 1]
     value_scales: torch.Tensor | None = None
 
     @property
@@ -98,11 +98,24 @@ class DeltaParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class Mamba2Parameters:
+    """The parameters of one Mamba-2 layer besides its matrices; float32. Channels: on the CPU in the order C, B, x; on
+    a GPU x, B, C."""
+
+    conv: torch.Tensor  # [conv_kernel, channels], the weight of the oldest token first
+    conv_bias: torch.Tensor  # [channels]
+    rate: torch.Tensor  # [num_heads]: -exp(A_log)
+    dt_bias: torch.Tensor  # [num_heads]
+    skip: torch.Tensor  # [num_heads]: D
+    norm: torch.Tensor  # [value_width]
+
+
+@dataclass(frozen=True, slots=True)
 class Heads:
     num: int
     num_kv: int  # divides num
     dim: int  # a multiple of 32
-    value_dim: int | None = None  # of values, a multiple of 32 and at most dim; None: dim
+    value_dim: int | None = None  # width of values, a multiple of 32 and at most dim; None: dim
     # Latent attention: all heads read one vector of `dim` numbers, whose first value_dim are the value; num_kv is the
     # number of parts into which the heads are divided for threads.
     is_latent: bool = False
@@ -128,8 +141,8 @@ class ExpertAdapters:
     gate: _C.LoraTable | None
     up: _C.LoraTable | None
     down: _C.LoraTable | None
-    adapters: torch.Tensor  # int32 [n]: each row's, -1: none
-    shrunk: torch.Tensor  # float32, a workspace for 2 * n * top_k rows of the largest rank
+    adapters: torch.Tensor  # int32 [n]: adapter of each row, -1: none
+    shrunk: torch.Tensor  # float32 workspace for 2 * n * top_k rows of the largest rank
 
 
 class RoutingWorkspace:

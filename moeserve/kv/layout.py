@@ -68,7 +68,7 @@ class KvLayout:
 
     def state_values(self, layer: int) -> int:
         """Float32 numbers of one sequence's recurrent state in `layer`; 0 for an attention layer."""
-        delta_net = self.shape.loaded_layers[layer].delta_net
+        delta_net = self.shape.loaded_layers[layer].recurrence
         return 0 if delta_net is None else delta_net.heads.state_values
 
     def state_bytes(self, layers: Iterable[int] | None = None) -> int:

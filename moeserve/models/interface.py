@@ -13,7 +13,8 @@ from typing import Literal
 from moeserve.kernels.gating import OAI_ALPHA, Activation
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
-from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.mamba2 import Mamba2Shape
+from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.mapping import HuggingFaceMapping
@@ -21,7 +22,7 @@ from moeserve.models.sources.source import ModelSource
 
 # RMS norm of q and k before RoPE: none; per head; per head without weights; over all heads as one vector.
 QkNorm = Literal["none", "head", "unweighted", "full"]
-# Gates that multiply attention's output, after a sigmoid. in_q: part of q's matrix (per head q, then its gate).
+# Gates that multiply attention's output, after a sigmoid. in_q: rows of q's matrix (per head q, then its gate).
 # element, head: a separate matrix, with a gate per output number or per head. head_softplus: like head, with softplus.
 OutputGate = Literal["none", "in_q", "element", "head", "head_softplus"]
 
@@ -36,8 +37,7 @@ class AttentionShape:
     qk_norm: QkNorm = "none"
     qkv_bias: bool = False
     output_bias: bool = False
-    # Number of leading dimensions of a head that rotate, with split halves; None: all.
-    rotated: int | None = None
+    rotated: int | None = None  # leading dimensions of a head that rotate, with split halves; None: all
     window: int = 0  # a position attends to itself and the window - 1 before it; 0: to all before it
     has_sinks: bool = False  # each head's softmax has one more logit, without a value
     gate: OutputGate = "none"
@@ -51,8 +51,7 @@ class AttentionShape:
     v_scale: float = 1.0  # multiplies v
     norm_after: bool = False  # the per-head norms of q and k come after RoPE
     rope_scaled: bool = True  # the model's `rope_scaling` applies; False: it does not
-    # The layer uses k and v of this earlier layer; None: its own.
-    kv_from: int | None = None
+    kv_from: int | None = None  # the earlier layer whose k and v are used; None: its own
     # In the file, rotated dimensions are pairs of neighbours. The loaders reorder the rows of q and k into split halves
     # (loading/head_order.py), so kernels only handle halves.
     in_pairs: bool = False
@@ -148,12 +147,12 @@ class SharedExpert:
     is_gated: bool  # its output is multiplied by sigmoid(gate . y)
     parts: tuple[str, str, str] = n.SHARED_PARTS  # GGUF names of its gate, up and down matrices
     activation: Activation = "silu"
-    limit: float | None = None  # limit of the activation: kernels/gating.py
+    limit: float | None = None  # clamp of the activation: kernels/gating.py
 
 
 @dataclass(frozen=True, slots=True)
 class MoeShape:
-    """A mixture of `num_experts` gated feed-forwards; the router chooses `top_k` of them for each token."""
+    """A mixture of `num_experts` feed-forwards; the router chooses `top_k` of them for each token."""
 
     num_experts: int
     top_k: int
@@ -163,31 +162,34 @@ class MoeShape:
     router_bias: bool = False  # the router's product has a bias
     choice_bias: bool = False  # a bias is added to scores for choosing, but not to weights
     activation: Activation = "silu"  # of the routed experts
-    limit: float | None = None  # limit of that activation: kernels/gating.py
+    limit: float | None = None  # clamp of that activation: kernels/gating.py
     alpha: float = OAI_ALPHA  # of "swiglu_oai"
     expert_bias: bool = False  # the routed experts' three products have biases
     expert_scale: bool = False  # a chosen expert's weight is multiplied by a factor of the expert
-    # Routing weights multiply the experts' input instead of their output.
-    weighs_input: bool = False
+    weighs_input: bool = False  # routing weights multiply the experts' input instead of their output
     # In a sandwiched layer: the outputs of the shared and of the routed experts are normalised separately before they
     # are added. The routed experts' input and the router's input have separate norms; the latter's weight is divided by
     # sqrt(hidden).
     parts_normed: bool = False
+    parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate, up and down; without gates up is both
 
 
 @dataclass(frozen=True, slots=True)
 class DenseFfnShape:
-    """One gated feed-forward that all tokens pass; no experts."""
+    """One feed-forward that all tokens pass; no experts."""
 
     width: int
     activation: Activation = "silu"
-    limit: float | None = None  # limit of the activation: kernels/gating.py
+    limit: float | None = None  # clamp of the activation: kernels/gating.py
+    parts: tuple[str, str, str] = n.FFN_PARTS  # as MoeShape.parts
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    mixer: AttentionShape | LatentAttentionShape | GatedDeltaNetShape
-    ffn: MoeShape | DenseFfnShape
+    """A layer has a mixer, a feed-forward, or both."""
+
+    mixer: AttentionShape | LatentAttentionShape | Recurrence | None
+    ffn: MoeShape | DenseFfnShape | None
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added
     has_factor: bool = False  # x is multiplied by a number after the layer
@@ -195,13 +197,13 @@ class LayerShape:
 
     @property
     def attention(self) -> AttentionShape | LatentAttentionShape | None:
-        """The layer's attention; None for a recurrent layer."""
-        return None if isinstance(self.mixer, GatedDeltaNetShape) else self.mixer
+        """The layer's attention; None for a layer that does not attend."""
+        return self.mixer if isinstance(self.mixer, AttentionShape | LatentAttentionShape) else None
 
     @property
-    def delta_net(self) -> GatedDeltaNetShape | None:
-        """The layer's gated DeltaNet; None for a layer that attends."""
-        return self.mixer if isinstance(self.mixer, GatedDeltaNetShape) else None
+    def recurrence(self) -> Recurrence | None:
+        """The layer's recurrence; None for a layer that is not recurrent."""
+        return self.mixer if isinstance(self.mixer, GatedDeltaNetShape | Mamba2Shape) else None
 
     @property
     def moe(self) -> MoeShape | None:
@@ -225,7 +227,7 @@ class LayerShape:
     @property
     def unrouted(self) -> DenseFfnShape | SharedExpert | None:
         """The feed-forward that all tokens pass; None if there is none."""
-        return self.ffn if isinstance(self.ffn, DenseFfnShape) else self.ffn.shared
+        return self.ffn.shared if isinstance(self.ffn, MoeShape) else self.ffn
 
     @property
     def num_parts(self) -> int:
@@ -250,23 +252,22 @@ class ModelShape:
     context_length: int  # tokens
     vocab_size: int
     tied_embeddings: bool  # the embedding matrix is also the head
-    # Number of next-token (MTP) layers after `layers` in the file. See `skipped_layers.py`.
-    num_skipped_layers: int = 0
-    next_token_layer: LayerShape | None = None  # of the block that drafts (next_token.py); None: none does
+    num_skipped_layers: int = 0  # next-token (MTP) layers after `layers`: skipped_layers.py
+    next_token_layer: LayerShape | None = None  # of the next-token block (next_token.py), if any
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: unchanged
     logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading
     rope_sections: tuple[int, int, int] | None = None  # RoPE frequencies: time, height, width (t h w t h w)
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
     spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
-    deep_layers: int = 0  # first layers after which more is added to the rows of a span (DeepStack)
+    deep_layers: int = 0  # number of first layers whose output DeepStack adds embeddings to
 
     def __post_init__(self) -> None:
         """Raises ValueError if no layer attends, or if latent attention or recurrent layers have several forms."""
         kinds = {type(layer.attention).__name__ for layer in self.layers if layer.attention is not None}
         if len(kinds) != 1 or (self.latent is not None and len(self.forms) > 1):
             raise ValueError(f"layers with attention of one kind expected, not {sorted(kinds)}")
-        if len({layer.delta_net for layer in self.layers} - {None}) > 1:
+        if len({layer.recurrence for layer in self.layers} - {None}) > 1:
             raise ValueError("recurrent layers of different forms")
 
     @property
@@ -275,7 +276,7 @@ class ModelShape:
 
     @property
     def embedding_size(self) -> int:
-        """Numbers of a span's row, with what is added behind `deep_layers`."""
+        """Numbers per row of a span: the embedding, plus DeepStack's addition for each of the `deep_layers`."""
         return self.hidden_size * (1 + self.deep_layers)
 
     @property
@@ -301,14 +302,14 @@ class ModelShape:
         return self.heads if isinstance(self.heads, LatentAttentionShape) else None
 
     @property
-    def delta_net(self) -> GatedDeltaNetShape | None:
-        """The gated DeltaNet of all recurrent layers; None if there are none."""
-        return next((layer.delta_net for layer in self.layers if layer.delta_net is not None), None)
+    def recurrence(self) -> Recurrence | None:
+        """The recurrence of all recurrent layers; None if there are none."""
+        return next((layer.recurrence for layer in self.layers if layer.recurrence is not None), None)
 
     @property
     def mixed_width(self) -> int:
         """Input width of the mixers' output product."""
-        recurrent = 0 if self.delta_net is None else self.delta_net.heads.value_width
+        recurrent = 0 if self.recurrence is None else self.recurrence.heads.value_width
         return max(recurrent, *(attention.output_width for attention in self._attending))
 
     @property
@@ -340,7 +341,6 @@ class ModelShape:
 
     @property
     def is_sandwiched(self) -> bool:
-        """True if any layer is sandwiched."""
         return any(layer.is_sandwiched for layer in self.layers)
 
     @property
@@ -396,5 +396,5 @@ class ModelFamily:
     # Reads and range-checks the metadata. Raises ModelError.
     read_shape: Callable[[ModelSource], ModelShape]
     hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files can be read
-    # In its next-token block the layer has the shape of the last attention layer: see next_token.py.
+    # Its files may have a next-token block, whose layer has the shape of the last attention layer: next_token.py.
     has_next_token_block: bool = False

@@ -36,8 +36,8 @@ class LatentAttentionShape:
     rotary_dim: int  # the rotated ones, in pairs of neighbours
     value_dim: int
     scale: float  # of attention scores
-    # Epsilon of the norms of the latent vector and of the compressed q; Hugging Face's models use it whatever
-    # `rms_norm_eps` says (GLM-4.7-Flash's is 1e-5).
+    # Epsilon of the norms of the latent vector and of the compressed q. Hugging Face's code uses this value and
+    # ignores `rms_norm_eps` (GLM-4.7-Flash's is 1e-5).
     latent_eps: float = 1e-6
     input_bias: bool = False  # `biased_parts` have biases
     output_bias: bool = False

@@ -1,7 +1,8 @@
-"""Metadata keys that change the computation of some architecture, with the values that change nothing.
+"""Metadata keys that change the computation of some architectures, with the values that change nothing.
 
-A family reads the settings that its network has. Where one has another value and no family's code has asked for it, the
-model would be computed as a different one."""
+A family reads the settings of its network. If a file has one of these keys with another value, and the family has
+not read it, the model would be computed wrongly, so it is refused.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ NEUTRAL: Final[dict[str, tuple[float | bool, ...]]] = {
     "interleave_moe_layer_step": (0, 1),
     "logit_scale": (0, 1),
     "moe_every_n_layers": (0, 1),
+    "moe_latent_size": (0,),
     "residual_scale": (0, 1),
     "rope.scaling.alpha": (0, 1),
     "router_logit_softcapping": (0,),
@@ -36,6 +38,6 @@ NEUTRAL: Final[dict[str, tuple[float | bool, ...]]] = {
 
 
 def is_neutral(suffix: str, value: object) -> bool:
-    """`value`: of the key, or an array of one for each layer."""
+    """Returns whether the value, or each entry of an array with one per layer, changes nothing."""
     values = value.tolist() if isinstance(value, np.ndarray) else [value]
     return all(each in NEUTRAL[suffix] for each in values)

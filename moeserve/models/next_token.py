@@ -1,13 +1,13 @@
 """A model's own next-token block (MTP, `nextn`), which drafts.
 
-Its row q, for the token at position q > 0:
+Row q of the block, for the token at position q > 0:
 
-    x = eh_proj [enorm(embedding of token q), hnorm(the model's last state at q - 1, behind the output norm)]
-    x = the block's decoder layer (x), at position q - 1, over the rows 1 .. q
+    x = eh_proj [enorm(embedding of token q), hnorm(the model's hidden state at q - 1, after the output norm)]
+    x = the block's decoder layer (x), at position q - 1, attending to rows 1 .. q
     logits = output(shared_head_norm(x))        of the token at q + 1
 
-The next row, whose token is a draft, takes the norm's output in place of the model's state. A row needs tokens up to
-its own alone, so that its keys and values lie in the KV slot of position q, and a cached prefix has them.
+The row after a draft uses the block's normalised output instead of the model's state. A row depends only on tokens
+up to its own, so its keys and values are kept in the KV slot of position q, and a cached prefix includes them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from moeserve.models.tensors import check_tensors
 
 
 def drafting_shape(shape: ModelShape, source: ModelSource, method: str | None) -> ModelShape:
-    """The model with what drafts by this method of --speculative-config. Raises ModelError where the file has no such
-    block, for "mtp"; None: nothing drafts."""
+    """Returns the shape, with the next-token block if this method of --speculative-config uses it. method None: no
+    drafts. Raises ModelError for "mtp" if the file has no such block."""
     wants = method == "mtp" or (method == "auto" and has_next_token_block(shape, source))
     return with_next_token_block(shape, source) if wants else shape
 
 
 def has_next_token_block(shape: ModelShape, source: ModelSource) -> bool:
-    """Whether the file has a block that can draft here."""
+    """Returns whether the file has a next-token block, of a family whose block can draft."""
     family = FAMILIES.get(source.architecture)
     is_there = n.of_layer(shape.num_layers, n.NEXTN_EH_PROJ) in source.tensors
     return is_there and family is not None and family.has_next_token_block

@@ -1,5 +1,5 @@
-"""What Qwen3-Next and its successors share: three of four layers are a gated DeltaNet, the fourth attends through a
-gate; partial rotation; a shared expert behind a sigmoid gate."""
+"""Code shared by Qwen3-Next and its successors: three of four layers are a gated DeltaNet, the fourth is gated
+attention; partial rotation; a shared expert with a sigmoid gate."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from moeserve.models.interface import (
     SharedExpert,
 )
 from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.recurrent_heads import delta_heads
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.delta_net import DELTA_KEYS, DELTA_LAYER, LESS_ONE, recurrent_layers
@@ -36,7 +37,7 @@ from moeserve.models.sources.huggingface.mapping import (
     renamed,
 )
 
-# What recurrent layers have in Qwen3.5, by GGUF's names within a layer, where Qwen3-Next has fewer matrices.
+# Matrices of Qwen3.5's recurrent layers, by GGUF names within a layer; Qwen3-Next has fewer, merged ones.
 SEPARATE_GATES = {
     n.of_part(n.ATTN_QKV): "linear_attn.in_proj_qkv.weight",
     n.of_part(n.ATTN_GATE): "linear_attn.in_proj_z.weight",
@@ -49,8 +50,8 @@ _MOE_KEYS = MOE_KEYS | {"expert_shared_feed_forward_length": ("shared_expert_int
 def read_hybrid_shape(
     reader: ShapeReader, *, is_tiled: bool, merged_gates: bool, has_experts: bool = True
 ) -> ModelShape:
-    """is_tiled: value heads lie first one of each key head; merged_gates: one matrix gives beta and alpha; has_experts:
-    in some layers. Raises ModelError."""
+    """Reads the shape. Raises ModelError. is_tiled: value heads are stored first one of each key head, then second
+    ones. merged_gates: one matrix gives beta and alpha. has_experts: some layers have experts."""
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     attention = AttentionShape(
         num_heads,
@@ -62,7 +63,7 @@ def read_hybrid_shape(
         rotated=reader.rotated(head_dim),
         gate="in_q",
     )
-    recurrence = GatedDeltaNetShape(reader.delta_heads(is_tiled=is_tiled), merged_gates=merged_gates)
+    recurrence = GatedDeltaNetShape(delta_heads(reader, is_tiled=is_tiled), merged_gates=merged_gates)
     feed_forwards = (
         _mixtures(reader) if has_experts else [DenseFfnShape(reader.dense_width())] * reader.num_layers
     )
@@ -92,8 +93,8 @@ def hybrid_mapping(
     has_experts: bool = True,
     **more: Any,
 ) -> HuggingFaceMapping:
-    """recurrence: GGUF's names within a recurrent layer of what is not DELTA_LAYER's; has_experts: in some layers; the
-    others as HuggingFaceMapping's."""
+    """Returns the mapping of checkpoints. recurrence: tensor names of a recurrent layer beyond DELTA_LAYER's, by
+    GGUF name. has_experts: some layers have experts. The other arguments are fields of HuggingFaceMapping."""
     of_delta_net = DELTA_LAYER | recurrence
     of_attention = DECODER_LAYER | DECODER_QK_NORMS | DECODER_BIASES | OUTPUT_BIAS
     return HuggingFaceMapping(
@@ -103,18 +104,18 @@ def hybrid_mapping(
         | DELTA_KEYS
         | {n.HAS_QKV_BIAS: ("attention_bias",), **keys},
         defaults={n.HAS_QKV_BIAS: False, **defaults},
-        # Settings with the one value that is supported, and transformers' own where the file has none.
+        # setting: (the only supported value, transformers' default)
         fixed={"hidden_act": ("silu", "silu"), **fixed},
         layer=renamed(of_attention, {n.FFN_NORM: n.POST_ATTENTION_NORM}) | of_delta_net,
         moe=MOE_ROUTER | SHARED_EXPERT if has_experts else {},
         dense=DENSE_FFN,
         experts=MOE_EXPERTS if has_experts else {},
-        # A layer has the ones or the others.
+        # A layer has either attention's or the DeltaNet's.
         optional=frozenset(of_attention.keys() | of_delta_net.keys()),
         less_one=LESS_ONE,
         skipped=("mtp.",),
         derived=derived,
         rotates_part=True,
-        flattened=frozenset({n.of_part(n.FFN_GATE_INP_SHEXP)}),  # [1, hidden] there, a vector here
+        flattened=frozenset({n.of_part(n.FFN_GATE_INP_SHEXP)}),  # [1, hidden] there, a vector in GGUF
         **more,
     )

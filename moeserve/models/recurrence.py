@@ -1,10 +1,11 @@
-"""The shape of a recurrent layer; an alternative to `AttentionShape`."""
+"""The shapes of recurrent layers; alternatives to `AttentionShape`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from moeserve.kernels.delta_net.heads import DeltaHeads
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.sources.gguf import names as n
 
 
@@ -56,6 +57,11 @@ class GatedDeltaNetShape:
         return {"ssm.state_size": h.key_dim, "ssm.inner_size / ssm.time_step_rank": h.value_dim}
 
     @property
+    def undivided(self) -> str:
+        """What it is called if ranks cannot share it; "" if they can."""
+        return "Kimi Delta Attention" if self.heads.is_kimi else ""
+
+    @property
     def output_part(self) -> str:
         return n.ATTN_OUTPUT if self.heads.is_kimi else n.SSM_OUT
 
@@ -78,3 +84,6 @@ class GatedDeltaNetShape:
             n.of_part(n.SSM_NORM): (h.value_dim,),
             n.of_part(self.output_part): (hidden, h.value_width),
         }
+
+
+Recurrence = GatedDeltaNetShape | Mamba2Shape

@@ -19,6 +19,7 @@ from moeserve.models.exaonemoe.family import FAMILY as EXAONE_MOE
 from moeserve.models.gemma4moe.family import FAMILY as GEMMA4
 from moeserve.models.glm4moe.family import FAMILY as GLM4_MOE
 from moeserve.models.gptoss.family import FAMILY as GPT_OSS
+from moeserve.models.granitehybrid.family import FAMILY as GRANITE_HYBRID
 from moeserve.models.granitemoe.family import FAMILY as GRANITE_MOE
 from moeserve.models.hunyuanmoe.family import FAMILY as HUNYUAN_MOE
 from moeserve.models.hyv3.family import FAMILY as HY_V3
@@ -30,6 +31,8 @@ from moeserve.models.llamadense.family import FAMILY as LLAMA
 from moeserve.models.mimo2.family import FAMILY as MIMO2
 from moeserve.models.minimaxm2.family import FAMILY as MINIMAX_M2
 from moeserve.models.minimaxm3.family import FAMILY as MINIMAX_M3
+from moeserve.models.nemotronh.family import DENSE_FAMILY as NEMOTRON_H
+from moeserve.models.nemotronh.family import FAMILY as NEMOTRON_H_MOE
 from moeserve.models.olmoe.family import FAMILY as OLMOE
 from moeserve.models.qwen2dense.family import FAMILY as QWEN2
 from moeserve.models.qwen2moe.family import FAMILY as QWEN2_MOE
@@ -78,6 +81,9 @@ _families: dict[str, ModelFamily] = {
         AFMOE,
         MINIMAX_M3,
         KIMI_LINEAR,
+        NEMOTRON_H_MOE,
+        NEMOTRON_H,
+        GRANITE_HYBRID,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.routing.options import RouterOptions, Scoring
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import (
@@ -48,6 +47,9 @@ class ShapeReader:
 
     def flag(self, suffix: str, default: bool | None = None) -> bool:
         return self._metadata.require_bool(self._key(suffix), default)
+
+    def has(self, suffix: str) -> bool:
+        return self._key(suffix) in self._metadata
 
     def flags(self, suffix: str) -> list[bool]:
         """Reads one boolean per layer; some files have the numbers 0 and 1 instead."""
@@ -145,37 +147,6 @@ class ShapeReader:
         if rotated % 2:
             raise self.error(suffix, f"is {rotated}; RoPE needs an even number")
         return rotated
-
-    def delta_heads(self, *, is_tiled: bool) -> DeltaHeads:
-        """Reads the heads of recurrent layers. is_tiled: the order of value heads in the file."""
-        key_heads = self.integer("ssm.group_count", 1, 1024)
-        value_heads = self.integer("ssm.time_step_rank", key_heads, 1024)
-        if value_heads % key_heads:
-            raise self.error(
-                "ssm.group_count", f"is {key_heads}; it must divide the {value_heads} value heads"
-            )
-        return DeltaHeads(
-            key_heads=key_heads,
-            value_heads=value_heads,
-            key_dim=self.integer("ssm.state_size", 1, 1024),
-            value_dim=self._value_dim(value_heads),
-            conv_kernel=self.integer("ssm.conv_kernel", 2, 16),
-            is_tiled=is_tiled,
-        )
-
-    def kimi_delta_heads(self, num_heads: int) -> DeltaHeads:
-        """Returns the heads of Kimi Delta Attention, where q, k and v have equally many."""
-        dim = self.integer("kda.head_dim", 1, 1024)
-        taps = self.integer("ssm.conv_kernel", 2, 16)
-        return DeltaHeads(num_heads, num_heads, dim, dim, taps, is_kimi=True)
-
-    def _value_dim(self, value_heads: int) -> int:
-        if self._key(n.SSM_VALUE_DIM) in self._metadata:
-            return self.integer(n.SSM_VALUE_DIM, 1, 1024)
-        inner = self.integer("ssm.inner_size", 1, 1 << 20)
-        if inner % value_heads:
-            raise self.error("ssm.inner_size", f"is {inner}; the {value_heads} value heads must divide it")
-        return inner // value_heads
 
     def recurrent_layers(self) -> list[bool]:
         """Reads which of the layers are recurrent; at least one must attend."""
@@ -310,9 +281,10 @@ class ShapeReader:
         rope_sections: tuple[int, int, int] | None = None,
         layer_input_width: int = 0,
         spans_see_ahead: bool = False,
+        rms_eps: float | None = None,
     ) -> ModelShape:
-        """Returns the shape of a decoder with these layers. yarn_truncates, rope_theta: defaults without a key.
-        rope_scaling: overrides the keys."""
+        """Returns the shape of a decoder with these layers. yarn_truncates, rope_theta, rms_eps: defaults
+        without a key. rope_scaling: overrides the keys."""
         vocab_size = len(self._metadata.require_strings("tokenizer.ggml.tokens"))
         self.only("vocab_size", vocab_size)
         self._refuse_unread()
@@ -320,7 +292,7 @@ class ShapeReader:
             architecture=self._source.architecture,
             hidden_size=self.hidden_size,
             layers=layers,
-            rms_eps=self.number("attention.layer_norm_rms_epsilon", 1e-12, 1e-2),
+            rms_eps=self.rms_eps(rms_eps),
             rope_theta=self.number("rope.freq_base", 2.0, 1e12, default=rope_theta),
             rope_scaling=rope_scaling or self.rope_scaling(yarn_truncates=yarn_truncates),
             context_length=self._context_length,
@@ -334,6 +306,9 @@ class ShapeReader:
             layer_input_width=layer_input_width,
             spans_see_ahead=spans_see_ahead,
         )
+
+    def rms_eps(self, default: float | None = None) -> float:
+        return self.number("attention.layer_norm_rms_epsilon", 1e-12, 1e-2, default=default)
 
     def rope_sections(self, rotary_dim: int) -> tuple[int, int, int] | None:
         """See ModelShape. Returns None if the file has none."""

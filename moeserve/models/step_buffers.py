@@ -1,6 +1,7 @@
-"""The buffers of a step, as data: engines allocate them, placement and plan count them. No torch.
+"""The buffers of a step, as data: engines allocate them, placement and plan count their bytes. No torch.
 
-A buffer's shape follows from the model's and from the rows of the largest step; whoever allocates decides where.
+A buffer's shape follows from the model's shape and the rows of the largest step; the allocating engine decides
+where it is.
 """
 
 from __future__ import annotations
@@ -13,38 +14,39 @@ from typing import Literal
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
-from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.mamba2 import Mamba2Shape
+from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
 GpuFloat = Literal["float32", "float16", "bfloat16"]
 
-CPU_LOGIT_ROWS = 64  # rows of logits that the CPU computes at a time: 39 MB at a vocabulary of 151,936
-GPU_LOGIT_ROWS = 256  # 156 MB
-ALIGNMENT = 256  # bytes, of every buffer in a GPU's arena
+CPU_LOGIT_ROWS = 64  # rows of logits per head call on the CPU: 39 MB with a vocabulary of 151,936
+GPU_LOGIT_ROWS = 256  # the same on a GPU: 156 MB
+ALIGNMENT = 256  # bytes; every buffer in a GPU's arena begins at a multiple
 
-# The most rows whose products on a GPU take int8 activations (kernels/linear), and experts every route by itself
-# (kernels/experts). Steps of 16 rows are 1.05 to 1.4 times as fast without, those of 8 no faster
-# (docs/results/gpu-kernels.md).
+# In GPU steps of up to this number of rows, products take int8 activations (kernels/linear), and each route
+# computes its expert separately (kernels/experts). For 16 rows the other kernels are 1.05 to 1.4 times as fast, for
+# 8 rows no faster (docs/results/gpu-kernels.md).
 SMALL_BATCH_ROWS = 8
-# The most rows of steps that keep what is between two products in float32: it costs them nothing. Larger ones round it,
-# but not where weights are floats: there it would be much of the error (BF16, a whole prompt: 5.6e-5 from the truth,
-# where llama.cpp is at 3.6e-5: docs/results/accuracy.md).
+# Steps of up to this number of rows keep values between two products in float32, at no cost. Larger steps round
+# them, except with float weights, where the rounding would be much of the error (BF16, a whole prompt: 5.6e-5 from
+# the exact result, where llama.cpp is at 3.6e-5: docs/results/accuracy.md).
 FLOAT32_ROWS = 64
-# Steps of more rows unpack the quantised matrices of attention to floats, each before its product
-# (kernels/linear/large_batch); those of more than UNPACK_ROWS all matrices, some experts at a time. The room for
-# experts grows with the rows, as the other buffers do. Measured in docs/results/gpu-kernels.md.
+# Steps of more rows than this unpack attention's quantised matrices to floats, each before its product
+# (kernels/linear/large_batch). Steps of more than UNPACK_ROWS rows unpack all matrices, several experts at a time.
+# The room for experts grows with the rows, as the other buffers do. Measured in docs/results/gpu-kernels.md.
 UNPACK_DENSE_ROWS = 64
 UNPACK_ROWS = 1024
 UNPACK_BYTES_OF_ROW = 32 << 10
-UNPACK_ROUTES = 192  # of each expert, on average, from which on unpacking its weights pays
-# Steps whose experts are multiplied by warpgroups, where the matrices' types allow it (kernels/experts/quads.py;
-# docs/results/gpu-kernels.md).
+UNPACK_ROUTES = 192  # average routes per expert from which unpacking its weights pays
+# Steps of this number of rows multiply experts by warpgroup instructions, if the matrices' types allow it
+# (kernels/experts/quads.py; docs/results/gpu-kernels.md).
 QUAD_ROWS = range(129, 2049)
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 
 def unpacks_experts(rows: int, top_k: int, experts: int) -> bool:
-    """Whether a step of `rows` rows unpacks experts."""
+    """Returns whether a step of `rows` rows unpacks experts."""
     return rows > UNPACK_ROWS and rows * top_k >= UNPACK_ROUTES * experts
 
 
@@ -60,8 +62,8 @@ class Buffer:
 
 
 def step_sizes(max_tokens: int) -> list[int]:
-    """Returns the sizes that a step's rows are rounded up to on a GPU: powers of two. Kernels skip rows beyond a step's
-    own, so rounding costs little; each size is compiled for and captured once."""
+    """Returns the sizes to which a GPU step's rows are rounded up: powers of two. Kernels skip the padding, so
+    rounding costs little. Kernels are compiled, and graphs captured, once per size."""
     sizes = [1]
     while sizes[-1] < max_tokens:
         sizes.append(2 * sizes[-1])
@@ -71,54 +73,58 @@ def step_sizes(max_tokens: int) -> list[int]:
 def gpu_step_buffers(
     model: ModelShape, rows: int, floats: GpuFloat, *, float_weights: bool, adapter_rank: int = 0
 ) -> tuple[Buffer, ...]:
-    """The buffers of a GPU's step of up to `rows` rows. floats: what the tensor cores multiply. float_weights:
-    attention or experts are not quantised. adapter_rank: the largest that LoRA adapters may have, 0: there are none."""
+    """Returns the buffers of a GPU step of up to `rows` rows. floats: dtype that the tensor cores multiply.
+    float_weights: attention or experts are not quantised. adapter_rank: largest rank of LoRA adapters; 0: no
+    adapters."""
     wide: GpuFloat = "float32" if rows <= FLOAT32_ROWS or float_weights else floats
     small = rows <= SMALL_BATCH_ROWS
     acts = "float32" if small else floats
     hidden, top_k = model.hidden_size, model.top_k
-    routes = model.num_parts  # what every token passes is one more route of it
-    delta_net = model.delta_net
+    routes = model.num_parts  # the feed-forward that all tokens pass is one more route
+    recurrence = model.recurrence
     latent = model.latent
     attending = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionShape)]
     gates = max((a.gate_width for a in attending if a.has_gate_matrix), default=0)
     of_attention = (
         model.q_rows + gates + model.kv_width + model.value_width if latent is None else latent.input_width
     )
-    projected = max(of_attention, 0 if delta_net is None else delta_net.input_width)
+    projected = max(of_attention, 0 if recurrence is None else recurrence.input_width)
     buffers = [
         Buffer("x", (rows, hidden)),  # the residual stream
-        *_activations("y", rows, hidden, acts, quantised=small),  # its norm
-        # q, k and v, or what a recurrent layer has of the kind.
+        *_activations("y", rows, hidden, acts, quantised=small),  # norm of x
+        # q, k and v, or a recurrent layer's input products.
         Buffer("projected", (rows * projected,), wide),
         Buffer("q", (rows, model.q_width if latent is None else latent.latent_width), "float16"),
         *_activations("attended", rows, model.mixed_width, acts, quantised=small),
-        Buffer("output", (rows, 1, hidden), wide),  # of the attention block
+        Buffer("output", (rows, 1, hidden), wide),  # output of the mixer
         Buffer("router_logits", (rows, model.num_experts)),
         Buffer("expert_ids", (rows, routes), "int32"),
-        Buffer("local_expert_ids", (rows, routes), "int32"),  # ids' places among the GPU's experts
-        Buffer("streamed_expert_ids", (rows, routes), "int32"),  # among those streamed to it
+        Buffer("local_expert_ids", (rows, routes), "int32"),  # index among the experts on this GPU
+        Buffer("streamed_expert_ids", (rows, routes), "int32"),  # index among the streamed experts
         Buffer("route_weights", (rows, routes)),
         *_activations("h", rows * top_k, model.expert_width, acts, quantised=small),
-        # Of the experts here: a token's sum, or for many tokens a part for every route.
+        # Outputs of the experts on this GPU: few rows: a sum per token; many rows: a part per route.
         Buffer("parts", (rows, 1 if small else routes, hidden), wide),
-        Buffer("pool_sum", (rows, hidden)),  # what the experts in RAM add
+        Buffer("pool_sum", (rows, hidden)),  # sum of the RAM experts' outputs
     ]
     if QUAD_ROWS.start <= rows < QUAD_ROWS.stop and not float_weights:
-        buffers.append(Buffer("quads", (rows, hidden), floats))  # what experts read, kernels/experts/quads.py
+        buffers.append(Buffer("quads", (rows, hidden), floats))  # the experts' input in quad order
     weighs_input = any(layer.moe is not None and layer.moe.weighs_input for layer in model.layers)
     if model.is_sandwiched or weighs_input:
         buffers += _activations("experts_input", rows, hidden, acts, quantised=small)
     if weighs_input:
-        buffers.append(Buffer("input_weights", (rows, 1)))  # the routes', which then are 1
+        # The routes' weights; the routes then have weight 1.
+        buffers.append(Buffer("input_weights", (rows, 1)))
     if model.is_sandwiched or not small:
-        # y in float32. Of all products the router's is where rounding tells most: it moves a token to another expert
-        # (BF16, a whole prompt: 4.6e-5 from the truth with a rounded one).
+        # y in float32. The router's product is the most sensitive to rounding, which can send a token to another
+        # expert (BF16, a whole prompt: 4.6e-5 from the exact result with rounded y).
         buffers.append(Buffer("router_input", (rows, hidden)))
-    if delta_net is not None:
-        buffers += _delta_net_buffers(delta_net, rows, wide)
-        if delta_net.gate_rank:
-            buffers += _activations("delta_low_rank", rows, delta_net.gate_rank, acts, quantised=small)
+    if isinstance(recurrence, Mamba2Shape):
+        buffers.append(Buffer("mamba2_mixed", (rows, recurrence.heads.channels), wide))  # x, B, C convolved
+    elif recurrence is not None:
+        buffers += _delta_net_buffers(recurrence, rows, wide)
+        if recurrence.gate_rank:
+            buffers += _activations("delta_low_rank", rows, recurrence.gate_rank, acts, quantised=small)
     if rows > UNPACK_ROWS:
         room = rows * UNPACK_BYTES_OF_ROW // BYTES[floats]
         buffers.append(Buffer("unpacked", (_unpacked_numbers(model, projected, room),), floats))
@@ -129,7 +135,7 @@ def gpu_step_buffers(
         if latent.q_rank:
             buffers += _activations("q_a", rows, latent.q_rank, acts, quantised=small)
     if small and rows > 1 and model.dense_width:
-        # Of gate and up, where they are one product: of several rows of a layer without experts.
+        # Gate and up as one product, for several rows of a layer without experts.
         buffers.append(Buffer("dense_products", (rows, 2 * model.dense_width)))
     if model.unrouted_width:
         buffers += _activations("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
@@ -140,7 +146,7 @@ def gpu_step_buffers(
 
 def _delta_net_buffers(delta_net: GatedDeltaNetShape, rows: int, wide: GpuFloat) -> list[Buffer]:
     heads = delta_net.heads
-    mixed = Buffer("delta_mixed", (rows, heads.channels), wide)  # q, k and v behind the convolution
+    mixed = Buffer("delta_mixed", (rows, heads.channels), wide)  # q, k and v after the convolution
     if heads.is_kimi:
         widths = {"delta_qkv": heads.channels, "delta_a": heads.decays, "delta_z": heads.value_width}
         return [mixed, *(Buffer(name, (rows, width), wide) for name, width in widths.items())]
@@ -162,7 +168,8 @@ def _latent_buffers(
 
 
 def _adapter_buffers(model: ModelShape, rows: int, rank: int, wide: GpuFloat) -> list[Buffer]:
-    """Between the two matrices of adapters, of q, k and v or of each route's gate and up; and what these add."""
+    """Returns buffers for the vectors between an adapter's two matrices (of q, k and v, or of each route's gate and
+    up), and for the terms of gate and up."""
     inner = max(model.top_k * model.expert_width, model.unrouted_width)
     return [
         Buffer("adapter_shrunk", (rows * max(3, 2 * model.top_k) * rank,)),
@@ -171,15 +178,16 @@ def _adapter_buffers(model: ModelShape, rows: int, rank: int, wide: GpuFloat) ->
 
 
 def _dense_numbers(model: ModelShape, projected: int) -> int:
-    """Numbers of the largest matrix of a layer's attention. projected: columns of what the norm is multiplied with."""
+    """Returns the number of weights of the largest matrix of a layer's attention. projected: total rows of the
+    matrices over the layer's input."""
     hidden, latent = model.hidden_size, model.latent
     dense = max(projected * hidden, hidden * model.mixed_width)
     return dense if latent is None else max(dense, latent.q_rows * latent.q_rank)
 
 
 def _unpacked_numbers(model: ModelShape, projected: int, room: int) -> int:
-    """At most `room`, but the largest matrix of a layer's attention and gate and up of one expert have theirs, and no
-    more than all experts need. projected: as in `_dense_numbers`."""
+    """Returns the number of weights to make room for: as many as `room` and all experts allow, but at least the
+    largest matrix of attention, and gate and up of one expert. projected: as in `_dense_numbers`."""
     hidden = model.hidden_size
     of_expert = 2 * model.expert_width * hidden
     experts = min(model.num_experts * of_expert, room)
@@ -195,14 +203,14 @@ def _activations(name: str, rows: int, cols: int, dtype: str, *, quantised: bool
 
 
 def arena_bytes(buffers: Iterable[Buffer]) -> int:
-    """Bytes of a region that holds them one after another, each aligned."""
+    """Returns the bytes of a region that holds the buffers one after another, each aligned."""
     return sum(-(-buffer.nbytes // ALIGNMENT) * ALIGNMENT for buffer in buffers)
 
 
 def gpu_arena_bytes(
     model: ModelShape, max_tokens: int, floats: GpuFloat, *, float_weights: bool, adapter_rank: int = 0
 ) -> int:
-    """Bytes of the steps of all sizes up to `max_tokens` rows, which lie over one another."""
+    """Returns the bytes of the arena that steps of all sizes up to `max_tokens` rows share."""
     return max(
         arena_bytes(
             gpu_step_buffers(model, size, floats, float_weights=float_weights, adapter_rank=adapter_rank)
@@ -212,13 +220,12 @@ def gpu_arena_bytes(
 
 
 def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
-    """The buffers of a CPU's step of up to `rows` rows, without logits. Activations are held as floats and as int8,
-    whatever weights ask for, but for `h`, which is held in the forms that the experts' weights read: int8 is
-    counted."""
+    """Returns the buffers of a CPU step of up to `rows` rows, without logits. Activations are held as float32 and
+    as int8, for any weights. `h` is held only in the forms that the experts' weights read; it is counted as int8."""
     hidden = model.hidden_size
     unrouted = [_pair("unrouted_h", rows, model.unrouted_width)] if model.unrouted_width else []
     latent = [] if model.latent is None else _cpu_latent_buffers(model.latent, rows)
-    recurrent = [] if model.delta_net is None else _cpu_delta_buffers(model.delta_net, rows)
+    recurrent = [] if model.recurrence is None else _cpu_recurrent_buffers(model.recurrence, rows)
     sandwich = [Buffer(name, (rows, hidden)) for name in ("block", "block_sum") if model.is_sandwiched]
     drafting: list[Buffer] = []
     if model.next_token_layer is not None:
@@ -246,7 +253,9 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
     )
 
 
-def _cpu_delta_buffers(shape: GatedDeltaNetShape, rows: int) -> list[Buffer]:
+def _cpu_recurrent_buffers(shape: Recurrence, rows: int) -> list[Buffer]:
+    if isinstance(shape, Mamba2Shape):
+        return [Buffer("mamba2", (rows, shape.input_width)), Buffer("decays", (rows, shape.heads.num_heads))]
     of_gates = [
         buffer
         for part, width in shape.gate_parts
@@ -256,17 +265,18 @@ def _cpu_delta_buffers(shape: GatedDeltaNetShape, rows: int) -> list[Buffer]:
 
 
 def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
-    """Returns the buffers that recurrent layers, by number, keep of a CPU step with up to `drafts` drafts, until it is
-    known which of them are right."""
+    """Returns by layer the buffers in which recurrent layers keep the state changes of up to `drafts` drafts per
+    CPU step, until it is known which drafts are accepted."""
     return {
-        index: Buffer("draft_records", (drafts, layer.delta_net.heads.pending_values))
+        index: Buffer("draft_records", (drafts, layer.recurrence.heads.pending_values))
         for index, layer in enumerate(model.layers)
-        if layer.delta_net is not None
+        if layer.recurrence is not None
     }
 
 
 def most_drafts(step_tokens: int, max_num_seqs: int, drafts: int) -> int:
-    """The most drafts of a step: `drafts` a row, but at most half of the step's tokens, as the router grants them."""
+    """Returns the most drafts per step: `drafts` per request, but at most half of the step's tokens, as the router
+    grants them."""
     return min(max_num_seqs * drafts, step_tokens // 2)
 
 
@@ -295,5 +305,6 @@ def _pair(name: str, rows: int, cols: int) -> tuple[Buffer, Buffer]:
 
 
 def int8_row_bytes(cols: int) -> int:
-    """A row of int8 activations on the CPU, with a scale and two sums for each group: kernels/csrc/arch/kernels.h."""
+    """Returns the bytes of a row of int8 activations on the CPU, with a scale and two sums per group:
+    kernels/csrc/arch/kernels.h."""
     return cols + cols // INT8_GROUP * 16

@@ -12,10 +12,11 @@ from moeserve.models.sources.source import ModelSource
 LAYER_INPUTS = (n.LAYER_INPUT_EMBD, n.LAYER_INPUT_MODEL_PROJ, n.LAYER_INPUT_PROJ_NORM)
 
 
-def expert_tensors(layer: int) -> tuple[str, str, str]:
-    """Returns the names of the gate, up and down tensors of a layer's routed experts."""
-    gate, up, down = (n.of_layer(layer, part) for part in n.EXPERT_PARTS)
-    return gate, up, down
+def expert_tensors(shape: ModelShape, layer: int) -> tuple[str, ...]:
+    """Returns the names of the tensors of a layer's routed experts: gate, up and down, or without gates up and down;
+    none of a layer without experts."""
+    moe = shape.loaded_layers[layer].moe
+    return () if moe is None else tuple(n.of_layer(layer, part) for part in dict.fromkeys(moe.parts))
 
 
 def expert_bias_tensors(layer: int) -> tuple[str, str, str]:
@@ -27,12 +28,15 @@ def expert_bias_tensors(layer: int) -> tuple[str, str, str]:
 def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     """The layer's tensors outside the routed experts, by name, with their row-major shapes: matrices [out, in]."""
     of_layer = shape.loaded_layers[layer]
-    parts: dict[str, tuple[int, ...]] = {n.of_part(n.ATTN_NORM): (shape.hidden_size,)}
+    parts: dict[str, tuple[int, ...]] = {}
+    if of_layer.mixer is not None:
+        parts[n.of_part(n.ATTN_NORM)] = (shape.hidden_size,)
+    if of_layer.ffn is not None:
+        parts[n.of_part(of_layer.ffn_norm)] = (shape.hidden_size,)
     if isinstance(of_layer.mixer, AttentionShape):
         parts |= _attention_tensors(shape.hidden_size, of_layer.mixer)
-    else:
+    elif of_layer.mixer is not None:
         parts |= of_layer.mixer.tensors(shape.hidden_size)
-    parts |= {n.of_part(of_layer.ffn_norm): (shape.hidden_size,)}
     if of_layer.is_sandwiched:
         parts |= _sandwich_tensors(shape.hidden_size, of_layer)
     if of_layer.has_factor:
@@ -42,8 +46,8 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
         parts[n.of_part(n.LAYER_INPUT_PROJ)] = (shape.hidden_size, shape.layer_input_width)
         parts[n.of_part(n.LAYER_INPUT_NORM)] = (shape.hidden_size,)
     if isinstance(of_layer.ffn, DenseFfnShape):
-        parts |= _gated_tensors(shape.hidden_size, of_layer.ffn.width, n.FFN_PARTS)
-    else:
+        parts |= _ffn_tensors(shape.hidden_size, of_layer.ffn.width, of_layer.ffn.parts)
+    elif of_layer.ffn is not None:
         parts |= _router_tensors(shape.hidden_size, of_layer.ffn)
     return {n.in_layer(layer, name): dimensions for name, dimensions in parts.items()}
 
@@ -89,13 +93,13 @@ def _router_tensors(hidden: int, moe: MoeShape) -> dict[str, tuple[int, ...]]:
     if moe.expert_scale:
         parts[n.scale_of_part(n.FFN_DOWN_EXPS)] = (moe.num_experts,)
     if moe.shared is not None:
-        parts |= _gated_tensors(hidden, moe.shared.width, moe.shared.parts)
+        parts |= _ffn_tensors(hidden, moe.shared.width, moe.shared.parts)
         if moe.shared.is_gated:
             parts[n.of_part(n.FFN_GATE_INP_SHEXP)] = (hidden,)
     return parts
 
 
-def _gated_tensors(hidden: int, width: int, names: tuple[str, str, str]) -> dict[str, tuple[int, ...]]:
+def _ffn_tensors(hidden: int, width: int, names: tuple[str, str, str]) -> dict[str, tuple[int, ...]]:
     gate, up, down = (n.of_part(name) for name in names)
     return {gate: (width, hidden), up: (width, hidden), down: (hidden, width)}
 
@@ -126,7 +130,7 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
             continue
         experts, width = layer.moe.num_experts, layer.moe.width
         matrices = ((width, hidden), (width, hidden), (hidden, width))
-        of_experts = zip(expert_tensors(index), matrices, strict=True)
+        of_experts = zip((n.of_layer(index, part) for part in layer.moe.parts), matrices, strict=True)
         tensors |= {name: (experts, *matrix) for name, matrix in of_experts}
         if layer.moe.expert_bias:
             biases = zip(expert_bias_tensors(index), matrices, strict=True)
@@ -171,7 +175,7 @@ def check_tensors(shape: ModelShape, source: ModelSource) -> None:
 
 
 def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int, ...]) -> None:
-    # Of vectors and convolutions converters have left further dimensions of one ahead of the others.
+    # Converters have left leading dimensions of size one on vectors and convolutions.
     ahead = len(tensor.shape) - len(dimensions) if 1 in dimensions[1:] else 0
     if tensor.shape != (1,) * ahead + dimensions:
         raise ModelError(

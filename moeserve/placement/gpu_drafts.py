@@ -12,7 +12,7 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
     drafts = drafts_of(config)
     if drafts is None:
         return
-    if shape.delta_net is not None:
+    if shape.recurrence is not None:
         raise ConfigError(
             "--speculative-config: drafts of models with recurrent state are computed on the CPU alone so far; leave "
             "it out, or say --device cpu"

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.window_capacity import WindowPool
-from moeserve.models.tensors import expert_tensors
 from moeserve.placement.dense import DensePlacement
 from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
 from moeserve.placement.rules import Decision, Rules
@@ -161,7 +160,7 @@ class _Planner:
 
     def _apply_expert_rules(self) -> None:
         for layer in range(self._num_layers):
-            tensors = list(expert_tensors(layer))
+            tensors = list(self._sizes.layers[layer].expert_tensors)
             pinned: dict[int, Device] = {}
             prefill: dict[Prefill, Decision | None] = {}
             for expert in range(self._sizes.layers[layer].num_experts):

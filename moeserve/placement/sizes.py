@@ -43,6 +43,7 @@ class LayerSizes:
     kv: int  # bytes per token
     state: int = 0  # bytes of recurrent state per sequence
     dense_tensors: tuple[str, ...] = ()  # tensor names, which placement rules match
+    expert_tensors: tuple[str, ...] = ()  # of the routed experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class ModelSizes:
 
         def layer(index: int) -> LayerSizes:
             moe, count = shape.layers[index].moe, shape.layers[index].num_experts
-            experts = part([] if moe is None else expert_tensors(index))
+            of_experts = expert_tensors(shape, index)
+            experts = part(of_experts)
             biases = part(expert_bias_tensors(index) if moe is not None and moe.expert_bias else [])
             dense = tuple(dense_tensors(shape, index))
             of_dense = part(dense)
@@ -75,6 +77,7 @@ class ModelSizes:
                 kv=layout.layer_bytes(index),
                 state=layout.state_bytes([index]),
                 dense_tensors=dense,
+                expert_tensors=of_experts,
             )
 
         head = n.TOKEN_EMBD if shape.tied_embeddings else n.OUTPUT
@@ -119,9 +122,13 @@ def has_float_weights(tensors: Mapping[str, TensorInfo], shape: ModelShape) -> b
     """True if mixers or feed-forwards are not quantised; activations between products are then float32 on a GPU."""
     names: list[str] = []
     for index, layer in enumerate(shape.layers):
-        gate, _, down = n.FFN_PARTS if layer.moe is None else n.EXPERT_PARTS
-        output = n.ATTN_OUTPUT if layer.delta_net is None else layer.delta_net.output_part
-        names += [n.of_layer(index, part) for part in (output, gate, down)]
+        parts: list[str] = []
+        if layer.mixer is not None:
+            parts.append(n.ATTN_OUTPUT if layer.recurrence is None else layer.recurrence.output_part)
+        if layer.ffn is not None:
+            gate, _, down = layer.ffn.parts
+            parts += [gate, down]
+        names += [n.of_layer(index, part) for part in parts]
     return any(not tensors[name].type.is_quantised for name in names)
 
 

@@ -26,6 +26,8 @@ class Scale(IntEnum):
     # Of a k block's four groups four halves s, then a byte z each; or, of one or two, word g: s in the lower half, z in
     # the next byte. m = s * z, or s * (z - 128) where codes have 8 bits
     ZERO = 8
+    F32 = 9  # word g: s
+    UE4M3_SUPER = 10  # as UE4M3, times a float32 that is the super-block's word
 
 
 class StoredScales(IntEnum):
@@ -41,6 +43,10 @@ class StoredScales(IntEnum):
     SIX_BIT_IQ4_XS = 7  # float16 d, 6 bytes: IQ4_XS's packing of 8 scales, less 32
     F16_ZERO = 9  # a float16 s and a byte z: m = s * z, or s * (z - 128) where codes have 8 bits
     BF16_ZERO = 10  # the same with a bfloat16 s
+    F32 = 11  # a float32 s
+    UE4M3_F32 = (
+        12  # a float32 that is the same for all of a row, then a byte a group as UE4M3's: s is their product
+    )
     UE4M3 = 8  # a byte a group: an unsigned float of 4 and 3 bits, halved, to go with a doubled code table
 
 
@@ -56,6 +62,8 @@ _PLANE_SCALE = {
     StoredScales.UE4M3: Scale.UE4M3,
     StoredScales.F16_ZERO: Scale.ZERO,
     StoredScales.BF16_ZERO: Scale.ZERO,
+    StoredScales.F32: Scale.F32,
+    StoredScales.UE4M3_F32: Scale.UE4M3_SUPER,
 }
 # float16 numbers that a block stores for its scales.
 _HALVES = {
@@ -70,7 +78,10 @@ _HALVES = {
     StoredScales.UE4M3: 0,
     StoredScales.F16_ZERO: 1,
     StoredScales.BF16_ZERO: 1,
+    StoredScales.F32: 0,
+    StoredScales.UE4M3_F32: 0,
 }
+FLOAT32_BYTES = 4  # of StoredScales.F32 and UE4M3_F32, the first of a block's bytes of scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +149,10 @@ class BlockLayout:
     high: BitField | None = None  # the codes' bits above: 1 or 2
     offset: int = 0
     table: CodeTable | None = None
-    wide: int = 0  # columns of a block whose groups, more than one, all share its scale
+    wide: int = 0  # columns of a block whose groups all share its scale
+    e4m3: bool = (
+        False  # codes are floats: a sign, 4 bits of exponent (bias 7), 3 of mantissa; 127 is 480, not NaN
+    )
 
     @property
     def low_bits(self) -> int:
@@ -166,7 +180,7 @@ class BlockLayout:
     @property
     def has_super(self) -> bool:
         """Groups' scales are multiples of the super-block's d."""
-        return self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.I8, Scale.D)
+        return self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.I8, Scale.D, Scale.UE4M3_SUPER)
 
     @property
     def has_own_min(self) -> bool:
@@ -216,12 +230,13 @@ class BlockLayout:
 
     @property
     def groups_per_word(self) -> int:
-        return {Scale.F16: 2, Scale.F16_MIN: 1, Scale.ZERO: 1 if self.wide else 2}.get(self.scale, 4)
+        by_form = {Scale.F16: 2, Scale.F16_MIN: 1, Scale.F32: 1, Scale.ZERO: 1 if self.wide else 2}
+        return by_form.get(self.scale, 4)
 
     @property
     def slices_k(self) -> bool:
         """sliced_k_gemm.py reads such scales."""
-        return self.scale not in (Scale.D, Scale.ZERO) and not self.wide
+        return self.scale not in (Scale.D, Scale.ZERO, Scale.UE4M3_SUPER) and not self.wide
 
     @property
     def has_bfloat16(self) -> bool:
@@ -315,6 +330,8 @@ def _check(row: QuantType, layout: BlockLayout) -> None:
         raise ValueError(f"{row.name}: the parts of a block take {end} bytes of {row.block_bytes}")
     whole = SUPER_BLOCK if layout.has_super else layout.group * (layout.octets or 1)
     columns = layout.wide or whole
+    if layout.stored_scales == StoredScales.UE4M3_F32:  # the same for all of a row
+        columns = layout.group * (layout.octets - FLOAT32_BYTES)
     if row.gpu and row.block_columns != columns:
         raise ValueError(f"{row.name}: a block of {row.block_columns} columns, {columns} go with its scales")
     widths = (1, 2, 4, 8) if layout.wide or not row.gpu else (2, 4, 8)

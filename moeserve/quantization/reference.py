@@ -8,7 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from moeserve.quantization.codebook import BookScales, Codebook, Signs, entries_of
-from moeserve.quantization.quant_type import BitField, BlockLayout, QuantType, StoredScales, Trits
+from moeserve.quantization.quant_type import (
+    FLOAT32_BYTES,
+    BitField,
+    BlockLayout,
+    QuantType,
+    StoredScales,
+    Trits,
+)
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = npt.NDArray[np.float32]
@@ -37,9 +44,19 @@ def _numbers(layout: BlockLayout, b: Bytes, columns: int) -> Floats:
     codes = _trits(low, b) if isinstance(low, Trits) else _field(low, b, columns)
     if layout.high is not None:
         codes = codes | _field(layout.high, b, columns) << np.uint8(layout.low_bits)
+    if layout.e4m3:
+        return e4m3_values(codes)
     if layout.table is not None:
         return np.array(layout.table.levels, np.float32)[codes]
     return (codes.view(np.int8) if layout.low_bits == 8 else codes).astype(np.float32)
+
+
+def e4m3_values(codes: Bytes) -> Floats:
+    """Returns the floats of bytes with a sign, 4 bits of exponent and 3 of mantissa (https://arxiv.org/abs/2209.05433).
+    A float16 of these bits has 8 less in its exponent. 127, which is not a number, becomes 480 here."""
+    wide = codes.astype(np.uint16)
+    halves = (wide & 128) << 8 | (wide & 127) << 7
+    return halves.view(np.float16).astype(np.float32) * np.float32(256)
 
 
 def _field(field: BitField, b: Bytes, columns: int) -> Bytes:
@@ -69,9 +86,12 @@ def _scales(layout: BlockLayout, b: Bytes) -> tuple[Floats, Floats | None]:
     if stored == StoredScales.F16_MIN:
         return halves[:, :1], -halves[:, 1:]
     if stored == StoredScales.UE4M3:
-        exponent, mantissa = octets.astype(np.int32) >> 3 & 15, octets.astype(np.float32) % 8
-        value = np.where(exponent == 0, np.ldexp(mantissa, -10), np.ldexp(8 + mantissa, exponent - 11))
-        return np.where(octets == 127, 0, value).astype(np.float32), None  # 127 is not a number: ggml reads 0
+        return _half_ue4m3(octets), None
+    if stored == StoredScales.F32:
+        return np.ascontiguousarray(octets).view(np.float32), None
+    if stored == StoredScales.UE4M3_F32:
+        own = np.ascontiguousarray(octets[:, :FLOAT32_BYTES]).view(np.float32)
+        return _half_ue4m3(octets[:, FLOAT32_BYTES:]) * own, None
     if stored == StoredScales.E8M0:
         return np.ldexp(np.float32(1), octets.astype(np.int32) - 128).astype(np.float32), None
     if layout.has_zero:
@@ -89,6 +109,12 @@ def _scales(layout: BlockLayout, b: Bytes) -> tuple[Floats, Floats | None]:
         mins = np.hstack([second & 63, third >> 4 | second >> 6 << 4])
         return d * scales.astype(np.float32), dmin * mins.astype(np.float32)
     return d * _signed_scales(stored, octets).astype(np.float32), None
+
+
+def _half_ue4m3(octets: Bytes) -> Floats:
+    exponent, mantissa = octets.astype(np.int32) >> 3 & 15, octets.astype(np.float32) % 8
+    value = np.where(exponent == 0, np.ldexp(mantissa, -10), np.ldexp(8 + mantissa, exponent - 11))
+    return np.where(octets == 127, 0, value).astype(np.float32)  # 127 is not a number: ggml reads 0
 
 
 def _signed_scales(stored: StoredScales, octets: Bytes) -> npt.NDArray[np.int8]:

@@ -100,6 +100,28 @@ ZERO_TYPES: Mapping[tuple[int, int, StoredScales], QuantType] = MappingProxyType
 )
 
 
+def _fp8(columns: int, number: int) -> QuantType:
+    layout = _L(_F(4, columns, 8), 32, _S.F32, 0, octets=4, wide=columns, e4m3=True)
+    return _add(QuantType(f"FP8_G{columns}", number, columns, 4 + columns, layout, in_gguf=False))
+
+
+def _scaled_nvfp4(columns: int, number: int) -> QuantType:
+    octets = 4 + columns // 16
+    layout = _L(_F(octets, 1, 4), 16, _S.UE4M3_F32, 0, octets=octets, table=E2M1_LEVELS)
+    name = f"NVFP4_G{columns}"
+    return _add(QuantType(name, number, columns, octets + columns // 2, layout, in_gguf=False))
+
+
+# Of Hugging Face folders too, by columns of a block: 8-bit floats with a float32 for each block, and NVFP4 with one for
+# the matrix.
+FP8_TYPES: Mapping[int, QuantType] = MappingProxyType(
+    {n: _fp8(n, 250 + i) for i, n in enumerate((32, 64, 128))}
+)
+NVFP4_TYPES: Mapping[int, QuantType] = MappingProxyType(
+    {n: _scaled_nvfp4(n, 253 + i) for i, n in enumerate((64, 128, 256))}
+)
+
+
 def _book(name: str, number: int, nbytes: int, book: Codebook) -> QuantType:
     return _add(QuantType(name, number, 256, nbytes, codebook=book))
 

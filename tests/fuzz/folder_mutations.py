@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from moeserve.models.sources.splits import QWEN2
-from tests.fuzz.gguf_mutations import EXPERTS, FF, HEAD_DIM, HEADS, HIDDEN, KV_HEADS
+from tests.fuzz.gguf_mutations import EXPERTS, FF, HEAD_DIM, HEADS, KV_HEADS
 from tests.support.gguf_bytes import MERGES, TOKEN_TYPES, TOKENS
+
+HIDDEN = 64  # a block of NVFP4
 
 _DEEP: Any = 1
 for _ in range(60):
@@ -205,8 +207,12 @@ QUANTIZATIONS: dict[str, dict[str, Any]] = {
     },
     "int8": {"quant_method": "compressed-tensors", "format": "int-quantized"},
     "fp8": {"quant_method": "fp8", "weight_block_size": [16, 16]},
+    "fp8 of blocks": {"quant_method": "fp8", "weight_block_size": [32, 32]},
+    "nvfp4": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+    "nvfp4 of ModelOpt": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "mxfp4": {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"},
 }
-# uint8 stands for 8-bit floats.
+# uint8 stands for 8-bit floats, bool for plain bytes.
 _DTYPES = {
     "float16": "F16",
     "float32": "F32",
@@ -214,6 +220,7 @@ _DTYPES = {
     "int64": "I64",
     "int8": "I8",
     "uint8": "F8_E4M3",
+    "bool": "U8",
 }
 
 
@@ -247,13 +254,30 @@ def _quantized(quantization: str, name: str, shape: tuple[int, ...]) -> dict[str
                 "weight": np.full(shape, 7, np.int8),
                 "weight_scale": np.full((rows, 1), 0.01, np.float16),
             }
+        case "nvfp4" | "nvfp4 of ModelOpt":
+            is_modelopt = quantization == "nvfp4 of ModelOpt"
+            parts = {
+                "weight" if is_modelopt else "weight_packed": _plain_bytes((rows, cols // 2), 0x31),
+                "weight_scale": np.full((rows, cols // 16), 0x38, np.uint8),
+                "weight_scale_2" if is_modelopt else "weight_global_scale": np.full((1,), 0.05, np.float32),
+            }
+        case "mxfp4":
+            parts = {
+                "weight_packed": _plain_bytes((rows, cols // 2), 0x31),
+                "weight_scale": _plain_bytes((rows, groups), 120),
+            }
         case _:
-            blocks = (-(-rows // 16), -(-cols // 16))
+            size = QUANTIZATIONS[quantization]["weight_block_size"][0]
+            blocks = (-(-rows // size), -(-cols // size))
             parts = {
                 "weight": np.full(shape, 0x38, np.uint8),
                 "weight_scale_inv": np.full(blocks, 0.05, np.float32),
             }
     return {f"{name}.{part}": numbers for part, numbers in parts.items()}
+
+
+def _plain_bytes(shape: tuple[int, ...], value: int) -> Any:
+    return np.full(shape, value, np.uint8).view(np.bool_)
 
 
 def _mutated(rng: random.Random, tree: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
+from moeserve.models.loading.cpu_weights import GatedExperts
 from tests.kernels.expert_layer import COMPUTED, EXPERTS, HIDDEN, Layer, routing
 from tests.kernels.operations import COSTLY_ISAS, ISAS, head, load, run_experts, stream_of
 from tests.kernels.weights import ACTIVATIONS, TYPES, activations, nmse
@@ -147,3 +148,16 @@ def test_few_routes_and_many_give_the_same_bits(isa: str) -> None:
     matrices = (layer.gate.pack(stream), layer.up.pack(stream), layer.down.pack(stream))
     whole = run_experts(stream, y, matrices, ids, weights)
     assert torch.equal(run_experts(stream, head(y, 170), matrices, ids[:170], weights[:170]), whole[:170])
+
+
+@each_isa
+@pytest.mark.parametrize("kinds", [(Type.Q4_K, Type.Q6_K), (Type.F16, Type.F16)], ids=["q4_k", "f16"])
+def test_without_a_gate_the_product_is_computed_once(kinds: tuple[Type, Type], isa: str) -> None:
+    """One matrix for gate and up gives the bits of two that are equal, and counts once in the bytes of an expert."""
+    random, stream = Layer.random(kinds[0], *kinds), stream_of(isa)
+    layer, y = Layer(random.up, random.up, random.down), activations("gaussian", 9, HIDDEN)
+    up, down = layer.up.pack(stream), layer.down.pack(stream)
+    out = run_experts(stream, load(y), (up, up, down), *routing(9), activation="relu")
+    assert torch.equal(out, layer.run(stream, y, *routing(9), activation="relu"))
+    assert nmse(out, layer.expected(y, *routing(9), activation="relu")) <= COMPUTED
+    assert GatedExperts(up, up, down).bytes_each == (up.bytes + down.bytes) // EXPERTS

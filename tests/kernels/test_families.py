@@ -26,6 +26,8 @@ OWN = [
     ),
     OWN_FIXTURES / "tiny-gemma4e-f16.gguf",
     OWN_FIXTURES / "tiny-kimilinear-f16.gguf",
+    OWN_FIXTURES / "tiny-nemotronhmoe-f16.gguf",
+    OWN_FIXTURES / "tiny-granitehybrid-f16.gguf",
 ]
 # Weights of 8 bits leave the error to the activations, which both engines round to int8 by 32 columns: over 203
 # positions the medians are 1.06e-3 and 0.98e-3, a ratio of 1.08 with a 90% interval of 0.94 to 1.21: not met.
@@ -66,6 +68,8 @@ FAMILIES = (
     "laguna",
     "afmoe",
     "kimilinear",
+    "nemotronhmoe",
+    "granitehybrid",
 )  # as the files are named
 NAMES = {model.name for model in OWN}
 OTHERS = [model for family in FAMILIES for model in family_models(family) if model.name not in NAMES]

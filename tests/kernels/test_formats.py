@@ -12,6 +12,7 @@ from moeserve.kernels import _C
 from moeserve.kernels.codebooks import bring_codebook
 from tests.kernels.operations import stream_of
 from tests.kernels.weights import (
+    FLOAT32_AT,
     MIN_AT,
     SCALE_AT,
     SPREAD_SCALE_AT,
@@ -19,6 +20,7 @@ from tests.kernels.weights import (
     dequantize,
     random_blocks,
     random_weights,
+    set_floats,
     set_half,
     set_spread_half,
 )
@@ -49,6 +51,8 @@ def test_any_bytes_dequantise_to_gguf_pys_values(kind: Type) -> None:
         set_half(blocks, at, (finite | sign).view(np.float16))
     if kind in SPREAD_SCALE_AT:
         set_spread_half(blocks, SPREAD_SCALE_AT[kind], rng.normal(0, 1, blocks.shape[:-1]))
+    if kind in FLOAT32_AT:
+        set_floats(kind, blocks, rng.normal(0, 1, blocks.shape[:-1]))
     bring_codebook(kind)
     stored = blocks.reshape(rows, -1)
     with np.errstate(

@@ -17,8 +17,9 @@ from moeserve.quantization import QUANT_TYPES
 from tests.kernels.operations import COSTLY_ISAS, ISAS, head, load, run_linear, stream_of
 from tests.kernels.weights import (
     ACTIVATIONS,
+    CPU_INTEGERS,
     E8M0_AT,
-    INTEGERS,
+    FLOAT32_AT,
     MIN_AT,
     SCALE_AT,
     SPREAD_SCALE_AT,
@@ -27,6 +28,7 @@ from tests.kernels.weights import (
     activations,
     nmse,
     random_weights,
+    set_floats,
     set_half,
     set_spread_half,
 )
@@ -105,6 +107,8 @@ def extreme_weights(kind: Type) -> Weights:
         set_half(blocks, at, np.ones(blocks.shape[:-1]))
     if kind in SPREAD_SCALE_AT:
         set_spread_half(blocks, SPREAD_SCALE_AT[kind], np.ones(blocks.shape[:-1]))
+    if kind in FLOAT32_AT:
+        set_floats(kind, blocks, np.ones(blocks.shape[:-1]))
     if kind in E8M0_AT:
         blocks[..., E8M0_AT[kind]] = 128
     return Weights(kind, blocks.reshape(256, -1), 256)
@@ -115,7 +119,7 @@ def _block_cols(kind: Type) -> int:
 
 
 @each_isa
-@pytest.mark.parametrize("kind", INTEGERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", CPU_INTEGERS, ids=lambda kind: kind.name)
 def test_extremes_are_exact(kind: Type, isa: str) -> None:
     """No 16-bit pair may saturate and no 16-bit sum overflow: integers all through, so equal and not just close.
 

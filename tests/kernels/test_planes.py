@@ -14,7 +14,7 @@ from moeserve.quantization import QUANT_TYPES
 from moeserve.quantization.table import Q4_K, Q6_K
 from tests.kernels import weights
 from tests.kernels.plane_bytes import bytes_of
-from tests.kernels.weights import GPU_INTEGERS, GPU_TYPES, MIN_AT, SCALE_AT, random_weights
+from tests.kernels.weights import FLOAT32_AT, GPU_INTEGERS, GPU_TYPES, MIN_AT, SCALE_AT, random_weights
 
 
 def test_a_piece_is_read_whole_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +44,8 @@ def test_every_bit_counts(kind: weights.Type) -> None:
     for places in (SCALE_AT, MIN_AT):
         if kind in places:
             weights.set_half(blocks, places[kind], rng.normal(0, 1, blocks.shape[:-1]))
+    if kind in FLOAT32_AT:
+        weights.set_floats(kind, blocks, rng.normal(0, 1, blocks.shape[:-1]))
     if kind == weights.Type.MXFP4:
         blocks[..., 0] %= 250  # above, gguf-py's float32 overflows
     w = weights.Weights(kind, blocks.reshape(7, -1), 1024)
@@ -78,5 +80,7 @@ def test_size_is_the_files_or_a_little_more() -> None:
     quantised = [row for row in QUANT_TYPES.values() if row.is_quantised and row.gpu]
     sizes = {row: bits(empty_planes(row, (4, 2048), "cpu")) for row in quantised}
     for row in quantised:
-        assert 0 <= sizes[row] - 8 * row.block_bytes / row.block_columns <= 0.19, row.name
+        # A short block of NVFP4 repeats the row's scale, which planes hold once for 256 columns.
+        least = -0.38 if row.name in ("NVFP4_G64", "NVFP4_G128") else 0
+        assert least <= sizes[row] - 8 * row.block_bytes / row.block_columns <= 0.19, row.name
     assert sizes[Q4_K] == 4.625

@@ -10,9 +10,10 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.stream_operands import Activations
-from moeserve.models.blocks.cpu.workspace import DeltaWorkspace
+from moeserve.models.blocks.cpu.workspace import DeltaWorkspace, Mamba2Workspace
 from moeserve.models.blocks.gpu.workspace import make_workspaces
 from moeserve.models.interface import ModelShape
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.models.step_buffers import (
@@ -54,12 +55,22 @@ def test_the_workspaces_of_kimi_delta_attention() -> None:
     shape = read_shape(open_model(OWN_FIXTURES / "tiny-kimilinear-f16.gguf"))
     for max_tokens in (16, 300):
         assert_planned(shape, max_tokens, float_weights=False)
-    assert shape.delta_net is not None
-    space = DeltaWorkspace(shape.delta_net, 16, Activations(16, shape.mixed_width))
+    assert shape.recurrence is not None
+    space = DeltaWorkspace(shape.recurrence, 16, Activations(16, shape.mixed_width))
     own = [*space.inputs, *space.gates, *(x for pair in space.low_rank for x in (pair.f32, pair.q8))]
     names = ("delta", "ssm_f_b", "ssm_g_b")
     planned = [buffer for buffer in cpu_step_buffers(shape, 16) if buffer.name.startswith(names)]
     assert sum(x.nbytes for x in own) == sum(buffer.nbytes for buffer in planned)
+
+
+def test_the_workspaces_of_mamba_2() -> None:
+    shape = read_shape(open_model(OWN_FIXTURES / "tiny-nemotronhmoe-f16.gguf"))
+    for max_tokens in (16, 300):
+        assert_planned(shape, max_tokens, float_weights=False)
+    assert isinstance(shape.recurrence, Mamba2Shape)
+    space = Mamba2Workspace(shape.recurrence, 16, Activations(16, shape.mixed_width))
+    planned = [buffer for buffer in cpu_step_buffers(shape, 16) if buffer.name in ("mamba2", "decays")]
+    assert space.projected.nbytes + space.decays.nbytes == sum(buffer.nbytes for buffer in planned)
 
 
 def assert_planned(shape: ModelShape, max_tokens: int, *, float_weights: bool) -> None:

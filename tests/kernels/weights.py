@@ -19,6 +19,8 @@ Type = GGMLQuantizationType
 TYPES = [ggml_type(number) for number in sorted(QUANT_TYPES)]
 FLOATS = [t for t in TYPES if not QUANT_TYPES[t].is_quantised]
 INTEGERS = [t for t in TYPES if QUANT_TYPES[t].is_quantised]
+# Whose products the CPU engine computes from activations of 8 bits.
+CPU_INTEGERS = [t for t in INTEGERS if (f := QUANT_TYPES[t].layout) is None or not f.e4m3]
 GPU_TYPES = [t for t in TYPES if QUANT_TYPES[t].gpu]
 GPU_INTEGERS = [t for t in INTEGERS if QUANT_TYPES[t].gpu]
 
@@ -33,6 +35,12 @@ SPREAD_SCALE_AT = {t: book.octets_at for t, book in _BOOKS.items() if not book.h
 MIN_AT = {t: layout.halves_at + 2 for t, layout in _LAYOUTS.items() if layout.halves == 2}
 # A byte: a scale of 2^(byte - 128).
 E8M0_AT = {t: layout.octets_at for t, layout in _LAYOUTS.items() if layout.stored_scales == StoredScales.E8M0}
+# A float32, of a block or of all of a row.
+FLOAT32_AT = {
+    t: layout.octets_at
+    for t, layout in _LAYOUTS.items()
+    if layout.stored_scales in (StoredScales.F32, StoredScales.UE4M3_F32)
+}
 # For types that gguf-py cannot quantise: random codes with a min that centres the weights, as real ones are.
 MEAN_CODE = {t: ((1 << _LAYOUTS[t].low_bits + _LAYOUTS[t].high_bits) - 1) / 2 for t in MIN_AT}
 
@@ -51,7 +59,7 @@ class Weights:
 
     @property
     def integer(self) -> bool:
-        return self.type in INTEGERS
+        return self.type in CPU_INTEGERS
 
     def values(self) -> torch.Tensor:
         """Dequantised by gguf-py, or by hand: float32, of `shape`."""
@@ -106,10 +114,22 @@ def _random_codes(
         set_half(blocks, SCALE_AT[kind], scales)
         if kind in _LAYOUTS and _LAYOUTS[kind].has_zero:
             _set_zeros(kind, blocks, scales)
+    elif kind in FLOAT32_AT:
+        set_floats(kind, blocks, scales)
     else:  # a byte a group: within two powers of two
         at, octets = _LAYOUTS[kind].octets_at, _LAYOUTS[kind].octets
         blocks[..., at : at + octets] = 24 + blocks[..., at : at + octets] % 16
     return blocks.reshape(*rows, -1)
+
+
+def set_floats(kind: Type, blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.floating]) -> None:
+    """Sets the float32 of each block. NVFP4's is the same for all of a row; bytes follow, within two powers of two."""
+    layout = _LAYOUTS[kind]
+    at, end = layout.octets_at, layout.octets_at + layout.octets
+    if layout.stored_scales == StoredScales.UE4M3_F32:
+        scales = np.broadcast_to(scales[..., :1], scales.shape)
+        blocks[..., at + 4 : end] = 48 + blocks[..., at + 4 : end] % 16
+    blocks[..., at : at + 4] = np.ascontiguousarray(scales.astype(np.float32))[..., None].view(np.uint8)
 
 
 def _set_zeros(kind: Type, blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.floating]) -> None:

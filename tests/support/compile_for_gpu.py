@@ -17,6 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_source
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from moeserve.kernels import launch
 
@@ -59,11 +60,12 @@ def compile_launches(capability: int) -> None:
 
     launch.shared_memory = lambda: shared  # type: ignore[assignment]
     launch.PDL = capability >= 90
+    launch.WARPGROUPS = capability == 90
     launch.Kernel.launch = compile_kernel  # type: ignore[method-assign, assignment]
     triton.runtime.driver.set_active(SimpleNamespace(get_current_target=lambda: target))
 
 
-def source_of(kernel: launch.Kernel, arguments: tuple[object, ...]) -> ASTSource:
+def source_of(kernel: launch.Kernel, arguments: tuple[Any, ...]) -> ASTSource:
     """Triton's form of a kernel and the kinds of its arguments; tensors start at multiples of 16 bytes."""
     signature: dict[str, str] = {}
     constants, aligned = {}, {}
@@ -72,12 +74,16 @@ def source_of(kernel: launch.Kernel, arguments: tuple[object, ...]) -> ASTSource
         if isinstance(value, torch.Tensor):
             signature[name] = "*" + TYPES[value.dtype]
             aligned[(i,)] = [["tt.divisibility", 16]]
+        elif hasattr(value, "block_shape"):  # a TMA descriptor
+            boxes = f"{TYPES[value.base.dtype]}{value.block_shape}"
+            signature[name] = f"tensordesc<{boxes},{value.layout!r}>"
         elif value is not None and not parameter.is_constexpr:
             # The pointwise kernels' numbers, sizes and strides.
             signature[name] = parameter.annotation_type or NUMBERS[type(value)]
         else:
             signature[name], constants[name] = "constexpr", value
-    return ASTSource(kernel.function, signature, constants, aligned)
+    kind = GluonASTSource if kernel.function.is_gluon() else ASTSource
+    return kind(kernel.function, signature, constants, aligned)
 
 
 def describe(name: str, compiled: Any) -> None:

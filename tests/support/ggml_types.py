@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from moeserve.quantization.table import ZERO_TYPES
+from moeserve.quantization.table import FP8_TYPES, NVFP4_TYPES, ZERO_TYPES
 
 # Name, number, and columns and bytes of a block, as in ggml's headers: what gguf-py may not know yet.
 NEWEST = {41: ("Q1_0", (128, 18)), 42: ("Q2_0", (64, 18))}
-OURS = {int(row): row for row in ZERO_TYPES.values()}
+OURS = {int(row): row for rows in (ZERO_TYPES, FP8_TYPES, NVFP4_TYPES) for row in rows.values()}
 
 
 def ggml_type(number: int) -> GGMLQuantizationType:
@@ -32,7 +33,14 @@ def ggml_sizes(number: int) -> tuple[int, int]:
 def ggml_values(number: int, blocks: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
     """uint8 rows of whole blocks [.., bytes], or floats of the type's own, dequantised: float32 [.., columns]."""
     if number in OURS:
-        return _with_zeros(OURS[number].name, OURS[number].block_bytes, blocks)
+        row = OURS[number]
+        parts = blocks.view(np.uint8).reshape(-1, row.block_bytes)
+        values = (
+            _fp8(parts) if row.name.startswith("FP8") else
+            _nvfp4(parts, row.block_columns) if row.name.startswith("NVFP4") else
+            _with_zeros(row.name, parts)
+        )  # fmt: skip
+        return values.astype(np.float32).reshape(*blocks.shape[:-1], -1)
     if number not in NEWEST:
         return quants.dequantize(blocks, GGMLQuantizationType(number)).astype(np.float32)
     _, (columns, nbytes) = NEWEST[number]
@@ -43,9 +51,32 @@ def ggml_values(number: int, blocks: npt.NDArray[np.generic]) -> npt.NDArray[np.
     return (d * numbers).astype(np.float32).reshape(*blocks.shape[:-1], -1)
 
 
-def _with_zeros(name: str, nbytes: int, blocks: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+def _e4m3(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """torch's values; of the two that are not numbers, those that their bits would be."""
+    values = torch.from_numpy(octets.copy()).view(torch.float8_e4m3fn).float().numpy()
+    not_numbers = np.where(octets < 128, np.float32(480), np.float32(-480))
+    return np.where(np.isnan(values), not_numbers, values)
+
+
+def _fp8(parts: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """[blocks, 4 + columns]: a float32, then a byte a column."""
+    return np.ascontiguousarray(parts[:, :4]).view(np.float32) * _e4m3(parts[:, 4:])
+
+
+def _nvfp4(parts: npt.NDArray[np.uint8], columns: int) -> npt.NDArray[np.float32]:
+    """[blocks, 4 + columns / 16 + columns / 2]: a float32, a scale for each 16 columns, then two codes a byte."""
+    own = np.ascontiguousarray(parts[:, :4]).view(np.float32)
+    octets, codes = parts[:, 4 : 4 + columns // 16], parts[:, 4 + columns // 16 :]
+    magnitudes: npt.NDArray[np.uint8] = octets & np.uint8(127)
+    scales = np.where(octets == 127, np.float32(0), _e4m3(magnitudes)) * own  # ggml's reading of 127
+    levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    numbers = np.concatenate([levels, -levels])[np.stack([codes & 15, codes >> 4], axis=-1)]
+    values: npt.NDArray[np.float32] = scales[..., None] * numbers.reshape(len(parts), -1, 16)
+    return values
+
+
+def _with_zeros(name: str, parts: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """By the type's name: a scale of 16 bits, a zero point, then codes; those of 8 bits are less 128."""
-    parts = blocks.view(np.uint8).reshape(-1, nbytes)
     bits = np.ascontiguousarray(parts[:, :2]).view(np.uint16)
     if name.endswith("BF16"):
         scales = (bits.astype(np.uint32) << 16).view(np.float32)
@@ -56,4 +87,4 @@ def _with_zeros(name: str, nbytes: int, blocks: npt.NDArray[np.generic]) -> npt.
         numbers = codes.view(np.int8).astype(np.float32) + 128
     else:
         numbers = np.stack([codes % 16, codes // 16], axis=-1).reshape(len(parts), -1).astype(np.float32)
-    return (scales * (numbers - zeros)).astype(np.float32).reshape(*blocks.shape[:-1], -1)
+    return scales * (numbers - zeros)

@@ -150,6 +150,22 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
         },
     ),
+    "afmoe": (
+        "AfmoeConfig",
+        "AfmoeForCausalLM",
+        {
+            "head_dim": 64, "intermediate_size": 224, "num_shared_experts": 2, "num_dense_layers": 1,
+            "route_scale": 1.5, "global_attn_every_n_layers": 3, "sliding_window": 16, "mup_enabled": True,
+        },
+    ),
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1Config",
+        "HunYuanMoEV1ForCausalLM",
+        {
+            "head_dim": 64, "intermediate_size": 96, "moe_topk": 2,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0},
+        },
+    ),
     "olmoe": ("OlmoeConfig", "OlmoeForCausalLM", {"intermediate_size": 96}),
     "ernie4_5_moe": (
         "Ernie4_5_MoeConfig",
@@ -332,12 +348,15 @@ def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def rotate_and_round(q: torch.Tensor, k: torch.Tensor, *tables: torch.Tensor) -> tuple[torch.Tensor, ...]:
         q, k = rotate(q, k, *tables)
-        return q, k.half().float()
+        return q, k if is_normed_after else k.half().float()
 
+    is_normed_after = module.__name__.endswith("hunyuan_v1_moe")
     monkeypatch.setattr(module, name, rotate_and_round)
     for layer in model.model.layers:
         if not hasattr(layer, "self_attn"):
             continue  # it is recurrent
+        if is_normed_after:
+            layer.self_attn.key_layernorm.register_forward_hook(lambda module, inputs, k: k.half().float())
         is_latent = hasattr(layer.self_attn, "kv_a_layernorm")
         cached = layer.self_attn.kv_a_layernorm if is_latent else layer.self_attn.v_proj
         cached.register_forward_hook(lambda module, inputs, output: output.half().float())

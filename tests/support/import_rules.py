@@ -31,7 +31,9 @@ MODEL_FILES = {
     "moeserve.models.gpu_features",
     "moeserve.models.interface",
     "moeserve.models.latent",
+    "moeserve.models.mamba2",
     "moeserve.models.recurrence",
+    "moeserve.models.recurrent_heads",
     "moeserve.models.rope_scaling",
     "moeserve.models.neutral_settings",
     "moeserve.models.open",
@@ -49,6 +51,7 @@ MODEL_FILES = {
 KERNEL_OPTIONS = {
     "moeserve.kernels.delta_net.heads",
     "moeserve.kernels.gating",
+    "moeserve.kernels.mamba2.heads",
     "moeserve.kernels.routing.options",
 }
 
@@ -70,6 +73,7 @@ FAMILY_NEEDS = READERS | {
     "moeserve.models.interface",
     "moeserve.models.latent",
     "moeserve.models.recurrence",
+    "moeserve.models.recurrent_heads",
     "moeserve.models.rope_scaling",
     "moeserve.models.shape_reader",
     "moeserve.kernels.routing.options",
@@ -190,9 +194,26 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.models.interface": READERS
     | KERNEL_OPTIONS
-    | {"moeserve.models.latent", "moeserve.models.recurrence", "moeserve.models.rope_scaling"},
+    | {
+        "moeserve.models.latent",
+        "moeserve.models.mamba2",
+        "moeserve.models.recurrence",
+        "moeserve.models.rope_scaling",
+    },
     "moeserve.models.latent": {"moeserve.models.sources.gguf"},
-    "moeserve.models.recurrence": {"moeserve.kernels.delta_net.heads", "moeserve.models.sources.gguf"},
+    "moeserve.models.mamba2": {"moeserve.kernels.mamba2.heads", "moeserve.models.sources.gguf"},
+    "moeserve.models.recurrence": {
+        "moeserve.kernels.delta_net.heads",
+        "moeserve.models.mamba2",
+        "moeserve.models.sources.gguf",
+    },
+    "moeserve.models.recurrent_heads": {
+        "moeserve.kernels.delta_net.heads",
+        "moeserve.kernels.mamba2.heads",
+        "moeserve.models.mamba2",
+        "moeserve.models.shape_reader",
+        "moeserve.models.sources.gguf",
+    },
     "moeserve.models.rope_scaling": set(),
     "moeserve.models.tensors": {
         "moeserve.models.errors",
@@ -209,7 +230,6 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.interface",
         "moeserve.models.neutral_settings",
         "moeserve.models.rope_scaling",
-        "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.routing.options",
     },
     "moeserve.models.skipped_layers": {
@@ -220,6 +240,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.step_buffers": {
         "moeserve.models.interface",
         "moeserve.models.latent",
+        "moeserve.models.mamba2",
         "moeserve.models.recurrence",
         "moeserve.kernels.delta_net.heads",
     },

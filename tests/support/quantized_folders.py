@@ -109,13 +109,69 @@ def write_signed(scheme: Scheme, name: str, weight: torch.Tensor) -> tuple[Parts
     return {f"{name}.{part}": t for part, t in parts.items()}, _dequantized(codes, scales, zeros)
 
 
+BLOCK = 128
+FP4_LEVELS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def write_fp8_blocks(scheme: Scheme, name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """A scale for each block of 128 rows and columns."""
+    rows, cols = weight.shape
+    sizes = [-(-size // BLOCK) for size in weight.shape]
+    padded = torch.nn.functional.pad(weight.float(), (0, -cols % BLOCK, 0, -rows % BLOCK))
+    most = padded.abs().unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).amax((1, 3))
+    scales = (most / 448).to(scheme.dtype)
+    assert scales.shape == tuple(sizes)
+    spread = scales.float().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :cols]
+    codes = (weight.float() / spread).to(torch.float8_e4m3fn)
+    suffix = "_scale_inv" if scheme.config["quant_method"] == "fp8" else "_scale"
+    return {f"{name}.weight": codes, f"{name}.weight{suffix}": scales}, codes.float() * spread
+
+
+def _fp4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values in units of their scale to the nearest E2M1: codes and values, in the shape given."""
+    nearest = (groups.abs()[..., None] - FP4_LEVELS).abs().argmin(-1)
+    codes = nearest + 8 * (groups < 0)
+    return codes, torch.where(groups < 0, -FP4_LEVELS[nearest], FP4_LEVELS[nearest])
+
+
+def _pairs(codes: torch.Tensor) -> torch.Tensor:
+    """Two codes a byte, the first in the low bits."""
+    return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+
+
+def write_nvfp4(scheme: Scheme, name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    """compressed-tensors' form, or ModelOpt's."""
+    groups = weight.float().unflatten(1, (-1, 16))
+    own = groups.abs().max() / (6 * 448)  # the largest scale is then that of 8 bits
+    scales = (groups.abs().amax(-1) / 6 / own).to(torch.float8_e4m3fn)
+    if scheme.config["quant_method"] == "modelopt":
+        spread = scales.float() * own
+        more = {"weight_scale_2": own, "input_scale": torch.tensor(1.0)}
+    else:
+        divisor = (1 / own).reshape(1)
+        spread = scales.float() / divisor
+        more = {"weight_global_scale": divisor, "input_global_scale": torch.ones(1)}
+    codes, values = _fp4(groups / spread[..., None].clamp(min=1e-30))
+    weights = "weight" if scheme.config["quant_method"] == "modelopt" else "weight_packed"
+    parts = {weights: _pairs(codes.flatten(1)), "weight_scale": scales} | more
+    return {f"{name}.{part}": t for part, t in parts.items()}, (values * spread[..., None]).flatten(1)
+
+
+def write_mxfp4(scheme: Scheme, name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    groups = weight.float().unflatten(1, (-1, 32))
+    exponents = (groups.abs().amax(-1) / 6).clamp(min=1e-20).log2().ceil()
+    codes, values = _fp4(groups / 2 ** exponents[..., None])
+    parts = {"weight_packed": _pairs(codes.flatten(1)), "weight_scale": (exponents + 127).to(torch.uint8)}
+    spread = (2**exponents)[..., None]
+    return {f"{name}.{part}": t for part, t in parts.items()}, (values * spread).flatten(1)
+
+
 def write_fp8(scheme: Scheme, name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
-    """A scale for each row (group 0) or the matrix (group -1); the values are bfloat16's, as they are read."""
+    """A scale for each row (group 0) or the matrix (group -1)."""
     most = weight.abs().amax(1, keepdim=True) if scheme.group == 0 else weight.abs().amax().reshape(1)
     scales = (most.float() / 448).to(scheme.dtype)
     codes = (weight.float() / scales.float()).to(torch.float8_e4m3fn)
-    values = (codes.float() * scales.float()).bfloat16()
-    return {f"{name}.weight": codes, f"{name}.weight_scale": scales}, values
+    return {f"{name}.weight": codes, f"{name}.weight_scale": scales}, codes.float() * scales.float()
 
 
 def _compressed(form: str, **more: Any) -> dict[str, Any]:
@@ -126,6 +182,7 @@ def _compressed(form: str, **more: Any) -> dict[str, Any]:
 
 _GPTQ: dict[str, Any] = {"quant_method": "gptq", "desc_act": False, "sym": False}
 _AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}
+_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 _ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}
 SCHEMES = (
     Scheme("gptq", write_gptq, _GPTQ | {"bits": 4, "group_size": 128}),
@@ -142,6 +199,12 @@ SCHEMES = (
     Scheme("w8a8", write_signed, _compressed("int-quantized", num_bits=8), bits=8, group=0, symmetric=True,
            dtype=torch.bfloat16),
     Scheme("fp8-row", write_fp8, _compressed("float-quantized", num_bits=8), group=0, dtype=torch.bfloat16),
+    Scheme("fp8-block", write_fp8_blocks, _FP8 | {"weight_block_size": [128, 128]}, dtype=torch.float32),
+    Scheme("fp8-block-ct", write_fp8_blocks, _compressed("float-quantized", num_bits=8, block_structure=[128, 128]),
+           dtype=torch.bfloat16),
+    Scheme("nvfp4", write_nvfp4, _compressed("nvfp4-pack-quantized", num_bits=4)),
+    Scheme("nvfp4-modelopt", write_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    Scheme("mxfp4", write_mxfp4, _compressed("mxfp4-pack-quantized", num_bits=4)),
     Scheme("fp8-matrix", write_fp8, {"quant_method": "modelopt", "quant_algo": "FP8"}, group=-1, dtype=torch.float32),
 )  # fmt: skip
 BY_NAME = {scheme.name: scheme for scheme in SCHEMES}

@@ -57,6 +57,8 @@ def test_any_block_has_gguf_pys_values(row: QuantType) -> None:
     elif layout.halves:
         halves = rng.normal(0, 1, (64, layout.halves)).astype(np.float16)
         blocks[:, layout.halves_at : layout.halves_at + 2 * layout.halves] = halves.view(np.uint8)
+    elif layout.stored_scales in (StoredScales.F32, StoredScales.UE4M3_F32):
+        blocks[:, :4] = rng.normal(0, 1, (64, 1)).astype(np.float32).view(np.uint8)
     else:
         blocks[:, layout.octets_at] %= 250
     stored = blocks.view(np.dtype(row.float_name)) if row.name in ("F32", "F16") else blocks

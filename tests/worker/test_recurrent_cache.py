@@ -23,7 +23,9 @@ GREEDY = SamplingParams(max_tokens=ANSWER, temperature=0.0)
 Answers = dict[int, list[int]]
 
 
-@pytest.fixture(scope="module", params=["qwen3next-q4_k_m", "qwen35moe-q4_k_m", "kimilinear-f16"])
+@pytest.fixture(
+    scope="module", params=["qwen3next-q4_k_m", "qwen35moe-q4_k_m", "kimilinear-f16", "nemotronhmoe-f16"]
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuModel:
     """With a disk tier, which its runners open one after the other."""
     path = OWN_FIXTURES / f"tiny-{request.param}.gguf"

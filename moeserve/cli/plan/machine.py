@@ -28,7 +28,7 @@ from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.tensors import dense_tensors, expert_tensors
+from moeserve.models.tensors import dense_tensors
 from moeserve.placement import ModelSizes
 from moeserve.processes.free_memory import available_bytes, limit_note
 from moeserve.quantization import QuantType
@@ -149,8 +149,12 @@ def _dense_rate(stream: CpuStream, gguf: ModelSource, model: ModelShape) -> floa
 def _expert_names(model: ModelShape) -> tuple[str, ...]:
     """The matrices of a layer's experts; where no layer has any, of its feed-forward."""
     if model.moe_layers:
-        return expert_tensors(model.moe_layers[0])
-    return tuple(n.of_layer(0, part) for part in n.FFN_PARTS)
+        layer = model.moe_layers[0]
+    else:
+        layer = next(index for index, each in enumerate(model.layers) if each.ffn is not None)
+    ffn = model.layers[layer].ffn
+    assert ffn is not None
+    return tuple(n.of_layer(layer, part) for part in ffn.parts)
 
 
 def _expert_rate(stream: CpuStream, gguf: ModelSource, model: ModelShape) -> float:

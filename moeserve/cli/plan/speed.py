@@ -338,7 +338,7 @@ def dense_parameters(model: ModelShape, layer: int) -> int:
 def expert_parameters(model: ModelShape, layer: int) -> int:
     """Parameters of the experts of a layer that one token is routed to."""
     moe = model.layers[layer].moe
-    return 0 if moe is None else moe.top_k * 3 * model.hidden_size * moe.width
+    return 0 if moe is None else moe.top_k * len(set(moe.parts)) * model.hidden_size * moe.width
 
 
 def attention_ops(model: ModelShape, step: Step) -> float:
@@ -346,6 +346,6 @@ def attention_ops(model: ModelShape, step: Step) -> float:
     layer's state."""
     attending = sum(layer.attention.attended_values for layer in model.layers if layer.attention is not None)
     recurrent = sum(
-        layer.delta_net.heads.delta_values for layer in model.layers if layer.delta_net is not None
+        layer.recurrence.heads.delta_values for layer in model.layers if layer.recurrence is not None
     )
     return 2.0 * step.pairs * attending + 8.0 * step.all_tokens * recurrent

@@ -20,12 +20,13 @@ def build_attention_plan(
     threads: int,
     ends: npt.NDArray[np.int32] | None = None,
 ) -> None:
-    """Sequence i: rows rows[i] .. +counts[i]-1 of the step, at positions[i] on, KV slots in slot_table[req_slots[i]].
+    """Plans the attention of sequences: sequence i has rows rows[i] .. rows[i] + counts[i] - 1 of the step,
+    positions from positions[i] on, and KV slots in slot_table[req_slots[i]].
 
-    ends: int32, for each row of the step, how many of its sequence's keys it sees (`reference.Sequence.ends`); None:
-    attention is causal. The arrays need not outlive the call, but for slot_table (int32 [max_num_seqs, max_model_len],
-    C order). Raises ValueError as the stream's calls do, and IndexError for rows, positions or request slots beside the
-    table, and for a row that does not see itself or sees beyond its sequence.
+    ends: int32, for each row of the step, the number of its sequence's keys that it sees
+    (`reference.Sequence.ends`); None: causal attention. Only slot_table (int32 [max_num_seqs, max_model_len], C
+    order) must outlive the call. Raises ValueError for wrong dtypes or shapes, and IndexError for rows, positions
+    or request slots out of range, or for a row that does not see itself or sees past its sequence.
     """
     widths = heads.num, heads.num_kv, heads.value_width
     plan.build(rows, counts, positions, req_slots, slot_table, *widths, threads, ends)

@@ -147,18 +147,17 @@ def decode_kernel(
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
-    q [n, HEADS * DIM]; keys [slots, KV_HEADS, DIM], values [slots, KV_HEADS, V_DIM], where given with scales [.., DIM /
-    32] and [.., V_DIM / 32] (quantize/kv.py).
-    Without k, q is rotated and scaled, of the type that keys are read as.
-    With it, q, k and v are as projected, and the row's token goes to slots[i] of the pool; of this step, no other
-    token that a row attends to. part_sums [n, KV_HEADS, SPLITS, G, V_SIZE] and part_stats [.., 2] float32: room;
-    counters int32 [n, KV_HEADS]: zeros before and after. out [n, HEADS * V_DIM] and codes, scales: the result, where
-    given. G, SIZE, V_SIZE: powers of two that hold a group, a head, its value. V_SCALE: multiplies v. A split has
-    LEAST blocks of keys or more. A row has FILL splits, which fill the GPU where all rows are as long; where they
-    would have more than LONG blocks, up to SPLITS: one long row among many short ones is not what they all wait for.
-    sinks float32 [HEADS], where given: a logit more of each head, which the first split counts. WINDOW: of a row's keys
-    the number of last positions that are seen; 0: all. SCALE: what scores are multiplied with, to powers of two.
-    BEHIND: the norms of heads are behind the rotation.
+    q [n, HEADS * DIM]; keys [slots, KV_HEADS, DIM], values [slots, KV_HEADS, V_DIM], optionally with scales [..,
+    DIM / 32] and [.., V_DIM / 32] (quantize/kv.py). Without k, q is rotated and scaled, in the dtype that keys are
+    read as. With k, q, k and v are as projected, and the row's token is stored in slots[i] of the pool; the row
+    must not attend to any other token of this step. part_sums [n, KV_HEADS, SPLITS, G, V_SIZE] and part_stats [..,
+    2] float32: scratch; counters int32 [n, KV_HEADS]: zero before and after. out [n, HEADS * V_DIM], and codes with
+    scales: the result, each optional. G, SIZE, V_SIZE: powers of two that hold a group, a head, its value. V_SCALE:
+    multiplies v. LEAST: minimum of key blocks per split. FILL: splits per row that fill the GPU if all rows are
+    equally long. A row whose splits would then exceed LONG blocks gets up to SPLITS, so that the launch does not
+    wait for one long row among short ones. sinks float32 [HEADS], optional: an additional logit per head, counted
+    by the first split. WINDOW: number of last positions that a row sees; 0: all. SCALE: multiplies scores, for
+    powers of two. BEHIND: the norms of heads come after RoPE.
     """
     if PDL:
         gdc_launch_dependents()
@@ -179,14 +178,14 @@ def decode_kernel(
     )
     splits = tl.cdiv(length, per)
     if split >= splits:
-        return  # the other programs wait, so that what comes next finds the kernel ahead ended
+        return  # other programs wait too, so that the next kernel can rely on the previous one having ended
     NEW: tl.constexpr = 0 if k is None else 1
     g, d = tl.arange(0, G), tl.arange(0, SIZE)
     head = h * (group * DIM) + g[:, None] * DIM
     live_heads = (g < group)[:, None]
     held = table + req_slot.to(tl.int64) * TABLE_STRIDE
     if WINDOW > 0:
-        held += position + 1 - length  # tokens are counted from the first one in sight
+        held += position + 1 - length  # tokens are counted from the first visible one
     keys += h * DIM
     values += h * V_DIM
     if key_scales is not None:
@@ -247,7 +246,7 @@ def decode_kernel(
         tl.store(part_sums + part[:, None] * V_SIZE + c[None, :], acc, (g < group)[:, None])
         tl.store(part_stats + part * 2, largest)
         tl.store(part_stats + part * 2 + 1, total)
-        tl.debug_barrier()  # every thread's part is written before the count says so
+        tl.debug_barrier()  # all threads must have written before the counter says so
         arrived = tl.atomic_add(counters + i * KV_HEADS + h, 1, sem="acq_rel")
         if arrived == splits - 1:
             tl.store(counters + i * KV_HEADS + h, 0)

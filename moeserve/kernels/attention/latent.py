@@ -48,12 +48,12 @@ def latent_attention_kernel(
 ):  # fmt: skip
     """Grid (rows, blocks of G heads, SPLITS), or without SPLITS (tiles, blocks of G heads).
 
-    q [n, HEADS, RANK] and rotated [n, HEADS, ROTARY], scaled; keys [slots, RANK + ROTARY], of one type; out
-    [n, HEADS, RANK]. Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1]; or, with tiles
-    int32 [tiles, 4] (first row, rows, its position, request slot), each row of a tile to those up to its own position.
-    part_sums [n, blocks, SPLITS, ROWS, RANK_SIZE] and part_stats [.., 2] float32: room; counters int32 [n, blocks]:
-    zeros before and after. A split has LEAST blocks of BLOCK keys or more. ROWS: a power of two that holds a tile's
-    rows times G; *_SIZE: powers of two that hold RANK and ROTARY.
+    q [n, HEADS, RANK] and rotated [n, HEADS, ROTARY], scaled; keys [slots, RANK + ROTARY], of the same dtype; out
+    [n, HEADS, RANK]. Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1]. With tiles
+    int32 [tiles, 4] (first row, rows, its position, request slot), each row of a tile attends up to its own
+    position. part_sums [n, blocks, SPLITS, ROWS, RANK_SIZE] and part_stats [.., 2] float32: scratch; counters int32
+    [n, blocks]: zero before and after. LEAST: minimum of blocks of BLOCK keys per split. ROWS: a power of two that
+    holds a tile's rows times G; *_SIZE: powers of two that hold RANK and ROTARY.
     """
     if PDL:
         gdc_launch_dependents()

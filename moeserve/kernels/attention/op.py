@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moeserve.kernels.attention.decode import decode_kernel
 from moeserve.kernels.attention.prefill import prefill_kernel
-from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, next_power_of_2, pdl, shared_memory
+from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, next_power_of_2, pdl, shared_memory, warpgroups
 from moeserve.kernels.rope.op import rotary_dim
 
 LOG2E = 1.4426950408889634
@@ -31,14 +31,14 @@ class DecodeTile:
     long: int = 16  # split size, as a multiple of `keys`, beyond which a row gets more splits than fill a GPU
 
 
-DECODE = {  # by padded head width, a power of two from 128 on
+DECODE = {  # by head width, padded to a power of two, from 128 on
     128: DecodeTile(64, 1, 4, 2),
     256: DecodeTile(64, 1, 4, 2),
-    512: DecodeTile(32, 1, 4, 2),  # as many numbers of keys and values as of 256
+    512: DecodeTile(32, 1, 4, 2),  # as many numbers of keys and values as for 256
 }
-# The same of 8 bits: with two warps less passes shared memory, and with four stages a block is on its way early. A
-# fifth leaves four programs' neighbours 13 KB of a multiprocessor's shared memory: a layer of 8 rows at 32,000 then
-# takes 228 us where it takes 215.
+# The same for 8-bit caches: two warps exchange less through shared memory, and four stages start loads earlier. A
+# fifth stage leaves four resident programs 13 KB of a multiprocessor's shared memory: a layer of 8 rows at 32,000
+# tokens then takes 228 us instead of 215.
 DECODE_Q8 = {**DECODE, 128: DecodeTile(64, 1, 2, 4)}
 
 
@@ -50,14 +50,31 @@ class PrefillTile:
     stages: int
 
 
-PREFILL = {  # by the width of a head, a power of two
+PREFILL = {  # by head width, a power of two
     128: PrefillTile(128, 128, 8, 2),  # a chunk of 8,192: 1.33 ms a layer, 1.73 with 64 keys and 3 stages
-    256: PrefillTile(64, 64, 4, 2),  # what fits into shared memory, as the next
+    256: PrefillTile(128, 64, 8, 2),  # the largest tiles that fit in shared memory, as below
     512: PrefillTile(32, 32, 4, 2),
-    1024: PrefillTile(64, 32, 8, 2),  # of 576, latent attention's, whose values are its keys
+    1024: PrefillTile(64, 32, 8, 2),  # latent attention's 576, whose values are its keys
 }
 # The same with less shared memory than Hopper's. Not measured.
-PREFILL_SMALL = {1024: PrefillTile(32, 16, 4, 1)}
+PREFILL_SMALL = {256: PrefillTile(64, 64, 4, 2), 1024: PrefillTile(32, 16, 4, 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class WarpgroupTile:
+    """How warpgroups.py processes a tile of PREFILL, half of whose rows each attending warpgroup takes."""
+
+    keys: int  # keys processed at once
+    stages: int = 2
+    attending: int = 224  # registers per thread of an attending warpgroup
+    copying: int = 56
+
+
+WARPGROUPS = {
+    64: WarpgroupTile(128),
+    128: WarpgroupTile(128),
+    256: WarpgroupTile(64),
+}  # by the width of a head, key and value alike
 
 
 def _score_scale(scale: float | None, dim: int) -> float:
@@ -141,17 +158,20 @@ def decode_attention(
 ) -> None:
     """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
 
-    q [n, heads * dim], rotated and scaled, of the type that keys are read as; keys [slots, kv_heads, dim], values
-    [slots, kv_heads, v_dim], int8 with float16 key_scales, value_scales [slots, kv_heads, dim / 32], [.., v_dim / 32]
-    (quantize/kv.py), or else without; table int32 [requests, length]. With `new` q is as projected, at any stride,
-    and each row's token goes to the pool before it is attended to; then no row may attend to another's token of this
-    call, and the table, req_slots, positions, count and the pool are read before the kernel ahead has ended: it
-    writes none of them, nor those before it since one that was launched without programmatic dependent launch.
-    part_sums, part_stats, counters: a DecodeWorkspace's. out and codes with scales: GpuActivations [n, heads * v_dim].
-    window and sinks (float32 [heads]) as in reference.py. scale: the factor of q k^T in place of 1/sqrt(dim); with it
-    too, q comes from `rope_store`, which has multiplied it by 1/sqrt(dim): only the rest is made up for here.
-    fill: a DecodeWorkspace's; None: every row is split as often as there is room for.
-    Raises ValueError for a norm of all heads together, which only `rope_store` makes.
+    q [n, heads * dim], rotated and scaled, in the dtype that keys are read as; keys [slots, kv_heads, dim], values
+    [slots, kv_heads, v_dim], either without scales or int8 with float16 key_scales, value_scales [slots, kv_heads,
+    dim / 32], [.., v_dim / 32] (quantize/kv.py); table int32 [requests, length]. part_sums, part_stats, counters: a
+    DecodeWorkspace's. out and codes with scales: GpuActivations [n, heads * v_dim]. window and sinks (float32
+    [heads]) as in reference.py.
+
+    new: q is as projected, rows at any stride, and each row's token is stored in the pool before the row attends to
+    it. No row may attend to another's token of this call. The kernel then reads table, req_slots, positions, count
+    and the pool before the previous kernel has ended (programmatic dependent launch). So neither that kernel, nor
+    any earlier one up to the last that was launched without it, may write these.
+
+    scale: factor of q k^T instead of 1/sqrt(dim). `rope_store` has already multiplied q by 1/sqrt(dim) in any case;
+    this function applies only the remaining factor. fill: a DecodeWorkspace's; None: every row is split as far as
+    there is room. Raises ValueError for a norm over all heads, which only `rope_store` computes.
     """
     n, (kv_heads, dim), v_dim = len(q), keys.shape[1:], values.shape[2]
     for norm in () if new is None else (new.q_norm, new.k_norm):
@@ -244,7 +264,7 @@ def tile_tokens(heads: int, kv_heads: int, dim: int) -> int:
 
 
 def prefill_tile(dim: int) -> PrefillTile:
-    """The tile of prefill attention for heads of this width."""
+    """Returns the tile of prefill attention for heads of this width."""
     width = max(128, next_power_of_2(dim))
     is_small = shared_memory() < HOPPER_SHARED_MEMORY
     return PREFILL_SMALL.get(width, PREFILL[width]) if is_small else PREFILL[width]
@@ -264,12 +284,16 @@ def prefill_attention(
     sinks: Tensor | None = None,
     scale: float | None = None,
 ) -> None:
-    """Causal attention of chunks over everything before them. tiles: `prefill_tiles`, on the device.
+    """Causal attention of chunks to everything before them. tiles: `prefill_tiles`, on the device.
 
-    q [n, heads, dim], scaled; keys [slots, kv_heads, dim], values [slots, kv_heads, v_dim], the same type or with
-    scales, the chunks' own included; table int32 [requests, length]; out [n, heads * v_dim]. The others as in
-    `decode_attention`."""
+    q [n, heads, dim], scaled; keys [slots, kv_heads, dim], values [slots, kv_heads, v_dim], including the chunks'
+    own, of q's dtype or with scales; table int32 [requests, length]; out [n, heads * v_dim]. Other arguments as for
+    `decode_attention`.
+    """
     (_, heads, dim), (kv_heads, v_dim) = q.shape, values.shape[1:]
+    if dim == v_dim in WARPGROUPS and key_scales is None and warpgroups():
+        _attend_by_warpgroups(q, keys, values, table, tiles, out, window, sinks, _score_scale(scale, dim))
+        return
     tokens, tile = tile_tokens(heads, kv_heads, dim), prefill_tile(dim)
     prefill_kernel(
         (len(tiles), kv_heads),
@@ -296,4 +320,49 @@ def prefill_attention(
         max(16, next_power_of_2(tokens * (heads // kv_heads))),
         num_warps=tile.warps,
         num_stages=tile.stages,
+    )
+
+
+def _attend_by_warpgroups(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    tiles: Tensor,
+    out: Tensor,
+    window: int,
+    sinks: Tensor | None,
+    scale: float,
+) -> None:
+    """scale: `_score_scale`'s. The others as in `prefill_attention`."""
+    # Only here: Gluon takes 70 ms to import, and only Hopper needs it.
+    from moeserve.kernels.attention.boxes import boxes_of
+    from moeserve.kernels.attention.warpgroups import warpgroup_prefill
+
+    (_, heads, dim), (_, kv_heads, v_dim) = q.shape, values.shape
+    tile = WARPGROUPS[dim]
+    warpgroup_prefill(
+        (len(tiles), kv_heads),
+        q,
+        keys,
+        values,
+        boxes_of(keys, tile.keys),
+        boxes_of(values, tile.keys),
+        sinks,
+        table,
+        tiles,
+        out,
+        table.stride(0),
+        heads,
+        kv_heads,
+        dim,
+        v_dim,
+        window,
+        scale,
+        tile.keys,
+        tile.stages,
+        prefill_tile(dim).rows // 2,
+        tile.attending,
+        tile.copying,
+        num_warps=4,
     )

@@ -43,8 +43,8 @@ def attend_block(
     tl.static_assert(SCALE > 0)
     new = tl.maximum(largest, tl.max(scores, 1) * SCALE)
     if WINDOW > 0:
-        new = tl.maximum(new, NO_SCORE)  # a row may see nothing of its tile's first keys
-    weights = tl.exp2(scores * SCALE - new[:, None])  # one instruction for both
+        new = tl.maximum(new, NO_SCORE)  # a row may see none of its tile's first keys
+    weights = tl.exp2(scores * SCALE - new[:, None])  # a single instruction
     shrink = tl.exp2(largest - new)
     v = load_kv(values, value_scales, slot * (KV_HEADS * V_DIM), live, V_DIM, BLOCK, V_SIZE, False, True)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None])

@@ -21,8 +21,9 @@ class Sequence:
     count: int
     position: int
     slots: Tensor  # integers, at least [position + count]: the KV slot of each position
-    # integers [count]: how many positions each row sees, itself at least and none behind the sequence's last row: a
-    # picture's rows, say, see all of it. None: itself and what is before it.
+    # integers [count]: number of positions that each row sees, at least itself and none after the sequence's last
+    # row. A picture's rows, for example, see the whole picture. None: each row sees itself and everything before
+    # it.
     ends: Tensor | None = None
 
 
@@ -37,12 +38,12 @@ def attention(
     gate: Tensor | None = None,
     gate_softplus: bool = False,
 ) -> Tensor:
-    """softmax(q k^T) v over the keys that each row sees, in float64: [n, heads * value_dim].
+    """Returns softmax(q k^T) v over the keys that each row sees, in float64: [n, heads * value_dim].
 
-    q [n, heads, dim], scaled already. keys [slots, kv_heads, dim], values [slots, kv_heads, value_dim]; query head h
-    reads KV head h // (heads / kv_heads). Rows of no sequence are zero. window above 0: position p sees
-    nothing before p - window + 1. sinks [heads]: one more logit in each softmax, whose value is zero. gate
-    [n, heads * value_dim], or one number a head, [n, heads]: its sigmoid (or softplus) multiplies the result.
+    q [n, heads, dim], already scaled. keys [slots, kv_heads, dim], values [slots, kv_heads, value_dim]; query head
+    h reads KV head h // (heads / kv_heads). Rows of no sequence are zero. window above 0: position p sees nothing
+    before p - window + 1. sinks [heads]: an additional logit in each softmax, whose value is zero. gate [n, heads *
+    value_dim], or one number per head, [n, heads]: its sigmoid (or softplus) multiplies the result.
     """
     group = q.shape[1] // keys.shape[1]
     out = torch.zeros(*q.shape[:2], values.shape[2], dtype=torch.float64)

@@ -16,8 +16,8 @@ from moeserve.kernels.collectives.sum_norm_op import ROUTER_ROWS, ROW_TYPE, WORD
 from moeserve.kernels.norm.op import add_norm
 
 EPS = 1e-6
-# Of a message within a norm. With fewer it is faster by itself here, but not in a step, whose other kernels begin while
-# a sum waits: one stream took 2 to 4% longer (docs/results/several-gpus.md).
+# Fewest rows whose sum is fused with the norm. With fewer, the fused kernel is faster alone but not within a step,
+# where other kernels start while a sum waits: one stream took 2 to 4% longer (docs/results/several-gpus.md).
 LEAST_ROWS = 8
 
 log = logging.getLogger(__name__)

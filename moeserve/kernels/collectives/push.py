@@ -28,8 +28,9 @@ def push_sum_kernel(
     SIZE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr, POLLS: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x [SIZE]; inbox int64 [2, RANKS, CAPACITY], this GPU's; peers int64 [RANKS], the addresses of all inboxes; calls
-    int32 [programs], how often each program has run. POLLS: most waits of a trial, 0: as long as it takes."""
+    """Sums x [SIZE] over all GPUs. inbox int64 [2, RANKS, CAPACITY], this GPU's; peers int64 [RANKS], addresses of
+    all inboxes; calls int32 [programs], how often each program has run. POLLS: in a trial, the most polls; 0:
+    unlimited."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,7 +1,8 @@
-"""Rows that go from GPU to GPU as they are, each followed by a flag: for messages whose bytes count.
+"""Messages of whole rows between GPUs, each row followed by a flag: for large messages, where bytes count.
 
-A row is written into an inbox in the other GPU's memory, then the number of the call to the row's flag there. An inbox,
-[2, ranks - 1, CAPACITY], and its flags, int32 [2, ranks - 1, ROWS], have two halves, used in turn as those of words.py.
+The sender writes a row into an inbox in the other GPU's memory, then the call's number into the row's flag there.
+An inbox, [2, ranks - 1, CAPACITY], and its flags, int32 [2, ranks - 1, ROWS], have two halves, used alternately
+like those of words.py.
 """
 
 # mypy: ignore-errors
@@ -17,15 +18,15 @@ def send_row(
     value, call, peers, peer_flags, row, i, live,
     RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """value to places i of all other GPUs' inboxes, the call to the row's flag. peers, peer_flags int64 [RANKS]: the
-    addresses of all inboxes and of their flags."""
+    """Writes value to offsets i of all other GPUs' inboxes, then the call's number to the row's flag. peers,
+    peer_flags int64 [RANKS]: addresses of all inboxes and of their flags."""
     half = (call & 1) * (RANKS - 1)
     for peer in tl.static_range(RANKS):
         if peer != RANK:
             slot = half + RANK - (1 if peer < RANK else 0)
             there = tl.load(peers + peer).to(tl.pointer_type(value.dtype))
             tl.store(there + slot.to(tl.int64) * CAPACITY + i, value, live)
-    tl.debug_barrier()  # all threads have written before one of them says so
+    tl.debug_barrier()  # all threads must have written before the flag is set
     for peer in tl.static_range(RANKS):
         if peer != RANK:
             slot = half + RANK - (1 if peer < RANK else 0)
@@ -38,8 +39,8 @@ def sum_rows(
     own, call, inbox, flags, row, i, live,
     RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr, ROWS: tl.constexpr, POLLS: tl.constexpr,
 ):  # fmt: skip
-    """float32: own with what has come from the others to places i of this GPU's inbox, in the order of the ranks. Waits
-    for it. POLLS: most waits of a trial, 0: as long as it takes."""
+    """Waits for the other GPUs' numbers at offsets i of this GPU's inbox. Returns float32: `own` plus these, added
+    in order of the ranks. POLLS: in a trial, the most polls; 0: unlimited."""
     half = (call & 1) * (RANKS - 1)
     total = tl.zeros(own.shape, tl.float32)
     for peer in tl.static_range(RANKS):

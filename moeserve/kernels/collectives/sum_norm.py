@@ -24,12 +24,14 @@ def sum_norm_kernel(
     COLS: tl.constexpr, CAPACITY: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr,
     POLLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row i < count[0]: x += attended + the sum of all GPUs' own, then as norm.triton.add_norm_kernel.
+    """A program per row i < count[0]: x += attended + the sum of all GPUs' own, then as
+    norm.triton.add_norm_kernel.
 
-    own floats [n, COLS]; attended float32 [n, COLS], where given. inbox, peers: rows.py's with its flags of ROWS rows,
-    words.py's where flags is None, of CAPACITY numbers. calls int32 [rows]: how often each row has come. A program
-    sends before it waits, and programs start in their order on every GPU: whichever row waits, the other GPUs' programs
-    of it are among the first that have not ended. count and weight are read before the kernel ahead has ended.
+    own floats [n, COLS]; attended float32 [n, COLS], optional. inbox, peers: in rows.py's form with flags for ROWS
+    rows, or in words.py's if flags is None; CAPACITY numbers. calls int32 [rows]: how often each row has been
+    summed. A program sends before it waits, and every GPU starts its programs in the same order, so the programs
+    that a row waits for are always among the first unfinished ones. count and weight are read before the previous
+    kernel has ended.
     """
     if PDL:
         gdc_launch_dependents()
@@ -69,10 +71,10 @@ def sum_norm_router_kernel(
     EXPERTS: tl.constexpr, SIZE: tl.constexpr, BE: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """total = the sum of all GPUs' own, float32 [n, COLS] each, for rows below count[0]; then as
-    routing.norm_router.norm_router_kernel with it. Grid (rows, EXPERTS in tiles of BE).
+    routing.norm_router.norm_router_kernel with that total. Grid (rows, EXPERTS in tiles of BE).
 
-    The first tile's programs send a row, and those of all tiles wait for it. They are the grid's first ones, so that
-    they run whoever else waits. calls int32 [rows, tiles]: how often each program has run.
+    The programs of the first tile send a row, and those of all tiles wait for it. The first tile's come first in
+    the grid, so that they run even while others wait. calls int32 [rows, tiles]: how often each program has run.
     """
     if PDL:
         gdc_launch_dependents()

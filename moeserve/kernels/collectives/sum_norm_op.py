@@ -16,10 +16,10 @@ from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.norm.op import norm_warps
 from moeserve.kernels.routing.op import experts_at_once
 
-WORD_ROWS = 64  # and fewer go as words, float32
-ROUTER_ROWS = (1, 2, 4, 8)  # rows of a small batch, whose router's product is in the same kernel
-MAX_BYTES = 64 << 20  # of a message that goes as rows: there is room for twice as much from every other GPU
-ROW_TYPE = torch.bfloat16  # of such: one, as rows of another would lie across these
+WORD_ROWS = 64  # up to this number of rows is sent as words, in float32
+ROUTER_ROWS = (1, 2, 4, 8)  # rows of a small batch; its router's product is in the same kernel
+MAX_BYTES = 64 << 20  # of a message sent as rows; every other GPU has room for twice this
+ROW_TYPE = torch.bfloat16  # dtype of rows; a single one, because other sizes would overlap them
 TRIAL_POLLS = 1 << 20  # about a second
 
 
@@ -102,8 +102,8 @@ class SumNorm:
         *,
         attended: Tensor | None = None,
     ) -> None:
-        """x[i] += attended[i] + the sum of all ranks' own[i]; y[i] = RMSNorm(x[i]) * weight, for i < count[0]. As
-        `norm.op.add_norm`; own [n, 1, hidden] of a type that `fits`."""
+        """x[i] += attended[i] + the sum of all ranks' own[i]; y[i] = RMSNorm(x[i]) * weight, for i < count[0].
+        Arguments as for `norm.op.add_norm`; own [n, 1, hidden], of a size that `fits`."""
         n = len(own)
         is_words = n <= WORD_ROWS
         inbox, calls = (self._words, self._word_calls) if is_words else (self._rows, self._row_calls)
@@ -129,8 +129,9 @@ class SumNorm:
         *,
         bias: Tensor | None = None,
     ) -> None:
-        """total(n)[i] = the sum of all ranks' own[i]; y[i] = RMSNorm(x[i] + that) * weight, logits[i] = router y[i] +
-        bias, for i < count[0]. As `routing.op.norm_router`; own float32 [n, 1, hidden] of n ROUTER_ROWS."""
+        """total(n)[i] = the sum of all ranks' own[i]; y[i] = RMSNorm(x[i] + total(n)[i]) * weight, logits[i] =
+        router y[i] + bias, for i < count[0]. Arguments as for `routing.op.norm_router`; own float32 [n, 1, hidden],
+        n one of ROUTER_ROWS."""
         n, inbox = len(own), self._routed[len(own)]
         if logits.shape != (n, self._experts):
             raise ValueError(f"logits {tuple(logits.shape)} where ({n}, {self._experts}) are expected")

@@ -1,10 +1,12 @@
-"""Numbers that go from GPU to GPU each with the number of its call: neither a fence nor a barrier is needed.
+"""Messages of single numbers between GPUs, each sent together with its call's number: no fence or barrier is
+needed.
 
-A number is written into an inbox in the other GPU's memory as a word of 8 bytes, the number of the call in its upper
-half. A word is written whole, so whoever finds the call's number has the number, too (the idea is NCCL's LL protocol).
+The sender writes a number into an inbox in the other GPU's memory as a word of 8 bytes, with the call's number in
+the upper half. A word is written atomically, so a receiver that sees the call's number also has the number itself
+(the idea is NCCL's LL protocol).
 
-An inbox, int64 [2, ranks, CAPACITY], has two halves, used in turn. Whoever writes the call after next has received the
-next one's words, and so its peers have read this one's.
+An inbox, int64 [2, ranks, CAPACITY], has two halves, used alternately. A GPU that writes call n + 2 has received
+all words of call n + 1, so its peers have read call n's, whose half it overwrites.
 """
 
 # mypy: ignore-errors
@@ -17,7 +19,7 @@ import triton.language as tl
 
 @triton.jit
 def send_words(value, call, peers, i, live, RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr):
-    """Stores value float32 at places i of all other GPUs' inboxes, at addresses peers int64 [RANKS]."""
+    """Writes float32 value to offsets i of all other GPUs' inboxes. peers int64 [RANKS]: addresses of the inboxes."""
     word = (call.to(tl.int64) << 32) | (value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
     half = (call & 1) * (RANKS * CAPACITY)
     for peer in tl.static_range(RANKS):
@@ -30,8 +32,8 @@ def send_words(value, call, peers, i, live, RANK: tl.constexpr, RANKS: tl.conste
 def sum_words(
     own, call, inbox, i, live, RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr, POLLS: tl.constexpr
 ):  # fmt: skip
-    """own, float32, with what has come from the others to places i of this GPU's inbox, in the order of the ranks.
-    Waits for it. POLLS: most waits of a trial, 0: as long as it takes."""
+    """Waits for the other GPUs' numbers at offsets i of this GPU's inbox. Returns float32 `own` plus these, added
+    in order of the ranks. POLLS: in a trial, the most polls; 0: unlimited."""
     half = (call & 1) * (RANKS * CAPACITY)
     total = tl.zeros(own.shape, tl.float32)
     for peer in tl.static_range(RANKS):

@@ -1,12 +1,13 @@
-"""The gated delta rule by chunks of CHUNK tokens, as two Triton kernels: for prompts, of which it makes products of
-matrices (https://arxiv.org/abs/2412.06464, section 3.3).
+"""The gated delta rule for prompts, by chunks of CHUNK tokens, which turns it into matrix products
+(https://arxiv.org/abs/2412.06464, section 3.3); two Triton kernels.
 
-Within a chunk with state S before it, decays g and their running products G, the changes v' of all tokens solve
-(I + A) v' = beta * (v - G * K S), where A[i, j] = beta[i] * (k[i] . k[j]) * G[i] / G[j] for j < i. Then
-o = G * Q S + (Q K^T * G[i] / G[j] for j <= i) v', and the state behind it is G[last] * S + (K * G[last] / G)^T v'.
+Let S be the state before a chunk, g its tokens' decays and G their running products. The changes v' of all its
+tokens solve (I + A) v' = beta * (v - G * K S), where A[i, j] = beta[i] * (k[i] . k[j]) * G[i] / G[j] for j < i.
+Then o = G * Q S + (Q K^T * G[i] / G[j] for j <= i) v', and the state after the chunk is G[last] * S + (K * G[last]
+/ G)^T v'.
 
-(I + A)^-1 needs no state: `inverse_kernel` makes it for all chunks at once, `scan_kernel` goes through the chunks of a
-sequence. G is kept as a logarithm.
+(I + A)^-1 does not depend on the state: `inverse_kernel` computes it for all chunks at once, then `scan_kernel`
+goes through the chunks of each sequence. G is kept as a logarithm.
 """
 
 # mypy: ignore-errors
@@ -26,8 +27,9 @@ CHUNK = tl.constexpr(DELTA_CHUNK)
 
 @triton.jit
 def invert(a, PRECISION: tl.constexpr):
-    """(I + a)^-1 of a strictly lower triangular [CHUNK, CHUNK], by blocks of twice the size each time: of a block
-    [[P, 0], [L, Q]] it is [[P^-1, 0], [-Q^-1 L P^-1, Q^-1]]. (A sum of powers of a would amplify its rounding.)"""
+    """Returns (I + a)^-1 for a strictly lower triangular [CHUNK, CHUNK], doubling the block size each time: the
+    inverse of a block [[P, 0], [L, Q]] is [[P^-1, 0], [-Q^-1 L P^-1, Q^-1]]. (A sum of powers of a would amplify
+    rounding errors.)"""
     i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     x = tl.where(i == j, 1.0, tl.where((i // 2 == j // 2) & (i > j), -a, 0.0))
     for level in tl.static_range(1, 6):
@@ -44,8 +46,8 @@ def inverse_kernel(
     VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TILED: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (chunks, VALUE_HEADS). chunks int32 [chunks, 2]: first row, rows (at most CHUNK). inverse
-    [n, VALUE_HEADS, CHUNK]: of (I + A)^-1 a row's row. The others as in `recurrent_kernel`."""
+    """Grid (chunks, VALUE_HEADS). chunks int32 [chunks, 2]: first row, rows (at most CHUNK). inverse [n,
+    VALUE_HEADS, CHUNK]: each row's row of (I + A)^-1. Other arguments as for `recurrent_kernel`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -80,8 +82,8 @@ def scan_kernel(
     VALUE_DIM: tl.constexpr, TILED: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     SHARE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences, VALUE_HEADS, VALUE_DIM / BLOCK). inverse: of `inverse_kernel`, for chunks counted from each
-    sequence's first row. The others as in `recurrent_kernel`."""
+    """Grid (sequences, VALUE_HEADS, VALUE_DIM / BLOCK). inverse: `inverse_kernel`'s result, for chunks counted from
+    each sequence's first row. Other arguments as for `recurrent_kernel`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

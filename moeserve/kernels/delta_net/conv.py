@@ -1,4 +1,5 @@
-"""Causal depthwise convolution, SiLU and the normalisation of q and k, as a Triton kernel: a program a row and head."""
+"""Causal depthwise convolution, SiLU and the normalisation of q and k, as a Triton kernel; one program per row and
+head."""
 
 # mypy: ignore-errors
 
@@ -18,10 +19,10 @@ def conv_kernel(
 ):  # fmt: skip
     """Grid (n, 2 * KEY_HEADS + VALUE_HEADS): heads of q, of k, of v.
 
-    qkv [n, channels], rows STRIDE apart; weight float32 [TAPS, channels]; states float32, slots SLOT apart, of which
-    [TAPS - 1, channels] from CONV on are the inputs before a sequence's first row; row_sequence int32 [n]: a row's
-    sequence; seq_first, seq_slot int32: a sequence's first row and state slot. out [n, channels], q scaled by
-    KEY_DIM^-0.5. SIZE: a power of two that holds a head.
+    qkv [n, channels], rows STRIDE apart; weight float32 [TAPS, channels]; states float32, slots SLOT apart, with
+    the inputs before a sequence's first row, [TAPS - 1, channels], at offset CONV; row_sequence int32 [n]: each
+    row's sequence; seq_first, seq_slot int32: each sequence's first row and state slot. out [n, channels], q scaled
+    by KEY_DIM^-0.5. SIZE: a power of two that holds a head.
     """
     if PDL:
         gdc_launch_dependents()

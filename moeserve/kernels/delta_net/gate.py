@@ -1,4 +1,4 @@
-"""The gate behind a mixer, as Triton kernels: a program a row and head."""
+"""The output gate of a mixer, as Triton kernels; one program per row and head."""
 
 # mypy: ignore-errors
 
@@ -17,9 +17,9 @@ def gated_norm_kernel(
     Z_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
     SIGMOID: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, HEADS). y = RMSNorm(o) * norm * silu(z) of each head, with SIGMOID sigmoid(z), for the rows
-    below count[0]. o [n, HEADS * DIM]; z, rows Z_STRIDE apart; norm float32 [DIM]. y, codes with scales: [n, HEADS *
-    DIM] each, where given."""
+    """Grid (n, HEADS). y = RMSNorm(o) * norm * silu(z) per head, or sigmoid(z) with SIGMOID, for the rows below
+    count[0]. o [n, HEADS * DIM]; z, rows Z_STRIDE apart; norm float32 [DIM]. y, and codes with scales: [n, HEADS *
+    DIM], each optional."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -63,8 +63,9 @@ def sigmoid_gate_kernel(
     GATE_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BY_HEAD: tl.constexpr,
     SOFTPLUS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, HEADS). x [n, HEADS * DIM] *= sigmoid(gate), or softplus(gate), for the rows below count[0]; codes with
-    scales, where given: the product quantised. gate: rows GATE_STRIDE apart, of x's width, BY_HEAD of HEADS numbers."""
+    """Grid (n, HEADS). x [n, HEADS * DIM] *= sigmoid(gate), or softplus(gate), for the rows below count[0]; codes
+    with scales, optional: the product, quantised. gate: rows GATE_STRIDE apart, as wide as x, or with BY_HEAD of
+    HEADS numbers."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -50,7 +50,7 @@ class DeltaTensors:
     gates: Gates
     rate: Tensor  # float32 [value_heads]: -exp(A_log)
     dt_bias: Tensor  # float32 [decays]
-    # float32 [slots, values], rows at any stride: of a slot the first heads.state_values are the layer's,
+    # float32 [slots, values], rows at any stride. A slot's first heads.state_values are this layer's:
     # [value_heads, key_dim, value_dim] and [conv_kernel - 1, channels].
     states: Tensor
     out: Tensor  # [n, value_width]
@@ -60,7 +60,7 @@ def convolve(
     x: DeltaTensors, conv: Tensor, heads: DeltaHeads, sequences: StepSequences, num_rows: Tensor
 ) -> None:
     """mixed = silu(causal convolution of qkv), with q and k normalised, for rows below num_rows[0]. conv: float32
-    [conv_kernel, channels]. The convolution state is not changed here, but by the rule."""
+    [conv_kernel, channels]. Only the delta rule, not this call, changes the convolution state."""
     h = heads
     conv_kernel(
         (len(x.mixed), 2 * h.key_heads + h.value_heads), x.qkv, conv, x.states, sequences.row_sequence,
@@ -157,14 +157,14 @@ def sigmoid_gate(
     *,
     softplus: bool = False,
 ) -> None:
-    """x[i] *= sigmoid(gate[i]) for i < count[0], or softplus(gate[i]), and codes with scales are x again. x [n, heads *
-    dim]; gate of that shape, or [n, heads], rows at any stride. Without codes, rows of one type from count[0] on may be
-    multiplied, too."""
+    """x[i] *= sigmoid(gate[i]), or softplus(gate[i]), for i < count[0]; codes with scales: x quantised. x [n, heads
+    * dim]; gate of that shape, or [n, heads], rows at any stride. Without codes, rows from count[0] on may be
+    multiplied too."""
     n, width = x.shape
     by_head = gate.shape[1] != width
     if (
         codes is None and x.dtype == gate.dtype and not by_head and not softplus
-    ):  # faster than a program for each head
+    ):  # faster than one program per head
         grid = n, -(-width // GATE_BLOCK)
         sigmoid_mul_kernel(
             grid, x, gate, width, gate.stride(0), GATE_BLOCK, pdl(), num_warps=4, launch_pdl=pdl()

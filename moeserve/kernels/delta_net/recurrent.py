@@ -1,4 +1,4 @@
-"""The gated delta rule token by token, as a Triton kernel: a program holds some columns of one head's state."""
+"""The gated delta rule token by token, as a Triton kernel; a program holds some columns of one head's state."""
 
 # mypy: ignore-errors
 
@@ -28,12 +28,12 @@ def move_conv_state(
     qkv, state, first, tokens, share,
     STRIDE: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    """state [TAPS - 1, CHANNELS] becomes the last inputs of a sequence's `tokens` rows from `first` on: the `share`th
-    part, of SHARE channels. In place: what a row becomes lies behind it."""
+    """Replaces state [TAPS - 1, CHANNELS] by the last inputs of a sequence with `tokens` rows from `first` on. Only
+    the `share`th part, of SHARE channels. Works in place, because a row's new content lies after it."""
     channel = share * SHARE + tl.arange(0, SHARE)
     live = channel < CHANNELS
     for j in tl.static_range(TAPS - 1):
-        source = tokens - (TAPS - 1) + j  # below 0: still of the state before
+        source = tokens - (TAPS - 1) + j  # negative: still from the previous state
         here = tl.load(qkv + (first + source).to(tl.int64) * STRIDE + channel, live & (source >= 0), 0.0)
         before = tl.load(state + (TAPS - 1 + source) * CHANNELS + channel, live & (source < 0), 0.0)
         tl.store(state + j * CHANNELS + channel, here.to(tl.float32) + before, live)
@@ -47,15 +47,15 @@ def recurrent_kernel(
     VALUE_DIM: tl.constexpr, TILED: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     SHARE: tl.constexpr, BY_CHANNEL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences, VALUE_HEADS, VALUE_DIM / BLOCK). seq_first, seq_count, seq_slot int32: a sequence's first row,
-    rows (0: there is none) and state slot.
+    """Grid (sequences, VALUE_HEADS, VALUE_DIM / BLOCK). seq_first, seq_count, seq_slot int32: a sequence's first
+    row, number of rows (0: padding) and state slot.
 
-    mixed [n, channels]: what the convolution gave; qkv, rows QKV_STRIDE apart: what it read, of which the last rows
-    become its state. b, a: of value head h at h // R * GROUP + h % R with R = VALUE_HEADS / KEY_HEADS. BY_CHANNEL: a
-    and dt_bias are of each dimension of the key heads instead, of which there are VALUE_HEADS. states float32,
-    slots SLOT apart: [VALUE_HEADS, KEY_DIM, VALUE_DIM], and from CONV on [TAPS - 1, channels]. out float32
-    [n, VALUE_HEADS * VALUE_DIM]. SIZE: a power of two that holds KEY_DIM; SHARE: one that a program's part of the
-    channels fits in.
+    mixed [n, channels]: the convolution's output; qkv, rows QKV_STRIDE apart: its input, whose last rows become the
+    convolution state. b, a: of value head h, at h // R * GROUP + h % R with R = VALUE_HEADS / KEY_HEADS.
+    BY_CHANNEL: a and dt_bias are per dimension of the key heads instead (there are VALUE_HEADS key heads). states
+    float32, slots SLOT apart: [VALUE_HEADS, KEY_DIM, VALUE_DIM], and [TAPS - 1, channels] at offset CONV. out
+    float32 [n, VALUE_HEADS * VALUE_DIM]. SIZE: a power of two that holds KEY_DIM; SHARE: a power of two that holds
+    a program's part of the channels.
     """
     if PDL:
         gdc_launch_dependents()

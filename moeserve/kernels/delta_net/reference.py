@@ -1,7 +1,7 @@
 """The specification of the gated DeltaNet (Yang et al. 2024, https://arxiv.org/abs/2412.06464) and of Kimi Delta
 Attention (Kimi Team 2025, https://arxiv.org/abs/2510.26692), in float64.
 
-For one sequence and token by token: the recurrent form. q, k and v have passed a causal depthwise convolution and SiLU.
+The recurrent form, for one sequence, token by token. q, k and v pass a causal depthwise convolution and SiLU first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moeserve.kernels.delta_net.heads import DeltaHeads
 
-L2_EPS = 1e-6  # under the root that normalises q and k
+L2_EPS = 1e-6  # added under the root when q and k are normalised
 
 
 class DeltaWeights(NamedTuple):
@@ -46,10 +46,11 @@ def delta_net(
     heads: DeltaHeads,
     state: DeltaState,
 ) -> tuple[Tensor, DeltaState]:
-    """n further tokens of a sequence. qkv [n, channels], z [n, value_width], b [n, value_heads], a [n, decays].
+    """Computes n further tokens of a sequence. qkv [n, channels], z [n, value_width], b [n, value_heads], a [n,
+    decays].
 
-    Returns RMSNorm(o) * norm * silu(z) of every value head, of Kimi's with sigmoid(z), float64 [n, value_width], and
-    the state behind them.
+    Returns RMSNorm(o) * norm * silu(z) (Kimi: sigmoid(z)) of every value head, float64 [n, value_width], and the
+    state after these tokens.
     """
     mixed, conv = causal_conv(qkv.double(), w.conv.double(), state.conv)
     q, k, v = mixed.split([heads.key_width, heads.key_width, heads.value_width], dim=-1)
@@ -67,8 +68,8 @@ def delta_net(
 
 
 def causal_conv(x: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """silu(sum_j weight[j] * x[t - taps + 1 + j]) of every channel, and the last taps - 1 inputs. x: [n, channels];
-    before: [taps - 1, channels], the inputs before x."""
+    """Returns silu(sum_j weight[j] * x[t - taps + 1 + j]) for every channel, and the last taps - 1 inputs. x: [n,
+    channels]; before: [taps - 1, channels], the inputs before x."""
     taps, n = len(weight), len(x)
     seen = torch.cat([before, x])
     out = sum((seen[j : j + n] * weight[j] for j in range(taps)), torch.zeros_like(x))

@@ -37,7 +37,7 @@ def embed(
     scale: float = 1.0,
 ) -> None:
     """x[i] = scale * row ids[i] of the table, for i < count[0]; an id out of range reads the nearest row. ids int32
-    [n], x float32 [n, hidden]. places: table entries that the same launch writes for these i."""
+    [n], x float32 [n, hidden]. places: entries of the slot tables that the same launch writes for these i."""
     n, hidden = x.shape
     table = weight_of(planes, kind, hidden)
     embed_kernel(

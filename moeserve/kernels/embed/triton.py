@@ -1,4 +1,4 @@
-"""Rows of the token embedding, dequantised from planes: one table serves as a tied output head too."""
+"""Looks up rows of the token embedding and dequantises them from planes, so that a tied head can share the table."""
 
 # mypy: ignore-errors
 
@@ -9,7 +9,14 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.planes.books_triton import load_eight
-from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, scale_and_min, super_word
+from moeserve.kernels.planes.triton import (
+    BYTE_ONES,
+    e4m3_numbers,
+    load_words,
+    merge_codes,
+    scale_and_min,
+    super_word,
+)
 
 
 @kernel
@@ -18,14 +25,14 @@ def embed_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, REQUESTS: tl.constexpr, LENGTH: tl.constexpr,
     SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x[i] = row ids[i] * SCALE, float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats where F is None.
-    Where slot_table int32 [REQUESTS, LENGTH] is given, slot_table[req_slots[i], positions[i]] = kv_slots[i]; where
-    window_table is, too, it gets window_slots[i] there. An id that is none of the ROWS reads the nearest one; what lies
-    beside the tables is not written.
+    """x[i] = row ids[i] * SCALE, float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats if F is None.
+    With slot_table int32 [REQUESTS, LENGTH], slot_table[req_slots[i], positions[i]] = kv_slots[i]; with
+    window_table, likewise window_slots[i]. An id out of range reads the nearest of the ROWS; entries outside the
+    tables are not written.
 
-    A step's first kernel. It starts when what is ahead has ended and is seen (no programmatic dependent launch), so
-    that kernels behind it may read a step's inputs before they wait for one another; of the slot table, only what it
-    does not write: the places of earlier steps' tokens.
+    The first kernel of a step. It is launched without programmatic dependent launch: it starts when all earlier
+    work has ended and is visible. So later kernels may read the step's inputs before they wait for the kernel
+    before them; of the slot table, only entries that this kernel does not write: those of earlier steps' tokens.
     """
     if PDL:
         gdc_launch_dependents()
@@ -66,7 +73,10 @@ def embed_kernel(
         g = c // F.scale_group
         word, min_word = load_words(scales + (row * UNITS + u) * F.words + c * 0, g, live, F)
         s, m = scale_and_min(word, min_word, d, g, F)
-        value = q.to(tl.float32) * s - m
+        if F.e4m3:
+            value = e4m3_numbers(low) * s
+        else:
+            value = q.to(tl.float32) * s - m
     if SCALE != 1.0:
         value *= SCALE
     tl.store(x + i.to(tl.int64) * COLS + u * 128 + c, value, live)
@@ -74,7 +84,8 @@ def embed_kernel(
 
 @kernel
 def take_sampled_kernel(ids, sampled, N: tl.constexpr, SAMPLED: tl.constexpr, BLOCK: tl.constexpr):
-    """In ids int32 [N], -1 - i becomes sampled[i] of SAMPLED tokens, or 0 where that is none; grid (N / BLOCK)."""
+    """Replaces -1 - i in ids int32 [N] by sampled[i], one of SAMPLED tokens, or by 0 if that is negative; grid (N /
+    BLOCK)."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = row < N
     id = tl.load(ids + row, mask=there, other=0)

@@ -1,6 +1,6 @@
-"""Routes sorted by expert, in blocks of one expert each: what the grouped products take.
+"""Sorts routes by expert into blocks of one expert each, the input of the grouped products.
 
-Every expert has a program, and every program counts all routes: no atomics, no second launch, a fixed order.
+There is one program per expert, and every program counts all routes: no atomics, no second launch, a fixed order.
 """
 
 # mypy: ignore-errors
@@ -16,7 +16,7 @@ from moeserve.kernels.launch import kernel
 
 @triton.jit
 def places(routes, TOP_K: tl.constexpr, STRIDE: tl.constexpr):
-    """The places of routes row * TOP_K + j in rows that are STRIDE apart."""
+    """The offsets of routes row * TOP_K + j, in rows that are STRIDE apart."""
     if STRIDE != TOP_K:
         routes = routes // TOP_K * STRIDE + routes % TOP_K
     return routes
@@ -28,11 +28,12 @@ def align_kernel(
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     CHUNK: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (EXPERTS). ids int32 [n, TOP_K], rows STRIDE apart, below 0: no route; rows from count[0] on are none
-    either.
+    """Grid (EXPERTS). ids int32 [n, TOP_K], rows STRIDE apart; negative ids, and rows from count[0] on, have no
+    route.
 
-    block_expert int32 [BLOCKS]: each block's expert, -1 for unused ones; block_routes int32 [BLOCKS, BLOCK]: its routes
-    (row * TOP_K + j) in rising order, -1 where it is not full. E: a power of two above EXPERTS; CHUNK: routes a pass.
+    block_expert int32 [BLOCKS]: each block's expert, -1 for unused blocks; block_routes int32 [BLOCKS, BLOCK]: its
+    routes (row * TOP_K + j), ascending, -1 where it is not full. E: a power of two above EXPERTS; CHUNK: routes per
+    pass.
     """
     if PDL:
         gdc_launch_dependents()
@@ -45,7 +46,7 @@ def align_kernel(
         r = first + tl.arange(0, CHUNK)
         expert = tl.load(ids + places(r, TOP_K, STRIDE), r < routes, -1)
         is_one = (expert >= 0) & (expert < EXPERTS)
-        counts += tl.histogram(tl.where(is_one, expert, E - 1), E)  # E - 1 is no expert
+        counts += tl.histogram(tl.where(is_one, expert, E - 1), E)  # E - 1 stands for no expert
     blocks = tl.where(e < EXPERTS, (counts + BLOCK - 1) // BLOCK, 0)
     before = tl.sum(tl.where(e < mine, blocks, 0), 0)
     own = tl.sum(tl.where(e == mine, blocks, 0), 0)

@@ -1,7 +1,7 @@
-"""The experts of few tokens: no route is sorted, the integer dot products of linear/k_blocks.py.
+"""Experts for few tokens: routes are not sorted; integer dot products of linear/k_blocks.py.
 
-Two routes of one expert share its bytes through the L2: what sorting would save in bytes it would lose in unpacking for
-routes that a block lacks (measured at 8 tokens).
+Two routes of the same expert share its bytes through the L2 cache. Sorting would save these reads but waste as much
+on unpacking for the empty places of blocks (measured at 8 tokens).
 """
 
 # mypy: ignore-errors
@@ -32,7 +32,7 @@ def gate_and_up(
     x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, r,
     COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Rows r [1, BR, NB] of both matrices times a row of activations: float32 [BR, NB] each."""
+    """Returns the products of rows r [1, BR, NB] of both matrices with a row of activations: float32 [BR, NB] each."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     u = k_block_indices(BK // 128, r.shape[1])
     y = tl.zeros((u + r).shape, tl.float32)
@@ -56,7 +56,7 @@ def gate_and_up(
 def dot_row(
     x, x_codes, x_scales, codes, scales, supers, r, COLS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr
 ):
-    """Rows r [1, BR, NB] of one matrix, floats where F is None."""
+    """Returns the products of rows r [1, BR, NB] of one matrix (floats if F is None) with a row of activations."""
     if F is None:
         out = dot_floats(codes, x, r, COLS, BK)
     else:
@@ -73,7 +73,8 @@ def dot_row(
 
 @triton.jit
 def load_bias(bias, expert, r, ROWS: tl.constexpr):
-    """float32 [BR, NB] of an expert's (or route's) rows r [1, BR, NB]; zeros beyond ROWS, where r is -1."""
+    """Returns float32 [BR, NB], the bias of rows r [1, BR, NB] for an expert (or route); 0 for rows of -1, beyond
+    ROWS."""
     rows = tl.reshape(r, [r.shape[1], r.shape[2]])
     return tl.load(bias + expert * ROWS + rows, (rows >= 0) & (rows < ROWS), 0.0).to(tl.float32)
 
@@ -86,9 +87,10 @@ def up_kernel(
     BY_ROUTE: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr,
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 of out_codes and
-    out_scales, by the matrices of experts[route] (nothing where that is below 0), of experts [.., TOP_K] with rows
-    STRIDE apart. bias, up_bias: [experts, ROWS], where given; BY_ROUTE: [routes, ROWS]. Grid (row tiles, routes)."""
+    """Writes gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 to
+    out_codes and out_scales, with the matrices of experts[route]; nothing if that is negative. experts [..,
+    TOP_K], rows STRIDE apart. bias, up_bias: [experts, ROWS], optional; BY_ROUTE: [routes, ROWS]. Grid (row
+    tiles, routes)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -135,10 +137,10 @@ def dot_experts(
     x_codes, x_scales, codes, scales, supers, experts, weights, r,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, KB: tl.constexpr,
 ):  # fmt: skip
-    """Rows r [1, BR, NB] of a token's experts' matrices times their rows of activations, weighted and summed, float32
-    [BR, NB]. All pointers but the matrices' are at the token's first route.
+    """Returns the weighted sum over a token's experts of the products of rows r [1, BR, NB] of their matrices with
+    their rows of activations: float32 [BR, NB]. All pointers except the matrices' point to the token's first route.
 
-    Its experts are one long row of TOP_K times as many K blocks, of which a thread takes every KB-th.
+    The experts are treated as one long row of TOP_K times as many K blocks, of which each thread takes every KB-th.
     """
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     every = k_block_indices(KB, r.shape[1])
@@ -165,8 +167,9 @@ def down_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """out[token] = sum over j of weights[token, j] * W x[token * TOP_K + j] with the matrix W of experts[token, j],
-    none where that is below 0; ADDS: out[token] += that. For tokens below count[0], which is read before the kernel
-    ahead has ended. bias float32 [experts, ROWS], where given, is added to each product. Grid (row tiles, tokens)."""
+    skipped if that is negative; ADDS: added to out[token]. For tokens below count[0], which is read before the
+    previous kernel has ended. bias float32 [experts, ROWS], optional, is added to each product. Grid (row tiles,
+    tokens)."""
     if PDL:
         gdc_launch_dependents()
     first_row = tl.program_id(0) * (BR * NB)

@@ -25,8 +25,8 @@ def large_batch_up(
     *,
     options: Gated = SILU,
 ) -> None:
-    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) of every route in the blocks, which are of
-    `linear.large_batch.BLOCK`. h [n * top_k, ff]."""
+    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks, which have
+    `linear.large_batch.BLOCK` routes. h [n * top_k, ff]."""
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     for first, end in scratch.groups(len(g.codes), 2 * g.rows, cols):
         in_turn = scratch.view(end - first, 2 * g.rows, cols)
@@ -47,8 +47,8 @@ def large_batch_down(
     *,
     bias: Tensor | None = None,
 ) -> None:
-    """parts[route] = down(h[route]) + bias of every route in the blocks; the others are left as they are. parts [n,
-    top_k, hidden], which may be a part of a wider tensor [n, .., hidden]; bias float32 [experts, hidden]."""
+    """parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. parts [n,
+    top_k, hidden], possibly part of a wider tensor [n, .., hidden]; bias float32 [experts, hidden]."""
     w = weight_of(down, down_kind, cols)
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden

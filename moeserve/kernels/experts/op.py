@@ -40,8 +40,9 @@ def method_for(tokens: int) -> Method:
     if tokens <= 8:
         return Method(1)
     if tokens <= 64:
-        # Three stages: gate and up of 64 tokens take 99 us instead of 105. Down, with four warps instead of two as
-        # well, takes 74 instead of 90 in 6 bits, 58 instead of 60 in 4 (an H100).
+        # Three stages: gate and up of 64 tokens take 99 us instead of 105. Down, also with four warps instead of
+        # two,
+        # takes 74 instead of 90 us in 6 bits and 58 instead of 60 in 4 (on an H100).
         return Method(8, GemmTile(8, 32, 4, 4, 3, sliced_k=True), GemmTile(8, 64, 2, 4, 3, sliced_k=True))
     if tokens <= 128:
         return Method(16, GemmTile(16, 32, 2, 2, 3), GemmTile(16, 64, 2, 2, 3))
@@ -179,7 +180,7 @@ def shared_gate(
     )
 
 
-# Blocks of different sizes are different methods'.
+# Block sizes identify the methods.
 _METHODS = {m.block: m for m in map(method_for, (64, 128, 512, 2048, 8192))}
 
 

@@ -1,5 +1,5 @@
-"""Launches the routed experts with some tens of rows each, by the products of quad_gemm.py: activations in quad
-order, routes in blocks, gate and up, then down.
+"""Launches the routed experts for some tens of rows per expert, with the products of quad_gemm.py: activations in
+quad order, routes in blocks, gate and up, then down.
 
 Specification: `reference.py`; blocks of routes come from `op.align_routes`.
 """
@@ -21,13 +21,13 @@ from moeserve.kernels.linear.quad_order import quad_order_kernel
 from moeserve.kernels.planes import Planes
 from moeserve.kernels.planes.layout import K_BLOCK
 
-K_BLOCKS: Final = 2  # of a step: of a row's part 32 bytes, a sector
+K_BLOCKS: Final = 2  # K blocks per loop iteration: 32 bytes of each row's part, a sector
 
 
 @dataclass(frozen=True, slots=True)
 class QuadTile:
     rows: int  # rows of the matrix, or of each of the two
-    warps: int  # of 64 rows four, or weights and their tokens go through shared memory
+    warps: int  # four per 64 rows; otherwise weights and their tokens go through shared memory
     stages: int
 
 
@@ -46,7 +46,7 @@ def quad_method(tokens: int) -> QuadMethod:
     small, large = QuadTile(64, 4, 3), QuadTile(128, 8, 3)
     if tokens <= 256:
         return QuadMethod(32, small, small)
-    if tokens <= 1024:  # of 1,024 rows blocks of 128 are as fast, of 768 a third slower
+    if tokens <= 1024:  # for 1,024 rows blocks of 128 are as fast, for 768 a third slower
         return QuadMethod(64, small, large)
     return QuadMethod(128, large, small)
 
@@ -62,7 +62,7 @@ def _takes_quads(planes: Planes) -> bool:
     f = planes.type.layout
     if f is None or f.is_signed or f.low_bits != 4 or f.high_bits not in (0, 2):
         return False
-    # The mins of Q4_1, rounded to bfloat16, are too far from the truth (paired_weights.py).
+    # The mins of Q4_1, rounded to bfloat16, are too inexact (paired_weights.py).
     has_near_min = not f.has_own_min or (f.has_min_word and f.high_bits == 0)
     return has_near_min and planes.cols % (K_BLOCK * K_BLOCKS) == 0
 
@@ -126,9 +126,9 @@ def quads_down(
     tile: QuadTile,
     bias: Tensor | None = None,
 ) -> None:
-    """parts[route] = down(h[route]) + bias of every route in the blocks; the others are left as they are. h [n *
-    top_k, ff] in quad order; parts [n, top_k, hidden], which may be a part of a wider tensor [n, .., hidden]; bias
-    float32 [experts, hidden]."""
+    """parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. h [n * top_k,
+    ff] in quad order; parts [n, top_k, hidden], possibly part of a wider tensor [n, .., hidden]; bias float32
+    [experts, hidden]."""
     w = weight_of(down, down_kind, cols)
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden
@@ -143,8 +143,9 @@ def quads_down(
 
 @cache
 def selectors(device: torch.device) -> Tensor:
-    """int32 [4]: of prmt, which puts byte i of a word to bits 8 .. 15 of 2^15. In memory, as a number of the loop would
-    keep Triton from moving layouts to the loads (linear/quad_weights.py)."""
+    """Returns int32 [4]: operands of the prmt instruction that put byte i of a word into bits 8 .. 15 of 2^15. They
+    are in memory because numbers that depend on the loop would keep Triton from moving layouts to the loads
+    (linear/quad_weights.py)."""
     return torch.tensor([0x3040 + 0x10 * i for i in range(4)], dtype=torch.int32, device=device)
 
 

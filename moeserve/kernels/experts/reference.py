@@ -1,7 +1,7 @@
 """The specification of a layer's routed experts.
 
 Gated SiLU: Shazeer 2020, https://arxiv.org/abs/2002.05202; swiglu_oai: gpt-oss, https://arxiv.org/abs/2508.10925;
-limits of silu and weights of the input as transformers has them (https://github.com/huggingface/transformers).
+the limits of silu and the weighting of inputs follow transformers (https://github.com/huggingface/transformers).
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ def activate(
     """Returns the input of down. silu: silu(gate) * up; with a limit: min(silu(gate), limit) * clamp(up, -limit,
     limit). gelu: gelu(gate) * up, with GELU's tanh form. swiglu_oai: (up + 1) * gate * sigmoid(alpha * gate), with
     gate at most the limit and up clamped to +-limit. limit: see `limit_of`."""
+    if activation == "relu":
+        return gate.relu() * up
     if activation == "gelu":
         return gelu(gate, approximate="tanh") * up
     bound = limit_of(activation, limit) or torch.inf
     if activation == "silu":
         return silu(gate).clamp(max=bound) * up.clamp(-bound, bound)
     if activation != "swiglu_oai":
-        raise ValueError(f"activation: neither silu nor gelu nor swiglu_oai but {activation!r}")
+        raise ValueError(f"activation: neither silu nor gelu nor swiglu_oai nor relu but {activation!r}")
     gate, up = gate.clamp(max=bound), up.clamp(-bound, bound)
     return (up + 1) * gate * torch.sigmoid(alpha * gate)
 
@@ -54,13 +56,14 @@ def experts(
     up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Tensor:
-    """sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) with expert ids[t, j], in float64: [n, hidden].
+    """Returns sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) with expert ids[t, j], in float64: [n,
+    hidden].
 
-    y [n, hidden]; gate, up [E, ff, hidden] and down [E, hidden, ff], dequantised: each expert's matrix is [out, in];
-    gate_bias, up_bias [E, ff] and down_bias [E, hidden]: added to its product; ids (below 0: none), weights [n, top_k].
-    `into_gate` and so on: what happens to the activations on their way into that matrix. Nothing gives the truth,
-    `quantize.reference.round_trip` what the integer formats compute. weighs_input: a weight multiplies what the expert
-    reads in place of what it gives (then without biases of gate and up).
+    y [n, hidden]; gate, up [E, ff, hidden] and down [E, hidden, ff], dequantised: each expert's matrix is [out,
+    in]; gate_bias, up_bias [E, ff] and down_bias [E, hidden]: added to the products; ids (negative: none), weights
+    [n, top_k]. into_gate, into_up, into_down: applied to the input of that matrix; the identity gives the exact
+    result, `quantize.reference.round_trip` what the integer formats compute. weighs_input: a weight multiplies the
+    expert's input instead of its output (then without biases of gate and up).
     """
     out = torch.zeros(len(y), down.shape[1], dtype=torch.float64)
     for expert in sorted(set(ids[ids >= 0].tolist())):
@@ -83,10 +86,8 @@ def experts(
 
 
 def shared_gate(y: Tensor, weight: Tensor | None) -> Tensor:
-    """The weight of each token's shared expert (Qwen2-MoE's, https://arxiv.org/abs/2407.10671): float64 [n, 1].
-
-    sigmoid(y . weight) of y [n, hidden] and weight [hidden]; 1 without a weight.
-    """
+    """Returns the weight of each token's shared expert (Qwen2-MoE, https://arxiv.org/abs/2407.10671): float64 [n,
+    1], sigmoid(y . weight) for y [n, hidden] and weight [hidden]; 1 without a weight."""
     if weight is None:
         return torch.ones(len(y), 1, dtype=torch.float64)
     return torch.sigmoid(y.double() @ weight.double())[:, None]

@@ -17,16 +17,17 @@ from moeserve.kernels.linear.op import (
 )
 from moeserve.kernels.planes.layout import K_BLOCK, QUANT_GROUP, k_blocks_of
 
-SOME = 4  # tokens: more have tiles of their own
+SOME = 4  # tokens; larger batches have other tiles
 
 
 def k_blocks_at_once(k_blocks: int, tokens: int) -> int:
-    """How many K blocks of a row the threads of gate and up's program have together: a power of two.
+    """Returns how many K blocks of a row the threads of a gate and up program process together: a power of two.
 
-    Of up to SOME tokens 32, as their loads are on their way together; of more 8. Of 2 to SOME also 8 where that spares
-    a quarter of the threads or more: of 2,880 columns' 23 K blocks 32 threads have nine for nothing, and three times
-    eight one. Then a step of 2 or 4 rows is 1.08 times as fast; one of a single row would be slower
-    (docs/results/gpu-kernels.md)."""
+    Up to SOME tokens: 32, because their loads then overlap; more tokens: 8. From 2 to SOME tokens also 8, if that
+    avoids a quarter or more of idle threads: 2,880 columns have 23 K blocks, so with 32 nine threads idle, with
+    three rounds of 8 only one does. A step of 2 or 4 rows is then 1.08 times as fast; a single row would be slower
+    (docs/results/gpu-kernels.md).
+    """
     most, fewer = min(next_power_of_2(k_blocks), 32), min(next_power_of_2(k_blocks), 8)
     spares = tokens > 1 and 4 * _padded(k_blocks, fewer) <= 3 * _padded(k_blocks, most)
     return fewer if tokens > SOME or spares else most
@@ -37,10 +38,10 @@ def _padded(k_blocks: int, at_once: int) -> int:
 
 
 def up_tile(gate: Weight, up: Weight, tokens: int) -> GemvTile:
-    """A program's rows are a multiple of 32: they may be quantised. One K block of two rows of both matrices to a
-    thread, or of more where there are few columns. Of more than SOME tokens a thread has two K blocks, one after the
-    other: programs half as large hide one another's waiting (8 tokens: 2 us a layer, 16: 4). So it has with three
-    times eight K blocks."""
+    """Returns the tile of gate and up. A program's rows are a multiple of 32, because its output may be quantised.
+    A thread has one K block of two rows of both matrices, or of more rows if there are few columns. Above SOME
+    tokens a thread processes two K blocks in turn: smaller programs hide one another's waits (8 tokens: 2 us per
+    layer, 16: 4). So it does with three rounds of 8 K blocks."""
     if gate.format is None or up.format is None:
         weight = gate if gate.format is None else up
         return GemvTile(32, 1, float_columns(weight, 32), 4)
@@ -52,11 +53,11 @@ def up_tile(gate: Weight, up: Weight, tokens: int) -> GemvTile:
 
 
 def down_tile(weight: Weight, top_k: int, tokens: int) -> GemvTile:
-    """One token: all K blocks of its experts at once, as their loads are on their way together; a fourth of the threads
-    have none where they are 48 of 64, and yet it is quicker than three times 16. More tokens make programs enough to
-    hide one another's waiting, if several fit a multiprocessor: smaller ones, and of more than SOME half the K blocks
-    at a time (2 tokens: 1 us a layer, 4: 2, 8: 6, 16: 12, measured in whole layers: by itself, with its weights in the
-    L2, the kernel shows none of it)."""
+    """Returns the tile of down. One token: all K blocks of its experts at once, so that their loads overlap; with
+    48 of 64 used, a fourth of the threads idle, and that is still faster than three rounds of 16. More tokens give
+    enough programs to hide one another's waits, if several fit on a multiprocessor: smaller ones, and above SOME
+    tokens half the K blocks at a time (2 tokens: 1 us per layer, 4: 2, 8: 6, 16: 12; measured in whole layers, as
+    the kernel alone, with its weights in the L2 cache, shows no difference)."""
     if weight.format is None:
         return GemvTile(8, 1, float_columns(weight, 8), 4)
     most, warps, nb = (64, 8, 4) if tokens == 1 else (64, 4, 8) if tokens <= SOME else (32, 4, 4)
@@ -81,9 +82,9 @@ def small_batch_up(
     options: Gated = SILU,
     tile: GemvTile | None = None,
 ) -> None:
-    """h[i * top_k + j] = gated(gate(x[i]), up(x[i])) with expert ids[i, j], int32 [n, top_k]; below 0: none.
+    """h[i * top_k + j] = gated(gate(x[i]), up(x[i])) with expert ids[i, j], int32 [n, top_k]; negative: none.
 
-    ids may be columns of a wider tensor. h [n * top_k, ff], or as int8.
+    ids may be columns of a wider tensor. h [n * top_k, ff], or its int8 form.
     """
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     t = up_tile(g, u, len(ids)) if tile is None else tile
@@ -138,9 +139,9 @@ def small_batch_down(
     bias: Tensor | None = None,
     tile: GemvTile | None = None,
 ) -> None:
-    """out[i] = sum_j weights[i, j] * (down(h[i * top_k + j]) + bias) with expert ids[i, j], none where that is below 0,
-    for i < count[0]; adds: out[i] += that. ids, weights [n, top_k], each may be columns of a wider tensor; bias float32
-    [experts, hidden]; out [n, hidden]."""
+    """out[i] = sum_j weights[i, j] * (down(h[i * top_k + j]) + bias) with expert ids[i, j], skipped if negative,
+    for i < count[0]; adds: added to out[i]. ids, weights [n, top_k], each may be columns of a wider tensor; bias
+    float32 [experts, hidden]; out [n, hidden]."""
     w = weight_of(down, down_kind, cols)
     n, top_k = ids.shape
     t = down_tile(w, top_k, n) if tile is None else tile

@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel, pdl
 
-COLUMNS = 1024  # of a program
+COLUMNS = 1024  # per program
 
 
 @kernel
@@ -37,8 +37,8 @@ def sum_parts_kernel(
 
 
 def sum_parts(parts: Tensor, weights: Tensor, ids: Tensor, count: Tensor, out: Tensor) -> None:
-    """out[i] = sum over j of weights[i, j] * parts[i, j], without those whose ids[i, j] is below 0, for i < count[0].
-    parts [n, p, cols]; out [n, 1, cols], its other rows stay."""
+    """out[i] = sum over j of weights[i, j] * parts[i, j], skipping negative ids[i, j], for i < count[0]; other rows
+    stay unchanged. parts [n, p, cols]; out [n, 1, cols]."""
     rows, count_parts, cols = parts.shape
     block = min(COLUMNS, triton.next_power_of_2(cols))
     sum_parts_kernel(

@@ -1,4 +1,4 @@
-"""What a routed expert reads where a route's weight multiplies its input (Llama 4), in one launch: a program a row."""
+"""Multiplies a routed expert's input by the route's weight (Llama 4), in one launch; one program per row."""
 
 # mypy: ignore-errors
 
@@ -19,8 +19,8 @@ def weigh_input_kernel(
     x, weights, count, y, codes, scales, kept, STRIDE: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows). x float32 [n, COLS]; weights float32 [n], STRIDE apart; y [n, COLS], codes with scales, where
-    given; kept float32 [n]. SIZE: a power of two that holds a row."""
+    """Grid (rows). x float32 [n, COLS]; weights float32 [n], STRIDE apart; y [n, COLS], and codes with scales, each
+    optional; kept float32 [n]. SIZE: a power of two that holds a row."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -34,7 +34,7 @@ def weigh_input_kernel(
     tl.store(y + row * COLS + c, value.to(y.dtype.element_ty), live)
     if codes is not None:
         store_quantized(value, codes + row * COLS, scales + row * (COLS // 32), 0, COLS, SIZE)
-    tl.debug_barrier()  # every thread has the weight before it is replaced
+    tl.debug_barrier()  # every thread must have read the weight before it is replaced
     tl.store(kept + row, weight)
     tl.store(weights + row * STRIDE, 1.0)
 

@@ -56,6 +56,11 @@ class CpuExperts:
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
         return self.gate, self.up, self.down
 
+    @property
+    def own_matrices(self) -> tuple[Matrix, ...]:
+        """Those with memory of their own: without gates, gate is `up`."""
+        return self.matrices[1:] if self.gate is self.up else self.matrices
+
 
 class ExpertHandoff:
     """The hand-off for all layers of a model. Owns the shared memory and the watchdog; uses the stream's pool.

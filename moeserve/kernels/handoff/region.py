@@ -2,14 +2,14 @@
 
     requests   int64   [layers, 16]      a line each        GPU    the step's number; above it the number of rows
     answers    int32   [layers, 32]      a line each        both   0 by the GPU before a request, 1 by the CPU
-    slots[0]   of even layers, slots[1] of odd ones:
-      q8       uint8   [tokens, 1.5 * hidden]               GPU    rows as int8, laid out as csrc/arch/kernels.h says
+    slots[0] for even layers, slots[1] for odd ones:
+      q8       uint8   [tokens, 1.5 * hidden]               GPU    rows as int8, in the layout of csrc/arch/kernels.h
       f32      float32 [tokens, hidden]                     GPU    rows as floats
-      ids      int32   [tokens, top_k]                      GPU    places of the experts on the CPU, -1: none
+      ids      int32   [tokens, top_k]                      GPU    indices among the CPU's experts, -1: none
       weights  float32 [tokens, top_k]                      GPU
-      result   float32 [tokens, hidden]                     CPU    what the CPU's experts add
+      result   float32 [tokens, hidden]                     CPU    sum of the CPU experts' outputs
 
-csrc/handoff/handoff.h says when each side writes. q8 and f32 are there where the experts' types ask for them.
+csrc/handoff/handoff.h says when each side writes. q8 and f32 exist only if the experts' types read them.
 """
 
 from __future__ import annotations

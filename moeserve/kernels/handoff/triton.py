@@ -17,8 +17,9 @@ NOTHING = tl.constexpr(1e-30)  # a group whose largest value is at most this cou
 
 @triton.jit
 def store_row(value, codes, metas, COLS: tl.constexpr, SIZE: tl.constexpr):
-    """float32 [SIZE], the first COLS of which count, as the CPU's kernels read a row: bit for bit what they make of it
-    themselves (../quantize/reference.py). codes int8, metas int32: pointers to the row's two parts."""
+    """Stores a row, float32 [SIZE] of which the first COLS are valid, in the layout that the CPU's kernels read:
+    bit for bit their own quantisation (../quantize/reference.py). codes int8, metas int32: pointers to the row's
+    two parts."""
     groups: tl.constexpr = SIZE // GROUP
     x = tl.reshape(value, [groups, GROUP])
     largest = tl.max(tl.abs(x), axis=1)
@@ -31,7 +32,7 @@ def store_row(value, codes, metas, COLS: tl.constexpr, SIZE: tl.constexpr):
     scale = tl.where(finite, tl.div_rn(largest, tl.full([groups], 127.0, tl.float32)), float("nan"))
     scaled = scale * tl.where(finite, total, 0.0)
     halves = tl.where(finite[:, None], sums, 0.0).to(tl.int32)
-    # (scale, scaled_sum, sum_lo, sum_hi) side by side, 16 bytes a group.
+    # Adjacent (scale, scaled_sum, sum_lo, sum_hi), 16 bytes per group.
     floats = tl.join(scale, scaled).to(tl.int32, bitcast=True)
     meta = tl.reshape(tl.permute(tl.join(floats, halves), (0, 2, 1)), [groups * 4])
     c = tl.arange(0, SIZE)
@@ -48,11 +49,11 @@ def publish_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per row. x [n, COLS]; ids int32, weights float32 [n, TOP_K], rows STRIDE apart; expert_map int32
-    [experts]; on_gpu int32 [n, TOP_K], rows STRIDE apart, where given: a route from 0 on is the GPU's.
+    [experts]; on_gpu int32 [n, TOP_K], optional, rows STRIDE apart: the GPU computes routes with a value >= 0.
 
-    Where given: codes int8 [.., 1.5 * COLS], metas int32 (the same rows' second part), floats float32 [.., COLS].
-    steps int32: how often this layer was published; ticket int64: 0 between launches. present int32 [n]: 1 if the row
-    has an expert on the CPU, else 0. waits int32: whether the GPU has to wait for the answer.
+    Optional: codes int8 [.., 1.5 * COLS], metas int32 (the same rows' second part), floats float32 [.., COLS].
+    steps int32: how often this layer was published; ticket int64: 0 between launches. present int32 [n]: 1 if the
+    row has an expert on the CPU, else 0. waits int32: whether the GPU has to wait for the answer.
     """
     if PDL:
         gdc_launch_dependents()
@@ -78,8 +79,8 @@ def publish_kernel(
             )
         if floats is not None:
             tl.store(floats + row * COLS + c, value, c < COLS)
-    # Whoever comes last raises the flag. The barrier puts the whole program's stores before the ticket; the ticket
-    # puts the other programs' before the step's count, whose release to the system covers them all.
+    # The last program raises the flag. The barrier orders the whole program's stores before the ticket; the ticket
+    # orders the other programs' stores before the step's number, whose release at system scope covers them all.
     tl.debug_barrier()
     rows = tl.num_programs(0)
     mine = 1 + (has_expert.to(tl.int64) << 20)
@@ -98,7 +99,7 @@ def publish_kernel(
 
 @triton.jit
 def poll(answer, waits):
-    """Waits for the flag, which is across PCIe; so it is not read when no answer is awaited."""
+    """Waits for the flag, which is across PCIe: it is read only if an answer is awaited."""
     if tl.load(waits) != 0:
         seen = tl.load(answer, volatile=True)
         while seen == 0:
@@ -129,6 +130,6 @@ def combine_kernel(
     row = tl.program_id(0).to(tl.int64)
     has_expert = tl.load(present + row)
     c = tl.arange(0, SIZE)
-    # Volatile: from the memory itself, not from what a cache has kept of it.
+    # Volatile: read from memory, not from a stale cache line.
     value = tl.load(result + row * COLS + c, (c < COLS) & (has_expert != 0), 0.0, volatile=True)
     tl.store(out + row * COLS + c, value, c < COLS)

@@ -12,9 +12,10 @@ from moeserve.kernels.latent.triton import latent_store_kernel, norm_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.linear.op import RouteBlocks, run_gemm, weight_of
 
-# Of a decode program: the heads of a key's loads, and the tile of tensor cores.
+# For decode: heads per program, which share a key's loads, and the tensor cores' tile.
 DECODE_HEADS, DECODE_KEYS, DECODE_WARPS = 16, 32, 4
-FEWEST_TILED_ROWS = 17  # of a batch whose products have tiles: smaller ones take the smallest
+# Smallest batch whose products use several tile sizes; smaller ones use the smallest tile.
+FEWEST_TILED_ROWS = 17
 
 
 def decode_workspace(
@@ -64,7 +65,8 @@ def norm_rows(
     *,
     parts: int = 1,
 ) -> None:
-    """y = RMSNorm(x) * weight of each of a row's `parts`, or without weight x itself, for the rows below count[0].
+    """y = RMSNorm(x) * weight for each of a row's `parts` equal parts, or y = x without weight, for rows below
+    count[0].
 
     x [n, cols], rows at any stride; weight float32 [cols / parts]. y, codes with scales: GpuActivations [n, cols].
     """
@@ -103,11 +105,11 @@ def latent_store(
     rotated: Tensor,
     keys: Tensor,
 ) -> None:
-    """The two parts of q, times `scale`, and the token's vector into the KV pool, for i < count[0].
+    """Writes the two parts of q, times `scale`, and stores the token's vector in the KV pool, for i < count[0].
 
-    q [n, heads * (nope + rotary)], latent [n, rank + rotary], rows at any stride; norm float32 [rank]; cos, sin float32
-    [positions, rotary / 2]; positions, slots int32 [n] (slot below 0: not stored); nope [n, heads, nope_dim], rotated
-    [n, heads, rotary]; keys [slots, 1, rank + rotary].
+    q [n, heads * (nope + rotary)], latent [n, rank + rotary], rows at any stride; norm float32 [rank]; cos, sin
+    float32 [positions, rotary / 2]; positions, slots int32 [n] (negative slot: not stored); nope [n, heads,
+    nope_dim], rotated [n, heads, rotary]; keys [slots, 1, rank + rotary].
     """
     n, heads, nope_dim = nope.shape
     rotary, rank = rotated.shape[2], len(norm)
@@ -154,8 +156,8 @@ def decode_latent(
 ) -> None:
     """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
 
-    q [n, heads, rank], rotated [n, heads, rotary], scaled, of the keys' type; keys [slots, 1, rank + rotary]; table
-    int32 [requests, length]; workspace: `decode_workspace` of n rows or more; out [n, heads, rank].
+    q [n, heads, rank], rotated [n, heads, rotary], scaled, of the keys' dtype; keys [slots, 1, rank + rotary];
+    table int32 [requests, length]; workspace: `decode_workspace` for at least n rows; out [n, heads, rank].
     """
     n, heads, rank = q.shape
     w = workspace
@@ -194,8 +196,8 @@ def decode_latent(
 def prefill_latent(
     q: Tensor, rotated: Tensor, keys: Tensor, table: Tensor, tiles: Tensor, out: Tensor
 ) -> None:
-    """Causal attention of chunks over everything before them. tiles: attention.op.prefill_tiles of as many heads, one
-    KV head and a width of rank + rotary, on the device; the rest as of `decode_latent`."""
+    """Causal attention of chunks to everything before them. tiles: attention.op.prefill_tiles, for as many heads,
+    one KV head and a width of rank + rotary, on the device; other arguments as for `decode_latent`."""
     _, heads, rank = q.shape
     rotary = rotated.shape[2]
     tile, tokens = prefill_tile(rank + rotary), tile_tokens(heads, 1, rank + rotary)

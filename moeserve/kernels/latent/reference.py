@@ -1,8 +1,9 @@
-"""The specification of what latent attention (MLA, https://arxiv.org/abs/2405.04434, 2.1) does around attention.
+"""The specification of the steps before and after attention in latent attention (MLA,
+https://arxiv.org/abs/2405.04434, section 2.1).
 
-It is in absorbed form: q's part without positions is multiplied by the keys' up-projection instead of every cached
-vector, so that all heads attend to one vector a token, [latent | rotated key], whose latent part is the value too; the
-values' up-projection comes behind. Attention itself is attention/reference.py's with one KV head.
+In absorbed form, the keys' up-projection multiplies q's non-rotary part instead of every cached vector. So all
+heads attend to one vector per token, [latent | rotated key], whose latent part is also the value. The values'
+up-projection comes after attention. Attention itself is attention/reference.py's with one KV head.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from moeserve.kernels.norm.reference import norm as rms_norm
 
 
 def rotate_pairs(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """heads [n, any number, rotary] by the angles cos, sin [n, rotary / 2], float64: pairs of neighbours rotate, as in
-    https://arxiv.org/abs/2104.09864, and come to stand half the width apart, which no product of q and k can tell."""
+    """Rotates pairs of neighbours in heads [n, any number, rotary] by the angles cos, sin [n, rotary / 2], float64,
+    as in https://arxiv.org/abs/2104.09864. A pair's results are placed half the width apart; products of q and k do
+    not depend on that order."""
     a, b = heads[..., 0::2].double(), heads[..., 1::2].double()
     c, s = cos.double()[:, None], sin.double()[:, None]
     return torch.cat([a * c - b * s, b * c + a * s], dim=-1)
@@ -32,8 +34,8 @@ def latent_store(
     keys: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """The two parts of q, both times `scale`, in float64: [n, heads, nope] that does not rotate, and [n, heads, rotary]
-    rotated. Each token's [norm(latent) | rotated key] goes to the KV pool.
+    """Returns the two parts of q, both times `scale`, in float64: [n, heads, nope], not rotated, and [n, heads,
+    rotary], rotated. Stores each token's [norm(latent) | rotated key] in the KV pool.
 
     q [n, heads, nope + rotary]; latent [n, rank + rotary]; norm [rank]; cos, sin [n, rotary / 2]; slots [n]; keys
     [slots, 1, rank + rotary], float16 (or wider): rows `slots` are written.
@@ -47,5 +49,5 @@ def latent_store(
 
 
 def linear_by_head(x: Tensor, weights: Tensor) -> Tensor:
-    """W_h x[t, h] of each head, float64 [n, heads, rows]. x [n, heads, cols]; weights [heads, rows, cols]."""
+    """Returns W_h x[t, h] for each head, float64 [n, heads, rows]. x [n, heads, cols]; weights [heads, rows, cols]."""
     return torch.einsum("thc,hrc->thr", x.double(), weights.double())

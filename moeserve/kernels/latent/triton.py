@@ -17,8 +17,8 @@ def norm_kernel(
     X_STRIDE: tl.constexpr, PARTS: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, PARTS). y = RMSNorm(x) * weight of each part, or x itself where EPS is None, for the rows below
-    count[0]. x: rows X_STRIDE apart; weight float32 [DIM]. y, codes with scales: [n, PARTS * DIM] each, where given."""
+    """Grid (n, PARTS). y = RMSNorm(x) * weight of each part, or y = x if EPS is None, for the rows below count[0].
+    x: rows X_STRIDE apart; weight float32 [DIM]. y, and codes with scales: [n, PARTS * DIM], each optional."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -46,13 +46,16 @@ def latent_store_kernel(
     RANK: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, NOPE_SIZE: tl.constexpr, HALF_SIZE: tl.constexpr,
     RANK_SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Scales, splits and rotates the heads of q, and stores the normed latent with its rotated key in the KV cache.
+    """Scales, splits and rotates the heads of q, and stores the normalised latent with its rotated key in the KV
+    cache.
 
-    Grid (n, HEADS + 1): programs (i, 0 .. HEADS - 1) do the heads of row i, (i, HEADS) its latent; rows < count[0].
+    Grid (n, HEADS + 1): programs (i, 0 .. HEADS - 1) process the heads of row i, (i, HEADS) its latent; rows <
+    count[0].
 
-    q [n, HEADS * (NOPE + ROTARY)] and latent [n, RANK + ROTARY], rows at their strides; norm float32 [RANK]; cos, sin
-    float32 [positions, ROTARY / 2]. nope [n, HEADS, NOPE], rotated [n, HEADS, ROTARY]; keys [slots, RANK + ROTARY]:
-    row slots[i], where that is not below 0. *_SIZE: powers of two that hold NOPE, ROTARY / 2 and RANK.
+    q [n, HEADS * (NOPE + ROTARY)] and latent [n, RANK + ROTARY], rows at their strides; norm float32 [RANK]; cos,
+    sin float32 [positions, ROTARY / 2]. nope [n, HEADS, NOPE], rotated [n, HEADS, ROTARY]; keys [slots, RANK +
+    ROTARY]: row slots[i] is written unless slots[i] is negative. *_SIZE: powers of two that hold NOPE, ROTARY / 2
+    and RANK.
     """
     if PDL:
         gdc_launch_dependents()

@@ -1,7 +1,7 @@
-"""Many tokens times matrices of floats of their own type, on the tensor cores: what `unpack.py` leaves.
+"""Many tokens times float matrices, on the tensor cores: the products after `unpack.py`.
 
-out = x W^T, tokens on the left: of a gated product the rows of gate and up come in turn, so that a thread holds both
-numbers of a pair.
+out = x W^T, with tokens as the left operand. For a gated product, the rows of gate and up alternate, so that a
+thread holds both numbers of a pair.
 """
 
 # mypy: ignore-errors
@@ -19,7 +19,7 @@ from moeserve.kernels.linear.gemm import part_rows, route_pointers
 
 @triton.jit
 def multiply_rows(x, w, COLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """float32 [BM, BN] of the rows that x [BM] and w [BN] point to."""
+    """Returns float32 [BM, BN]: the products of the rows that x [BM] and w [BN] point to."""
     acc = tl.zeros([BM, BN], tl.float32)
     k = tl.arange(0, BK)
     for first in range(0, COLS, BK):
@@ -39,7 +39,7 @@ def multiply_rows(x, w, COLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, 
 
 @triton.jit
 def column_bias(y, bias, expert, column, COLUMNS: tl.constexpr):
-    """y [BM, BN] plus an expert's bias float32 [.., COLUMNS], where there is one."""
+    """Returns y [BM, BN], plus an expert's bias float32 [.., COLUMNS] if there is one."""
     if bias is not None:
         y += tl.load(bias + expert * COLUMNS + column, column < COLUMNS, 0.0)[None, :]
     return y
@@ -47,7 +47,7 @@ def column_bias(y, bias, expert, column, COLUMNS: tl.constexpr):
 
 @triton.jit
 def gate_bias(y, bias, expert, routes, live, column, COLUMNS: tl.constexpr, BY_ROUTE: tl.constexpr):
-    """Adds the biases of a gated product; BY_ROUTE: plus each route's own, of bias [.., COLUMNS]."""
+    """Adds the biases of a gated product; BY_ROUTE: each route has its own, bias [.., COLUMNS]."""
     if BY_ROUTE:
         at = bias + tl.where(live, routes, 0).to(tl.int64)[:, None] * COLUMNS + column[None, :]
         y += tl.load(at, live[:, None] & (column < COLUMNS)[None, :], 0.0).to(tl.float32)
@@ -62,11 +62,11 @@ def float_gemm_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, FORM: tl.constexpr, BY_ROUTE: tl.constexpr, X_TOP_K: tl.constexpr,
     TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i // X_TOP_K] + bias, or with a FORM gated(those of even rows, those of odd ones), with a
-    bias each (BY_ROUTE: its own for each route). Grid (tiles of ROWS, blocks of BM tokens or routes as in gemm_kernel).
+    """out[i] = W x[i // X_TOP_K] + bias; with a FORM: gated(products of even rows, products of odd rows), with a
+    bias for each (BY_ROUTE: per route). Grid (tiles of ROWS, blocks of BM tokens or routes as in gemm_kernel).
 
-    w: [experts of the group, ROWS, COLS] of x's type; group: int32 [2], its first expert and the one behind its last,
-    the blocks of others are left out. out has PARTS rows for each token, of which the first TOP_K are its routes'.
+    w: [experts of the group, ROWS, COLS] of x's dtype; group: int32 [2], its first expert and the one after its
+    last; blocks of other experts are skipped. out has PARTS rows per token, the first TOP_K for its routes.
     """
     if PDL:
         gdc_launch_dependents()

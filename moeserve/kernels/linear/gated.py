@@ -16,10 +16,16 @@ def silu_mul(gate, up):
 
 @triton.jit
 def gelu_mul(gate, up):
-    """gelu(gate) * up in GELU's tanh form (https://arxiv.org/abs/1606.08415): sigmoid(2 x) is (1 + tanh(x)) / 2 without
-    its cancellation."""
+    """gelu(gate) * up in GELU's tanh form (https://arxiv.org/abs/1606.08415); sigmoid(2 x) replaces (1 + tanh(x)) /
+    2, which suffers cancellation."""
     inner = 1.5957691216057308 * (gate + 0.044715 * (gate * gate * gate))  # 2 sqrt(2 / pi)
     return gate * (1.0 / (1.0 + tl.exp(-inner))) * up
+
+
+@triton.jit
+def relu_mul(gate, up):
+    """relu(gate) * up; the square of ReLU where both are one. NaN stays NaN."""
+    return tl.maximum(gate, 0.0, propagate_nan=tl.PropagateNan.ALL) * up
 
 
 @triton.jit
@@ -54,6 +60,8 @@ def gated(gate, up, FORM: tl.constexpr):
             out = clamped_silu_mul(gate, up, FORM.limit)
         else:
             out = silu_mul(gate, up)
+    elif FORM.activation == "relu":
+        out = relu_mul(gate, up)
     elif FORM.activation == "gelu":
         out = gelu_mul(gate, up)
     else:

@@ -1,4 +1,4 @@
-"""gated(gate, up) of rows whose two products stand side by side, as floats and as int8 for the next product."""
+"""gated(gate, up) for rows with both products side by side, as floats and as int8 for the next product."""
 
 # mypy: ignore-errors
 
@@ -17,8 +17,8 @@ def gated_rows_kernel(
     products, count, h, codes, scales,
     COLS: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, blocks of BLOCK columns). products float32 [n, 2 * COLS]: of row i < count[0] gate's, then up's. h,
-    codes with scales: [n, COLS] each, where given."""
+    """Grid (n, blocks of BLOCK columns). products float32 [n, 2 * COLS]: gate's product of row i < count[0], then
+    up's. h, and codes with scales: [n, COLS], each optional."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

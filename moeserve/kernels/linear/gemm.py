@@ -1,7 +1,8 @@
-"""Many tokens times a quantised matrix, on the tensor cores: a tile of weights is dequantised once and multiplied with
-BM tokens. out^T = W x^T: the weights are the left operand, tokens the narrow side, so that 16 tokens waste nothing.
+"""Many tokens times a quantised matrix, on the tensor cores: a tile of weights is dequantised once and multiplied
+with BM tokens. out^T = W x^T: the weights are the left operand and tokens the narrow side, so that 16 tokens fill a
+tile.
 
-A step of the loop takes KB K blocks: 8 products of 16 * KB columns, one for each field.
+A loop iteration takes KB K blocks: 8 products of 16 * KB columns, one per field.
 """
 
 # mypy: ignore-errors
@@ -20,6 +21,7 @@ from moeserve.kernels.planes.books_triton import load_eight, row_words
 from moeserve.kernels.planes.triton import (
     BYTE_ONES,
     code_assembly,
+    e4m3_numbers,
     field_assembly,
     load_words,
     merge_codes,
@@ -30,9 +32,10 @@ from moeserve.kernels.planes.triton import (
 
 @triton.jit
 def field_numbers(low, high, f: tl.constexpr, F: tl.constexpr):
-    """float32 (code + bias) * unit of field f, from the bytes of the parts that hold it; F says bias and unit.
+    """Returns float32 (code + bias) * unit of field f, from the bytes of the parts that contain it; F has bias and
+    unit.
 
-    Integers become floats by bit patterns, four at a time: the hardware's conversions have a quarter of the rate.
+    Integers become floats by bit patterns, four at a time: the hardware's conversions run at a quarter of the rate.
     """
     if COMPILED:
         if F.high_bits > 0:
@@ -53,8 +56,8 @@ def field_numbers(low, high, f: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def field_codes(low, high, f: tl.constexpr, F: tl.constexpr, dtype: tl.constexpr):
-    """The codes of field f, from the bytes of the parts that hold it: signed codes or code + 128, exact in either float
-    type."""
+    """Returns the codes of field f, from the bytes of the parts that contain it: signed codes or code + 128, exact
+    in either float dtype."""
     if F.is_signed or dtype != tl.bfloat16 or not COMPILED:
         numbers = field_numbers(low, high, f, F) * (1.0 / F.unit)
         if F.is_signed:
@@ -73,14 +76,15 @@ def field_codes(low, high, f: tl.constexpr, F: tl.constexpr, dtype: tl.constexpr
 
 @triton.jit
 def spread(values, KB: tl.constexpr):
-    """[BN, KB] to [BN, KB * 16]: a value for each column of a K block's field."""
+    """Expands [BN, KB] to [BN, KB * 16]: one value for all columns of a K block's field."""
     wide = tl.broadcast_to(values[:, :, None], [values.shape[0], KB, 16])
     return tl.reshape(wide, [values.shape[0], KB * 16])
 
 
 @triton.jit
 def next_parts(low, high, at, live, f: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr):
-    """The bytes of the parts that hold field f: those at hand, or the next ones. at: pointers to part 0's."""
+    """Returns the bytes of the parts that contain field f: the present ones, or the next ones, loaded. at: pointers
+    to part 0's bytes."""
     STRIDE: tl.constexpr = (COLS + 127) // 128 * 16
     if f * F.low_bits % 8 == 0:
         low = tl.load(at + (f * F.low_bits // 8) * STRIDE, live, 0)
@@ -105,13 +109,16 @@ def field_weights(
     KB: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """Weights [BN, KB * 16] of field f in floats of a type, and the scale words at hand."""
+    """Returns the weights [BN, KB * 16] of field f in the float dtype, and the current scale words."""
     if f * 16 % (F.scale_group * F.groups_per_word) == 0:
         word, min_word = load_words(words, f * 16 // F.scale_group, live, F)
     if has_pairs(F, dtype):
         s, m = scale_and_negative_min(word, min_word, d, f * 16 // F.scale_group, F)
         w = paired_weights(low, high, spread(s, KB), spread(m, KB), f, F)
-    elif F.low_bits == 1:  # 1 and -1, next to which the bias loses too many of the scale's bits
+    elif F.e4m3:
+        s, _ = scale_and_min(word, min_word, d, f * 16 // F.scale_group, F)
+        w = (e4m3_numbers(low.to(tl.int32)) * spread(s, KB)).to(dtype)
+    elif F.low_bits == 1:  # 1 and -1: adding the bias would lose too many of the scale's bits
         s, _ = scale_and_min(word, min_word, d, f * 16 // F.scale_group, F)
         w = ((field_numbers(low, high, f, F) - F.bias) * spread(s, KB)).to(dtype)
     else:
@@ -123,7 +130,7 @@ def field_weights(
 
 @triton.jit
 def four_bytes(word):
-    """The signed bytes of words [.., n], the lowest first: float32 [.., 4 n]."""
+    """Returns the signed bytes of words [.., n], lowest first: float32 [.., 4 n]."""
     a, b, c, d = (word << 24) >> 24, (word << 16) >> 24, (word << 8) >> 24, word >> 24
     wide = tl.join(tl.join(a, c), tl.join(b, d)).to(tl.float32)
     return tl.reshape(wide, [word.shape[0], word.shape[1] * 4])
@@ -133,8 +140,8 @@ def four_bytes(word):
 def book_weights(
     codes, scales, table, r, first, f: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr
 ):
-    """float32 weights [BN, KB * 16] of field f of K blocks `first` on, of a type with a codebook. codes: uint8."""
-    eight = tl.arange(0, KB * 2)  # two of each K block's field
+    """Returns float32 weights [BN, KB * 16] of field f of K blocks `first` on, for a codebook type. codes: uint8."""
+    eight = tl.arange(0, KB * 2)  # two per K block and field
     u = (first + eight // 2)[None, :]
     j = (f % 2 * 2 + eight % 2)[None, :]
     q0, q1, scale = load_eight(
@@ -147,9 +154,9 @@ def book_weights(
 
 @triton.jit
 def row_pointers(codes, scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
-    """Pointers for rows r [BN] from K block `first` on: to the bytes of part 0 [BN, KB * 16] and which exist, to the
-    scale words [BN, KB] and which exist, and the super-blocks' words. Given: pointers to the expert's first row, codes
-    uint8."""
+    """Returns pointers for rows r [BN] from K block `first` on: to the bytes of part 0 [BN, KB * 16] and a mask of
+    those that exist; to the scale words [BN, KB] and their mask; and the super-blocks' words. Arguments: pointers
+    to the expert's first row, codes uint8."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     u = first + tl.arange(0, KB)
     b = tl.arange(0, KB * 16)
@@ -169,7 +176,7 @@ def accumulate_k_blocks(
     COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, KB: tl.constexpr,
 ):  # fmt: skip
     """Adds the products of K blocks `first` .. + KB - 1 to acc [BN, BM] and, unless F_UP is None, to up_acc. x:
-    pointers [BM] to the rows of activations; of the others as in row_pointers."""
+    pointers [BM] to the rows of activations; other arguments as for row_pointers."""
     at, live_bytes, words, live, d = row_pointers(codes, scales, supers, r, first, COLS, F, KB)
     low, high, word, min_word = at, at, words, words
     if F_UP is not None:
@@ -201,7 +208,7 @@ def accumulate_k_blocks(
 
 @triton.jit
 def multiply_floats(codes, x, tokens_live, r, COLS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
-    """[BN, BM]: rows r of floats times x; where either is float32 as tf32, thrice."""
+    """Returns [BN, BM]: rows r of a float matrix times x. If either is float32, in tf32x3."""
     acc = tl.zeros([r.shape[0], BM], tl.float32)
     for step in range((COLS + BK - 1) // BK):
         k = step * BK + tl.arange(0, BK)
@@ -219,7 +226,8 @@ def multiply_quantised(
     codes, scales, supers, up_codes, up_scales, up_supers, x, live, r,
     COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BN, BM]: rows r times the rows that x points to, of the matrix and, unless F_UP is None, of up."""
+    """Returns float32 [BN, BM]: rows r times the rows that x points to, for the matrix and, unless F_UP is None,
+    for up."""
     acc = tl.zeros([r.shape[0], BM], tl.float32)
     up_acc = acc
     bytes = codes.to(tl.pointer_type(tl.uint8))
@@ -252,7 +260,7 @@ def multiply_quantised(
 def multiply(
     codes, scales, supers, x, live, r, COLS: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr
 ):
-    """Multiplies one matrix, floats where F is None."""
+    """Multiplies with one matrix; floats if F is None."""
     if F is None:
         out = multiply_floats(codes, x, live, r, COLS, BM, 64)
     else:
@@ -264,7 +272,7 @@ def multiply(
 
 @triton.jit
 def route_pointers(x, block_routes, count, routes, COLS: tl.constexpr, TOP_K: tl.constexpr):
-    """The routes (dense: tokens) at places in blocks, which of them exist, and pointers to their rows of x."""
+    """Returns the routes (dense: tokens) of a block, a mask of those that exist, and pointers to their rows of x."""
     if block_routes is not None:
         routes = tl.load(block_routes + routes)
         live = routes >= 0
@@ -276,7 +284,7 @@ def route_pointers(x, block_routes, count, routes, COLS: tl.constexpr, TOP_K: tl
 
 @triton.jit
 def add_bias(y, bias, expert, row, ROWS: tl.constexpr):
-    """y [BN, BM] plus an expert's bias float32 [.., ROWS] of rows `row` [BN], where there is one."""
+    """Returns y [BN, BM], plus an expert's bias float32 [.., ROWS] of rows `row` [BN] if there is one."""
     if bias is not None:
         y += tl.load(bias + expert * ROWS + row, row < ROWS, 0.0)[:, None]
     return y
@@ -284,7 +292,7 @@ def add_bias(y, bias, expert, row, ROWS: tl.constexpr):
 
 @triton.jit
 def add_gate_bias(y, bias, expert, routes, live, row, ROWS: tl.constexpr, BY_ROUTE: tl.constexpr):
-    """Adds the biases of a gated product; BY_ROUTE: plus each route's own, of bias [.., ROWS]."""
+    """Adds the biases of a gated product; BY_ROUTE: each route has its own, bias [.., ROWS]."""
     if BY_ROUTE:
         at = bias + tl.where(live, routes, 0).to(tl.int64)[None, :] * ROWS + row[:, None]
         y += tl.load(at, live[None, :] & (row < ROWS)[:, None], 0.0).to(tl.float32)
@@ -295,7 +303,7 @@ def add_gate_bias(y, bias, expert, routes, live, row, ROWS: tl.constexpr, BY_ROU
 
 @triton.jit
 def part_rows(routes, TOP_K: tl.constexpr, PARTS: tl.constexpr):
-    """The rows of out that routes have where each token has PARTS of them, the first TOP_K for its routes."""
+    """Returns the routes' rows of out, which has PARTS rows per token, the first TOP_K for its routes."""
     if PARTS != TOP_K:
         routes += routes // TOP_K * (PARTS - TOP_K)
     return routes
@@ -313,11 +321,11 @@ def gemm_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, SECOND_ROWS: tl.constexpr, F_SECOND: tl.constexpr,
     TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i], [.., ROWS + SECOND_ROWS], the last columns by the second matrix where there is one; where bias
-    float32 [experts, ROWS + SECOND_ROWS] is given, plus that.
+    """out[i] = W x[i], [.., ROWS + SECOND_ROWS]; an optional second matrix gives the last columns; plus bias
+    float32 [experts, ROWS + SECOND_ROWS] if given.
 
-    x [tokens, COLS]. Routes are TOP_K a token, and out has PARTS rows for each token. Grid (row tiles of W, then those
-    of the second matrix; blocks), blocks as in gemv_kernel with BM routes each.
+    x [tokens, COLS]. A token has TOP_K routes, and out has PARTS rows per token. Grid (row tiles of W, then of the
+    second matrix; blocks), blocks as in gemv_kernel with BM routes each.
     """
     if PDL:
         gdc_launch_dependents()
@@ -356,8 +364,8 @@ def gated_gemm_kernel(
     BY_ROUTE: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out [.., ROWS]; grid (tiles, blocks). bias,
-    up_bias: float32 [experts, ROWS], where given, added to the products; BY_ROUTE: [routes, ROWS]."""
+    """Writes gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out [.., ROWS]; grid (tiles,
+    blocks). bias, up_bias: float32 [experts, ROWS], optional, added to the products; BY_ROUTE: [routes, ROWS]."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

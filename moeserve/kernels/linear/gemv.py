@@ -1,9 +1,9 @@
-"""Few tokens times a matrix: memory-bound. A program computes some rows of the
-matrix over all its columns.
+"""Few tokens times a matrix, which is memory-bound. A program computes some rows of the matrix over all its
+columns.
 
-It asks for the weights of up to 4,096 columns, 16 bytes a thread, before it waits for the kernel that makes the
-activations: they are on their way meanwhile, and stay in registers, as codes, for T tokens one after another. Further
-columns are read again for each token.
+It loads the weights of up to 4,096 columns, 16 bytes per thread, before it waits for the kernel that computes the
+activations, so that both overlap. The codes stay in registers for T tokens, one after another. Further columns are
+read again for each token.
 """
 
 # mypy: ignore-errors
@@ -76,7 +76,7 @@ def multiply_rows(
     ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr,
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rows first_row .. + BR * NB - 1 of the matrix times rows `first` .. below `end` of the activations."""
+    """Multiplies rows first_row .. + BR * NB - 1 of the matrix with rows `first` .. end - 1 of the activations."""
     if F is None:
         multiply_floats(x, codes, bias, out, first_row, first, end, ROWS, COLS, STRIDE, BR * NB, BK, PDL)
     else:
@@ -92,12 +92,12 @@ def gemv_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, SECOND_ROWS: tl.constexpr, F_SECOND: tl.constexpr,
     T: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i], [.., ROWS + SECOND_ROWS], the last columns by the second matrix where there is one, for rows
-    below count[0]; where bias float32 [ROWS + SECOND_ROWS] is given, plus that. The matrices and the count are read
-    before the kernel ahead has ended: it writes neither.
+    """out[i] = W x[i], [.., ROWS + SECOND_ROWS], for rows below count[0]; an optional second matrix gives the last
+    columns; plus bias float32 [ROWS + SECOND_ROWS] if given. The matrices and the count are read before the
+    previous kernel has ended: it must not write them.
 
-    Grid (row tiles of W, then those of the second matrix; blocks of T rows of x). BK: columns at once. Offsets are
-    int32: the tokens are few.
+    Grid (row tiles of W, then of the second matrix; blocks of T rows of x). BK: columns per iteration. Offsets are
+    int32, because there are few tokens.
     """
     if PDL:
         gdc_launch_dependents()

@@ -1,4 +1,4 @@
-"""Launches what joins the products with gate and up that stand side by side."""
+"""Launches the activation that joins gate and up products stored side by side."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moeserve.kernels.gating import GatedForm
 from moeserve.kernels.launch import pdl
 from moeserve.kernels.linear.gated_rows import gated_rows_kernel
 
-GATED_COLUMNS = 1024  # of a program
+GATED_COLUMNS = 1024  # per program
 
 
 def gated_rows(products: Tensor, count: Tensor, h: GpuActivations, form: GatedForm) -> None:

@@ -1,12 +1,12 @@
-"""Dot products of rows in planes with int8 activations on the ordinary cores, as the GEMV kernels use them.
+"""Dot products of rows in planes with int8 activations on the ordinary cores, for the GEMV kernels.
 
-Tiles are [KB K blocks, BR rows, NB rows, 4 words] with KB * BR = the program's threads: a thread has one K block
-of its NB rows. It asks for all it needs of them at once (`load_k_blocks`), and only then takes it apart: a kernel that
-does the first before it waits for the kernel ahead has its weights when the activations come. Four codes and four int8
-activations make one dp4a; the group's scale comes after the dot: acc += xs * (s * (x . q) - m * sum x).
+Tiles are [KB K blocks, BR rows, NB rows, 4 words] with KB * BR = the program's threads: a thread has one K block of
+its NB rows. It first loads everything it needs of them (`load_k_blocks`), then unpacks. A kernel that loads before
+it waits for the previous kernel has its weights when the activations arrive. Four codes and four int8 activations
+make one dp4a; the group's scale is applied after the dot product: acc += xs * (s * (x . q) - m * sum x).
 
-The order of the dimensions, and the thread's row in all indices (`k_block_indices`), is what makes Triton lay out
-weights, scales and activations alike; a conversion would be a trip through shared memory each.
+The order of the dimensions, and the thread's row in all indices (`k_block_indices`), make Triton use the same
+layout for weights, scales and activations; each conversion would go through shared memory.
 """
 
 # mypy: ignore-errors
@@ -21,12 +21,12 @@ import triton.language as tl
 from moeserve.kernels.launch import COMPILED
 from moeserve.kernels.linear.mirrored_table import OFFSET, has_mirrored_table, in_turn, shifted_levels
 from moeserve.kernels.planes.books_triton import d_of, load_d, numbers_of, row_words, scale_number, scale_of
-from moeserve.kernels.planes.triton import WORD_ONES, merge_codes, scale_and_min, super_word
+from moeserve.kernels.planes.triton import WORD_ONES, e4m3_numbers, merge_codes, scale_and_min, super_word
 
 
 @triton.jit
 def dp4a(a, b, c):
-    """c + the dot product of two words of four signed bytes."""
+    """Returns c plus the dot product of two words of four signed bytes."""
     if COMPILED:
         out = tl.inline_asm_elementwise(
             "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], tl.int32, True, 1
@@ -40,7 +40,7 @@ def dp4a(a, b, c):
 
 @triton.jit
 def expert_planes(codes, scales, supers, expert, ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr):
-    """Pointers to an expert's first row; expert: int64."""
+    """Returns pointers to an expert's first row; expert: int64."""
     if F is None:
         codes += expert * (ROWS * COLS)
     else:
@@ -53,23 +53,23 @@ def expert_planes(codes, scales, supers, expert, ROWS: tl.constexpr, COLS: tl.co
 
 @triton.jit
 def tile_rows(first_row, ROWS: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr):
-    """[1, BR, NB], -1 beyond ROWS."""
+    """Returns [1, BR, NB] row numbers, -1 beyond ROWS."""
     r = first_row + tl.arange(0, BR)[None, :, None] * NB + tl.arange(0, NB)[None, None, :]
     return r if ROWS % (BR * NB) == 0 else tl.where(r < ROWS, r, -1)
 
 
 @triton.jit
 def k_block_indices(KB: tl.constexpr, BR: tl.constexpr):
-    """0 .. KB - 1 as [KB, BR, 1]."""
+    """Returns 0 .. KB - 1 as [KB, BR, 1]."""
     return tl.arange(0, KB)[:, None, None] + tl.zeros([1, BR, 1], tl.int32)
 
 
 @triton.jit
 def load_k_blocks(codes, scales, supers, r, u, live, COLS: tl.constexpr, F: tl.constexpr):
-    """Loads K blocks u [KB, BR, 1] of rows r [1, BR, NB]: the words of all parts [.., 4], a tuple, the scale words, a
-    tuple, and the super-blocks' words. Zeros where not live. Given: pointers to the expert's first row, or one for each
-    K block; codes as int32. Of a type with a codebook the scale words end with those of d, and the pointer to the
-    codebook comes back in the super-blocks' place."""
+    """Loads K blocks u [KB, BR, 1] of rows r [1, BR, NB]: a tuple of all parts' words [.., 4], a tuple of scale
+    words, and the super-blocks' words; zeros where not live. Arguments: pointers to the expert's first row, or one
+    per K block; codes as int32. For a codebook type the scale words end with d's, and the pointer to the codebook
+    is returned in place of the super-blocks' words."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     code = codes + r * (F.parts * K_BLOCKS * 4) + u * 4
     code = code[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]
@@ -94,7 +94,7 @@ def load_k_blocks(codes, scales, supers, r, u, live, COLS: tl.constexpr, F: tl.c
 
 @triton.jit
 def field_codes(parts, f: tl.constexpr, F: tl.constexpr):
-    """Words of the codes of field f."""
+    """Returns the words of the codes of field f."""
     low = parts[f * F.low_bits // 8]
     high = low
     if F.high_bits > 0:
@@ -104,7 +104,7 @@ def field_codes(parts, f: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def group_scale(words, d, g: tl.constexpr, F: tl.constexpr):
-    """float32 s and m of group g."""
+    """Returns float32 s and m of group g."""
     WORDS: tl.constexpr = F.words
     if F.has_min_word:
         word, min_word = words[0], words[1]
@@ -117,7 +117,7 @@ def group_scale(words, d, g: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def load_field(x_codes, at, live):
-    """16 activations from offset `at` [KB, BR, 1] on: words [.., 4] and their sum, float32."""
+    """Loads 16 activations from offset `at` [KB, BR, 1] on: words [.., 4] and their sum, float32."""
     x = tl.load(
         x_codes + (at // 4)[:, :, :, None] + tl.arange(0, 4)[None, None, None, :], live[:, :, :, None], 0
     )
@@ -134,8 +134,8 @@ def load_eights(x_codes, at, live, WHICH: tl.constexpr):
 
 @triton.jit
 def load_columns(x_codes, x_scales, at, live, F: tl.constexpr):
-    """32 activations from offset `at` [KB, BR, 1] on, those not live zeros: both fields' words and sums, the scale. For
-    a type with a codebook the first words and the second words of all eights, and no sums."""
+    """Loads 32 activations from offset `at` [KB, BR, 1] on, zeros where not live: both fields' words and sums, and
+    the scale. For a codebook type: the first and the second words of all eights, without sums."""
     if F.is_book:
         x0, x1 = load_eights(x_codes, at, live, 0), load_eights(x_codes, at, live, 1)
         sum0, sum1 = x0, x1
@@ -147,8 +147,8 @@ def load_columns(x_codes, x_scales, at, live, F: tl.constexpr):
 
 @triton.jit
 def mirrored_dot(words, x0, x1, F: tl.constexpr):
-    """For each word, the dot product of its codes' levels, OFFSET more each, with the activations: x0 for the field of
-    the lower nibbles, x1 for the other."""
+    """Returns, for each word, the dot products of its codes' levels plus OFFSET with the activations: x0 for the
+    field in the lower nibbles, x1 for the one in the upper."""
     others = words ^ -0x77777778  # 0x88888888
     dot = dp4a(shifted_levels(words, others, F), in_turn(x0, x1, 0), tl.zeros_like(words))
     return dp4a(shifted_levels(words >> 16, others >> 16, F), in_turn(x0, x1, 2), dot)
@@ -156,7 +156,7 @@ def mirrored_dot(words, x0, x1, F: tl.constexpr):
 
 @triton.jit
 def multiply_eights(x0, x1, parts, words, table, H: tl.constexpr, F: tl.constexpr):
-    """Group H of loaded K blocks of a type with a codebook, times the first and second words of its eights."""
+    """Multiplies group H of loaded K blocks of a codebook type with the first and second words of its eights."""
     j = tl.arange(0, 4)[None, None, None, :]
     PARTS: tl.constexpr = F.parts
     HIGH: tl.constexpr = H // 2 if F.high_words == 2 else 0
@@ -180,8 +180,16 @@ def multiply_eights(x0, x1, parts, words, table, H: tl.constexpr, F: tl.constexp
 
 
 @triton.jit
+def dot_e4m3(codes, x, acc):
+    """acc, float32, + the dot product of words of four 8-bit floats and of four signed bytes."""
+    for byte in tl.static_range(4):
+        acc += e4m3_numbers(codes >> (8 * byte)) * ((x << (24 - 8 * byte)) >> 24).to(tl.float32)
+    return acc
+
+
+@triton.jit
 def multiply_columns(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
-    """The dot product of loaded columns and the 32 columns H of loaded K blocks: float32 [KB, BR, NB]."""
+    """Returns the dot product of loaded columns with the 32 columns H of loaded K blocks: float32 [KB, BR, NB]."""
     if F.is_book:
         parts, words, table = k_blocks
         out = columns[4] * multiply_eights(columns[0], columns[1], parts, words, table, H, F)
@@ -200,6 +208,8 @@ def multiply_fields(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
         dots = tl.sum(mirrored_dot(parts[H], x0, x1, F), 3).to(tl.float32)
         return xs * (s0 * (dots - OFFSET * (sum0 + sum1)))
     q0, q1 = field_codes(parts, 2 * H, F), field_codes(parts, 2 * H + 1, F)
+    if F.e4m3:
+        return xs * (s0 * tl.sum(dot_e4m3(q1, x1, dot_e4m3(q0, x0, tl.zeros(q0.shape, tl.float32))), 3))
     zero = tl.zeros_like(q0)
     if F.scale_group >= 32:
         out = s0 * tl.sum(dp4a(q1, x1, dp4a(q0, x0, zero)), 3).to(tl.float32)
@@ -216,7 +226,8 @@ def multiply_fields(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def dot_k_blocks(acc, k_blocks, u, x_codes, x_scales, COLS: tl.constexpr, F: tl.constexpr):
-    """acc, float32 [KB, BR, NB], and the dot products of loaded K blocks u [KB, BR, 1] with a row of activations."""
+    """Returns acc, float32 [KB, BR, NB], plus the dot products of loaded K blocks u [KB, BR, 1] with a row of
+    activations."""
     for h in tl.static_range(4):
         column = u * 128 + h * 32
         acc += multiply_columns(load_columns(x_codes, x_scales, column, column < COLS, F), k_blocks, h, F)
@@ -225,7 +236,7 @@ def dot_k_blocks(acc, k_blocks, u, x_codes, x_scales, COLS: tl.constexpr, F: tl.
 
 @triton.jit
 def dot_floats(codes, x, r, COLS: tl.constexpr, BK: tl.constexpr):
-    """Rows r [1, BR, NB] of floats times x: float32 [BR, NB]."""
+    """Returns rows r [1, BR, NB] of a float matrix times x: float32 [BR, NB]."""
     rows = tl.reshape(r, [r.shape[1] * r.shape[2]])
     partial = tl.zeros([rows.shape[0], BK], tl.float32)
     for first in tl.static_range(0, COLS, BK):

@@ -1,5 +1,5 @@
-"""Launches products of many tokens by way of unpacked weights: of thousands with experts, of 65 and more without them,
-where a step has room for the unpacked matrix."""
+"""Launches products of many tokens with unpacked weights: thousands of tokens with experts, or 65 and more without,
+if the step has room for the unpacked matrix."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from moeserve.kernels.linear.op import Gated, RouteBlocks, Weight
 from moeserve.kernels.linear.unpack import unpack_kernel
 from moeserve.kernels.planes.layout import k_blocks_of
 
-BLOCK = 128  # routes of a program, or tokens of many
+BLOCK = 128  # routes per program, or tokens of a large batch
 
 
 @dataclass(frozen=True, slots=True)
 class FloatTile:
     tokens: int
-    columns: int  # of the output
+    columns: int  # columns of the output
     depth: int
     warps: int
     stages: int  # at most
 
 
-_LARGE = FloatTile(BLOCK, 256, 64, 8, 4)  # 533 and 479 TFLOP/s of an H200 for gate and up, and down
+_LARGE = FloatTile(BLOCK, 256, 64, 8, 4)  # 533 and 479 TFLOP/s on an H200, for gate and up, and for down
 
 
 def dense_float_tile(tokens: int, rows: int) -> FloatTile:
-    """The tile of a product without experts: for few tokens small enough that there are 128 programs or more. Measured
-    up to 256 tokens (docs/results/gpu-kernels.md)."""
+    """Returns the tile of a product without experts: for few tokens small enough to give at least 128 programs.
+    Measured up to 256 tokens (docs/results/gpu-kernels.md)."""
     if tokens > 1024:
         return _LARGE
     if tokens > 512:
@@ -44,10 +44,10 @@ def dense_float_tile(tokens: int, rows: int) -> FloatTile:
 
 
 class UnpackScratch:
-    """Owns nothing: 16-bit floats of a step's arena in which one matrix lies at a time, or some experts of it."""
+    """A step arena's 16-bit floats for one unpacked matrix at a time, or for some of its experts. Owns no memory."""
 
     def __init__(self, floats: Tensor) -> None:
-        """floats: [n], of the type that the tensor cores multiply."""
+        """floats: [n], of the dtype that the tensor cores multiply."""
         self.floats = floats
         self._groups: dict[tuple[int, int], Tensor] = {}
 
@@ -55,16 +55,16 @@ class UnpackScratch:
         return rows * cols <= self.floats.numel()
 
     def view(self, experts: int, rows: int, cols: int) -> Tensor:
-        """[experts, rows, cols]."""
+        """Returns a view [experts, rows, cols]."""
         return self.floats[: experts * rows * cols].view(experts, rows, cols)
 
     def groups(self, experts: int, rows: int, cols: int) -> list[tuple[int, int]]:
-        """As many experts as there is room for at a time: the first, and the one behind the last."""
+        """Returns groups of as many experts as fit at a time: (first, one after the last)."""
         room = self.floats.numel() // (rows * cols)
         return [(first, min(first + room, experts)) for first in range(0, experts, room)]
 
     def group(self, first: int, end: int) -> Tensor:
-        """int32 [2], the same on the device."""
+        """Returns the group as int32 [2] on the device."""
         if (first, end) not in self._groups:
             self._groups[first, end] = torch.tensor(
                 [first, end], dtype=torch.int32, device=self.floats.device
@@ -74,25 +74,25 @@ class UnpackScratch:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsInScratch:
-    """Which experts' matrices a product finds, and which routes are theirs."""
+    """Which experts' matrices are in the scratch, and how routes map to rows."""
 
-    group: Tensor  # int32 [2]: the first, and the one behind the last
+    group: Tensor  # int32 [2]: first expert, and the one after the last
     routing: RouteBlocks
     x_top_k: int  # routes that share a row of x
-    top_k: int = 1  # routes of a token
-    parts: int = 1  # rows of out of a token, the first `top_k` for its routes
+    top_k: int = 1  # routes per token
+    parts: int = 1  # rows of out per token, the first `top_k` for its routes
 
 
 def can_unpack(weight: Weight) -> bool:
-    """float32 is multiplied as it is."""
+    """Returns whether the weight can be unpacked; float32 is not, it is multiplied as it is."""
     return weight.codes.dtype != torch.float32
 
 
 def unpack(
     weight: Weight, out: Tensor, first: int = 0, *, every: int = 1, at: int = 0, is_early: bool = False
 ) -> None:
-    """Row r of expert first + e to out[e, r * every + at]. out [experts, rows, cols], contiguous. is_early: no kernel
-    of a step writes the matrix, which may then be read before the kernel ahead has ended."""
+    """Unpacks row r of expert first + e to out[e, r * every + at]. out [experts, rows, cols], contiguous. is_early:
+    no kernel of a step writes the matrix, so it may be read before the previous kernel has ended."""
     experts, rows, cols = out.shape
     codes = weight.codes[first : first + experts]
     if weight.format is None:
@@ -131,7 +131,7 @@ def large_batch_linear(
     bias: Tensor | None = None,
     tile: FloatTile | None = None,
 ) -> None:
-    """As `linear`: out[i] = W x[i] + bias for rows i < count[0], the last columns by the other matrix."""
+    """out[i] = W x[i] + bias for rows i < count[0], like `linear`; `other` gives the last columns."""
     rows = weight.rows + (0 if other is None else other.rows)
     both = scratch.view(1, rows, weight.cols)
     unpack(weight, both, is_early=True)
@@ -151,8 +151,9 @@ def run_float_gemm(
     bias: Tensor | None = None,
     tile: FloatTile = _LARGE,
 ) -> None:
-    """float_gemm_kernel. w [experts, rows, cols] of x's type; options: a gated product, out [routes, rows / 2]; count:
-    of a product without experts, int32 [1]. tile: with experts its tokens are BLOCK."""
+    """Launches float_gemm_kernel. w [experts, rows, cols] of x's dtype; options: for a gated product, with out
+    [routes, rows / 2]; count: int32 [1], for a product without experts. tile: with experts, its tokens must be
+    BLOCK."""
     _, rows, cols = w.shape
     routing = None if experts is None else experts.routing
     float_gemm_kernel(
@@ -184,6 +185,6 @@ def run_float_gemm(
 
 
 def _stages(w: Tensor, tile: FloatTile) -> int:
-    """As many tiles on their way as fit into the shared memory."""
+    """Returns the number of pipeline stages: as many as fit in shared memory."""
     stage = (tile.tokens + tile.columns) * tile.depth * w.element_size()
     return max(2, min(tile.stages, shared_memory() // stage))

@@ -1,12 +1,13 @@
-"""Dot products with codes of a table whose upper half is its lower half's negative (MXFP4's), straight from the codes.
+"""Dot products with codes of a table whose upper half is the negative of its lower half (MXFP4's), without masking
+bits.
 
-The byte permutation looks up four nibbles at once in eight bytes, and where a nibble has its fourth bit it gives the
-sign bits of a byte instead. Looked up are OFFSET + level, positive all, so these are zeros: the codes of a word as they
-are give the lower half, with their fourth bits turned round the upper half, and together all. No bit is masked.
+The byte permutation looks up four nibbles at once in eight bytes; for a nibble with its fourth bit set it returns
+the replicated sign bit of a byte. The table holds OFFSET + level, always positive, so these are zeros. The codes as
+they are thus give the lower half's levels; with their fourth bits flipped, the upper half's; together all levels.
 
-A word has two codes in each byte, of two fields that share a scale: the permutation takes them in turn, and so the
-activations are made to lie. Eleven instructions for eight codes and their products, where looked-up bytes of a field
-take ten for four.
+A word has two codes in each byte, of two fields that share a scale. The permutation returns them alternately, and
+the activations are arranged to match. Eight codes and their products take eleven instructions; looked up field by
+field, four codes take ten.
 """
 
 # mypy: ignore-errors
@@ -23,7 +24,7 @@ OFFSET = tl.constexpr(16)
 
 @triton.constexpr_function
 def has_mirrored_table(F):
-    """Both codes of a byte are then of one group."""
+    """Returns whether the format's table is mirrored and both codes of a byte belong to one group."""
     if F.table is None or F.low_bits != 4 or F.group != 32:
         return False
     levels = F.table.levels
@@ -32,7 +33,7 @@ def has_mirrored_table(F):
 
 @triton.constexpr_function
 def half_as_number(F, sign):
-    """OFFSET + sign * level of the table's lower half, a byte each, the first one lowest."""
+    """Returns the bytes OFFSET + sign * level of the table's lower half, the first one lowest."""
     return sum((16 + sign * F.table.levels[i]) << 8 * i for i in range(8))
 
 
@@ -52,7 +53,7 @@ def in_turn_assembly(first):
 
 @triton.jit
 def in_turn(a, b, FIRST: tl.constexpr):
-    """Bytes FIRST and FIRST + 1 of a and of b, in turn."""
+    """Returns bytes FIRST and FIRST + 1 of a and of b, alternating."""
     if COMPILED:
         out = tl.inline_asm_elementwise(in_turn_assembly(FIRST), "=r,r,r", [a, b], tl.int32, True, 1)
     else:
@@ -63,7 +64,7 @@ def in_turn(a, b, FIRST: tl.constexpr):
 
 @triton.jit
 def look_up_half(codes, F: tl.constexpr, SIGN: tl.constexpr):
-    """OFFSET + SIGN * level of the four lowest nibbles, a byte each; 0 of those above 7."""
+    """Returns OFFSET + SIGN * level for the four lowest nibbles, a byte each; 0 for nibbles above 7."""
     if COMPILED:
         out = tl.inline_asm_elementwise(lookup_assembly(F, SIGN), "=r,r", [codes], tl.int32, True, 1)
     else:
@@ -79,5 +80,5 @@ def look_up_half(codes, F: tl.constexpr, SIGN: tl.constexpr):
 
 @triton.jit
 def shifted_levels(codes, others, F: tl.constexpr):
-    """OFFSET + level of the four lowest nibbles. others: the codes with their fourth bits turned round."""
+    """Returns OFFSET + level for the four lowest nibbles. others: the codes with their fourth bits flipped."""
     return look_up_half(codes, F, 1) | look_up_half(others, F, -1)

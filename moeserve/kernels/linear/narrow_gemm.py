@@ -1,7 +1,7 @@
-"""More than a few tokens times a matrix of floats that has few rows, a router above all, on the ordinary cores.
+"""More than a few tokens times a float matrix with few rows, such as a router's, on the ordinary cores.
 
-A tile is small, or a GPU had too few programs; each thread has columns of its own and sums of all pairs of the tile's
-tokens and rows, so that a number that is loaded is used as often as the tile is wide.
+Tiles are small, because otherwise a GPU would have too few programs. Each thread has its own columns and the sums
+of all pairs of the tile's tokens and rows, so that a loaded number is used as often as the tile is wide.
 """
 
 # mypy: ignore-errors
@@ -19,7 +19,7 @@ from moeserve.kernels.launch import kernel
 def multiply_pairs(
     x, w, live_tokens, live_rows, COLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
 ):
-    """float32 [BM, BN] of the rows that x [BM] and w [BN] point to."""
+    """Returns float32 [BM, BN]: the products of the rows that x [BM] and w [BN] point to."""
     acc = tl.zeros([BM, BN, BK], tl.float32)
     for first in range(0, COLS, BK):
         k = (first + tl.arange(0, BK))[None, None, :]
@@ -35,9 +35,9 @@ def narrow_gemm_kernel(
     ROWS: tl.constexpr, SECOND_ROWS: tl.constexpr, COLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i] for rows i < count[0], [.., ROWS + SECOND_ROWS], the last columns by the second matrix where
-    there is one; where bias float32 [ROWS + SECOND_ROWS] is given, plus that. Grid (row tiles of W, then those of the
-    second matrix; blocks of BM tokens)."""
+    """out[i] = W x[i] for rows i < count[0], [.., ROWS + SECOND_ROWS]; an optional second matrix gives the last
+    columns; plus bias float32 [ROWS + SECOND_ROWS] if given. Grid (row tiles of W, then of the second matrix;
+    blocks of BM tokens)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,4 +1,4 @@
-"""Launches the products with matrices in planes: GEMV for few tokens, GEMM for many."""
+"""Launches products with matrices in planes: GEMV for few tokens, GEMM for many."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from moeserve.kernels.planes.layout import K_BLOCK, k_blocks_of
 from moeserve.quantization import QUANT_TYPES, BlockLayout
 from moeserve.quantization.codebook import Codebook
 
-GEMV_TOKENS = 8  # above, a dense product is faster on the tensor cores
-MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4  # a head has programs enough for that from fewer tokens on
-NARROW_ROWS, NARROW_TOKENS = 256, 512  # a router's few rows fill no larger tiles until here
+GEMV_TOKENS = 8  # with more, a dense product is faster on the tensor cores
+MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4  # a head has enough programs for that with fewer tokens
+NARROW_ROWS, NARROW_TOKENS = 256, 512  # up to here a router's few rows do not fill larger tiles
 
 
 def gemv_tokens(rows: int) -> int:
-    """The most tokens for which a product with `rows` rows of a quantised matrix is a GEMV, with them as int8; more
-    it takes as floats."""
+    """Returns the most tokens for which a product with `rows` rows of a quantised matrix is a GEMV, with int8
+    activations; with more tokens it takes float activations."""
     return GEMV_TOKENS if rows <= MANY_ROWS else MANY_ROWS_GEMV_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A matrix in planes as the kernels take it."""
+    """A matrix in planes, as kernel arguments."""
 
-    codes: Tensor  # int32 view, or floats
+    codes: Tensor  # int32 view; or floats
     scales: Tensor
     supers: Tensor
     format: BlockLayout | Codebook | None
@@ -41,7 +41,8 @@ class Weight:
 
 
 def weight_of(planes: list[Tensor], kind: int, cols: int) -> Weight:
-    """planes: codes, scales, supers of `Planes`. ValueError for an expert (or matrix) of 2 GiB or more."""
+    """Returns the kernel arguments. planes: codes, scales, supers of `Planes`. Raises ValueError for an expert (or
+    matrix) of 2 GiB or more."""
     codes, scales, supers = planes
     rows = codes.shape[1]
     form = QUANT_TYPES[kind].planes_form
@@ -52,7 +53,7 @@ def weight_of(planes: list[Tensor], kind: int, cols: int) -> Weight:
 
 @dataclass(frozen=True, slots=True)
 class RouteBlocks:
-    """Which rows of activations meet which expert: blocks of routes, as experts/align.py makes them."""
+    """The assignment of activation rows to experts: blocks of routes, as experts/align.py makes them."""
 
     expert: Tensor  # int32 [blocks]
     routes: Tensor  # int32 [blocks, block]
@@ -60,12 +61,12 @@ class RouteBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """The activation of the products with gate and up, see `activate` of experts/reference.py."""
+    """The activation that joins the products of gate and up; see `activate` in experts/reference.py."""
 
     activation: Activation = "silu"
     gate_bias: Tensor | None = None  # float32 [experts, ff]
     up_bias: Tensor | None = None
-    by_route: bool = False  # the biases are [routes, ff], floats: each route's own
+    by_route: bool = False  # the biases are [routes, ff], floats: one per route
     limit: float | None = None  # of the activation: kernels/gating.py
     alpha: float = OAI_ALPHA
 
@@ -79,18 +80,18 @@ SILU = Gated()
 
 @dataclass(frozen=True, slots=True)
 class GemvTile:
-    """`linear/k_blocks.py` has the letters."""
+    """`linear/k_blocks.py` explains the letters."""
 
     br: int
     nb: int
     bk: int
     warps: int
-    tokens: int = 1  # at once
+    tokens: int = 1  # processed together
 
 
 def gemv_tile(weight: Weight, *, blocks: int = 1, tokens: int = 1, warps: int = 4, nb: int = 4) -> GemvTile:
-    """One K block of nb rows to a thread. Of a float matrix (the router) few rows, so that there are 128 programs or
-    more, of four warps."""
+    """Returns a tile with one K block of nb rows per thread. For a float matrix (the router): few rows, so that
+    there are at least 128 programs, of four warps."""
     if weight.format is None:
         br = max(1, min(8, next_power_of_2(weight.rows) * blocks // 256))
         return GemvTile(br, 1, float_columns(weight, br), 4, tokens)
@@ -102,7 +103,7 @@ def gemv_tile(weight: Weight, *, blocks: int = 1, tokens: int = 1, warps: int = 
 
 
 def float_columns(weight: Weight, rows: int) -> int:
-    """Columns that a program takes at once of `rows` rows of a float matrix: 8 KB at most."""
+    """Returns the columns of `rows` rows of a float matrix that a program loads at once: at most 8 KB."""
     fitting = max(K_BLOCK, 8192 // (rows * weight.codes.element_size()))
     return min(max(K_BLOCK, next_power_of_2(weight.cols)), fitting)
 
@@ -110,20 +111,20 @@ def float_columns(weight: Weight, rows: int) -> int:
 @dataclass(frozen=True, slots=True)
 class GemmTile:
     bm: int  # tokens
-    bn: int  # rows of the matrix, or of either matrix where there are two
-    k_blocks: int  # K blocks at once
+    bn: int  # rows of the matrix, or of each of two matrices
+    k_blocks: int  # K blocks per iteration
     warps: int
     stages: int
     sliced_k: bool = False  # sliced_k_gemm.py's products for quantised matrices
-    registers: int | None = None  # of a thread at most
+    registers: int | None = None  # registers per thread, at most
 
 
 _ANY = 1 << 31
-# Tokens and rows of the (first) matrix at most, and the tile: the first line that fits. Measured (gpu_kernels.py tune
-# and gpu/dense_forms.py of benchmarks/). Few tokens at a time, so that there are programs enough: their blocks take the
-# same weights apart, which the L2 has. Of few rows, which several GPUs divide further, a program's columns are divided
-# among more warps (docs/results/gpu-kernels.md). A head has programs enough. Three stages for q, k and v of
-# 33 tokens and more: a layer of 64 takes 240 us instead of 244.
+# (most tokens, most rows of the first matrix, tile): the first line that fits applies. Measured (gpu_kernels.py
+# tune and gpu/dense_forms.py of benchmarks/). Tiles have few tokens, so that there are enough programs; their
+# blocks unpack the same weights again, from the L2 cache. With few rows, which several GPUs divide further, a
+# program's columns are divided among more warps (docs/results/gpu-kernels.md). A head has enough programs. Three
+# stages for q, k and v from 33 tokens on: a layer of 64 takes 240 us instead of 244.
 DENSE_TILES: tuple[tuple[int, int, GemmTile], ...] = (
     (8, 4096, GemmTile(8, 32, 4, 4, 2, sliced_k=True)),
     (8, _ANY, GemmTile(8, 64, 4, 4, 2, sliced_k=True)),
@@ -151,22 +152,24 @@ class PairsTile:
     """A tile of `narrow_gemm.py`."""
 
     tokens: int
-    rows: int  # of the matrix
-    columns: int  # at once
+    rows: int  # rows of the matrix
+    columns: int  # columns per iteration
     warps: int
 
 
 def pairs_tile(tokens: int) -> PairsTile:
-    """A layer with a router of 128 rows takes 20 us less than by GEMV at 256 tokens, 4 us at 64 and 128; of up to 64
-    tokens and 2,048 columns tiles of more columns take 2 to 3 us less than those of 256."""
+    """Returns the tile for a number of tokens. A layer with a router of 128 rows takes 20 us less than by GEMV with
+    256 tokens, 4 us less with 64 and 128. Up to 64 tokens and 2,048 columns, tiles of more columns save 2 to 3 us
+    over those of 256."""
     if tokens > 64:
         return PairsTile(8, 8, 128, 4) if tokens > 128 else PairsTile(4, 8, 256, 4)
     return PairsTile(8, 8, 512, 16) if tokens > 32 else PairsTile(4, 8, 512, 8)
 
 
 def narrow_tile(tokens: int) -> GemmTile:
-    """The tile of a float matrix with few rows, such as a router: larger tiles leave most of a GPU without a program.
-    34 us for 513 to 1,024 tokens and 128 rows where dense_tile's take 84 (docs/results/gpu-kernels.md)."""
+    """Returns the tile for a float matrix with few rows, such as a router's: larger tiles leave most of a GPU
+    without a program. 34 us for 513 to 1,024 tokens and 128 rows, where dense_tile's takes 84
+    (docs/results/gpu-kernels.md)."""
     return GemmTile(32, 64, 2, 4, 2) if tokens <= 4096 else GemmTile(32, 128, 2, 8, 2)
 
 
@@ -184,15 +187,15 @@ def linear(
     *,
     bias: Tensor | None = None,
 ) -> None:
-    """out[i] = W x[i] + bias for rows i < count[0], the last columns by the second matrix where there is one (both
-    quantised, or both floats). x, codes, scales: GpuActivations; bias float32 [rows of both], out [n, rows of both]."""
+    """out[i] = W x[i] + bias for rows i < count[0]; the second matrix gives the last columns (both quantised, or
+    both floats). x, codes, scales: GpuActivations; bias float32 [rows of both], out [n, rows of both]."""
     weight = weight_of(planes, kind, cols)
     other = None if second is None else weight_of(second, second_kind, cols)
     n = len(out)
     if n <= gemv_tokens(weight.rows):
         tokens = min(4, next_power_of_2(n))
         if n == 4 and weight.rows <= 4096:
-            tokens = 2  # or there are 64 programs (4 tokens: 58 us a layer, 55 so)
+            tokens = 2  # for at least 64 programs (4 tokens: 55 us per layer instead of 58)
         blocks = -(-n // tokens)
         tile = gemv_tile(weight, blocks=blocks, tokens=tokens, warps=4 if weight.rows > MANY_ROWS else 2)
         run_gemv(x, codes, scales, weight, other, count, out, tile=tile, blocks=blocks, bias=bias)
@@ -209,7 +212,7 @@ def linear(
 def floats_and_integers(
     weight: Weight, other: Weight | None, x: Tensor | None, codes: Tensor | None, scales: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The forms of the activations that the weights take. ValueError where one is missing."""
+    """Returns the forms of the activations that the weights read. Raises ValueError if one is missing."""
     both = (weight,) if other is None else (weight, other)
     floats, integers = any(w.format is None for w in both), any(w.format is not None for w in both)
     if (floats and x is None) or (integers and codes is None):
@@ -231,7 +234,7 @@ def run_gemv(
     blocks: int,
     bias: Tensor | None = None,
 ) -> None:
-    """gemv.gemv_kernel, in `blocks` blocks of tile.tokens rows."""
+    """Launches gemv.gemv_kernel with `blocks` blocks of tile.tokens rows."""
     floats, words, word_scales = floats_and_integers(weight, second, x, codes, scales)
     bn = tile.br * tile.nb
     gemv_kernel(
@@ -273,7 +276,7 @@ def run_narrow_gemm(
     tile: PairsTile,
     bias: Tensor | None = None,
 ) -> None:
-    """narrow_gemm.narrow_gemm_kernel: matrices of floats, x and bias of any."""
+    """Launches narrow_gemm.narrow_gemm_kernel: float matrices, x and bias of any float dtype."""
     bn = tile.rows
     rows = -(-weight.rows // bn) + (0 if second is None else -(-second.rows // bn))
     narrow_gemm_kernel(
@@ -284,8 +287,9 @@ def run_narrow_gemm(
 
 
 def _fitting(tile: GemmTile, *weights: Weight) -> GemmTile:
-    """Float matrices have no K blocks, and go through shared memory at two bytes a column or more: fewer stages.
-    Codebooks, and scales of more than 32 columns or with zero points, are gemm.py's alone."""
+    """Returns a tile that fits float matrices, which have no K blocks and take two or more bytes per column of
+    shared memory: fewer stages. Codebooks, and scales per more than 32 columns or with zero points, are supported
+    only by gemm.py."""
     if all(isinstance(w.format, BlockLayout) and w.format.slices_k for w in weights):
         return tile
     return replace(tile, stages=2, sliced_k=False)
@@ -304,8 +308,8 @@ def run_gemm(
     top_k: int = 1,
     parts: int = 1,
 ) -> None:
-    """gemm_kernel or sliced_k_gemm_kernel with tile.bm routes (dense: tokens) to a block. bias float32 [experts, rows
-    of both]; out has `parts` rows for each token, of which the first top_k are its routes'."""
+    """Launches gemm_kernel or sliced_k_gemm_kernel with tile.bm routes (dense: tokens) per block. bias float32
+    [experts, rows of both]; out has `parts` rows per token, the first top_k for its routes."""
     t = _fitting(tile, *(weight,) if second is None else (weight, second))
     run = sliced_k_gemm_kernel if t.sliced_k else gemm_kernel
     more = (max(1, t.warps // t.k_blocks), t.stages) if t.sliced_k else ()
@@ -356,7 +360,7 @@ def run_gated_gemm(
     tile: GemmTile,
     options: Gated = SILU,
 ) -> None:
-    """gated_gemm_kernel or gated_sliced_k_gemm_kernel with tile.bm routes to a block."""
+    """Launches gated_gemm_kernel or gated_sliced_k_gemm_kernel with tile.bm routes per block."""
     t = _fitting(tile, gate, up)
     run = gated_sliced_k_gemm_kernel if t.sliced_k else gated_gemm_kernel
     more = (max(1, t.warps // t.k_blocks), t.stages) if t.sliced_k else ()

@@ -1,11 +1,11 @@
-"""Weights taken apart two to a register: bfloat16 from the first instruction on, where weights by way of float32 cost a
-byte permutation, a multiplication and half a conversion each.
+"""Unpacks weights two per register, as bfloat16 from the first instruction on. By way of float32, each weight would
+cost a byte permutation, a multiplication and half a conversion.
 
-Four codes of a word become two pairs of 128 + code by one mask and two byte permutations (codes below 128 are the 7
-bits of 128's mantissa), one subtraction gives two codes, exactly, and one product of pairs with s, less m, two weights.
-s and m are rounded to bfloat16 before, as the weights are after: the error of a product is 1.2 to 1.9 times that of
-weights rounded once, a third of that of int8 activations (docs/results/gpu-kernels.md). The interpreter knows
-no assembly: there, and for float16 and float32 activations, weights come by way of float32.
+One mask and two byte permutations turn four codes of a word into two pairs of 128 + code (codes below 128 are the 7
+bits of 128's mantissa). One subtraction gives two exact codes, and one paired product with s, minus m, two weights.
+s and m are rounded to bfloat16 first, the weights afterwards: a product's error is 1.2 to 1.9 times that of weights
+rounded once, and a third of that of int8 activations (docs/results/gpu-kernels.md). Without inline assembly (in the
+interpreter), and for float16 and float32 activations, weights go by way of float32.
 """
 
 # mypy: ignore-errors
@@ -26,9 +26,10 @@ I8 = tl.constexpr(int(Scale.I8))
 
 @triton.constexpr_function
 def has_pairs(F, dtype):
-    """Whether weights of a format go into products of such floats in pairs. Of those with mins of their own Q4_K alone:
-    Q4_1 and Q5_1 are 2.2e-4 from the truth so, where an expert may be 1e-4 (tests/kernels/test_triton_experts.py).
-    Q2_K, Q3_K and Q5_K were not measured on a GPU, and codes of fewer than 4 bits before their high ones neither."""
+    """Returns whether products with such floats use paired weights of this format. Among formats with their own
+    mins only Q4_K: Q4_1 and Q5_1 would be off by 2.2e-4, where an expert may be off by 1e-4
+    (tests/kernels/test_triton_experts.py). Q2_K, Q3_K, Q5_K, and codes of fewer than 4 bits besides their high
+    ones, were not measured on a GPU."""
     is_near = not F.has_own_min or (F.scale == Scale.U8_MIN and F.high_bits == 0)
     is_measured = is_near and F.low_bits == 4
     return dtype == tl.bfloat16 and not F.is_signed and is_measured and bool(COMPILED)
@@ -36,7 +37,7 @@ def has_pairs(F, dtype):
 
 @triton.constexpr_function
 def _code_lines(F, f, low, high):
-    """Four bytes of a field's low part and high part to two pairs of 128 + code, in p and q."""
+    """Assembly: four bytes of a field's low and high part to two pairs of 128 + code, in p and q."""
     shift, mask = f * F.low_bits % 8, ((1 << F.low_bits) - 1) * 0x01010101
     lines = [f"shr.b32 q, {low}, {shift};" if shift else f"mov.b32 q, {low};", f"and.b32 q, q, {mask:#x};"]
     if F.high_bits:
@@ -51,7 +52,7 @@ def _code_lines(F, f, low, high):
 
 @triton.constexpr_function
 def _bfloat16_pair(number):
-    """An integer of up to 8 bits, twice, as bfloat16."""
+    """Returns an integer of up to 8 bits, twice, as bfloat16."""
     exponent = abs(number).bit_length() - 1
     bits = (0x8000 if number < 0 else 0) | ((127 + exponent) << 7) | ((abs(number) << 7 >> exponent) & 127)
     return f"{bits * 0x10001:#x}"
@@ -59,8 +60,8 @@ def _bfloat16_pair(number):
 
 @triton.constexpr_function
 def _weight_lines(F, f, low, high, s, m):
-    """Four bytes of a field's parts to two pairs of weights, in p and q; s and m: of each pair. GPUs before Hopper have
-    no sums and products of bfloat16, but fma's: a * 1 + b, and a * b + -0, are rounded alike."""
+    """Assembly: four bytes of a field's parts to two pairs of weights, in p and q; s and m: pairs. GPUs before
+    Hopper have no bfloat16 sums and products, only fma: a * 1 + b, and a * b + -0, round the same."""
     offset = 128 if F.has_own_min else 128 + F.offset
     lines = [".reg .b32 p, q, c, one, zero;", *_code_lines(F, f, low, high)]
     lines += [f"mov.b32 c, {_bfloat16_pair(-offset)};"]
@@ -80,7 +81,8 @@ def _weight_lines(F, f, low, high, s, m):
 
 @triton.constexpr_function
 def pair_assembly(F, f):
-    """Operands: two words of weights; the low part's bytes, s, and m or, where m is s * offset, the high part's."""
+    """Operands: two words of weights (output); the low part's bytes; s; and m or, if m is s * offset, the high
+    part's bytes."""
     inputs = ["$2"]
     if F.high_bits:
         inputs.append("$3")
@@ -92,30 +94,31 @@ def pair_assembly(F, f):
 
 @triton.constexpr_function
 def word_assembly(F, f):
-    """Operands: four weights; words of the low and the high part, s and, where it is no multiple of s, m, in pairs."""
+    """Operands: four weights (output); words of the low and the high part; pairs of s and, unless it is a multiple
+    of s, of m."""
     lines = _weight_lines(F, f, "$4", "$5", ("$6", "$6"), ("$7", "$7"))
     return "{ " + " ".join([*lines, "mov.b32 {$0, $1}, p;", "mov.b32 {$2, $3}, q;"]) + " }"
 
 
 @triton.constexpr_function
 def byte_assembly(byte):
-    """Byte `byte` of a word to bits 8 .. 15 of 2^15: the float 2^15 + byte."""
+    """Moves byte `byte` of a word to bits 8 .. 15 of 2^15: the float 2^15 + byte."""
     return f"prmt.b32 $0, 0x47000000, $1, 0x30{4 + byte}0;"
 
 
 @triton.jit
 def times_byte(d, word, byte: tl.constexpr, bias: tl.constexpr):
-    """float32 d * (byte `byte` of a word - bias), for d with the 11 bits of a float16, so that what is subtracted is
-    exact. The hardware converts a byte at an eighth of the rate of a permutation."""
+    """Returns float32 d * (byte `byte` of a word - bias). d has the 11 significant bits of a float16, so that the
+    subtraction is exact. The hardware converts a byte at an eighth of a permutation's rate."""
     number = tl.inline_asm_elementwise(byte_assembly(byte), "=r,r", [word], tl.float32, is_pure=True, pack=1)
     return tl.fma(d, number, d * -(32768.0 + bias))
 
 
 @triton.jit
 def scale_and_negative_min(word, min_word, supers, g: tl.constexpr, F: tl.constexpr):
-    """float32 s and -m of group g; -m is not to be used where m is s * offset."""
+    """Returns float32 s and -m of group g; -m is undefined if m is s * offset."""
     if F.scale == U8_MIN:
-        # The sign is changed in the super-block's word, not in each group's.
+        # The sign is flipped in the super-block's word, not in each group's.
         s = times_byte(low_half(supers), word, g % 4, 0)
         m = times_byte(high_half(supers ^ -0x80000000), min_word, g % 4, 0)
     elif F.scale == I8:
@@ -129,8 +132,8 @@ def scale_and_negative_min(word, min_word, supers, g: tl.constexpr, F: tl.conste
 
 @triton.jit
 def paired_weights(low, high, s, m, f: tl.constexpr, F: tl.constexpr):
-    """bfloat16 s * code + m of field f, or s * (code - offset) where m is s * -offset. low, high: the bytes of the
-    parts that hold it; s, m: float32, of their shape."""
+    """Returns bfloat16 s * code + m of field f, or s * (code - offset) if m is s * -offset. low, high: the bytes of
+    the parts that contain the field; s, m: float32, of their shape."""
     scale = s.to(tl.bfloat16)
     if F.has_own_min and F.high_bits > 0:
         out = tl.inline_asm_elementwise(

@@ -1,8 +1,8 @@
-"""Tens of rows an expert times quantised matrices, by products of warpgroups (Hopper's wgmma) whose left operand, the
-weights, comes from the registers in which codes are taken apart (quad_weights.py).
+"""Tens of rows per expert times quantised matrices, by warpgroup products (Hopper's wgmma). Their left operand, the
+weights, comes from the registers in which codes are unpacked (quad_weights.py).
 
-A step of the loop has one product of each matrix, so that Triton lets the tensor cores compute it while the next step's
-weights are taken apart. Where a step has several, as gemm.py's, each is waited for.
+A loop iteration has one product per matrix, so that Triton lets the tensor cores compute it while the next
+iteration's weights are unpacked. With several products per iteration, as in gemm.py, it waits for each.
 """
 
 # mypy: ignore-errors
@@ -26,10 +26,10 @@ def multiply_quads(
     codes, scales, supers, up_codes, up_scales, up_supers, selectors, x, live, r,
     COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BN, BM]: rows r times the rows that x [BM] points to, in quad order, of the matrix and, unless F_UP is
-    None, of up. A step takes two low parts of KB K blocks."""
+    """Returns float32 [BN, BM]: rows r times the rows that x [BM] points to, in quad order, for the matrix and,
+    unless F_UP is None, for up. An iteration takes two low parts of KB K blocks."""
     tl.static_assert(COLS % (128 * KB) == 0)
-    SPAN: tl.constexpr = 64 * KB  # columns of a step
+    SPAN: tl.constexpr = 64 * KB  # columns per iteration
     dtype: tl.constexpr = x.dtype.element_ty
     acc = tl.zeros([r.shape[0], BM], tl.float32)
     up_acc = acc
@@ -51,7 +51,7 @@ def quad_gemm_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As gemm.gemm_kernel of one matrix, with blocks of routes; x in quad order."""
+    """Like gemm.gemm_kernel for one matrix, with blocks of routes; x in quad order."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -77,7 +77,7 @@ def gated_quad_gemm_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, FORM: tl.constexpr,
     TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As gemm.gated_gemm_kernel; x and out in quad order, for which the matrices' rows are taken in that order."""
+    """Like gemm.gated_gemm_kernel; x and out in quad order, so the matrices' rows are taken in that order."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

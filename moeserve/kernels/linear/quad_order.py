@@ -1,11 +1,11 @@
-"""The order in which the columns of activations lie for quad_gemm.py.
+"""Quad order: the order of activation columns for quad_gemm.py.
 
-A warpgroup's product of 16 columns takes its left operand from registers: of a row, lane t of a quad of lanes holds
-columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. Which columns these are is free, as long as the right operand has the same:
-here they are four neighbours, so that the codes of a lane are whole words of a row, KB of them one after another.
+A warpgroup's product of 16 columns takes its left operand from registers: lane t of a quad of lanes holds columns 2
+t, 2 t + 1, 2 t + 8 and 2 t + 9 of a row. Which columns of the matrix these are is free, if the right operand uses
+the same ones. Here they are four neighbours, so that a lane's codes are whole words of a row, KB of them in a row.
 
-Of KB K blocks the first field's 16 * KB columns come first, then the next field's. Place p of a field is that of word
-p // 16 of lane p % 8 // 2, and its byte is p % 16 // 8 * 2 + p % 2.
+Among KB K blocks, the 16 * KB columns of the first field come first, then those of the next. Place p of a field
+belongs to word p // 16 of lane p % 8 // 2, byte p % 16 // 8 * 2 + p % 2.
 """
 
 # mypy: ignore-errors
@@ -21,7 +21,7 @@ from moeserve.kernels.launch import kernel
 
 @triton.jit
 def quad_columns(place, KB: tl.constexpr):
-    """The columns of a row at some of its places."""
+    """Returns the columns of a row at the given places."""
     FIELD: tl.constexpr = 16 * KB
     p, field = place % FIELD, place // FIELD % 8
     byte = p % 8 // 2 * (4 * KB) + p // 16 * 4 + p % 16 // 8 * 2 + p % 2

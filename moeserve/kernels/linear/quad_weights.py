@@ -1,9 +1,9 @@
-"""Weights in quad order (quad_order.py), as bfloat16 from the first instruction on (paired_weights.py): what codes
-become in the registers in which a warpgroup's product takes them.
+"""Unpacks weights in quad order (quad_order.py), as bfloat16 from the first instruction on (paired_weights.py), in
+the registers from which a warpgroup's product takes them.
 
-All from the words to the weights is elementwise, a join, a reshape or a broadcast, so that Triton moves the products'
-layout up to the loads. An operation with a number of the loop would keep it from that, and all weights would go through
-shared memory or shuffles: where such a number is needed, it is loaded.
+Everything from the words to the weights is elementwise, a join, a reshape or a broadcast, so that Triton moves the
+product's layout up to the loads. An operation with a number that depends on the loop would prevent that, and all
+weights would go through shared memory or shuffles; such numbers are loaded instead.
 """
 
 # mypy: ignore-errors
@@ -21,7 +21,7 @@ from moeserve.kernels.planes.triton import BYTE_ONES, high_half, low_half, merge
 
 @triton.jit
 def pair_of(value):
-    """float32 to a word of two bfloat16, both the value."""
+    """Packs float32 into a word of two bfloat16, both the value."""
     return tl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $1, $1;", "=r,r", [value], tl.int32, is_pure=True, pack=1
     )
@@ -29,7 +29,7 @@ def pair_of(value):
 
 @triton.jit
 def by_word(values, KB: tl.constexpr):
-    """[BN, KB] of K blocks to [BN, 4, KB] of the words of a quad's lanes."""
+    """Expands [BN, KB] of K blocks to [BN, 4, KB] of the words of a quad's lanes."""
     BN: tl.constexpr = values.shape[0]
     return tl.reshape(tl.broadcast_to(values[:, :, None, None], [BN, KB, 4 // KB, KB]), [BN, 4, KB])
 
@@ -38,8 +38,8 @@ def by_word(values, KB: tl.constexpr):
 def quad_scales(
     scales, supers, selectors, r, first, q, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr
 ):
-    """For rows r [BN] from K block `first` on: the words with the scales and mins of the q-th two low parts, the
-    super-blocks' words, and where in the words the first byte is: [BN, KB] each."""
+    """Returns, for rows r [BN] from K block `first` on, [BN, KB] each: the words with scales and mins of the q-th
+    two low parts, the super-blocks' words, and the position of the first byte in the words."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     BN: tl.constexpr = r.shape[0]
     GROUPS: tl.constexpr = 64 // F.group
@@ -61,7 +61,7 @@ def quad_scales(
 
 @triton.jit
 def times_byte_at(d, word, at):
-    """As paired_weights.times_byte of the byte that the selector `at` has: float32 d * byte."""
+    """Like paired_weights.times_byte, for the byte that the selector `at` picks: float32 d * byte."""
     number = tl.inline_asm_elementwise(
         "prmt.b32 $0, 0x47000000, $1, $2;", "=r,r,r", [word, at], tl.float32, is_pure=True, pack=1
     )
@@ -70,7 +70,7 @@ def times_byte_at(d, word, at):
 
 @triton.jit
 def group_scale(word, min_word, d, at, g: tl.constexpr, F: tl.constexpr):
-    """float32 s and -m [BN, KB] of group g of the step's; -m is not to be used where m is s * offset."""
+    """Returns float32 s and -m [BN, KB] of the iteration's group g; -m is undefined if m is s * offset."""
     if F.has_min_word:
         if COMPILED:
             s = times_byte_at(low_half(d), word, at + 16 * g)
@@ -89,7 +89,7 @@ def group_scale(word, min_word, d, at, g: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def byte_weights(low, high, s, m, byte: tl.constexpr, i: tl.constexpr, F: tl.constexpr, dtype: tl.constexpr):
-    """The weights of one byte of each word, by way of float32."""
+    """Returns the weights of one byte of each word, by way of float32."""
     low_byte, high_byte = (low >> 8 * byte) & 255, (high >> 8 * byte) & 255
     codes = merge_codes(low_byte, high_byte, i * F.low_bits % 8, i * F.high_bits % 8, F, BYTE_ONES)
     return (codes.to(tl.float32) * s + m).to(dtype)
@@ -99,8 +99,8 @@ def byte_weights(low, high, s, m, byte: tl.constexpr, i: tl.constexpr, F: tl.con
 def field_weights(
     low, high, word, min_word, d, at, i: tl.constexpr, F: tl.constexpr, KB: tl.constexpr, dtype: tl.constexpr
 ):
-    """Weights [BN, 16 * KB] of field i in words low and high [BN, 4, KB]; word, min_word, d, at: of
-    quad_scales. The interpreter, which knows no assembly, has them in any type of float."""
+    """Returns the weights [BN, 16 * KB] of field i in words low and high [BN, 4, KB]; word, min_word, d, at: from
+    quad_scales. Without inline assembly, in the interpreter, in any float dtype."""
     BN: tl.constexpr = low.shape[0]
     s, m = group_scale(word, min_word, d, at, i * 16 // F.group, F)
     if not COMPILED:
@@ -134,10 +134,11 @@ def field_weights(
 
 @triton.jit
 def part_words(codes, r, first, p, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
-    """Words [BN, 4, KB] of part p of rows r [BN] and K blocks `first` on. codes: int32, the expert's first row."""
+    """Returns words [BN, 4, KB] of part p of rows r [BN] and K blocks `first` on. codes: int32, the expert's first
+    row."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     row = codes + r[:, None] * (F.parts * K_BLOCKS * 4) + p * (K_BLOCKS * 4) + first * 4
-    # Rows of two dimensions, or Triton does not see that a row's words are neighbours.
+    # Loaded in two dimensions, because otherwise Triton does not see that a row's words are neighbours.
     return tl.reshape(tl.load(row + tl.arange(0, 4 * KB)[None, :]), [r.shape[0], 4, KB])
 
 
@@ -146,9 +147,9 @@ def quad_weights(
     codes, scales, supers, selectors, r, first, q,
     COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """Weights [BN, 64 * KB] of low parts 2 q and 2 q + 1 of K blocks `first` on, whose four fields follow one another.
-    Of a type with codes of 4 low bits and 2 or no high ones: one high part has these fields. selectors: int32 [4], of
-    the bytes of a word (experts/quads.py)."""
+    """Returns weights [BN, 64 * KB] of low parts 2 q and 2 q + 1 of K blocks `first` on, four fields one after
+    another. For types with 4 low bits and at most 2 high ones: one high part has these fields. selectors: int32
+    [4], for the bytes of a word (experts/quads.py)."""
     tl.static_assert(F.low_bits == 4)
     tl.static_assert(F.high_bits == 0 or F.high_bits == 2)
     BN: tl.constexpr = r.shape[0]

@@ -1,4 +1,4 @@
-"""The activations of sliced_k_gemm.py: the rows of a block of tokens, taken apart into the eight fields of K blocks."""
+"""The activations of sliced_k_gemm.py: the rows of a block of tokens, split into the eight fields of K blocks."""
 
 # mypy: ignore-errors
 
@@ -12,7 +12,7 @@ from moeserve.kernels.linear.gemm import route_pointers
 
 @triton.jit
 def for_row_blocks(a, RB: tl.constexpr):
-    """[KB, 16, BM] to [KB * RB, 16, BM]."""
+    """Repeats [KB, 16, BM] to [KB * RB, 16, BM]."""
     wide = tl.broadcast_to(a[:, None, :, :], [a.shape[0], RB, 16, a.shape[2]])
     return tl.reshape(wide, [a.shape[0] * RB, 16, a.shape[2]])
 
@@ -21,9 +21,9 @@ def for_row_blocks(a, RB: tl.constexpr):
 def activation_pointers(
     x, block_routes, count, block, COLS: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr
 ):
-    """Pointers [KB * 8 * BM, 16] to the first KB K blocks of the block's rows of x, which rows exist [.., 1] and the
-    columns [.., 16]: 16 columns of all tokens, then the next 16. So they also lie in shared memory. Longer pieces would
-    meet more bank conflicts there, shorter ones would fetch a sector twice."""
+    """Returns pointers [KB * 8 * BM, 16] to the first KB K blocks of the block's rows of x, a mask of existing rows
+    [.., 1], and the columns [.., 16]: 16 columns of all tokens, then the next 16, which is also their order in
+    shared memory. Longer pieces would cause more bank conflicts, shorter ones would fetch a sector twice."""
     at = tl.arange(0, KB * 8 * BM)
     _routes, live, rows = route_pointers(x, block_routes, count, block * BM + at % BM, COLS, TOP_K)
     k = (at // BM * 16)[:, None] + tl.arange(0, 16)[None, :]
@@ -34,7 +34,7 @@ def activation_pointers(
 def load_activations(
     x, live, k, first, COLS: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr
 ):
-    """The eight fields [KB * RB, 16, BM] of K blocks `first` on; x, live, k: of activation_pointers."""
+    """Returns the eight fields [KB * RB, 16, BM] of K blocks `first` on; x, live, k: from activation_pointers."""
     if COLS % (KB * 128) != 0:
         live = live & (first * 128 + k < COLS)
     a = tl.load(x + first * 128, live, 0.0)

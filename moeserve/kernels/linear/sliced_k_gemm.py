@@ -1,14 +1,16 @@
-"""Some tokens (8 to 64) times a quantised matrix, on the tensor cores. As in gemm.py weights are the left operand, but
-a batch of products [BN / RB, 16] x [16, BM] is made at once: one for each of KB K blocks and RB blocks of rows.
-A warp has K blocks of its own, so that the columns of a product share their scales. That allows two ways:
+"""Some tokens (8 to 64) times a quantised matrix, on the tensor cores.
 
-- Up to SCALED_AFTER tokens the bare codes are multiplied, which bfloat16 holds exactly, and the sums of a group are
-  scaled: acc += s * (codes . x) - m * sum x, where weights scaled before cost three instructions each. Codes are
+As in gemm.py the weights are the left operand, but a batch of products [BN / RB, 16] x [16, BM] is computed at
+once: one for each of KB K blocks and RB blocks of rows. A warp has its own K blocks, so that the columns of a
+product share their scales. That allows two ways:
+
+- Up to SCALED_AFTER tokens, the bare codes are multiplied, which bfloat16 holds exactly, and a group's sums are scaled:
+  acc += s * (codes . x) - m * sum x. Scaling weights first would take three instructions per weight. Codes are
   multiplied as 128 + code, whose bits need no conversion, and sums start from -128 sum x: one more product, of 16 rows.
-- More tokens: the weights are scaled before the product.
+- With more tokens, the weights are scaled before the product.
 
-Either way bytes go from shared memory into the tensor cores' layout as they are and are taken apart there: Triton moves
-the change of layout to the load, as all that follows is elementwise, a reshape or a broadcast.
+Either way bytes go from shared memory into the tensor cores' layout unchanged and are unpacked there: Triton moves
+the layout conversion to the load, because all that follows is elementwise, a reshape or a broadcast.
 """
 
 # mypy: ignore-errors
@@ -43,21 +45,21 @@ SCALED_AFTER = tl.constexpr(16)  # tokens
 
 @triton.jit
 def k_blocks_first(tile, KB: tl.constexpr, RB: tl.constexpr):
-    """[rows, KB * 16] to [KB * RB, rows / RB, 16]."""
+    """Rearranges [rows, KB * 16] to [KB * RB, rows / RB, 16]."""
     tile = tl.permute(tl.reshape(tile, [tile.shape[0], KB, 16]), [1, 0, 2])
     return tl.reshape(tile, [KB * RB, tile.shape[1] // RB, 16])
 
 
 @triton.constexpr_function
 def offset_assembly(F):
-    """Four bfloat16 of -(128 + F.offset) for four bytes."""
+    """Assembly: four bfloat16 of -(128 + F.offset) for four bytes."""
     return f"{{ and.b32 $0, $2, 0; or.b32 $0, $0, {(0xC300 + F.offset) * 0x10001:#x}; mov.b32 $1, $0; }}"
 
 
 @triton.jit
 def minus_offset_like(bytes, F: tl.constexpr, dtype: tl.constexpr):
-    """-(bias + offset) in the shape of bytes, made of them so that the compiler lays it out as codes: the activations
-    of both products are then read from shared memory once."""
+    """Returns -(bias + offset) in the shape of `bytes`. It is computed from them, so that the compiler gives it the
+    codes' layout and reads the activations of both products from shared memory once."""
     if COMPILED and dtype == tl.bfloat16:
         out = tl.inline_asm_elementwise(
             offset_assembly(F), "=r,=r,r", [bytes], tl.bfloat16, is_pure=True, pack=4
@@ -69,8 +71,8 @@ def minus_offset_like(bytes, F: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def code_pointers(codes, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
-    """Pointers to the bytes of part 0 [BN, KB * 16] for rows r [BN] from K block `first` on, and which exist. codes:
-    uint8, the expert's first row."""
+    """Returns pointers to the bytes of part 0 [BN, KB * 16] for rows r [BN] from K block `first` on, and a mask of
+    those that exist. codes: uint8, the expert's first row."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     b = tl.arange(0, KB * 16)
     at = codes + r[:, None] * (F.parts * K_BLOCKS * 16) + (first * 16 + b)[None, :]
@@ -79,7 +81,8 @@ def code_pointers(codes, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.c
 
 @triton.jit
 def halves(pair):
-    """Both words of an int64. In assembly, or the compiler shifts all 64 bits for each byte wanted."""
+    """Returns both words of an int64. In assembly, because otherwise the compiler shifts all 64 bits for each byte
+    needed."""
     if COMPILED:
         low, high = tl.inline_asm_elementwise(
             "mov.b64 {$0, $1}, $2;", "=r,=r,l", [pair], (tl.int32, tl.int32), is_pure=True, pack=1
@@ -91,8 +94,8 @@ def halves(pair):
 
 @triton.jit
 def load_scales(scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
-    """Loads the scale words, a tuple, and the super-blocks' words of rows r [BN] from K block `first` on, each [KB,
-    BN]. Words are loaded two at a time: the number of loads is what counts."""
+    """Loads a tuple of scale words, and the super-blocks' words, of rows r [BN] from K block `first` on, each [KB,
+    BN]. Words are loaded in pairs, because the number of loads is what costs."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     u = (first + tl.arange(0, KB))[None, :]
     there = u < K_BLOCKS
@@ -112,7 +115,7 @@ def load_scales(scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, K
 
 @triton.jit
 def wide_as(total, BN: tl.constexpr):
-    """[.., 16, BM] to [.., BN, BM], the 16 rows again and again: no data moves between threads."""
+    """Repeats [.., 16, BM] to [.., BN, BM]; no data moves between threads."""
     KB: tl.constexpr = total.shape[0]
     BM: tl.constexpr = total.shape[2]
     return tl.reshape(tl.broadcast_to(total[:, None, :, :], [KB, BN // 16, 16, BM]), [KB, BN, BM])
@@ -120,7 +123,7 @@ def wide_as(total, BN: tl.constexpr):
 
 @triton.jit
 def minus_offsets(bias_rows, a0, a1, like):
-    """-(bias + offset) * sum x [KB * RB, 16, BM], on 16 rows alike. a1: None for a group of 16."""
+    """Returns -(bias + offset) * sum x [KB * RB, 16, BM], the same in all 16 rows. a1: None for a group of 16."""
     KB: tl.constexpr = like.shape[0]
     BM: tl.constexpr = like.shape[2]
     total = tl.dot(bias_rows, a0, tl.zeros([KB, 16, BM], tl.float32))
@@ -131,7 +134,7 @@ def minus_offsets(bias_rows, a0, a1, like):
 
 @triton.jit
 def add_group(acc, w0, w1, a0, a1, bias_rows, s, m, F: tl.constexpr):
-    """acc + s * codes . x - m * sum x of a group: of one field where w1 is None, else of two."""
+    """Returns acc + s * codes . x - m * sum x for a group: one field if w1 is None, else two."""
     if F.is_signed:
         part = tl.zeros_like(acc)
     else:
@@ -148,7 +151,7 @@ def add_group(acc, w0, w1, a0, a1, bias_rows, s, m, F: tl.constexpr):
 
 @triton.jit
 def k_block_scales(words, d, g: tl.constexpr, F: tl.constexpr, RB: tl.constexpr, PAIRS: tl.constexpr):
-    """float32 s and m [KB * RB, BN / RB] of group g; PAIRS: as scale_and_negative_min."""
+    """Returns float32 s and m [KB * RB, BN / RB] of group g; PAIRS: as scale_and_negative_min does."""
     word, min_word = words[0], words[0]
     if F.scale == U8_MIN:
         min_word = words[1]
@@ -168,8 +171,8 @@ def add_pair(
     acc, low, high, at, live, words, d, bias_rows, a0, a1,
     h: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr,
 ):  # fmt: skip
-    """Adds the products of fields 2h and 2h + 1 of the K blocks at hand to acc [KB * RB, BN / RB, BM]. a0, a1
-    [KB * RB, 16, BM]: the activations. Gives acc and the bytes that the next fields may take."""
+    """Adds the products of fields 2h and 2h + 1 of the loaded K blocks to acc [KB * RB, BN / RB, BM]. a0, a1 [KB *
+    RB, 16, BM]: activations. Returns acc, and the bytes that the next fields may need."""
     PAIRS: tl.constexpr = acc.shape[2] > SCALED_AFTER and has_pairs(F, a0.dtype)
     s0, m0 = k_block_scales(words, d, h * 32 // F.group, F, RB, PAIRS)
     s1, m1 = s0, m0
@@ -194,7 +197,7 @@ def add_pair(
 
 @triton.jit
 def by_column(values, KB: tl.constexpr):
-    """[KB * RB, BN / RB] of groups to [BN, KB * 16] of columns, as the bytes that have a field's codes lie."""
+    """Expands [KB * RB, BN / RB] of groups to [BN, KB * 16] of columns, in the order of a field's code bytes."""
     rows: tl.constexpr = values.shape[0] * values.shape[1] // KB
     wide = tl.broadcast_to(tl.trans(tl.reshape(values, [KB, rows]))[:, :, None], [rows, KB, 16])
     return tl.reshape(wide, [rows, KB * 16])
@@ -204,7 +207,7 @@ def by_column(values, KB: tl.constexpr):
 def scaled_field(
     low, high, s, m, f: tl.constexpr, F: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr, dtype: tl.constexpr
 ):
-    """Weights [KB * RB, BN / RB, 16] of field f, in floats of a type."""
+    """Returns weights [KB * RB, BN / RB, 16] of field f in the float dtype."""
     if has_pairs(F, dtype):
         w = k_blocks_first(paired_weights(low, high, by_column(s, KB), by_column(m, KB), f, F), KB, RB)
     else:
@@ -219,7 +222,7 @@ def add_k_blocks(
     first, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr,
 ):  # fmt: skip
     """Adds the products of K blocks `first` .. + KB - 1 to acc [KB * RB, BN / RB, BM] and, unless F_UP is None, to
-    up_acc. x, live_x, k: of activation_pointers; the planes' pointers are at the expert's first row."""
+    up_acc. x, live_x, k: from activation_pointers; the planes' pointers point to the expert's first row."""
     at, live = code_pointers(codes, r, first, COLS, F, KB)
     words, d = load_scales(scales, supers, r, first, COLS, F, KB)
     low, high = at, at
@@ -254,7 +257,7 @@ def add_k_blocks(
 
 @triton.jit
 def bias_rows_for(bytes, F: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr, dtype: tl.constexpr):
-    """-(bias + offset) as rows [KB * RB, 16, 16]. bytes: any 256 * RB."""
+    """Returns -(bias + offset) as rows [KB * RB, 16, 16]. bytes: any 256 * RB bytes."""
     at = bytes + tl.arange(0, 16 * RB)[:, None] * 16 + tl.arange(0, KB * 16)[None, :] % 16
     return k_blocks_first(minus_offset_like(tl.load(at), F, dtype), KB, RB)
 
@@ -265,7 +268,8 @@ def multiply_k_blocks(
     COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr,
     RB: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BN, BM]: rows r times the rows of activation_pointers, of the matrix and, unless F_UP is None, of up."""
+    """Returns float32 [BN, BM]: rows r times the rows of activation_pointers, for the matrix and, unless F_UP is
+    None, for up."""
     BN: tl.constexpr = r.shape[0]
     acc = tl.zeros([KB * RB, BN // RB, BM], tl.float32)
     up_acc = acc
@@ -278,7 +282,7 @@ def multiply_k_blocks(
     up_bias_rows = bias_rows
     if F_UP is not None:
         up_bias_rows = bias_rows_for(bytes, F_UP, KB, RB, dtype)
-    # With its own number of stages the loop fetches the scales ahead too, not only what goes into products.
+    # With an explicit number of stages the loop also prefetches scales, not only the operands of products.
     for first in tl.range(0, (COLS + 127) // 128, KB, num_stages=STAGES):
         acc, up_acc = add_k_blocks(
             acc, up_acc, bytes, scales, supers, up_bytes, up_scales, up_supers, x, live, k, bias_rows, up_bias_rows, r,
@@ -294,8 +298,8 @@ def sliced_k_gemm_kernel(
     TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As gemm.gemm_kernel: out[i] = W x[i], [.., ROWS + SECOND_ROWS], the last columns by the second matrix where there
-    is one. Grid (row tiles of W, then those of the second matrix; blocks of BM tokens or routes)."""
+    """Like gemm.gemm_kernel: out[i] = W x[i], [.., ROWS + SECOND_ROWS]; an optional second matrix gives the last
+    columns. Grid (row tiles of W, then of the second matrix; blocks of BM tokens or routes)."""
     block, tile = tl.program_id(1), tl.program_id(0)
     TILES: tl.constexpr = (ROWS + BN - 1) // BN
     STRIDE: tl.constexpr = ROWS + SECOND_ROWS
@@ -308,7 +312,7 @@ def sliced_k_gemm_kernel(
     routes, live, _rows = route_pointers(x, block_routes, count, block * BM + tl.arange(0, BM), COLS, 1)
     routes = part_rows(routes, TOP_K, PARTS)
     rows, live_rows, k = activation_pointers(x, block_routes, count, block, COLS, 1, BM, KB)
-    # Only here, so that the routes are not waited for after the expert.
+    # Read only here, so that the routes are not waited for after the expert.
     if block_expert is not None:
         if expert < 0:
             return
@@ -357,7 +361,7 @@ def gated_sliced_k_gemm_kernel(
     BY_ROUTE: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr,
     RB: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As gemm.gated_gemm_kernel."""
+    """Like gemm.gated_gemm_kernel."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

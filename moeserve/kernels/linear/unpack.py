@@ -1,8 +1,8 @@
-"""Quantised matrices as rows of 16-bit floats, for products with enough tokens that every weight is used hundreds of
-times: the tensor cores then wait for no weight to be taken apart.
+"""Unpacks quantised matrices to rows of 16-bit floats, for products with so many tokens that every weight is used
+hundreds of times: the tensor cores then never wait for unpacking.
 
-8,192 tokens, 128 experts of 768 x 2,048 in Q4_K on an H200: gate and up 1.10 ms with the unpacking (0.32), 1.84 with
-weights taken apart in the product; down 0.60 instead of 1.35.
+8,192 tokens, 128 experts of 768 x 2,048 in Q4_K on an H200: gate and up 1.10 ms including 0.32 of unpacking, where
+unpacking within the product takes 1.84; down 0.60 instead of 1.35.
 """
 
 # mypy: ignore-errors
@@ -25,9 +25,9 @@ def unpack_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, OUT_ROWS: tl.constexpr, EVERY: tl.constexpr,
     AT: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Row r of an expert's matrix to row r * EVERY + AT of out [experts, OUT_ROWS, COLS], rounded once, from float32.
-    Grid (row tiles, steps of KB K blocks, experts). With PDL the matrix is read and taken apart before the kernel
-    ahead has ended, which writes none of it, but may read `out`."""
+    """Unpacks row r of an expert's matrix to row r * EVERY + AT of out [experts, OUT_ROWS, COLS], rounded once,
+    from float32. Grid (row tiles, iterations of KB K blocks, experts). With PDL the matrix is read and unpacked
+    before the previous kernel has ended; that kernel must not write the matrix, but may still read `out`."""
     if PDL:
         gdc_launch_dependents()
     expert = tl.program_id(2).to(tl.int64)

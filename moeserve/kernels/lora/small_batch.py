@@ -1,9 +1,9 @@
-"""What adapters add to a small batch, each row by itself.
+"""The adapters' products for a small batch, each row on its own.
 
-These kernels take most of their time to find their matrices and to read them. So they do that before the kernel ahead
-has ended, which writes neither: the count and the slots are copied to the device before a step, the table and matrices
-between steps. Only x, what is shrunk and the outputs are read after it. Every program waits, so that what comes next
-finds the kernel ahead ended.
+These kernels spend most of their time finding and reading their matrices. So they do that before the previous
+kernel has ended, which writes neither: the count and the slots are copied to the device before a step, the table
+and the matrices between steps. Only x, shrunk and the outputs are read after it. Every program waits, so that the
+next kernel can rely on the previous one having ended.
 """
 
 # mypy: ignore-errors
@@ -23,7 +23,7 @@ def row_matrix(
     table, slots, count, row, part, COLUMN: tl.constexpr, PARTS: tl.constexpr, SLOT_STRIDE: tl.constexpr,
     FLOAT: tl.constexpr,
 ):  # fmt: skip
-    """The matrix of a row's product, A (COLUMN 0) or B (1), and its rank, 0 where nothing is added."""
+    """Returns the matrix of a row's product, A (COLUMN 0) or B (1), and its rank; 0 if nothing is added."""
     slot = tl.where(row < tl.load(count), tl.load(slots + row), -1)
     entry = table_entry(table, tl.maximum(slot, 0), part, 0, PARTS, 1, SLOT_STRIDE)
     matrix, rank = matrix_and_rank(entry, COLUMN, FLOAT)
@@ -36,8 +36,8 @@ def shrink_small_batch_kernel(
     SLOT_STRIDE: tl.constexpr, RANK: tl.constexpr, FLOAT: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """As triton.shrink_kernel, of rows x [n, COLS] of floats. Grid (some, PARTS, n): the first are the ranks' tiles of
-    BR in turn."""
+    """Like triton.shrink_kernel, for rows x [n, COLS] of floats. Grid (programs that take the ranks' tiles of BR in
+    turn, PARTS, n)."""
     if PDL:
         gdc_launch_dependents()
     tile, part, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -82,7 +82,7 @@ def expand_small_batch_kernel(
     PARTS: tl.constexpr, SLOT_STRIDE: tl.constexpr, RANK: tl.constexpr, FLOAT: tl.constexpr, BN: tl.constexpr,
     BR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As triton.expand_kernel, which adds. Grid (the outputs' tiles of BN columns, n)."""
+    """Like triton.expand_kernel with ADDS. Grid (the outputs' tiles of BN columns, n)."""
     if PDL:
         gdc_launch_dependents()
     TILES: tl.constexpr = (ROWS + BN - 1) // BN

@@ -1,15 +1,14 @@
-"""What adapters add to products, for many adapters in one launch: B (A x) with a row's own A and B.
+"""The adapters' terms of products, for many adapters in one launch: B (A x) with each row's own A and B.
 
-A block of rows is gone through adapter by adapter, so that rows need no sorting: of one row that is one round, and
-consecutive rows of a prompt have one adapter. Adapters are found by their addresses, which a CUDA graph reads anew
-at each replay.
+A block of rows is processed adapter by adapter, so that rows need no sorting: consecutive rows of a prompt have the
+same adapter. Adapters are found by address, which a CUDA graph reads anew at each replay.
 
-table int64 [slots, products, 4]: of a product of an adapter the addresses of A [rank, cols] and B [rows, rank], of
-FLOAT, and the rank, a multiple of 16 with zeros behind; rank 0: the adapter leaves the product alone. The products of
-a launch are PARTS * EXPERTS consecutive ones, and `table` points to the first of slot 0.
+table int64 [slots, products, 4]: for each product of an adapter, the addresses of A [rank, cols] and B [rows,
+rank], of FLOAT, and the rank, a multiple of 16 (padded with zeros); rank 0: the adapter does not change the
+product. A launch uses PARTS * EXPERTS consecutive products, and `table` points to the first one of slot 0.
 
-An item is a row, or of products of experts a route: row * TOP_K + j, of the expert ids[row, j]. Blocks of BM items are
-consecutive, or the blocks that experts/align.py makes.
+An item is a row or, for experts, a route: row * TOP_K + j, to expert ids[row, j]. Blocks of BM items are
+consecutive, or are the blocks of experts/align.py.
 """
 
 # mypy: ignore-errors
@@ -28,7 +27,8 @@ def block_items(
     slots, ids, block_expert, block_routes, count, block, TOP_K: tl.constexpr, IDS_STRIDE: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """The items [BM] of a block, which exist, their adapters' slots (-1: none), and the expert of all of them."""
+    """Returns the items [BM] of a block, a mask of those that exist, their adapters' slots (-1: none), and the
+    expert of all of them."""
     items = block * BM + tl.arange(0, BM)
     expert = tl.full([], 0, tl.int32)
     if block_routes is not None:
@@ -42,13 +42,13 @@ def block_items(
     if ids is not None:
         of_items = tl.load(ids + rows * IDS_STRIDE + items % TOP_K, live, -1)
         live = of_items >= 0
-        expert = tl.max(of_items, 0)  # of a block of one
+        expert = tl.max(of_items, 0)  # of a block with one item
     return items, live, tl.load(slots + rows, live, -1), expert
 
 
 @triton.jit
 def next_slot(slot, s):
-    """The highest of `slot` below s; -1: there is none."""
+    """Returns the highest of `slot` below s; -1 if there is none."""
     return tl.max(tl.where(slot < s, slot, -1), 0)
 
 
@@ -69,7 +69,7 @@ def matrix_and_rank(entry, COLUMN: tl.constexpr, FLOAT: tl.constexpr):
 
 @triton.jit
 def shrink_row(x, codes, scales, a, r, COLS: tl.constexpr, BK: tl.constexpr):
-    """[1, BR]: rows r of a [.., COLS] times one row, of floats or of int8 with a scale per 32 columns."""
+    """Returns [1, BR]: rows r of a [.., COLS] times one row, of floats or of int8 with a scale per 32 columns."""
     acc = tl.zeros([r.shape[0], BK], tl.float32)
     for first in range(0, COLS, BK):
         k = first + tl.arange(0, BK)
@@ -85,7 +85,7 @@ def shrink_row(x, codes, scales, a, r, COLS: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def shrink_rows(x, live, a, r, COLS: tl.constexpr, BK: tl.constexpr):
-    """[BM, BR]: rows r of a [.., COLS] times the rows that x points to."""
+    """Returns [BM, BR]: rows r of a [.., COLS] times the rows that x points to."""
     acc = tl.zeros([x.shape[0], r.shape[0]], tl.float32)
     for first in range(0, COLS, BK):
         k = first + tl.arange(0, BK)
@@ -105,9 +105,9 @@ def shrink_kernel(
     SLOT_STRIDE: tl.constexpr, TOP_K: tl.constexpr, IDS_STRIDE: tl.constexpr, RANK: tl.constexpr,
     FLOAT: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """shrunk[item, part] = A x[item // X_TOP_K], float32 [items, PARTS, RANK], as far as the adapter's rank goes. Grid
-    (some, PARTS, blocks): the first are the ranks' tiles in turn. codes int8 with scales float32 in place of x: of a
-    block of one."""
+    """shrunk[item, part] = A x[item // X_TOP_K], float32 [items, PARTS, RANK], up to the adapter's rank. Grid
+    (programs that take the ranks' tiles in turn, PARTS, blocks). codes int8 with scales float32 instead of x: only
+    with blocks of one item."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -141,7 +141,7 @@ def expand_block(
     PARTS: tl.constexpr, EXPERTS: tl.constexpr, SLOT_STRIDE: tl.constexpr, RANK: tl.constexpr, FLOAT: tl.constexpr,
     BR: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BM, BN]: rows c of each item's B times what is shrunk of it; zeros where it has none."""
+    """Returns float32 [BM, BN]: rows c of each item's B times its shrunk vector; zeros for items without adapter."""
     acc = tl.zeros([items.shape[0], c.shape[0]], tl.float32)
     at = shrunk + (items * PARTS + part).to(tl.int64)[:, None] * RANK
     s = tl.max(slot, 0)
@@ -167,7 +167,7 @@ def expand_part(
     TOP_K: tl.constexpr, OUT_TOP_K: tl.constexpr, RANK: tl.constexpr, ADDS: tl.constexpr, FLOAT: tl.constexpr,
     BN: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one part: see expand_kernel."""
+    """Computes a tile of one part: see expand_kernel."""
     c = tile * BN + tl.arange(0, BN)
     there = c < ROWS
     y = expand_block(
@@ -195,10 +195,10 @@ def expand_kernel(
     RANK: tl.constexpr, ADDS: tl.constexpr, FLOAT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[item] += B shrunk[item, 0], second[item] += B shrunk[item, 1] and so on for PARTS outputs, each with the B of
-    its product. Not ADDS: = instead of +=, for items without an adapter 0, and a bias float32 [EXPERTS, ROWS] more
-    where there is one. Of the OUT_TOP_K rows of out that each row has the first TOP_K are its items'. Grid (the
-    outputs' tiles of BN columns, blocks)."""
+    """out[item] += B shrunk[item, 0], second[item] += B shrunk[item, 1] and so on for PARTS outputs, each with its
+    product's B. Without ADDS: = instead of +=, 0 for items without an adapter, plus an optional bias float32
+    [EXPERTS, ROWS]. out has OUT_TOP_K rows per row, the first TOP_K for its items. Grid (the outputs' tiles of BN
+    columns, blocks)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -238,8 +238,8 @@ def expand_sum_kernel(
     IDS_STRIDE: tl.constexpr, WEIGHTS_STRIDE: tl.constexpr, RANK: tl.constexpr, FLOAT: tl.constexpr,
     BN: tl.constexpr, BR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[row] += sum over j of weights[row, j] * B shrunk[row * TOP_K + j], with the B of expert ids[row, j], none
-    where that is below 0. Grid (tiles of BN columns, rows)."""
+    """out[row] += sum over j of weights[row, j] * B shrunk[row * TOP_K + j], with the B of expert ids[row, j],
+    skipped if negative. Grid (tiles of BN columns, rows)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -28,12 +28,12 @@ def add_norm(
     *,
     attended: Tensor | None = None,
 ) -> None:
-    """x[i] += attended[i] + extra[i] + sum_j part_weights[i, j] * parts[i, j]; y[i] = RMSNorm(x[i]) * weight, for
-    i < count[0].
+    """x[i] += attended[i] + extra[i] + sum_j part_weights[i, j] * parts[i, j]; y[i] = RMSNorm(x[i]) * weight, for i
+    < count[0].
 
-    x float32 [n, cols]; parts [n, p, cols], those with part_ids [n, p] below 0 left out. With rows int32 [m], i goes
-    through them and x stays as it is. attended, extra: float32 [n, cols]. y and codes with scales: GpuActivations
-    [m, cols]. exact: float32 [m, cols], the same unrounded.
+    x float32 [n, cols]; parts [n, p, cols], without those whose part_ids [n, p] are negative. rows int32 [m]: i
+    takes only these values, and x stays unchanged. attended, extra: float32 [n, cols]. y and codes with scales:
+    GpuActivations [m, cols]. exact: float32 [m, cols], y unrounded.
     """
     some = y if y is not None else codes
     assert some is not None
@@ -74,8 +74,8 @@ def sandwich_inputs(
     router: Tensor | None,
     experts: GpuActivations | None,
 ) -> None:
-    """x[i] += norm(attended[i]) for i < count[0]; then dense, router and experts: norms of x. x and router float32
-    [n, cols], the others of any floats. Where no parts are normalised, router is what dense is, in float32, and experts
+    """x[i] += norm(attended[i]) for i < count[0]; then dense, router and experts = norms of x. x and router float32
+    [n, cols], the others any floats. If parts have no norms of their own, router = dense in float32, and experts
     are not written."""
     size = next_power_of_2(x.shape[1])
     parts, into = norms.parts, experts or GpuActivations(None, None, None)
@@ -105,10 +105,10 @@ def sandwich_sum(
     y: GpuActivations,
 ) -> None:
     """x[i] = (x[i] + norm(norm(dense[i]) + norm(experts[i]))) * factor, y[i] = RMSNorm(x[i]) * weight, for i <
-    count[0]. Where no parts are normalised, without dense: x[i] = (x[i] + norm(experts[i])) * factor.
+    count[0]. If parts have no norms of their own, without dense: x[i] = (x[i] + norm(experts[i])) * factor.
 
-    experts[i] = extra[i] + sum_j part_weights[i, j] * parts[i, j] as in `add_norm`, as are rows. dense [n, 1, cols] and
-    parts [n, p, cols] may be columns of wider tensors, and weights and ids then are, too.
+    experts[i] = extra[i] + sum_j part_weights[i, j] * parts[i, j] as in `add_norm`; rows as there. dense [n, 1,
+    cols] and parts [n, p, cols] may be columns of wider tensors, with weights and ids to match.
     """
     cols = x.shape[1]
     size = next_power_of_2(cols)

@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def norm(x: Tensor, weight: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float64.
+    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float64.
 
-    x [n, cols], weight [cols]; rows: indices [m] of the rows to take, all of them without it. Gives [m, cols].
+    x [n, cols], weight [cols]; rows: indices [m] of the rows to take, all by default. Returns [m, cols].
     """
     chosen = (x if rows is None else x[rows.long()]).double()
     return chosen * torch.rsqrt(chosen.square().mean(dim=-1, keepdim=True) + eps) * weight.double()
@@ -25,7 +25,7 @@ def sandwich_sum(
     factor: Tensor,
     eps: float,
 ) -> Tensor:
-    """The residual stream behind a layer with norms behind its blocks (Gemma 4's): (x + norm(norm(dense) +
-    norm(experts))) * factor, in float64. x, dense, experts [n, cols]; the norms' weights [cols]; factor [1]."""
+    """Returns the residual stream after a sandwiched layer (Gemma 4): (x + norm(norm(dense) + norm(experts))) *
+    factor, in float64. x, dense, experts [n, cols]; the norms' weights [cols]; factor [1]."""
     parts = norm(dense, dense_norm, eps) + norm(experts, experts_norm, eps)
     return (x.double() + norm(parts, output_norm, eps)) * factor.double()

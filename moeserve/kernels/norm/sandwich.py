@@ -25,8 +25,8 @@ def sandwich_inputs_kernel(
     COLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per row i < count[0]: x += norm(block), then dense, router and experts = norm(x), each with its own
-    weight [COLS]; router and experts are skipped if router_norm or experts_norm is None. x float32, block [n, COLS];
-    outputs, also quantised to codes and scales: [n, COLS] each, where given. SIZE: COLS or the power of two above."""
+    weight [COLS]; router and experts are skipped if router_norm or experts_norm is None. x float32, block [n,
+    COLS]; outputs, and their codes with scales: [n, COLS], each optional. SIZE: COLS or the power of two above."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -62,14 +62,14 @@ def sandwich_sum_kernel(
     COLS: tl.constexpr, DENSE_STRIDE: tl.constexpr, P: tl.constexpr, PART_STRIDE: tl.constexpr, EPS: tl.constexpr,
     SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row i < count[0]; row rows[i] of what is read where rows is given (x is then not written).
+    """A program per row i < count[0]. With rows, it reads row rows[i], and x is not written.
 
     x = (x + norm(norm(dense) + norm(experts))) * factor and y = norm(x), with the norms' weights dense_norm,
-    experts_norm, output_norm and weight [COLS]. Without dense: x = (x + norm(experts)) * factor. experts: the sum of
-    extra float32 [n, COLS], where given, and of P parts, by part_weights and without those whose part_ids are below 0,
-    where given. Of a row, dense and the parts, [COLS] each, are DENSE_STRIDE and PART_STRIDE rows behind those of the
-    row before, as weights and ids are. factor float32 [1], or None for 1. y, codes with scales: [m, COLS] each, where
-    given. SIZE: COLS or the power of two above.
+    experts_norm, output_norm and weight [COLS]. Without dense: x = (x + norm(experts)) * factor. experts: the sum
+    of extra float32 [n, COLS], optional, and of P parts, optionally weighted by part_weights and without those
+    whose part_ids are negative. DENSE_STRIDE, PART_STRIDE: rows of [COLS] from one row's dense output, or first
+    part, to the next row's; weights and ids likewise. factor float32 [1]; None: 1. y, codes with scales: [m, COLS],
+    each optional. SIZE: COLS or the power of two above.
     """
     if PDL:
         gdc_launch_dependents()

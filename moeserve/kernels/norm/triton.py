@@ -16,7 +16,8 @@ from moeserve.kernels.quantize.triton import store_quantized
 
 @triton.jit
 def store_activations(x, y, codes, scales, row, COLS: tl.constexpr, SIZE: tl.constexpr):
-    """Row `row` of y and of codes with scales, where given, = x [SIZE], of which COLS columns are the row's."""
+    """Stores x [SIZE], whose first COLS columns are valid, as row `row` of y and of codes with scales; each
+    optional."""
     c = tl.arange(0, SIZE)
     if y is not None:
         tl.store(y + row * COLS + c, x.to(y.dtype.element_ty), c < COLS)
@@ -28,7 +29,8 @@ def store_activations(x, y, codes, scales, row, COLS: tl.constexpr, SIZE: tl.con
 def store_norm(
     value, gain, y, codes, scales, exact, row, COLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr
 ):
-    """Row `row` of y, of codes with scales, and of exact, where given, = the norm of value [SIZE] times gain."""
+    """Stores the norm of value [SIZE] times gain as row `row` of y, of codes with scales, and of exact; each
+    optional."""
     scale = tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS)
     normed = value * scale * gain
     store_activations(normed, y, codes, scales, row, COLS, SIZE)
@@ -42,17 +44,17 @@ def add_norm_kernel(
     x, parts, part_weights, part_ids, attended, extra, rows, count, weight, y, codes, scales, exact,
     COLS: tl.constexpr, P: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row i < count[0]; row rows[i] of x where rows is given (x is then not written).
+    """A program per row i < count[0]. With rows, it reads row rows[i] of x, and x is not written.
 
-    x float32 [n, COLS]; parts [n, P, COLS], by part_weights [n, P], without those whose part_ids [n, P] are < 0;
-    attended and extra float32 [n, COLS], where given. y, codes with scales, exact float32: [m, COLS] each, where
-    given. SIZE: COLS or the power of two above.
+    x float32 [n, COLS]; parts [n, P, COLS], weighted by part_weights [n, P], without those whose part_ids [n, P]
+    are negative; attended and extra float32 [n, COLS], optional. y, codes with scales, exact float32: [m, COLS],
+    each optional. SIZE: COLS or the power of two above.
     """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     i = tl.program_id(0)
-    # Everything is loaded before anything is looked at: one trip to memory in place of one for every part.
+    # Everything is loaded before anything is used: one round trip to memory instead of one per part.
     existing = tl.load(count)
     token = i if rows is None else tl.where(i < existing, tl.load(rows + i), 0)
     row = token.to(tl.int64)

@@ -1,17 +1,17 @@
-"""The kernels as PyTorch operators: one name, C++ on CPU tensors, Triton on CUDA ones.
+"""The kernels as PyTorch operators: one name for C++ on CPU tensors and Triton on CUDA tensors.
 
     from moeserve.kernels import operators
     w = operators.weight(rows, kind, (out, cols), "cuda")      # GGUF bytes, once
     y = torch.ops.moeserve.linear(x, w, kind)                  # x float32 [n, cols] on w's device
 
-A call allocates its result and is complete in itself: the way in for other programs, which find every kernel under one
-name whatever the device. Importing this imports nothing of the server, and the server imports nothing of this package,
-nor of its parts: `pointwise`, which makes kernels from expressions, and `piecewise`, an attention with two embeddings.
-The engines and the kernels' own tests call what is below: `cpu_stream.py`, and the `op.py` of each operator's folder.
-That layer writes into given memory, waits for nothing and has options that these names leave out (windows, biases,
-other routers).
+A call allocates its result and has no other effect. This package is for other programs, which find every kernel
+under one name on any device. It imports nothing of the server, and the server imports nothing of it, including its
+parts `pointwise` (kernels made from expressions) and `piecewise` (attention with two embeddings). The engines and
+the kernels' own tests call the layer below: `cpu_stream.py`, and the `op.py` of each operator's folder. That layer
+writes into given memory, does not wait, and has options that the operators lack (windows, biases, other routers).
 
-`catalogue.py` lists the operators with what they take, give and refuse; docs/reference/operators/ is made from it.
+`catalogue.py` lists the operators with their arguments, results and errors; docs/reference/operators/ is made from
+it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ NAMES = tuple(OPERATORS)
 
 
 def weight(rows: Tensor, kind: int, shape: tuple[int, ...], device: torch.device | str) -> list[Tensor]:
-    """uint8 GGUF bytes of a matrix [rows, cols], or of experts [experts, rows, cols], as `device` reads them: on the
-    CPU as they are, on a GPU as planes. ValueError where bytes and shape differ."""
+    """Returns a matrix [rows, cols], or experts [experts, rows, cols], from uint8 GGUF bytes in the form that
+    `device` reads: on the CPU unchanged, on a GPU as planes. Raises ValueError if bytes and shape do not match."""
     if torch.device(device).type == "cpu":
         experts, count, _ = (1, *shape) if len(shape) == 2 else shape
         if rows.numel() % (experts * count):
@@ -46,7 +46,7 @@ def _implement(name: str, device: str) -> Any:
     def call(*arguments: Any) -> Any:
         if device != "meta":
             check(name, arguments)
-        # Only now: neither the C++ extension nor Triton is needed before.
+        # Imported late: a process without weights needs neither the C++ extension nor Triton.
         module = importlib.import_module(f"moeserve.kernels.operators.{device}")
         return getattr(module, name)(*arguments)
 

@@ -1,5 +1,5 @@
-"""The operators of torch.ops.moeserve: what they take and give. The one table of them, read by the registration, by the
-checks of arguments and by docs/reference/operators/. It needs no torch."""
+"""The operators of torch.ops.moeserve: arguments and results. The only table of them; the registration, the
+argument checks and docs/reference/operators/ read it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 
 class Argument(NamedTuple):
-    """form: a tensor's type and shape, as "float32 [n, cols]", whose letters are one number throughout a call; or
-    "weight", `operators.weight`'s list; or "any"; or a Python type. `cpu`: on the CPU, whatever the device."""
+    """form: a tensor's dtype and shape, such as "float32 [n, cols]", in which a letter stands for the same number
+    throughout a call; or "weight", the list that `operators.weight` returns; or "any"; or a Python type. `cpu`: on
+    the CPU, on any device."""
 
     form: str
     meaning: str
@@ -20,9 +21,9 @@ class Operator(NamedTuple):
     does: str
     arguments: dict[str, Argument]
     gives: str
-    reference: str  # the specification in plain torch
-    source: str  # where it was published
-    example: str  # Python, which a test runs; it ends with an assertion
+    reference: str  # specification in plain torch
+    source: str  # publication
+    example: str  # Python code, run by a test; it ends with an assertion
     raises: str = "ValueError for a tensor of another type or shape, or that is not contiguous."
 
 

@@ -1,4 +1,4 @@
-"""Arguments of operators against the catalogue, before a kernel reads memory by them."""
+"""Checks operators' arguments against the catalogue, before a kernel reads memory with them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def _forms(operator: str) -> tuple[_Form, ...]:
 
 
 def check(operator: str, arguments: tuple[Any, ...]) -> None:
-    """ValueError for a tensor of another type, shape or device than the catalogue has, or that is not contiguous."""
+    """Raises ValueError for a tensor whose dtype, shape or device differs from the catalogue, or that is not
+    contiguous."""
     sizes: dict[str, int] = {}
     device = next((a.device for a in arguments if isinstance(a, Tensor)), None)
     for form in _forms(operator):

@@ -1,4 +1,5 @@
-"""The operators on CPU tensors: the C++ pool, waited for. Weights are GGUF rows, computed from in place."""
+"""The operators on CPU tensors: calls of the C++ pool that wait for the result. Weights are GGUF rows, used in
+place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators on CUDA tensors: the launches of each operator's folder, with room allocated for one call."""
+"""The operators on CUDA tensors: launches of each operator's folder, with buffers allocated per call."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from moeserve.quantization.table import F16
 
 
 def _count(x: Tensor) -> Tensor:
-    # Copied from the host, which waits: GEMV reads it before the kernel ahead has ended.
+    # A copy from the host, which waits: GEMV reads the count before the previous kernel has ended.
     return torch.tensor([len(x)], dtype=torch.int32, device=x.device)
 
 
 def _activations(x: Tensor, *, small_batch: bool, kinds: tuple[int, ...]) -> GpuActivations:
-    """Returns the products' input: few rows as float32 and int8, many in the type that the tensor cores multiply."""
+    """Returns the products' input: for few rows as float32 and int8, for many in the dtype that the tensor cores
+    multiply."""
     if small_batch:
         q = quantize(x)
         return GpuActivations(x, q.codes, q.scales)
-    # bfloat16 cannot overflow; but it would take three bits of float16 weights, and Triton's interpreter lacks it.
+    # bfloat16 cannot overflow; but it would lose three bits of float16 weights, and Triton's interpreter lacks it.
     half = F16.number in kinds or not x.is_cuda
     return GpuActivations(x.to(torch.float16 if half else torch.bfloat16), None, None)
 
@@ -64,7 +65,7 @@ def rope_store(
     slots: Tensor, keys: Tensor, values: Tensor,
 ) -> Tensor:  # fmt: skip
     out = torch.empty_like(q)
-    rows = torch.arange(len(q), dtype=torch.int32, device=q.device)  # cos and sin are the rows' own
+    rows = torch.arange(len(q), dtype=torch.int32, device=q.device)  # row i of cos and sin belongs to row i
     launch_rope_store(
         q.flatten(1), k.flatten(1), v.flatten(1), q_norm, k_norm, eps, cos, sin, rows, slots, _count(q), out,
         keys, values,

@@ -1,4 +1,4 @@
-"""Shapes and types alone: what torch.compile and meta tensors ask."""
+"""The operators' result shapes and dtypes, for torch.compile and meta tensors."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moeserve.kernels.launch import kernel, next_power_of_2
 
-MOST_WORDS = 1024  # words that a program copies at once
+MOST_WORDS = 1024  # words that a program copies at a time
 
 
 @kernel
@@ -26,8 +26,8 @@ def move_pages_kernel(
     PAGE_WORDS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Grid (slots of all pages, tensors). slots: int64. pages: int32, or int16 where rows are no multiple of 4 bytes;
-    words below are of that type. tensors: int64 [tensors, 3]: address, words of a slot, words before it in a page."""
+    """Grid (slots of all pages, tensors). slots: int64. pages: int32, or int16 if rows are not a multiple of 4
+    bytes; a word is one of these. tensors: int64 [tensors, 3]: address, words per slot, words before it in a page."""
     index, tensor = tl.program_id(0), tl.program_id(1)
     address = tl.load(tensors + 3 * tensor)
     words = tl.load(tensors + 3 * tensor + 1)
@@ -63,11 +63,11 @@ class PageRows:
         self._words = min(MOST_WORDS, next_power_of_2(max(sizes) // width))
 
     def gather(self, slots: Tensor, pages: Tensor) -> None:
-        """`gather_pages`: slots and pages on the device."""
+        """Launches `gather_pages`; slots and pages on the device."""
         self._move(slots, pages, to_pages=True)
 
     def scatter(self, slots: Tensor, pages: Tensor) -> None:
-        """`scatter_pages`."""
+        """Launches `scatter_pages`; slots and pages on the device."""
         self._move(slots, pages, to_pages=False)
 
     def _move(self, slots: Tensor, pages: Tensor, *, to_pages: bool) -> None:

@@ -1,4 +1,4 @@
-"""Panels of types with codebooks to planes on a GPU: `from_panels.py` specifies it. Bytes change their places."""
+"""Converts panels of codebook types to planes on a GPU, as `from_panels.py` specifies. Bytes only move."""
 
 # mypy: ignore-errors
 
@@ -25,7 +25,7 @@ def header_bytes(F):
 
 @triton.constexpr_function
 def half_bytes(F):
-    """Bytes of a group of 16 rows."""
+    """Returns the bytes of 16 rows' group."""
     return 16 * (32 // F.columns + (0 if F.word is None else 4) + F.high_words)
 
 
@@ -36,8 +36,8 @@ def block_bytes(F):
 
 @triton.jit
 def move_book_codes(panels, codes, part, K_BLOCKS: tl.constexpr, F: tl.constexpr, X: tl.constexpr):
-    """A part of a panel's 32 rows. panels: bytes, codes: int32 words of four groups' bytes. X: a power of two from
-    4 K_BLOCKS on, a row's words of a part."""
+    """Moves one part of a panel's 32 rows. panels: bytes; codes: int32 words of four groups' bytes. X: a power of
+    two of at least 4 K_BLOCKS, the words of a row's part."""
     row, x = tl.arange(0, _ROWS)[None, :], tl.arange(0, X)[:, None]
     k_block, j = x // 4, x % 4
     live = k_block < K_BLOCKS
@@ -53,7 +53,7 @@ def move_book_codes(panels, codes, part, K_BLOCKS: tl.constexpr, F: tl.constexpr
             word = at + LOW * 16 + row % 16 * 4
             octet = tl.load(word + j, live, 0).to(tl.int32)
             if F.signs == _PACKED_7:
-                # Seven bits from bit 7 j on, which lie in byte j and, but for the first, in the one before.
+                # Seven bits from bit 7 j on; they are in byte j and, except for the first, in the byte before.
                 before = tl.load(word + j - 1, live & (j > 0), 0).to(tl.int32)
                 top = (tl.load(word + 3, live, 0).to(tl.int32) >> (4 + j)) & 1
                 octet = (((octet << j) | (before >> (8 - j))) & 127) | (top << 7)
@@ -64,7 +64,7 @@ def move_book_codes(panels, codes, part, K_BLOCKS: tl.constexpr, F: tl.constexpr
 
 @triton.jit
 def move_book_words(panels, scales, K_BLOCKS: tl.constexpr, F: tl.constexpr, Y: tl.constexpr):
-    """The scale words of a panel's 32 rows, byte by byte. Y: a power of two from a row's bytes on."""
+    """Moves the scale words of a panel's 32 rows, byte by byte. Y: a power of two of at least a row's bytes."""
     row, y = tl.arange(0, _ROWS)[None, :], tl.arange(0, Y)[:, None]
     block = panels + (tl.program_id(0).to(tl.int64) * (K_BLOCKS // 2)) * block_bytes(F)
     EACH: tl.constexpr = 4 * F.words
@@ -98,7 +98,7 @@ def move_book_words(panels, scales, K_BLOCKS: tl.constexpr, F: tl.constexpr, Y: 
 def unpack_book_kernel(
     panels, codes, scales, K_BLOCKS: tl.constexpr, F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr
 ):
-    """Grid (panels, parts of the codes and one program for the scales)."""
+    """Grid (panels, one program per part of the codes and one for the scales)."""
     if tl.program_id(1) < F.parts:
         move_book_codes(panels, codes, tl.program_id(1), K_BLOCKS, F, X)
     else:
@@ -109,7 +109,7 @@ def unpack_book_kernel(
 def unpack_scattered_book_kernel(
     addresses, K_BLOCKS: tl.constexpr, F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr
 ):
-    """Grid (panels of a matrix, parts and one, matrices); addresses as in unpack_scattered_kernel."""
+    """Grid (panels of a matrix, parts + 1, matrices); addresses as in unpack_scattered_kernel."""
     at = addresses + 4 * tl.program_id(2)
     panels = tl.load(at)
     if panels != 0:
@@ -124,7 +124,7 @@ def unpack_scattered_book_kernel(
 def unpack_book_panels(
     panels: Tensor, codes: Tensor, scales: Tensor, book: Codebook, whole: int, cols: int
 ) -> None:
-    """Launches it for `whole` panels. panels uint8; codes int32, scales uint8: those of the planes."""
+    """Launches the conversion of `whole` panels. panels uint8; codes int32, scales uint8: those of the planes."""
     unpack_book_kernel((whole, book.parts + 1), panels, codes, scales, *_sizes(book, cols), num_warps=4)
 
 

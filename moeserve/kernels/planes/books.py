@@ -1,16 +1,17 @@
-"""Planes of types with codebooks: how they are made from GGUF's bytes, what they mean in plain torch, the codebook.
+"""Planes of codebook types: how they are made from GGUF bytes, their specification in plain torch, and the
+codebook.
 
     codes   uint8 [experts, rows, parts, k blocks, 16]: byte 4 j + g of a part belongs to columns 8 j .. 8 j + 7 of the
-            k block's group g (of 32 columns): the low byte of their index (of two indices of 4 columns each in two
-            parts), then, where entries have signs, their byte of the group's word. Of a word that packs four times
-            seven signs and a scale, that byte is seven signs and bit j of the scale.
-    scales  int32 [experts, rows, words of a row]: for each k block the words of its high bytes, then the bytes of
-            its scales; behind all k blocks a word for each super-block, with d. IQ3_S has two bytes of scales in a k
-            block, and d above them. IQ1_M's d is spread over its scales, as in the file.
-    supers  int32 [entries * columns / 4]: the codebook, one tensor for all matrices of a type on a device. Four columns
-            a word: magnitudes or, where a delta is added, 8 * entry + 127.
+            k block's group g (of 32 columns). The parts: the low byte of their index (with entries of 4 columns, two
+            parts for two indices); then, if entries have signs, their byte of the group's word. If that word packs
+            four times seven signs and a scale, the byte is seven signs and bit j of the scale.
+    scales  int32 [experts, rows, words per row]: for each k block the words of its high bytes, then its scale bytes;
+            after all k blocks a word per super-block, with d. IQ3_S has two scale bytes per k block, with d above
+            them. IQ1_M's d is spread over its scales, as in the file.
+    supers  int32 [entries * columns / 4]: the codebook, one tensor for all matrices of a type on a device. Four
+            columns per word: magnitudes or, if a delta is added, 8 * entry + 127.
 
-A row is a few bytes longer than in the file: 4 for each d instead of 2.
+A row is slightly longer than in the file: 4 bytes for each d instead of 2.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from moeserve.kernels.planes.layout import Planes
 from moeserve.quantization.codebook import GROUP, BookScales, ByteRun, Codebook, Signs, entries_of
 from moeserve.quantization.quant_type import K_BLOCK, SUPER_BLOCK, QuantType
 
-GROUPS = K_BLOCK // GROUP  # of a k block
-DELTA_ZERO = 127  # what the codebook's numbers are in excess of, where a delta is added
+GROUPS = K_BLOCK // GROUP  # per k block
+DELTA_ZERO = 127  # added to the codebook's numbers of types that add a delta
 
 
 @dataclass(frozen=True, slots=True)
 class BookBytes:
-    """Blocks taken apart: uint8 [rows, blocks, 8 groups, bytes of each], and [rows, blocks, bytes]."""
+    """Blocks split by kind: uint8 [rows, blocks, 8 groups, bytes each], and [rows, blocks, bytes]."""
 
     low: Tensor
     word: Tensor | None
     high: Tensor | None
     octets: Tensor
-    d: Tensor  # float16's two bytes; none where d is spread
+    d: Tensor  # a float16's two bytes; none if d is spread over the scales
 
 
 def codebook_on(kind: QuantType, device: torch.device) -> Tensor:
-    """int32 [entries * columns / 4] on the device, for all of its matrices."""
-    return _codebook_on(kind, torch.empty(0, device=device).device)  # with the current GPU's number
+    """Returns int32 [entries * columns / 4] on the device, shared by all of the type's matrices there."""
+    return _codebook_on(kind, torch.empty(0, device=device).device)  # resolves the current GPU's number
 
 
 @cache
@@ -56,7 +57,7 @@ def _codebook_on(kind: QuantType, device: torch.device) -> Tensor:
 
 
 def book_bytes(book: Codebook, blocks: Tensor) -> BookBytes:
-    """blocks: uint8 [rows, blocks, block bytes], as GGUF has them."""
+    """Splits blocks: uint8 [rows, blocks, block bytes], in GGUF's form."""
     return BookBytes(
         _bytes(blocks, book.low, GROUP // book.columns),
         None if book.word is None else _bytes(blocks, book.word, 4),
@@ -73,7 +74,7 @@ def _bytes(blocks: Tensor, run: ByteRun, count: int) -> Tensor:
 
 
 def pack_codes(book: Codebook, given: BookBytes) -> Tensor:
-    """To uint8 [rows, parts, k blocks, 16]."""
+    """Returns uint8 [rows, parts, k blocks, 16]."""
     low = _by_k_block(given.low).unflatten(-1, (4, book.low_parts))  # [rows, k blocks, g, j, part]
     parts = [low.permute(0, 4, 1, 3, 2)]
     if given.word is not None:
@@ -83,20 +84,20 @@ def pack_codes(book: Codebook, given: BookBytes) -> Tensor:
 
 
 def _by_k_block(groups: Tensor) -> Tensor:
-    """[rows, blocks, 8, n] to [rows, k blocks, 4, n]."""
+    """Reshapes [rows, blocks, 8, n] to [rows, k blocks, 4, n]."""
     out: Tensor = groups.flatten(1, 2).unflatten(1, (-1, GROUPS))
     return out
 
 
 def _spread_word(word: Tensor) -> Tensor:
-    """Four bytes of four times seven bits and then four, to four bytes of seven bits and one of the four."""
+    """Splits a word of four times seven bits and then four into four bytes of seven bits and one of the four."""
     place = torch.arange(4, device=word.device)
     whole = (word.long() << 8 * place).sum(-1, keepdim=True)
     return (whole >> 7 * place & 127 | (whole >> 28 + place & 1) << 7).to(torch.uint8)
 
 
 def pack_words(book: Codebook, given: BookBytes) -> Tensor:
-    """To int32 [rows, words of a row]."""
+    """Returns int32 [rows, words per row]."""
     rows = len(given.low)
     of_k_blocks = []
     if given.high is not None:
@@ -113,7 +114,7 @@ def pack_words(book: Codebook, given: BookBytes) -> Tensor:
 
 
 def dequantize_book(planes: Planes, expert: int) -> Tensor:
-    """float32 [rows, cols] of one expert."""
+    """Returns one expert as float32 [rows, cols]."""
     book = planes.type.codebook
     assert book is not None
     parts = planes.codes[expert].int().unflatten(-1, (4, 4)).transpose(3, 4)  # [rows, part, k blocks, g, j]
@@ -138,7 +139,7 @@ def dequantize_book(planes: Planes, expert: int) -> Tensor:
 
 
 def _joined(high: Tensor) -> Tensor:
-    """A group's high bytes as one number: [rows, k blocks, g, 1]."""
+    """Returns a group's high bytes as one number: [rows, k blocks, g, 1]."""
     joined = high[..., :1]
     for byte in range(1, high.shape[-1]):
         joined = joined | high[..., byte : byte + 1] << 8 * byte
@@ -146,13 +147,13 @@ def _joined(high: Tensor) -> Tensor:
 
 
 def _indices(book: Codebook, parts: Tensor, signs: Tensor, high: Tensor | None) -> Tensor:
-    """[rows, k blocks, g, j, entries of eight columns]."""
+    """Returns the indices [rows, k blocks, g, j, entries per eight columns]."""
     low = parts[:, : book.low_parts].permute(0, 2, 3, 4, 1)
     if book.signs == Signs.HIGH_7:
         return low | (signs[..., None] & 1) << 8
     if high is None:
         return low
-    each = 4 if book.signs == Signs.DELTA_ENTRY else book.high_bits  # bits from one entry's to the next one's
+    each = 4 if book.signs == Signs.DELTA_ENTRY else book.high_bits  # bits from one entry to the next
     entry = torch.arange(GROUP // book.columns, device=parts.device)
     bits = _joined(high) >> each * entry & (1 << book.high_bits) - 1
     index: Tensor = low | bits.unflatten(-1, (4, book.low_parts)) << 8
@@ -176,7 +177,7 @@ def _sign_bits(book: Codebook, signs: Tensor) -> Tensor:
 
 
 def _scales(book: Codebook, octets: Tensor, signs: Tensor, high: Tensor | None) -> Tensor:
-    """The integers n: [rows, k blocks, g, j], or 1 for all j."""
+    """Returns the scales' integers n: [rows, k blocks, g, j], or size 1 for all j."""
     j = torch.arange(4, device=signs.device)
     if book.scales == BookScales.WORD_TOP:
         return ((signs >> 7 & 1) << j).sum(-1, keepdim=True)
@@ -195,7 +196,7 @@ def _scales(book: Codebook, octets: Tensor, signs: Tensor, high: Tensor | None) 
 
 
 def _d(book: Codebook, words: Tensor, octets: Tensor) -> Tensor:
-    """[rows, k blocks]."""
+    """Returns d: [rows, k blocks]."""
     k_blocks = octets.shape[1]
     if book.has_tail:
         bits = words[:, k_blocks * book.words :] & 0xFFFF

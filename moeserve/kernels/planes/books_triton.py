@@ -1,7 +1,7 @@
-"""Reading planes of types with codebooks in kernels. `books.py` has the layout and the same in plain torch.
+"""Reads planes of codebook types in kernels. `books.py` has the layout and the same in plain torch.
 
-Columns come eight at a time: j = 0 .. 3 of group g (of 32) of a k block; an eight has two words of four signed bytes,
-`which` 0 and 1. g may be a compile-time number. Bytes and words are int32 tensors.
+Columns are read eight at a time: j = 0 .. 3 of group g (32 columns) of a k block. An eight has two words of four
+signed bytes, number `which` 0 and 1. g may be a compile-time number. Bytes and words are int32 tensors.
 """
 
 # mypy: ignore-errors
@@ -27,14 +27,14 @@ _HIGH_TOP_3 = tl.constexpr(int(BookScales.HIGH_TOP_3))
 
 @triton.constexpr_function
 def row_words(F, cols):
-    """32-bit scale words of a row."""
+    """Returns the number of 32-bit scale words per row."""
     return F.row_words((cols + 127) // 128)
 
 
 @triton.jit
 def index_of(low, signs, high, j, g, which: tl.constexpr, F: tl.constexpr):
-    """The index of an eight's entry, or of the entry of its word `which`. high: the word with the group's high
-    bytes."""
+    """Returns the index of an eight's entry, or of the entry of its word `which`. high: the word with the group's
+    high bytes."""
     if F.signs == _HIGH_7:
         low |= (signs & 1) << 8
     elif F.signs == _DELTA_GROUP:
@@ -50,7 +50,7 @@ def index_of(low, signs, high, j, g, which: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def entry_words(low, signs, high, table, j, g, F: tl.constexpr):
-    """Both words of an eight without signs. low: the low bytes of its indices, a tuple."""
+    """Returns both words of an eight without signs. low: the low bytes of its indices, a tuple."""
     if F.low_parts == 1:
         at = table.to(tl.pointer_type(tl.int64)) + index_of(low[0], signs, high, j, g, 0, F)
         pair = tl.load(at)
@@ -63,7 +63,8 @@ def entry_words(low, signs, high, table, j, g, F: tl.constexpr):
 
 @triton.jit
 def eight_signs(signs, F: tl.constexpr):
-    """The signs of eight columns, a bit each; of seven the eighth makes the number of minuses even."""
+    """Returns the signs of eight columns, a bit each; with seven stored signs, the eighth makes the number of
+    minuses even."""
     if F.signs == _BYTES:
         out = signs
     else:
@@ -76,20 +77,20 @@ def eight_signs(signs, F: tl.constexpr):
 
 @triton.jit
 def with_signs(word, bits):
-    """Four positive bytes, negative where the lowest bits say so."""
+    """Returns four positive bytes, negated where the lowest bits are set."""
     ones = ((bits & 15) * 0x00204081) & 0x01010101
     return (word ^ (ones * 255)) + ones
 
 
 @triton.jit
 def numbers_of(low, signs, high, table, j, g, F: tl.constexpr):
-    """Both words of an eight: signed bytes."""
+    """Returns both words of an eight, as signed bytes."""
     first, second = entry_words(low, signs, high, table, j, g, F)
     if F.has_delta:
         place = 16 * (g % 2) + (15 if F.signs == _DELTA_GROUP else 4 * j + 3)
         plus = ((high >> place) & 1) ^ 1
         twos = plus * 0x02020202
-        # 8 * entry + 127, plus 0 or 2, less 128.
+        # 8 * entry + 127, plus 0 or 2, minus 128.
         first, second = (first + twos) ^ -0x7F7F7F80, (second + twos) ^ -0x7F7F7F80
     else:
         minus = eight_signs(signs, F)
@@ -99,8 +100,8 @@ def numbers_of(low, signs, high, table, j, g, F: tl.constexpr):
 
 @triton.jit
 def scale_number(words, top, j, g, F: tl.constexpr):
-    """The integer n of an eight's scale. words: of the k block's high bytes the group's word, then that of scales.
-    top: of WORD_TOP the number itself."""
+    """Returns the integer n of an eight's scale. words: the k block's word of the group's high bytes, then its
+    scale words. top: for WORD_TOP the number itself."""
     high, octets = words
     if F.scales == _WORD_TOP:
         n = top
@@ -117,7 +118,7 @@ def scale_number(words, top, j, g, F: tl.constexpr):
 
 @triton.jit
 def load_d(row, u, live, COLS: tl.constexpr, F: tl.constexpr):
-    """The words with d of k blocks u. row: pointers to the rows' first scale words."""
+    """Loads the words with d of k blocks u. row: pointers to the rows' first scale words."""
     at = row + F.words - 1
     if F.has_tail:
         first = tl.load(row + (COLS + 127) // 128 * F.words + u // 2, live, 0)
@@ -133,7 +134,7 @@ def load_d(row, u, live, COLS: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def d_of(first, second, F: tl.constexpr):
-    """float32 d from these words."""
+    """Returns float32 d from these words."""
     if F.has_tail:
         d = low_half(first)
     elif F.has_d:
@@ -152,7 +153,7 @@ def scale_of(n, d, F: tl.constexpr):
 
 @triton.jit
 def load_eight(codes, scales, table, r, u, g, j, live, COLS: tl.constexpr, F: tl.constexpr):
-    """Both words of eight columns, and their scale, float32. codes: uint8 pointers to the expert's first row;
+    """Loads both words of eight columns and their scale, float32. codes: uint8 pointers to the expert's first row;
     r, u, g, j and live broadcast together."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     at = codes + r * (F.parts * K_BLOCKS * 16) + u * 16 + g

@@ -1,7 +1,7 @@
-"""Pieces of pinned memory of the host to a GPU by one launch that takes few of its multiprocessors; and values that
-belong to what has arrived.
+"""Copies many pieces of pinned host memory to a GPU in one launch that occupies few multiprocessors; and stores
+table entries for pieces that have arrived.
 
-A piece through the copying engine takes the host some 10 us to launch, which is what PCIe takes for half a megabyte.
+A piece copied by the copy engine takes the host about 10 us to launch, which is PCIe's time for half a megabyte.
 """
 
 # mypy: ignore-errors
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from moeserve.kernels.launch import kernel, next_power_of_2
 
-PROGRAMS = 16  # with CHUNK bytes each on their way
+PROGRAMS = 16  # each with CHUNK bytes in flight
 CHUNK = 8 << 10
 
 
 @kernel
 def copy_scattered_kernel(copies, PROGRAMS: tl.constexpr, WORDS: tl.constexpr):
-    """Grid (PROGRAMS). copies int64 [1 + n, 3]: n, then of each piece where it is, where it goes (both aligned to 16)
-    and its bytes, a multiple of 4. WORDS: int32 that a program copies at once."""
+    """Grid (PROGRAMS). copies int64 [1 + n, 3]: n, then for each piece its source, its target (both aligned to 16
+    bytes) and its bytes, a multiple of 4. WORDS: int32 words that a program copies at a time."""
     w = tl.arange(0, WORDS)
     for piece in range(1, 1 + tl.load(copies).to(tl.int32)):
         source = tl.multiple_of(tl.load(copies + 3 * piece), 16).to(tl.pointer_type(tl.int32))
@@ -32,13 +32,14 @@ def copy_scattered_kernel(copies, PROGRAMS: tl.constexpr, WORDS: tl.constexpr):
 
 
 def copy_scattered(copies: Tensor) -> None:
-    """Launches it. copies: int64 [1 + n, 3] on the device, as the kernel has them; more rows may follow."""
+    """Launches the copies. copies: int64 [1 + n, 3] on the device, see the kernel; further rows may follow."""
     copy_scattered_kernel((PROGRAMS,), copies, PROGRAMS, CHUNK // 4, num_warps=8)
 
 
 @kernel
 def store_scattered_kernel(table, entries, SIZE: tl.constexpr):
-    """One program: entries int64 [1 + n, 2]: n < SIZE, then of each value where it goes in table, int32, and itself."""
+    """One program. entries int64 [1 + n, 2]: n < SIZE, then for each value its index in table, int32, and the
+    value."""
     i = tl.arange(0, SIZE)
     live = i < tl.load(entries)
     at = tl.load(entries + 2 + 2 * i, live, 0)
@@ -47,6 +48,6 @@ def store_scattered_kernel(table, entries, SIZE: tl.constexpr):
 
 
 def store_scattered(table: Tensor, entries: Tensor) -> None:
-    """Launches it. table: int32 on the device, contiguous, which other kernels may read meanwhile. entries: int64
-    [1 + n, 2] on the device, as the kernel has them; more rows may follow."""
+    """Launches the stores. table: int32 on the device, contiguous; other kernels may read it meanwhile. entries:
+    int64 [1 + n, 2] on the device, see the kernel; further rows may follow."""
     store_scattered_kernel((1,), table, entries, next_power_of_2(len(entries)), num_warps=1)

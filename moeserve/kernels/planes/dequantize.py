@@ -1,4 +1,4 @@
-"""The values of planes, in plain torch on any device: the reference of every kernel that reads them."""
+"""Dequantises planes in plain torch on any device: the reference for all kernels that read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moeserve.quantization import BlockLayout, Scale
 
 
 def dequantize(planes: Planes, expert: int | None = None) -> Tensor:
-    """float32 [rows, cols] of one expert, or [experts, rows, cols]; bit for bit what ggml's dequantisation gives."""
+    """Returns one expert as float32 [rows, cols], or all, [experts, rows, cols]; bit for bit ggml's dequantisation."""
     if expert is None:
         return torch.stack([dequantize(planes, e) for e in range(planes.experts)])
     if planes.type.codebook is not None:
@@ -29,7 +29,7 @@ def dequantize(planes: Planes, expert: int | None = None) -> Tensor:
 
 
 def _codes(f: BlockLayout, planes: Tensor) -> Tensor:
-    """uint8 [rows, parts, k blocks, 16] to float32 [rows, k blocks, groups, columns of a group]."""
+    """Converts uint8 [rows, parts, k blocks, 16] to float32 [rows, k blocks, groups, columns per group]."""
     low, high = planes.split([f.low_parts, f.high_parts], dim=1)
     codes = _split(low, f.low_bits)
     if f.high_bits:
@@ -38,6 +38,9 @@ def _codes(f: BlockLayout, planes: Tensor) -> Tensor:
     if f.table is not None:
         levels = torch.tensor(f.table.levels, dtype=torch.float32, device=planes.device)
         numbers = levels[values.long()]
+    elif f.e4m3:
+        wide = values.to(torch.int16)
+        numbers = ((wide & 128) << 8 | (wide & 127) << 7).view(torch.float16).float() * 256
     elif f.low_bits == 8:
         numbers = values.contiguous().view(torch.int8).float()
     else:
@@ -46,7 +49,7 @@ def _codes(f: BlockLayout, planes: Tensor) -> Tensor:
 
 
 def _split(parts: Tensor, bits: int) -> Tensor:
-    """[rows, bits, k blocks, 16] bytes to [rows, 8, k blocks, 16] values of `bits` bits."""
+    """Splits [rows, bits, k blocks, 16] bytes into [rows, 8, k blocks, 16] values of `bits` bits."""
     if bits == 8:
         return parts
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=parts.device)[:, None, None]
@@ -55,15 +58,15 @@ def _split(parts: Tensor, bits: int) -> Tensor:
 
 
 def _scales(f: BlockLayout, words: Tensor, supers: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """int32 [rows, k blocks, words] to float32 scales and mins [rows, k blocks, groups, 1]."""
+    """Converts int32 [rows, k blocks, words] to float32 scales and mins [rows, k blocks, groups, 1]."""
     k_blocks = words.shape[1]
     octets = words.contiguous().view(torch.uint8)  # [rows, k blocks, bytes]
     if f.scale == Scale.E8M0:
         return torch.ldexp(torch.ones_like(octets, dtype=torch.float32), octets.int() - 128)[..., None], None
     if f.scale == Scale.UE4M3:
-        # A float16 of these bits has 8 less in its exponent.
-        halves = ((octets & 127).to(torch.int16) << 7).view(torch.float16)
-        return torch.where(octets == 127, 0.0, halves.float() * 128)[..., None], None
+        return _half_ue4m3(octets)[..., None], None
+    if f.scale == Scale.F32:
+        return octets.view(torch.float32)[..., None], None
     if f.scale == Scale.F16:
         return octets.view(torch.float16).float()[..., None], None
     if f.scale == Scale.F16_MIN:
@@ -72,6 +75,9 @@ def _scales(f: BlockLayout, words: Tensor, supers: Tensor | None) -> tuple[Tenso
     if f.scale == Scale.ZERO:
         return _scales_and_zeros(f, octets)
     assert supers is not None
+    if f.scale == Scale.UE4M3_SUPER:
+        own = supers.view(torch.float32).repeat_interleave(2, dim=1)[:, :k_blocks, None]
+        return (_half_ue4m3(octets) * own)[..., None], None
     if f.scale == Scale.D:
         return supers.contiguous().view(torch.float16).float()[:, :k_blocks, None, None], None
     halves = supers[..., None].view(torch.float16).float().repeat_interleave(2, dim=1)[:, :k_blocks]
@@ -82,6 +88,12 @@ def _scales(f: BlockLayout, words: Tensor, supers: Tensor | None) -> tuple[Tenso
         return (d * (octets & 15).float())[..., None], (dmin * (octets >> 4).float())[..., None]
     scales, mins = octets.float().chunk(2, dim=2)
     return (d * scales)[..., None], (dmin * mins)[..., None]
+
+
+def _half_ue4m3(octets: Tensor) -> Tensor:
+    """A float16 of these bits has 8 less in its exponent."""
+    halves = ((octets & 127).to(torch.int16) << 7).view(torch.float16)
+    return torch.where(octets == 127, 0.0, halves.float() * 128)
 
 
 def _scales_and_zeros(f: BlockLayout, octets: Tensor) -> tuple[Tensor, Tensor]:

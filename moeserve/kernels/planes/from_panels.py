@@ -1,10 +1,10 @@
-"""The CPU pool's panels to planes: a permutation, in plain torch on the device the panels' bytes are on.
+"""Converts the CPU pool's panels to planes: a permutation, in plain torch on the device of the panels' bytes.
 `panels_triton.py` has it as kernels.
 
-`csrc/formats/panel_layout.h` has the panels. A panel is 32 rows: for each block column (256 or 32 columns of the
-format) a header with the rows' scales as they stand in the GGUF block, byte by byte, then for each group of 32
-columns and each half of 16 rows vectors of 64 bytes [16 rows][4 columns]. A nibble vector's bytes are those of the
-planes' low parts, and so the codes of 4-bit types only move, four bytes at a time.
+`csrc/formats/panel_layout.h` describes panels. A panel is 32 rows. Each block column (256 or 32 columns of the
+format) has a header with the rows' scales as in the GGUF block, byte by byte; then, for each group of 32 columns
+and each half of 16 rows, vectors of 64 bytes [16 rows][4 columns]. A nibble vector has the same bytes as the
+planes' low parts, so the codes of 4-bit types only move, four bytes at a time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from moeserve.quantization.codebook import Codebook
 
 GROUP = 32  # columns
 VECTOR = 64  # bytes
-GROUPS = K_BLOCK // GROUP  # of a k block
+GROUPS = K_BLOCK // GROUP  # per k block
 
 
 @dataclass(frozen=True, slots=True)
 class PanelLayout:
-    """As `csrc/formats/panel_layout.h` derives it from the same row."""
+    """The panel layout that `csrc/formats/panel_layout.h` computes from the same row."""
 
-    cols: int  # of a block column
-    halves: int  # float16 pieces of the header, a row's each
-    octets: int  # bytes of the header after them, a row's each
-    bits: int  # vectors of each kind, of a group and half
+    cols: int  # per block column
+    halves: int  # float16 numbers per row in the header
+    octets: int  # bytes per row in the header after them
+    bits: int  # vectors of each kind, per group and half
     pairs: int
     codes: int  # 4: nibbles, 8: bytes
 
@@ -62,8 +62,8 @@ class PanelLayout:
 
 
 def panels_to_planes(panels: Tensor, planes: Planes) -> None:
-    """panels: uint8, the bytes of a `_C.Matrix` packed on one NUMA node, of the planes' type and shape. Fills the
-    planes, which are on the same device. ValueError where the sizes differ."""
+    """Fills the planes. panels: uint8, the bytes of a `_C.Matrix` packed on one NUMA node, of the planes' type and
+    shape, on the same device. Raises ValueError if the sizes differ."""
     count = planes.experts * -(-planes.rows // PANEL_ROWS)
     if planes.rows % PANEL_ROWS:
         raise ValueError(f"{planes.rows} rows fill no whole panels")
@@ -88,7 +88,8 @@ def panels_to_planes(panels: Tensor, planes: Planes) -> None:
 
 
 def _move_book(panels: Tensor, kind: QuantType, book: Codebook, planes: Planes) -> None:
-    """panels: uint8 [panels, bytes]. In the panels entries' bytes lie as in the file, those of 16 rows side by side."""
+    """panels: uint8 [panels, bytes]. In panels an entry's bytes are in the file's order, those of 16 rows next to
+    each other."""
     header = PANEL_ROWS * (2 * int(book.has_d) + book.octets)
     blocks = panels.view(len(panels), -1, PANEL_ROWS * kind.block_bytes)
     if blocks.shape[1] * kind.block_columns != planes.cols:
@@ -127,7 +128,8 @@ def _move_book(panels: Tensor, kind: QuantType, book: Codebook, planes: Planes) 
 
 
 def _by_k_block(vectors: Tensor) -> Tensor:
-    """[panels, blocks, groups of a block, ..] to [panels, k blocks, groups of a k block, ..], padded with zeros."""
+    """Reshapes [panels, blocks, groups per block, ..] to [panels, k blocks, groups per k block, ..], padded with
+    zeros."""
     grouped = vectors.flatten(1, 2)
     missing = -grouped.shape[1] % GROUPS
     if missing:
@@ -154,7 +156,8 @@ def _move_codes(vectors: Tensor, layout: PanelLayout, f: BlockLayout, planes: Pl
 
 
 def _move_whole_bytes(vectors: Tensor, to: Tensor, count: int) -> None:
-    """Nibble vector i of group g: bytes 4i .. of part g. Byte vector i: of part 2g + i / 4, in excess of 128."""
+    """Nibble vector i of group g becomes bytes 4i .. of part g. Byte vector i becomes part 2g + i / 4, minus its
+    bias of 128."""
     words = vectors.view(torch.int32)  # [panels, k blocks, group, half, vector, row]
     by_part = words.unflatten(4, (-1, 4)).permute(0, 3, 6, 2, 4, 1, 5).flatten(3, 4)
     target = to.view(torch.int32)[..., 0]
@@ -164,8 +167,8 @@ def _move_whole_bytes(vectors: Tensor, to: Tensor, count: int) -> None:
 
 
 def _bit_part(vectors: Tensor) -> Tensor:
-    """uint8 [panels, k blocks, group, half, 64], bit q of a byte (row, c): column 4q + c of the group, to [panels,
-    half, row, k block, i, c], bit f: column 4i + c of the k block's field f."""
+    """Converts uint8 [panels, k blocks, group, half, 64], where bit q of byte (row, c) is column 4q + c of the
+    group, to [panels, half, row, k block, i, c], where bit f is column 4i + c of the k block's field f."""
     b: Tensor = vectors.unflatten(-1, (16, 4))  # [panels, k blocks, group, half, row, c]
     shifts = torch.arange(4, dtype=torch.uint8, device=b.device)
     out = None
@@ -177,8 +180,9 @@ def _bit_part(vectors: Tensor) -> Tensor:
 
 
 def _pair_parts(vectors: Tensor) -> Tensor:
-    """uint8 [panels, k blocks, group, half, 2, 64], bits 2i of a byte (row, c) of vector j: column 16j + 4i + c of the
-    group, to [panels, half, row, part, k block, i, c], bits 2k: column 4i + c of the k block's field 4 part + k."""
+    """Converts uint8 [panels, k blocks, group, half, 2, 64], where bits 2i of byte (row, c) of vector j are column
+    16j + 4i + c of the group, to [panels, half, row, part, k block, i, c], where bits 2k are column 4i + c of field
+    4 part + k."""
     b = vectors.unflatten(-1, (16, 4))  # [panels, k blocks, group, half, j, row, c]
     shifts = 2 * torch.arange(4, dtype=torch.uint8, device=b.device)
     parts = []
@@ -198,7 +202,7 @@ def _move_scales(header: Tensor, layout: PanelLayout, f: BlockLayout, planes: Pl
     split = 2 * layout.halves * PANEL_ROWS
     halves = header[..., :split].unflatten(-1, (layout.halves, PANEL_ROWS, 2)).transpose(2, 3).flatten(3)
     octets = header[..., split:].unflatten(-1, (layout.octets, PANEL_ROWS)).transpose(2, 3)
-    # As the GGUF block has them: [panels * 32 rows, blocks, bytes].
+    # In GGUF block order: [panels * 32 rows, blocks, bytes].
     halves, octets = (x.transpose(1, 2).flatten(0, 1) for x in (halves, octets))
     scales = unpack_scales(f, halves, octets, codes=halves[..., :0])
     rows = planes.experts * planes.rows

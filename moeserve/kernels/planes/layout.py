@@ -1,4 +1,4 @@
-"""A matrix in planes. `__init__.py` has the layout, `moeserve.quantization` what it is of each type."""
+"""A matrix in planes. `__init__.py` describes the layout, `moeserve.quantization` each type's."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ class Planes:
     rows: int
     cols: int
     codes: Tensor  # uint8 [experts, rows, parts, k blocks, 16], or floats [experts, rows, cols]
-    scales: Tensor  # int32 [experts, rows, k blocks, words]; empty for floats; of codebooks see books.py
-    supers: (
-        Tensor  # int32 [experts, rows, super-blocks]; empty where the type has none; or its codebook, shared
-    )
+    # int32 [experts, rows, k blocks, words]; empty for floats; for codebook types see books.py.
+    scales: Tensor
+    supers: Tensor  # int32 [experts, rows, super-blocks]; empty if the type has none; or its codebook, shared
 
     @property
     def quantised(self) -> bool:
@@ -48,14 +47,14 @@ class Planes:
 
 
 def layout_of(kind: QuantType) -> BlockLayout:
-    """The block layout of a quantised type. ValueError for a float type."""
+    """Returns the block layout of a quantised type. Raises ValueError for a float type."""
     if kind.layout is None:
         raise ValueError(f"{kind.name} is not quantised")
     return kind.layout
 
 
 def float_dtype(kind: QuantType) -> torch.dtype:
-    """The dtype of a float type. ValueError for a quantised one."""
+    """Returns the dtype of a float type. Raises ValueError for a quantised one."""
     if kind.is_quantised:
         raise ValueError(f"{kind.name} is quantised")
     dtype: torch.dtype = getattr(torch, kind.float_name)

@@ -1,6 +1,6 @@
-"""The CPU pool's panels to planes on a GPU, in one launch: what `from_panels.py` specifies, in the same words.
+"""Converts the CPU pool's panels to planes on a GPU, in one launch, as `from_panels.py` specifies (same terms).
 
-In panels 16 rows' words of four codes lie side by side, in planes the words of one row: the work is to turn them.
+Panels have 16 rows' words of four codes next to each other, planes the words of one row: a transposition.
 """
 
 # mypy: ignore-errors
@@ -25,6 +25,7 @@ _SIX_BIT_IQ4_XS = tl.constexpr(int(StoredScales.SIX_BIT_IQ4_XS))
 _F16 = tl.constexpr(int(StoredScales.F16))
 _F16_ZERO = tl.constexpr(int(StoredScales.F16_ZERO))
 _BF16_ZERO = tl.constexpr(int(StoredScales.BF16_ZERO))
+_UE4M3_F32 = tl.constexpr(int(StoredScales.UE4M3_F32))
 _ROWS = tl.constexpr(PANEL_ROWS)
 
 
@@ -35,10 +36,10 @@ def move_codes(
     BLOCK: tl.constexpr, PANEL: tl.constexpr, HEADER: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr,
     NIBBLES_OR_BYTES: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """A part of a panel's 32 rows. panels, codes: int32 words of four codes.
+    """Moves one part of a panel's 32 rows. panels, codes: int32 words of four codes.
 
-    K_BLOCKS, GROUPS (of 32 columns) of a row, BLOCK_GROUPS of a block; BLOCK, PANEL, HEADER in words; then the layout's
-    vectors of each kind. X: a power of two from 4 K_BLOCKS on, a row's words of a part.
+    K_BLOCKS and GROUPS (of 32 columns) per row, BLOCK_GROUPS per block; BLOCK, PANEL, HEADER in words; then the
+    layout's number of vectors of each kind. X: a power of two of at least 4 K_BLOCKS, the words of a row's part.
     """
     row, x = tl.arange(0, _ROWS)[None, :], tl.arange(0, X)[:, None]
     first_group, i = x // 4 * 4, x % 4
@@ -51,7 +52,7 @@ def move_codes(
         at = group // BLOCK_GROUPS * BLOCK + group % BLOCK_GROUPS * (2 * VECTORS * 16) + vector * 16
         out = tl.load(base + at, (group < GROUPS) & (x < 4 * K_BLOCKS), 0)
         if NIBBLES_OR_BYTES == 8:
-            out = out ^ -0x7F7F7F80  # bytes in excess of 128
+            out = out ^ -0x7F7F7F80  # removes the bytes' bias of 128
     elif (BITS > 0) & (part == PARTS - 1):
         for field in tl.static_range(8):
             group = first_group + field // 2
@@ -79,23 +80,24 @@ def move_scales(
     STORED: tl.constexpr, BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, HALVES: tl.constexpr, OCTETS: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Moves the scales of a panel's 32 rows. panels, scales: bytes; supers: int32, where the type has any.
+    """Moves the scales of a panel's 32 rows. panels, scales: bytes; supers: int32, if the type has any.
 
-    STORED: quantization.StoredScales; BYTES: a row's of scales; BLOCKS of a row, with BLOCK_GROUPS scales each, BLOCK
-    in bytes; the header's halves and octets. Y, S: powers of two from BYTES and BLOCKS on.
+    STORED: quantization.StoredScales; BYTES: scale bytes per row; BLOCKS per row, with BLOCK_GROUPS scales each (of
+    float32: bytes of a scale), BLOCK in bytes; the header's halves and octets. Y, S: powers of two of at least BYTES
+    and BLOCKS.
     """
     row, y = tl.arange(0, _ROWS)[None, :], tl.arange(0, Y)[:, None]
     base = panels + tl.program_id(0).to(tl.int64) * (BLOCKS * BLOCK)
     octets = base + 2 * HALVES * _ROWS + row
-    if OCTETS == 0:  # float16: a scale, and a min where there is one
+    if OCTETS == 0:  # float16: a scale, and a min if the type has one
         block, byte = y // (2 * HALVES), y % (2 * HALVES)
         live = (y < BYTES) & (block < BLOCKS)
         out = tl.load(base + block * BLOCK + byte // 2 * (2 * _ROWS) + 2 * row + byte % 2, live, 0)
     elif (STORED == _F16_ZERO) | (STORED == _BF16_ZERO):
-        if BLOCK_GROUPS > 1:  # a word for each block: the half, then the byte
+        if BLOCK_GROUPS > 1:  # a word per block: the half, then the byte
             half_block, byte = y // 4, y % 4
             zero_block, is_half, is_zero = half_block, byte < 2, byte == 2
-        else:  # of a k block's four blocks the halves, then the bytes
+        else:  # the halves of a k block's four blocks, then the bytes
             half_block, byte = y // 12 * 4 + y % 12 // 2, y % 2
             zero_block, is_half = y // 12 * 4 + (y % 12 - 8), y % 12 < 8
             is_zero = y % 12 >= 8
@@ -105,9 +107,9 @@ def move_scales(
         zero = tl.load(octets + zero_block * BLOCK, is_zero, 0)
         out = tl.where(is_zero, zero, half)
     elif STORED == _SIX_BIT_MIN:
-        # Bytes 0 .. 3 of a k block's 8 are scales, 4 .. 7 mins: of the block's first four groups in the lower
-        # six bits of octets 0 .. 3 and 4 .. 7, of its others in octets 8 .. 11, a nibble each, with two bits of
-        # those before.
+        # Of a k block's 8 bytes, 0 .. 3 are scales and 4 .. 7 mins. The block's first four groups have theirs in
+        # the lower six bits of octets 0 .. 3 and 4 .. 7; the other groups have a nibble each in octets 8 .. 11, and
+        # two bits above the former ones.
         block, is_min, j = y // 16, y // 4 % 2, y % 4
         live = (y < BYTES) & (block < BLOCKS)
         own = tl.load(octets + block * BLOCK + (4 * is_min + j) * _ROWS, live, 0)
@@ -119,11 +121,13 @@ def move_scales(
         block, j = y // BLOCK_GROUPS, y % BLOCK_GROUPS
         live = (y < BYTES) & (block < BLOCKS)
         at = octets + block * BLOCK
-        if STORED == _SIX_BIT_Q3_K:  # nibbles of 8 bytes, two bits above them in 4
+        if STORED == _UE4M3_F32:
+            at += 4 * _ROWS
+        if STORED == _SIX_BIT_Q3_K:  # nibbles of 8 bytes; their upper two bits are in 4 more bytes
             low = tl.load(at + j % 8 * _ROWS, live, 0) >> (j // 8 * 4).to(tl.uint8)
             high = tl.load(at + (8 + j % 4) * _ROWS, live, 0) >> (j // 4 * 2).to(tl.uint8)
             out = ((low & 15) | (high & 3) << 4) - 32
-        elif STORED == _SIX_BIT_IQ4_XS:  # two bits in 2 bytes, then nibbles of 4
+        elif STORED == _SIX_BIT_IQ4_XS:  # two upper bits in 2 bytes, then nibbles of 4
             low = tl.load(at + (2 + j // 2) * _ROWS, live, 0) >> (j % 2 * 4).to(tl.uint8)
             high = tl.load(at + j // 4 * _ROWS, live, 0) >> (j % 4 * 2).to(tl.uint8)
             out = ((low & 15) | (high & 3) << 4) - 32
@@ -135,12 +139,21 @@ def move_scales(
         s = tl.arange(0, S)[:, None]
         SUPERS: tl.constexpr = (BLOCKS * BLOCK_GROUPS + 7) // 8
         word = tl.zeros([S, _ROWS], tl.int32)
-        for half in tl.static_range(2):  # of a k block each
+        for half in tl.static_range(2):  # of each k block
             block = (2 * s + half) * 4 // BLOCK_GROUPS
             for byte in tl.static_range(2):
                 octet = tl.load(base + block * BLOCK + 2 * row + byte, block < BLOCKS, 0).to(tl.int32)
                 word |= octet << (16 * half + 8 * byte)
         tl.store(supers + to * SUPERS + s, word, s < SUPERS)
+    elif supers is not None and STORED == _UE4M3_F32:
+        s = tl.arange(0, S)[:, None]
+        EVERY: tl.constexpr = 16 // BLOCK_GROUPS
+        COUNT: tl.constexpr = (BLOCKS + EVERY - 1) // EVERY
+        word = tl.zeros([S, _ROWS], tl.int32)
+        for byte in tl.static_range(4):
+            octet = tl.load(octets + s * (EVERY * BLOCK) + byte * _ROWS, s < COUNT, 0).to(tl.int32)
+            word |= octet << (8 * byte)
+        tl.store(supers + to * COUNT + s, word, s < COUNT)
     elif supers is not None:
         s = tl.arange(0, S)[:, None]
         at = base + s * BLOCK + 2 * row
@@ -159,7 +172,8 @@ def unpack_kernel(
     SCALE_BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SCALES: tl.constexpr, BLOCK_BYTES: tl.constexpr,
     HALVES: tl.constexpr, OCTETS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Grid (panels, PARTS of the codes and one program for the scales). panels and panel_bytes are the same memory."""
+    """Grid (panels, PARTS programs for the codes and one for the scales). panels and panel_bytes are the same
+    memory."""
     if tl.program_id(1) < PARTS:
         HEADER: tl.constexpr = _ROWS * (2 * HALVES + OCTETS) // 4
         move_codes(
@@ -191,8 +205,8 @@ def unpack_scattered_kernel(
     SCALE_BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SCALES: tl.constexpr, BLOCK_BYTES: tl.constexpr,
     HALVES: tl.constexpr, OCTETS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Grid (panels of a matrix, PARTS of the codes and one program for the scales, matrices). addresses int64
-    [matrices, 4]: of each the panels (0: there is none), and where its codes, scales and supers go."""
+    """Grid (panels of a matrix, PARTS programs for the codes and one for the scales, matrices). addresses int64
+    [matrices, 4]: each matrix's panels (0: no matrix), and the targets of its codes, scales and supers."""
     at = addresses + 4 * tl.program_id(2)
     panels = tl.load(at)
     if panels != 0:
@@ -219,9 +233,9 @@ def unpack_scattered_kernel(
 
 
 def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
-    """Launches it for the first `experts` of a stack; the others' planes stay as they are.
+    """Launches the conversion of a stack's first `experts`; other experts' planes stay unchanged.
 
-    panels: uint8, the bytes of the stack's `_C.Matrix`, on the planes' device, aligned to 16.
+    panels: uint8, the bytes of the stack's `_C.Matrix`, on the planes' device, aligned to 16 bytes.
     """
     f, whole = planes.type.layout, experts * planes.rows // PANEL_ROWS
     if planes.type.codebook is not None:
@@ -247,10 +261,10 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
 
 
 def unpack_scattered(addresses: Tensor, kind: QuantType, rows: int, cols: int) -> None:
-    """Launches it for matrices [rows, cols] of a quantised type, wherever they lie on the addresses' device.
+    """Launches the conversion of matrices [rows, cols] of a quantised type, anywhere on the addresses' device.
 
-    addresses: int64 [matrices, 4] of each matrix's panels (0: there is no such matrix), and of its codes, scales and
-    supers in planes (0 where the type has none), all aligned to 16.
+    addresses: int64 [matrices, 4]: each matrix's panels (0: no matrix), and its codes, scales and supers in planes
+    (0 if the type has none), all aligned to 16 bytes.
     """
     if kind.codebook is not None:
         unpack_scattered_books(addresses, kind.codebook, rows, cols)
@@ -281,7 +295,7 @@ def _sizes(kind: QuantType, cols: int) -> tuple[int, ...]:
         int(f.stored_scales),
         scale_bytes,
         blocks,
-        layout.cols // f.group,
+        4 if f.stored_scales == StoredScales.F32 else layout.cols // f.group,
         layout.block_bytes,
         layout.halves,
         layout.octets,

@@ -1,7 +1,7 @@
-"""GGUF rows to planes: a few vectorised torch operations a tensor, on whichever device the bytes are.
+"""Converts GGUF rows to planes by a few vectorised torch operations per tensor, on the bytes' device.
 
-Loading copies a tensor's raw bytes to the GPU and repacks there, a slice of rows at a time: every slice passes through
-one byte a weight, so a slice is kept small beside the tensor.
+Loading copies a tensor's raw bytes to the GPU and repacks them there, a slice of rows at a time: a slice expands to
+one byte per weight, so it is kept small compared with the tensor.
 """
 
 from __future__ import annotations
@@ -23,30 +23,32 @@ from moeserve.kernels.planes.layout import (
 )
 from moeserve.quantization import BitField, BlockLayout, QuantType, Scale, StoredScales
 from moeserve.quantization.codebook import Codebook
+from moeserve.quantization.quant_type import FLOAT32_BYTES, SUPER_BLOCK
 
-SLICE_WEIGHTS = 1 << 26  # unpacked at a time
+SLICE_WEIGHTS = 1 << 26  # weights unpacked at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """Blocks taken apart. Leading dimensions [n, blocks]."""
+    """Blocks split by kind. Leading dimensions [n, blocks]."""
 
-    codes: Tensor  # uint8 [.., block]; of a header alone, none
-    scales: Tensor  # uint8 [.., bytes]: what `Scale` says, the groups of a block in order
-    mins: Tensor | None = None  # uint8 [.., groups], of Scale.U8_MIN
-    supers: Tensor | None = None  # uint8 [.., 4]: d, dmin or zeros
+    codes: Tensor  # uint8 [.., block]; none for a header alone
+    scales: Tensor  # uint8 [.., bytes]: in the form that `Scale` gives, a block's groups in order
+    mins: Tensor | None = None  # uint8 [.., groups], for Scale.U8_MIN
+    supers: Tensor | None = None  # uint8 [.., 4]: d, then dmin or zeros
 
 
 def repack(rows: Tensor, kind: QuantType, shape: tuple[int, ...]) -> Planes:
-    """uint8 GGUF bytes of a tensor [rows, cols] or [experts, rows, cols] (row-major; any shape of bytes) to planes on
-    the same device. The bytes of a float type are copied as they are. ValueError where bytes and shape differ."""
+    """Converts uint8 GGUF bytes of a tensor [rows, cols] or [experts, rows, cols] (row-major; any shape of bytes)
+    to planes on the same device. A float type's bytes are copied unchanged. Raises ValueError if bytes and shape do
+    not match."""
     planes = empty_planes(kind, shape, rows.device)
     repack_into(planes, rows, 0)
     return planes
 
 
 def empty_planes(kind: QuantType, shape: tuple[int, ...], device: torch.device | str) -> Planes:
-    """Planes of a tensor [rows, cols] or [experts, rows, cols] without its numbers: `repack_into` fills them."""
+    """Returns uninitialised planes of a tensor [rows, cols] or [experts, rows, cols]; `repack_into` fills them."""
     experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
     none = torch.empty(0, dtype=torch.int32, device=device)
     f = kind.planes_form
@@ -66,7 +68,8 @@ def empty_planes(kind: QuantType, shape: tuple[int, ...], device: torch.device |
 
 
 def repack_into(planes: Planes, source: Tensor, row: int) -> None:
-    """Fills rows `row` on (of the stack as one, experts * rows) from uint8 GGUF bytes on the planes' device."""
+    """Fills rows from `row` on (counted over the whole stack, experts * rows) from uint8 GGUF bytes on the planes'
+    device."""
     kind = planes.type
     if not kind.is_quantised:
         whole = planes.codes.view(-1, planes.cols)
@@ -87,7 +90,7 @@ def repack_into(planes: Planes, source: Tensor, row: int) -> None:
 
 
 def _fill(planes: Planes, blocks: Tensor, at: slice) -> None:
-    """Rows `at` from uint8 [rows, blocks, block bytes]."""
+    """Fills rows from `at` on from uint8 [rows, blocks, block bytes]."""
     total = planes.experts * planes.rows
     codes = planes.codes.view(total, -1, planes.codes.shape[3], FIELD)
     if planes.type.codebook is not None:
@@ -105,7 +108,7 @@ def _fill(planes: Planes, blocks: Tensor, at: slice) -> None:
 
 
 def _pack_codes(f: BlockLayout, codes: Tensor) -> Tensor:
-    """uint8 [n, blocks, block] to [n, parts, k blocks, 16]."""
+    """Converts uint8 [n, blocks, block] to [n, parts, k blocks, 16]."""
     n = len(codes)
     fields = _to_k_blocks(codes.reshape(n, -1), K_BLOCK).view(n, -1, K_BLOCK // FIELD, FIELD).transpose(1, 2)
     parts = [_merge(fields & ((1 << f.low_bits) - 1), f.low_bits)]  # fields: [n, 8, k blocks, 16]
@@ -115,7 +118,7 @@ def _pack_codes(f: BlockLayout, codes: Tensor) -> Tensor:
 
 
 def _merge(fields: Tensor, bits: int) -> Tensor:
-    """[n, 8, k blocks, 16] of `bits`-bit values to [n, bits, k blocks, 16] bytes of consecutive fields."""
+    """Merges [n, 8, k blocks, 16] values of `bits` bits into [n, bits, k blocks, 16] bytes of consecutive fields."""
     n, _, k_blocks, _ = fields.shape
     grouped = fields.reshape(n, bits, 8 // bits, k_blocks, FIELD)
     out = grouped[:, :, 0].clone()
@@ -125,11 +128,11 @@ def _merge(fields: Tensor, bits: int) -> Tensor:
 
 
 def pack_scales(f: BlockLayout, u: Unpacked) -> Tensor:
-    """To int32 [n, k blocks, words]."""
+    """Returns int32 [n, k blocks, words]."""
     n, groups = len(u.scales), K_BLOCK // f.scale_group
     if f.scale == Scale.ZERO:
         return _pack_zeros(f, u)
-    per_group = {Scale.F16: 2, Scale.F16_MIN: 4}.get(f.scale, 1)  # bytes
+    per_group = {Scale.F16: 2, Scale.F16_MIN: 4, Scale.F32: 4}.get(f.scale, 1)  # bytes
     scales = _to_k_blocks(u.scales.reshape(n, -1), groups * per_group).view(n, -1, groups * per_group)
     if u.mins is not None:
         mins = _to_k_blocks(u.mins.reshape(n, -1), groups).view(n, -1, groups)
@@ -150,7 +153,7 @@ def _pack_zeros(f: BlockLayout, u: Unpacked) -> Tensor:
 
 
 def _to_k_blocks(values: Tensor, width: int) -> Tensor:
-    """[n, any] padded with zeros to a multiple of `width`."""
+    """Pads [n, any] with zeros to a multiple of `width`."""
     missing = -values.shape[1] % width
     return torch.nn.functional.pad(values, (0, missing)) if missing else values
 
@@ -170,26 +173,33 @@ def _unpack(kind: QuantType, b: Tensor) -> Unpacked:
 
 
 def _spread(field: BitField, b: Tensor, columns: int) -> Tensor:
-    """The field's bits of each column: uint8 [n, blocks, columns]."""
+    """Returns the field's bits of each column: uint8 [n, blocks, columns]."""
     return _split_bytes(b[..., field.at : field.at + field.nbytes(columns)], field.width, field.bits)
 
 
 def _split_bytes(octets: Tensor, width: int, bits: int) -> Tensor:
-    """Bytes in runs of `width`: all first `bits`-bit fields of a run, then all second ones, ..."""
+    """Splits bytes in runs of `width`: the first `bits` bits of all bytes of a run, then their second `bits` bits,
+    and so on."""
     runs: Tensor = octets.unflatten(-1, (-1, 1, width))
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=octets.device)[:, None]
     return ((runs >> shifts) & ((1 << bits) - 1)).flatten(-3)
 
 
 def unpack_scales(f: BlockLayout, halves: Tensor, octets: Tensor, codes: Tensor) -> Unpacked:
-    """halves: the bytes of a block's float16 numbers, octets: its bytes of scales, as they stand there; uint8
-    [n, blocks, bytes]."""
+    """halves: bytes of a block's float16 numbers; octets: its scale bytes, as stored; uint8 [n, blocks, bytes]."""
     stored = f.stored_scales
     if f.has_zero:
         return Unpacked(codes, halves, octets)
     if f.scale == Scale.D:
         each = halves if f.wide == K_BLOCK else torch.cat([halves, halves], dim=-1)
         return Unpacked(codes, each[..., :0], supers=_to_k_blocks(each.flatten(1), 4))
+    if (
+        f.scale == Scale.UE4M3_SUPER
+    ):  # of a row's blocks, which all have the same, those that begin a super-block
+        every = SUPER_BLOCK // (f.group * (f.octets - FLOAT32_BYTES))
+        return Unpacked(
+            codes, octets[..., FLOAT32_BYTES:], supers=octets[:, ::every, :FLOAT32_BYTES].flatten(1)
+        )
     if not f.has_super:
         return Unpacked(codes, octets if f.octets else halves)
     supers = halves if f.halves == 2 else torch.cat([halves, torch.zeros_like(halves)], dim=-1)
@@ -208,5 +218,5 @@ def unpack_scales(f: BlockLayout, halves: Tensor, octets: Tensor, codes: Tensor)
 
 
 def _signed(six: Tensor) -> Tensor:
-    """Six-bit scales with an offset of 32, as bytes of int8."""
+    """Returns six-bit scales with an offset of 32 as int8 bytes."""
     return (six.view(torch.int8) - 32).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Reading planes in kernels: from parts to codes, from words to scales. `__init__.py` has the layout.
+"""Reads planes in kernels: from parts to codes, from words to scales. `__init__.py` describes the layout.
 
 The same functions work on int32 words of four bytes (ONES = 0x01010101) and on single bytes (ONES = 1).
 """
@@ -24,6 +24,8 @@ _F16_MIN = tl.constexpr(int(Scale.F16_MIN))
 _UE4M3 = tl.constexpr(int(Scale.UE4M3))
 _D = tl.constexpr(int(Scale.D))
 _ZERO = tl.constexpr(int(Scale.ZERO))
+_F32 = tl.constexpr(int(Scale.F32))
+_UE4M3_SUPER = tl.constexpr(int(Scale.UE4M3_SUPER))
 
 
 @triton.constexpr_function
@@ -33,7 +35,7 @@ def level(F, code):
 
 @triton.constexpr_function
 def table_word(F, first):
-    """Four levels from `first` on, as the bytes of a word."""
+    """Returns four levels from `first` on, as the bytes of a word."""
     word = 0
     for i in range(4):
         word |= (F.table.levels[first + i] & 255) << (8 * i)
@@ -42,15 +44,15 @@ def table_word(F, first):
 
 @triton.constexpr_function
 def sign_bits(F):
-    """The second level of a table of two as a byte, and the bits in which the two differ."""
+    """Returns the second level of a two-level table as a byte, and the bits in which both levels differ."""
     first, second = (level & 255 for level in F.table.levels)
     return second, first ^ second
 
 
 @triton.constexpr_function
 def lookup_lines(F, source, to):
-    """Looks up four nibbles, one in each byte of `source`: 8 levels by byte permutation, twice, then by bit 3. Of codes
-    of one bit, the second level's bits are turned round where the code is 0."""
+    """Assembly: looks up four nibbles, one in each byte of `source`: 8 levels by byte permutation, twice, then
+    selected by bit 3. For one-bit codes, flips the second level's bits where the code is 0."""
     if F.low_bits == 1:
         last, turned = (bits * 0x01010101 for bits in sign_bits(F))
         return f"""
@@ -83,7 +85,7 @@ def lookup_assembly(F):
 
 @triton.constexpr_function
 def field_assembly(F, f):
-    """Four bytes of a field's low part ($4) and high part ($5) to four floats (code + F.bias) * F.unit.
+    """Converts four bytes of a field's low part ($4) and high part ($5) to four floats (code + F.bias) * F.unit.
 
     Codes below 128 become bits 16 .. 22 of 1.0 (1 + code / 128), signed bytes bits 8 .. 15 of 2^15.
     """
@@ -106,8 +108,8 @@ def field_assembly(F, f):
 
 @triton.constexpr_function
 def code_assembly(F, f):
-    """Four bytes of a field's low part ($2) and high part ($3) to four bfloat16 code + 128, two a word: codes below 128
-    are the 7 bits of 128's mantissa."""
+    """Converts four bytes of a field's low part ($2) and high part ($3) to four bfloat16 code + 128, two per word:
+    codes below 128 are the 7 bits of 128's mantissa."""
     lines = [
         ".reg .b32 q, h;",
         f"shr.b32 q, $2, {f * F.low_bits % 8};",
@@ -126,7 +128,8 @@ def code_assembly(F, f):
 
 @triton.jit
 def look_up(codes, F: tl.constexpr, ONES: tl.constexpr):
-    """Nibbles, one a byte of int32 words, to the table's signed bytes; with ONES = 1 the lowest byte counts."""
+    """Looks up nibbles, one per byte of int32 words, in the table of signed bytes; with ONES = 1 only the lowest
+    byte counts."""
     if F.low_bits == 1:
         LAST: tl.constexpr = sign_bits(F)[0]
         TURNED: tl.constexpr = sign_bits(F)[1]
@@ -145,7 +148,7 @@ def look_up(codes, F: tl.constexpr, ONES: tl.constexpr):
 
 @triton.jit
 def merge_codes(low, high, low_shift, high_shift, F: tl.constexpr, ONES: tl.constexpr):
-    """A field's codes from the parts that hold it: unsigned bytes, but signed ones from 8 bits or a table."""
+    """Returns a field's codes from the parts that contain it: unsigned bytes; signed ones for 8 bits or a table."""
     if F.low_bits == 8:
         codes = low
     else:
@@ -169,22 +172,29 @@ def high_half(word):
 
 @triton.jit
 def power_of_two(byte):
-    """2^(byte - 128), subnormal below 2."""
+    """Returns 2^(byte - 128), subnormal below 2."""
     bits = tl.where(byte < 2, 0x00200000 << byte, (byte - 1) << 23)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def half_of_ue4m3(byte):
-    """Half of an unsigned float of 4 and 3 bits; 0 of 127, which is not a number. A float16 of these bits has 8 less in
-    its exponent."""
+    """Returns half of an unsigned float of 4 and 3 bits; 0 for 127, which is NaN. A float16 with these bits has an
+    exponent that is 8 too small."""
     half = ((byte & 127) << 7).to(tl.int16).to(tl.float16, bitcast=True)
     return tl.where(byte == 127, 0.0, half.to(tl.float32) * 128)
 
 
 @triton.jit
+def e4m3_numbers(byte):
+    """float32 of bytes with a sign, 4 bits of exponent and 3 of mantissa, in the lowest 8 bits of integers."""
+    half = (((byte & 128) << 8) | ((byte & 127) << 7)).to(tl.int16).to(tl.float16, bitcast=True)
+    return half.to(tl.float32) * 256
+
+
+@triton.jit
 def load_words(words, g, mask, F: tl.constexpr):
-    """The words with the scale (and the min) of group g. words: pointers to a k block's first word."""
+    """Loads the words with the scale (and the min) of group g. words: pointers to a k block's first word."""
     if F.scale == _U8_MIN:
         word, min_word = tl.load(words, mask, 0), tl.load(words + 1, mask, 0)
     elif F.words == 0:
@@ -200,7 +210,7 @@ def load_words(words, g, mask, F: tl.constexpr):
 
 @triton.jit
 def super_word(word, u, F: tl.constexpr):
-    """A super-block's word as k block u has it, with its own d in the lower half."""
+    """Returns a super-block's word as k block u needs it, with its own d in the lower half."""
     if F.scale == _D:
         word = word >> (16 * (u % 2))
     return word
@@ -208,7 +218,7 @@ def super_word(word, u, F: tl.constexpr):
 
 @triton.jit
 def scale_and_zero(word, zero_word, g, F: tl.constexpr):
-    """float32 s and m = s * z of group g."""
+    """Returns float32 s and m = s * z of group g."""
     half = word
     if F.wide == 0:
         half = word >> (16 * (g % 2))
@@ -226,9 +236,9 @@ def scale_and_zero(word, zero_word, g, F: tl.constexpr):
 
 @triton.jit
 def scale_and_min(word, min_word, supers, g, F: tl.constexpr):
-    """float32 s and m of group g: a weight is s * code - m (the offset of the codes is in m).
+    """Returns float32 s and m of group g: a weight is s * code - m (m includes the codes' offset).
 
-    supers: the super-blocks' words, of the shape of the words; not read where the type has none.
+    supers: the super-blocks' words, of the words' shape; not read if the type has none.
     """
     shift = 8 * (g % 4)
     if F.scale == _U8_MIN:
@@ -249,6 +259,10 @@ def scale_and_min(word, min_word, supers, g, F: tl.constexpr):
             s = low_half(supers) * ((word << (24 - shift)) >> 24).to(tl.float32)
         elif F.scale == _F16:
             s = low_half(word >> (16 * (g % 2)))
+        elif F.scale == _F32:
+            s = word.to(tl.float32, bitcast=True)
+        elif F.scale == _UE4M3_SUPER:
+            s = half_of_ue4m3((word >> shift) & 255) * supers.to(tl.float32, bitcast=True)
         elif F.scale == _UE4M3:
             s = half_of_ue4m3((word >> shift) & 255)
         else:

@@ -1,10 +1,10 @@
-"""The specification of KV caches of 8 bits. q8_0: of each head's 32 numbers side by side, int8 codes and a float16
+"""The specification of 8-bit KV caches. q8_0: each 32 consecutive numbers of a head as int8 codes with a float16
 scale.
 
-x = scale * code with scale = max|x| / 127 as float16 has rounded it, and the code nearest to x / scale, ties to even,
-within 127 of 0. 34 bytes for 32 numbers, as GGML's block of the name has; but codes and scales are two tensors, so that
-either is read in whole words. fp8: e4m3, and a scale for a token's head. In C++: `quantize_kv` in
-csrc/arch/shared/attention_q8.inl; in Triton: kv_triton.py.
+x = scale * code, where scale = max|x| / 127 rounded to float16, and code is the integer nearest to x / scale, ties
+to even, within 127 of 0. 34 bytes per 32 numbers, as in GGML's block of that name; but codes and scales are two
+tensors, so that both can be read in whole words. fp8: e4m3, with a scale per token and head. In C++: `quantize_kv`
+in csrc/arch/shared/attention_q8.inl; in Triton: kv_triton.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ FP8_MAX = 448.0
 
 
 def quantize_kv(x: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [.., dim], dim a multiple of 32: codes, int8 of the same shape, and scales, float16 [.., dim / 32].
+    """Quantises float32 [.., dim], dim a multiple of 32. Returns codes, int8 of the same shape, and scales, float16
+    [.., dim / 32].
 
-    A block that holds NaN or infinity has the scale NaN, so that it stays visible.
+    A block with NaN or infinity gets the scale NaN, so that the fault stays visible.
     """
     blocks = x.float().unflatten(-1, (-1, KV_BLOCK))
     scales = (blocks.abs().amax(dim=-1, keepdim=True) / 127.0).half()
@@ -31,15 +32,16 @@ def quantize_kv(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_kv(codes: Tensor, scales: Tensor) -> Tensor:
-    """scale * code, exact: float64 of the codes' shape."""
+    """Returns scale * code, exact: float64 of the codes' shape."""
     return codes.double() * scales.double().repeat_interleave(codes.shape[-1] // scales.shape[-1], dim=-1)
 
 
 def quantize_kv_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [.., dim]: e4m3 of the same shape, torch's float8_e4m3fn, and scales, float16 [.., 1].
+    """Quantises float32 [.., dim]. Returns e4m3 of the same shape, torch's float8_e4m3fn, and scales, float16 [..,
+    1].
 
-    x = scale * number with scale = max|x| / 448 as float16 has rounded it, and the number nearest to x / scale, ties to
-    even, within 448, the type's largest. A head that holds NaN or infinity has the scale NaN.
+    x = scale * number, where scale = max|x| / 448 rounded to float16, and number is the nearest to x / scale, ties
+    to even, within the type's largest, 448. A head with NaN or infinity gets the scale NaN.
     """
     heads = x.float()
     scales = (heads.abs().amax(dim=-1, keepdim=True) / FP8_MAX).half()

@@ -10,9 +10,9 @@ import triton.language as tl
 from moeserve.kernels.launch import COMPILED
 
 KV_BLOCK = tl.constexpr(32)
-# Four codes of a word t, two a word ($0, $1), as float16 times $3 and {last}: code + 128 are the last bits of
-# 1024 + 128 + code, from which 1152 is taken. The compiler's own conversion takes one code at a time, at an eighth of
-# the rate of other instructions.
+# Converts four codes in a word to float16, two per word ($0, $1), times $3 and {last}: code + 128 are the last bits
+# of 1024 + 128 + code, from which 1152 is subtracted. The compiler's own conversion takes one code at a time, at an
+# eighth of the rate of other instructions.
 _SCALE_CODES = """{{
     .reg .b32 t, m;
     xor.b32 t, $2, 0x80808080;
@@ -26,7 +26,7 @@ _SCALE_CODES = """{{
 }}"""
 SCALE_BYTES = tl.constexpr(_SCALE_CODES.format(last="$4"))
 SCALE_WORD = tl.constexpr(_SCALE_CODES.format(last="$3"))
-# The same of four e4m3 numbers, which compute capability 8.9 and later convert two at a time.
+# The same for four e4m3 numbers, which compute capability 8.9 and later convert two at a time.
 _SCALE_FP8 = """{{
     .reg .b16 low, high;
     mov.b32 {{low, high}}, $2;
@@ -42,9 +42,9 @@ FP8_MAX = tl.constexpr(448.0)
 
 @triton.jit
 def quantize_kv(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """float32 [ROWS, SIZE] to int8 codes [ROWS, SIZE] and float16 scales [ROWS, SIZE / 32]."""
+    """Quantises float32 [ROWS, SIZE] to int8 codes [ROWS, SIZE] and float16 scales [ROWS, SIZE / 32]."""
     blocks = tl.reshape(x, [ROWS, SIZE // KV_BLOCK, KV_BLOCK])
-    nothing = tl.sum(blocks * 0.0, 2)  # NaN where a number is not finite
+    nothing = tl.sum(blocks * 0.0, 2)  # NaN if a number is not finite
     scales = (tl.max(tl.abs(blocks), 2) / 127.0 + nothing).to(tl.float16)
     kept = scales.to(tl.float32)
     scaled = blocks * tl.where(kept > 0, 1.0 / kept, 0.0)[:, :, None]
@@ -56,13 +56,13 @@ def quantize_kv(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def quantize_kv_fp8(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """float32 [ROWS, SIZE] to e4m3 [ROWS, SIZE] and float16 scales [ROWS, 1]."""
-    nothing = tl.sum(x * 0.0, 1)  # NaN where a number is not finite
+    """Quantises float32 [ROWS, SIZE] to e4m3 [ROWS, SIZE] and float16 scales [ROWS, 1]."""
+    nothing = tl.sum(x * 0.0, 1)  # NaN if a number is not finite
     scales = (tl.max(tl.abs(x), 1) / FP8_MAX + nothing).to(tl.float16)[:, None]
     kept = scales.to(tl.float32)
     scaled = x * tl.where(kept > 0, 1.0 / kept, 0.0)
     scaled = tl.minimum(tl.maximum(scaled, -FP8_MAX), FP8_MAX)
-    if not COMPILED:  # the interpreter's conversion loses a carry: of numbers with 3 bits it has none
+    if not COMPILED:  # the interpreter's conversion loses a carry, except for numbers of 3 bits
         power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         away = tl.maximum(power, 2.0**-6) * (1.5 * 2.0**20)
         scaled = (scaled + away) - away
@@ -128,8 +128,8 @@ def larger(a, b):
 
 @triton.jit
 def dequantize_words(words, scales, ROWS: tl.constexpr, SIZE: tl.constexpr, IS_FP8: tl.constexpr):
-    """Four codes in each int32, [ROWS, SIZE / 4]: the same numbers as `dequantize_kv`'s, `by_halves`. So what a thread
-    writes to shared memory is beside what its neighbours write, and no bank is asked twice."""
+    """Like `dequantize_kv`, for four codes in each int32, [ROWS, SIZE / 4]; returns columns in the order of
+    `by_halves`. So each thread writes to shared memory next to its neighbours, without bank conflicts."""
     bits = scales.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     groups: tl.constexpr = scales.shape[1]
     words = tl.reshape(words, [ROWS, groups, SIZE // groups // 4])
@@ -148,15 +148,17 @@ def dequantize_words(words, scales, ROWS: tl.constexpr, SIZE: tl.constexpr, IS_F
     low, high = tl.reshape(tl.join(x0, x1), [ROWS, SIZE // 2]), tl.reshape(tl.join(x2, x3), [ROWS, SIZE // 2])
     x = tl.reshape(tl.permute(tl.join(low, high), [0, 2, 1]), [ROWS, SIZE])
     if COMPILED:
-        # A reduction of single numbers hides the joins, for which Triton lays a product's operand out worse.
+        # A reduction over single numbers hides the joins; otherwise Triton chooses a worse layout for a product's
+        # operand.
         x = tl.reduce(tl.reshape(x, [ROWS, SIZE, 1]), 2, larger)
     return x
 
 
 @triton.jit
 def store_kv(numbers, scales, at, x, live, DIM: tl.constexpr, SIZE: tl.constexpr):
-    """One head's float32 x [1, SIZE], of which DIM are, to its place `at` in a layer's keys or values: rounded to their
-    type, or quantised where there are scales. `live`: whether at all. Gives what attention will read, [1, SIZE]."""
+    """Stores one head's float32 x [1, SIZE], of which DIM are valid, at offset `at` of a layer's keys or values:
+    rounded to their dtype, or quantised if there are scales; only if `live`. Returns the values that attention will
+    read, [1, SIZE]."""
     d = tl.arange(0, SIZE)[None, :]
     if scales is None:
         kept = x.to(numbers.dtype.element_ty)
@@ -182,9 +184,10 @@ def load_kv(
     numbers, scales, slot, live, DIM: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, PAST_L1: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, SIZE] of the KV head that the pointers point to, as attention reads them; zeros where `live` [ROWS] is
-    not. slot: int64 [ROWS], in numbers. PAST_L1: it may hold older content. WORDS: codes are loaded four at a time,
-    and the columns are `by_halves`; for values, which pass shared memory as float16."""
+    """Loads [ROWS, SIZE] of the KV head that the pointers point to, as attention reads them; zeros where `live`
+    [ROWS] is false. slot: int64 [ROWS], in numbers. PAST_L1: bypasses the L1 cache, which may hold older content.
+    WORDS: codes are loaded four at a time, and columns are in the order of `by_halves`; for values, which go
+    through shared memory as float16."""
     cache: tl.constexpr = ".cg" if PAST_L1 else ""
     if scales is None:
         d = tl.arange(0, SIZE)[None, :]

@@ -1,11 +1,11 @@
-"""The specification of quantised activations: int8 with a scale and two sums for each group of 32 columns.
+"""The specification of quantised activations: int8 with a scale and two sums per group of 32 columns.
 
-x = scale * code with scale = max|x| / 127 over the group and the code rounded to nearest, ties to even. Rounding errors
-spread evenly over a step, so where one column carries a whole group the error is 32 / (12 * 127^2) = 1.65e-4 of the
-signal's power, and elsewhere less: 3e-5 for Gaussian activations. The sums let a kernel add a weight's zero point or
-min once a group.
+x = scale * code with scale = max|x| / 127 over the group and the code rounded to nearest, ties to even. Rounding
+errors are uniform over a step. If one column dominates a group, the error is 32 / (12 * 127^2) = 1.65e-4 of the
+signal's power, otherwise less: 3e-5 for Gaussian activations. The sums let a kernel add a weight's zero point or
+min once per group.
 
-Layout of a row, as in csrc/arch/kernels.h: `cols` codes, then META for each group. 1.5 bytes a column.
+Layout of a row, as in csrc/arch/kernels.h: `cols` codes, then META for each group. 1.5 bytes per column.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 GROUP = 32  # columns
-NOTHING = 1e-30  # a group whose largest value is no more is zero
+NOTHING = 1e-30  # a group whose largest magnitude is at most this is zero
 META = np.dtype([("scale", "<f4"), ("scaled_sum", "<f4"), ("sum_lo", "<i4"), ("sum_hi", "<i4")])
 
 
@@ -27,11 +27,11 @@ class Quantized:
     scales: Tensor  # float32 [n, cols / 32]
 
     def dequantize(self) -> Tensor:
-        """scale * code, exact: float64 [n, cols]."""
+        """Returns scale * code, exact: float64 [n, cols]."""
         return self.codes.double() * self.scales.double().repeat_interleave(GROUP, dim=1)
 
     def rows(self) -> Tensor:
-        """The form that the kernels read: uint8 [n, 1.5 * cols]."""
+        """Returns the form that the kernels read: uint8 [n, 1.5 * cols]."""
         n, cols = self.codes.shape
         sums = self.codes.view(n, -1, 2, GROUP // 2).sum(dim=3, dtype=torch.int32)
         meta = np.empty((n, cols // GROUP), META)
@@ -43,9 +43,9 @@ class Quantized:
 
 
 def quantize(x: Tensor) -> Quantized:
-    """float32 [n, cols], cols a multiple of 32. All of it in float32, step by step: the kernels give the same bits.
+    """Quantises float32 [n, cols], cols a multiple of 32. Every step is in float32: the kernels give the same bits.
 
-    A group that holds NaN or infinity has the scale NaN (and codes that mean nothing), so that it stays visible.
+    A group with NaN or infinity gets the scale NaN (and undefined codes), so that the fault stays visible.
     """
     groups = x.view(len(x), -1, GROUP)
     largest = groups.abs().amax(dim=2, keepdim=True)

@@ -30,15 +30,16 @@ def rope_store(
     norm_after: bool = False,
     v_scale: float = 1.0,
 ) -> None:
-    """q_out = rotate(norm(q)) / sqrt(dim); keys, values[slots[i]] = rotate(norm(k[i])), v_scale * v[i], i < count[0].
+    """q_out = rotate(norm(q)) / sqrt(dim); keys[slots[i]] = rotate(norm(k[i])), values[slots[i]] = v_scale * v[i],
+    i < count[0].
 
-    q [n, heads * dim], k [n, kv_heads * dim], v [n, kv_heads * v_dim], rows at any stride; positions, slots int32 [n]
-    (slot below 0: not stored); q_out [n, heads, dim]; keys [slots, kv_heads, dim], values [slots, kv_heads, v_dim],
-    int8 where there are float16 key_scales, value_scales [slots, kv_heads, dim / 32] and [.., v_dim / 32].
-    q_norm, k_norm: None without a norm, float32 [dim] for a norm of each head, [heads * dim] or [kv_heads * dim] for
-    one of all heads together. cos, sin float32 [positions, rotary_dim / 2]: of a head's dim, the first rotary_dim
-    rotate. v_eps: v is normalised by head without a weight, with this epsilon; None: it is not. norm_after: the norms
-    of heads are behind the rotation. Raises ValueError for a norm or angles of other sizes.
+    q [n, heads * dim], k [n, kv_heads * dim], v [n, kv_heads * v_dim], rows at any stride; positions, slots int32
+    [n] (negative slot: not stored); q_out [n, heads, dim]; keys [slots, kv_heads, dim], values [slots, kv_heads,
+    v_dim], int8 if there are float16 key_scales, value_scales [slots, kv_heads, dim / 32] and [.., v_dim / 32].
+    q_norm, k_norm: None without a norm, float32 [dim] for a norm per head, [heads * dim] or [kv_heads * dim] for
+    one over all heads. cos, sin float32 [positions, rotary_dim / 2]: the first rotary_dim dimensions of a head
+    rotate. v_eps: epsilon of v's norm per head, without weights; None: no norm. norm_after: the norms of heads come
+    after RoPE. Raises ValueError for a norm or angles of other sizes.
     """
     (n, heads, dim), (kv_heads, v_dim) = q_out.shape, values.shape[1:]
     rotary = rotary_dim(cos, dim)

@@ -1,8 +1,8 @@
-"""The specification of what happens to q, k and v between their projection and attention.
+"""The specification of the steps for q, k and v between their projection and attention.
 
-Rotation: Su et al. 2021, https://arxiv.org/abs/2104.09864, with pairs (i, i + rotary_dim / 2) as in GPT-NeoX, which
-also rotates only a part of each head; the norm of each head of q and k is Qwen3's (https://arxiv.org/abs/2505.09388),
-that over all heads at once MiniMax-M2's.
+Rotation: Su et al. 2021, https://arxiv.org/abs/2104.09864, with pairs (i, i + rotary_dim / 2) and optionally only
+part of each head, as in GPT-NeoX. The per-head norms of q and k are Qwen3's (https://arxiv.org/abs/2505.09388),
+those over all heads MiniMax-M2's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""QK-norm, rotation and the way into the KV pool, in one kernel."""
+"""QK-norm, rotation and the store to the KV pool, in one kernel."""
 
 # mypy: ignore-errors
 
@@ -14,15 +14,14 @@ from moeserve.kernels.quantize.kv_triton import store_kv
 
 @triton.jit
 def rotation(weight, cos, sin, DIM: tl.constexpr, ROTARY: tl.constexpr, SIZE: tl.constexpr):
-    """Returns the factors by which `norm_and_rotate` multiplies a head's values and their partners, float32 [1, SIZE]
-    each. cos, sin: pointers to the position's row; weight: the norm's, one for each row [H, 1] where they differ, None
-    without."""
+    """Returns the factors by which `norm_and_rotate` multiplies a head's values and their partners, float32 [1,
+    SIZE] each. cos, sin: pointers to the position's row; weight: the norm's, [H, 1] if rows differ; None: no norm."""
     d = tl.arange(0, SIZE)[None, :]
     rotates = d < ROTARY
     is_low = d < ROTARY // 2
     angle = tl.where(is_low, d, d - ROTARY // 2)
     partner = tl.where(is_low, d + ROTARY // 2, d - ROTARY // 2)
-    still: tl.constexpr = 1.0 if ROTARY < DIM else 0.0  # the cosine of columns that do not rotate
+    still: tl.constexpr = 1.0 if ROTARY < DIM else 0.0  # cosine of the columns that do not rotate
     s = tl.load(sin + angle, rotates, 0.0)
     if weight is None:
         own = tl.load(cos + angle, rotates, still)
@@ -38,9 +37,9 @@ def norm_and_rotate(
     heads, live, own, other, scale, behind,
     DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """RMSNorm and rotation of the rows of DIM that heads [H, 1] point to, by `rotation`: float32 [H, SIZE]. Without
-    norm where EPS is None; where scale is given, it is the norm's. behind: the weight of a norm behind the rotation,
-    whose `rotation` has none; None: the norm comes first."""
+    """Returns the rows of DIM that heads [H, 1] point to after RMSNorm and `rotation`: float32 [H, SIZE]. EPS None:
+    no norm; scale, if given, replaces the norm's own factor. behind: weight of a norm after RoPE (`rotation` then
+    has none); None: the norm comes first."""
     d = tl.arange(0, SIZE)[None, :]
     a = tl.load(heads + d, live & (d < DIM), 0.0).to(tl.float32)
     partner = tl.where(d < ROTARY // 2, d + ROTARY // 2, d - ROTARY // 2)
@@ -59,7 +58,7 @@ def norm_and_rotate(
 
 @triton.jit
 def full_scale(row, WIDTH: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
-    """1 / RMS of the WIDTH values that row points to."""
+    """Returns 1 / RMS of the WIDTH values that row points to."""
     c = tl.arange(0, SIZE)
     x = tl.load(row + c, c < WIDTH, 0.0).to(tl.float32)
     return tl.rsqrt(tl.sum(x * x, 0) / WIDTH + EPS)
@@ -67,7 +66,7 @@ def full_scale(row, WIDTH: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def load_value(v, DIM: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, SIZE: tl.constexpr):
-    """The head of DIM that v points to, normalised without a weight unless EPS is None, times SCALE: float32
+    """Returns the head of DIM that v points to, times SCALE, normalised without weights unless EPS is None: float32
     [1, SIZE]."""
     d = tl.arange(0, SIZE)[None, :]
     value = tl.load(v + d, d < DIM, 0.0).to(tl.float32)
@@ -86,13 +85,13 @@ def rope_store_kernel(
     V_EPS: tl.constexpr, V_SCALE: tl.constexpr, Q_FULL: tl.constexpr, K_FULL: tl.constexpr, BEHIND: tl.constexpr,
     GROUP: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per token and KV head, with the HEADS / KV_HEADS heads that read it; GROUP, SIZE and V_SIZE are powers
-    of two that hold the group, a head and its value of V_DIM. Nothing is stored for a token whose slot is below 0 but
-    its q.
+    """A program per token and KV head, with the HEADS / KV_HEADS query heads that read it. GROUP, SIZE and V_SIZE:
+    powers of two that hold the group, a head, and its value of V_DIM. For a token with a negative slot, only q is
+    stored.
 
-    Q_EPS, K_EPS, V_EPS: None without a norm; v's has no weight. Q_FULL, K_FULL: 0 for a norm of each head, else a
-    power of two that holds all heads, which are normed as one; the norm then has a weight for each of their columns.
-    V_SCALE: multiplies v. BEHIND: norms of each head are behind the rotation.
+    Q_EPS, K_EPS, V_EPS: None without a norm; v's has no weights. Q_FULL, K_FULL: 0 for a norm per head, else a
+    power of two that holds all heads, which are normalised together with a weight per column. V_SCALE: multiplies
+    v. BEHIND: the norms per head come after RoPE.
     """
     if PDL:
         gdc_launch_dependents()

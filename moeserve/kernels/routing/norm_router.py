@@ -20,8 +20,8 @@ def route_row(
     value, w, gain, bias, y, codes, scales, logits, i, tile,
     COLS: tl.constexpr, EXPERTS: tl.constexpr, SIZE: tl.constexpr, BE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Row i's norm of value [SIZE] times gain, stored by the first tile, and its logits of the tile's experts, whose
-    rows of the router are w [BE, SIZE]."""
+    """Computes row i's norm of value [SIZE] times gain, stored by the first tile, and its logits for the tile's
+    experts, whose rows of the router are w [BE, SIZE]."""
     c, e = tl.arange(0, SIZE), tile * BE + tl.arange(0, BE)
     live = c < COLS
     normed = value * tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS) * gain
@@ -43,13 +43,12 @@ def norm_router_kernel(
     COLS: tl.constexpr, EXPERTS: tl.constexpr, SIZE: tl.constexpr, BE: tl.constexpr, EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """y = RMSNorm(x + extra) * weight and logits = router y + bias, for rows below count[0]; x stays as it is. Grid
-    (EXPERTS in tiles of BE, rows).
+    """y = RMSNorm(x + extra) * weight and logits = router y + bias, for rows below count[0]; x stays unchanged.
+    Grid (EXPERTS in tiles of BE, rows).
 
-    x, extra float32 [n, COLS]; router [EXPERTS, COLS] floats; bias float32 [EXPERTS], where given; logits float32
-    [n, EXPERTS]; y, codes with scales:
-    [n, COLS] each, where given. SIZE: COLS or the power of two above. The count, weight and router are read before the
-    kernel ahead has ended: it writes none of them.
+    x, extra float32 [n, COLS]; router [EXPERTS, COLS] floats; bias float32 [EXPERTS], optional; logits float32 [n,
+    EXPERTS]; y, and codes with scales: [n, COLS], each optional. SIZE: COLS or the power of two above. The count,
+    weight and router are read before the previous kernel has ended: it must not write them.
     """
     if PDL:
         gdc_launch_dependents()

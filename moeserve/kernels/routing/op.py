@@ -25,15 +25,14 @@ def route(
     bias: Tensor | None = None,
     expert_scale: Tensor | None = None,
 ) -> None:
-    """ids int32, weights float32 [n, top_k] of logits [n, experts]; rows from count[0] on get -1 and 0.
+    """Chooses each row's experts: ids int32, weights float32 [n, top_k], from logits [n, experts]; rows from
+    count[0] on get ids -1 and weights 0.
 
-    ids, weights and local_expert_ids may be columns of wider tensors, all of one width. bias float32 [experts]: added
-    to the scores that choose (`RouterOptions`), not to the weights. expert_scale float32 [experts]: a chosen expert's
-    weight is multiplied by its own. Raises ValueError where the options do not fit.
-
-    local_expert_ids int32 [n, top_k] = expert_map[ids], int32 [experts]: an expert's place on this device, below 0
-    elsewhere.
-    expert_token_counts int64 [experts]: to which each expert's tokens are added.
+    ids, weights and local_expert_ids may be columns of wider tensors, all of one width. bias float32 [experts]:
+    added to the scores for choosing (`RouterOptions`), not to the weights. expert_scale float32 [experts]:
+    multiplies a chosen expert's weight. local_expert_ids int32 [n, top_k] = expert_map[ids]; expert_map int32
+    [experts]: index on this device, negative if elsewhere. expert_token_counts int64 [experts]: each expert's
+    tokens are added. Raises ValueError if the options do not fit.
     """
     n, experts = logits.shape
     per_program = 4 if n % 4 == 0 and n >= 1024 else 1
@@ -82,11 +81,11 @@ def norm_router(
     *,
     bias: Tensor | None = None,
 ) -> None:
-    """y[i] = RMSNorm(x[i] + extra[i]) * weight, logits[i] = router y[i] + bias, for i < count[0]; x stays as it is. Few
-    rows.
+    """y[i] = RMSNorm(x[i] + extra[i]) * weight, logits[i] = router y[i] + bias, for i < count[0]; x stays
+    unchanged. Only for few rows.
 
-    x, extra float32 [n, cols]; router floats [experts, cols]; bias float32 [experts]; logits float32 [n, experts]; y
-    and codes with scales: GpuActivations [n, cols].
+    x, extra float32 [n, cols]; router floats [experts, cols]; bias float32 [experts]; logits float32 [n, experts];
+    y and codes with scales: GpuActivations [n, cols].
     """
     n, cols = x.shape
     experts = logits.shape[1]

@@ -1,4 +1,4 @@
-"""The router's choice: scores, top-k and weights of a token's logits, all in registers."""
+"""The router's choice: scores, top-k and weights from a token's logits, all in registers."""
 
 # mypy: ignore-errors
 # ruff: noqa: RUF005
@@ -18,7 +18,7 @@ EPS = tl.constexpr(SIGMOID_EPS)
 
 @triton.jit
 def scores_of(logits, SCORING: tl.constexpr):
-    """The scores of all experts' logits [BT, E], -inf where there is no expert."""
+    """Returns the scores of all experts' logits [BT, E], -inf beyond the experts."""
     if SCORING == "sigmoid":
         scores = 1.0 / (1.0 + tl.exp(-logits))
     elif SCORING == "softmax":
@@ -33,8 +33,8 @@ def scores_of(logits, SCORING: tl.constexpr):
 def within_groups(
     choosing, e, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr
 ):  # fmt: skip
-    """choosing [BT, E] with -inf outside the TOP_GROUPS groups whose GROUP_BEST best sum up to most; of equals the
-    lower."""
+    """Returns choosing [BT, E] with -inf outside the TOP_GROUPS groups with the largest sums of their GROUP_BEST
+    best; lower groups first among equals."""
     WIDTH: tl.constexpr = EXPERTS // GROUPS
     sums = ()
     for g in tl.static_range(GROUPS):
@@ -60,7 +60,7 @@ def chosen_weights(
     chosen, all_logits, TOP_K: tl.constexpr, K: tl.constexpr, SCORING: tl.constexpr, NORMALIZE: tl.constexpr,
     SCALE: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BT, K] of the chosen experts' logits [BT, K], -inf behind TOP_K."""
+    """Returns float32 [BT, K] weights from the chosen experts' logits [BT, K], which are -inf beyond TOP_K."""
     if SCORING == "softmax_topk" or (SCORING == "softmax" and NORMALIZE):
         # A softmax over all experts and its renormalisation over the chosen is a softmax over the chosen.
         likely = tl.exp(chosen - tl.max(chosen, 1)[:, None])
@@ -84,13 +84,13 @@ def route_kernel(
     SCALE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, BT: tl.constexpr,
     E: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per BT rows. logits [n, EXPERTS]; bias, expert_scale float32 [EXPERTS], where given; ids,
+    """A program per BT rows. logits [n, EXPERTS]; bias, expert_scale float32 [EXPERTS], optional; ids,
     local_expert_ids int32 and weights float32 [n, TOP_K], rows STRIDE apart. The options are `RouterOptions`'.
 
-    local_expert_ids: expert_map[ids], where given: an expert's place among those on this device, below 0 elsewhere.
-    The map is read once for each route, as it may change meanwhile.
-    Rows from count[0] on get ids -1 and weights 0. expert_token_counts int64 [EXPERTS], where given: tokens are
-    added to it. E, K: powers of two that hold EXPERTS and TOP_K.
+    local_expert_ids, optional: expert_map[ids], an expert's index on this device, negative if elsewhere. The map is
+    read once per route, because it may change meanwhile. Rows from count[0] on get ids -1 and weights 0.
+    expert_token_counts int64 [EXPERTS], optional: tokens are added. E, K: powers of two that hold EXPERTS and
+    TOP_K.
     """
     if PDL:
         gdc_launch_dependents()
@@ -99,7 +99,7 @@ def route_kernel(
     existing = tl.load(count)
     e, k = tl.arange(0, E)[None, :], tl.arange(0, K)[None, :]
     left = tl.load(logits + t[:, None] * EXPERTS + e, e < EXPERTS, float("-inf")).to(tl.float32)
-    # Scores rise with their logits: alone, the logits choose the same experts, and their values are at hand.
+    # Scores increase with their logits: alone, the logits choose the same experts, and are already loaded.
     BY_LOGITS: tl.constexpr = bias is None and GROUPS == 1
     all_logits = left
     if not BY_LOGITS:
@@ -114,7 +114,7 @@ def route_kernel(
     scores = tl.full([BT, K], float("-inf"), tl.float32)
     for j in tl.static_range(TOP_K):
         best = tl.max(left, 1)[:, None]
-        # Of equals the lowest id. (With a NaN none is equal: any id in range will do.)
+        # The lowest id among equals. (With NaN nothing is equal; then any id in range is valid.)
         at = tl.min(tl.where(left == best, e, EXPERTS - 1), 1)[:, None]
         left = tl.where(e == at, float("-inf"), left)
         chosen = tl.where(k == j, at, chosen)
@@ -131,7 +131,8 @@ def route_kernel(
     tl.store(ids + at, tl.where(live[:, None], chosen, -1), stored)
     there = live[:, None] & (k < TOP_K)
     if expert_map is not None:
-        # Volatile: an expert may come while the step runs. What reads its slot is launched behind this kernel.
+        # Volatile: an expert may arrive while the step runs. Kernels that read its slot are launched after this
+        # one.
         local = tl.load(expert_map + chosen, there, -1, volatile=True)
         tl.store(local_expert_ids + at, local, stored)
     if expert_token_counts is not None:
@@ -143,8 +144,8 @@ def select_streamed_routes_kernel(
     ids, expert_map, streamed_ids, local_expert_ids,
     ROUTES: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program per BLOCK of the ROUTES of all rows, TOP_K of each, rows STRIDE apart. streamed_ids = expert_map[ids],
-    -1 for ids that no expert has; local_expert_ids: the larger of what is there and that. All int32."""
+    """A program per BLOCK of the ROUTES of all rows, TOP_K per row, rows STRIDE apart. streamed_ids =
+    expert_map[ids], -1 for negative ids; local_expert_ids = the larger of its old value and that. All int32."""
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = r < ROUTES
     if STRIDE != TOP_K:

@@ -1,7 +1,7 @@
-"""Choosing tokens from rows of logits.
+"""Chooses tokens from rows of logits.
 
-`csrc/sampling/sampling.h` states the rules and the order of the filters; `reference.py` is the same in plain torch,
-with a sort; `cpu.py` is the C++ behind the worker, `op.py` the kernels of a GPU.
+`csrc/sampling/sampling.h` states the rules and the order of the filters; `reference.py` implements them in plain
+torch, with a sort; `cpu.py` is the C++ sampler, `op.py` launches the GPU's kernels.
 """
 
 from moeserve.kernels.sampling import reference

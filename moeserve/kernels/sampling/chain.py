@@ -1,6 +1,6 @@
-"""The samplers in an order of the request's: candidates in id order, of which each sampler leaves some out.
+"""The samplers in an order that a request asks for: candidates in id order, of which each sampler drops some.
 
-`csrc/sampling/filters.cpp` is the same in C++. A program has a row; its candidates are moved together in place.
+`csrc/sampling/filters.cpp` is the same in C++. A program has a row; its candidates are compacted in place.
 """
 
 # mypy: ignore-errors
@@ -40,7 +40,7 @@ DO_TYPICAL_P = tl.constexpr(CODES["typical_p"])
 DO_MIN_P = tl.constexpr(CODES["min_p"])
 DO_TOP_P = tl.constexpr(CODES["top_p"])
 DO_XTC = tl.constexpr(CODES["xtc"])
-LAST = tl.constexpr(2147483647)  # behind every id
+LAST = tl.constexpr(2147483647)  # larger than every id
 
 
 @triton.jit
@@ -51,9 +51,9 @@ def candidates_at(values, ids, start, n):
 
 @triton.jit
 def move_together(values, ids, to, value, token, kept):
-    """Stores a tile's kept entries from `to` on. Returns where the next one goes."""
+    """Stores a tile's kept entries from `to` on. Returns the position after them."""
     at = to + tl.cumsum(kept.to(tl.int32), 0) - 1
-    tl.debug_barrier()  # the whole tile has been read
+    tl.debug_barrier()  # the whole tile must have been read
     tl.store(values + at, value, kept)
     tl.store(ids + at, token, kept)
     return to + tl.sum(kept.to(tl.int32), 0)
@@ -61,7 +61,7 @@ def move_together(values, ids, to, value, token, kept):
 
 @triton.jit
 def keep_head(values, ids, n, key, limit):
-    """The candidates of the head (key, limit). Gives how many."""
+    """Keeps the candidates of the head (key, limit). Returns their number."""
     kept = 0
     for start in range(0, n, TILE):
         value, token, live = candidates_at(values, ids, start, n)
@@ -74,7 +74,7 @@ def keep_head(values, ids, n, key, limit):
 
 @triton.jit
 def keep_first(values, ids, n, target, top, scale, BY_MASS: tl.constexpr):
-    """The shortest head of mass (or number) `target`, float64. Gives how many."""
+    """Keeps the shortest head of mass (or number) `target`, float64. Returns its number of candidates."""
     key, limit = tl.full([], LOWEST, tl.int32), tl.full([], LAST, tl.int32)
     key, limit = cut(values, ids, n, key, limit, target, top, scale, BY_MASS)
     return keep_head(values, ids, n, key, limit)
@@ -82,7 +82,7 @@ def keep_first(values, ids, n, target, top, scale, BY_MASS: tl.constexpr):
 
 @triton.jit
 def keep_from(values, ids, n, floor):
-    """The candidates whose logit is at least `floor`, float64."""
+    """Keeps the candidates whose logit is at least `floor`, float64. Returns their number."""
     kept = 0
     for start in range(0, n, TILE):
         value, token, live = candidates_at(values, ids, start, n)
@@ -93,7 +93,7 @@ def keep_from(values, ids, n, floor):
 
 @triton.jit
 def spread(values, ids, n):
-    """The standard deviation of the candidates' logits, float64."""
+    """Returns the standard deviation of the candidates' logits, float64."""
     total = tl.full([], 0.0, tl.float64)
     for start in range(0, n, TILE):
         value, _, live = candidates_at(values, ids, start, n)
@@ -109,7 +109,7 @@ def spread(values, ids, n):
 
 @triton.jit
 def expected(values, ids, n, top, scale):
-    """The expected logit less `top`, and the candidates' mass, float64."""
+    """Returns the expected logit minus `top`, and the candidates' mass, float64."""
     mass, total = tl.full([], 0.0, tl.float64), tl.full([], 0.0, tl.float64)
     for start in range(0, n, TILE):
         value, _, live = candidates_at(values, ids, start, n)
@@ -121,14 +121,14 @@ def expected(values, ids, n, top, scale):
 
 @triton.jit
 def distance_key(value, top, center):
-    """The place of a logit's distance from the expected one; the nearest has the least."""
+    """Returns the rank of a logit's distance from the expected one; the nearest has the smallest."""
     distance = tl.abs((value.to(tl.float64) - top.to(tl.float64)) - center).to(tl.float32)
     return distance.to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def near_masses(values, ids, n, pivots, top, scale, center):
-    """float64 [WAYS]: the mass of the candidates whose distance's key is at most each pivot."""
+    """Returns float64 [WAYS]: for each pivot, the mass of the candidates whose distance key is at most the pivot."""
     mass = tl.zeros([TILE, WAYS], tl.float32)
     for start in range(0, n, TILE):
         value, _, live = candidates_at(values, ids, start, n)
@@ -140,11 +140,11 @@ def near_masses(values, ids, n, pivots, top, scale, center):
 
 @triton.jit
 def typical_p(values, ids, n, share, top, scale):
-    """The candidates nearest to the expected logit, until their mass is `share` of all. Gives how many."""
+    """Keeps the candidates nearest to the expected logit until their mass is `share` of all. Returns their number."""
     center, mass = expected(values, ids, n, top, scale)
     target = share * mass
     low, high = tl.full([], 0, tl.int64), tl.full([], 0x7F800000, tl.int64)
-    while low < high:  # the least key up to which there is enough, WAYS + 1 times as near with every pass
+    while low < high:  # finds the smallest key with enough mass; every pass narrows it WAYS + 1 times
         step = (high - low + WAYS) // (WAYS + 1)
         pivots = tl.minimum(low + step * tl.arange(0, WAYS), high).to(tl.int32)
         masses = near_masses(values, ids, n, pivots, top, scale, center)
@@ -156,7 +156,7 @@ def typical_p(values, ids, n, share, top, scale):
         near_masses(values, ids, n, key - 1 + tl.zeros([WAYS], tl.int32), top, scale, center), 0
     )
     kept = 0
-    seen = tl.full([], 0.0, tl.float64)  # the mass of the ties, of the lowest ids first
+    seen = tl.full([], 0.0, tl.float64)  # mass of the ties so far, lowest ids first
     for start in range(0, n, TILE):
         value, token, live = candidates_at(values, ids, start, n)
         place = distance_key(value, top, center)
@@ -173,8 +173,8 @@ def typical_p(values, ids, n, share, top, scale):
 
 @triton.jit
 def xtc(values, ids, n, threshold, top, scale):
-    """All candidates but those with the threshold's probability, of which the last one stays: the lowest logit, of
-    equal ones the highest id. Gives how many."""
+    """Drops all candidates that reach the threshold's probability except the last: the lowest logit, the highest id
+    among equals. Returns the number kept."""
     least = threshold * mass_from(values, ids, n, LOWEST, LAST, LOWEST, top, scale, True)
     lowest = tl.full([], float("inf"), tl.float32)
     count = 0

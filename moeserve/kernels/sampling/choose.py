@@ -1,4 +1,4 @@
-"""The second pass over the logits: a row's token, from the blocks that `scan.py` leaves."""
+"""The second pass over the logits: chooses a row's token from the blocks that `scan.py` has summarised."""
 
 # mypy: ignore-errors
 
@@ -16,15 +16,15 @@ from moeserve.kernels.sampling.philox import uniform_at
 from moeserve.kernels.sampling.scan import HISTORY_ROW, NUM_OUTPUT, TEMPERATURE, float_at
 
 SEED = column("seed")
-NOT_FINITE = tl.constexpr(-1)  # in a token's place, as the next
+NOT_FINITE = tl.constexpr(-1)  # instead of a token, as is the next one
 NONE_ALLOWED = tl.constexpr(-2)
-DRAW_STREAM = tl.constexpr(0)  # as sampling.h has them
+DRAW_STREAM = tl.constexpr(0)  # numbers as in sampling.h
 XTC_STREAM = tl.constexpr(1)
 
 
 @triton.jit
 def has_any(x, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """Whether row x has anything but -inf."""
+    """Returns whether row x has any value other than -inf."""
     largest = tl.full([], float("-inf"), tl.float32)
     for block in range(BLOCKS):
         c = block * BLOCK + tl.arange(0, BLOCK)
@@ -37,12 +37,12 @@ def filter_and_draw_kernel(
     x, raw, slots, count, settings, history, ahead, block_max, block_sum, values, ids, tokens,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr, HAS_CHAINS: tl.constexpr,
 ):  # fmt: skip
-    """A program per row of x [n, VOCAB], scanned by scan_kernel: its token to tokens int32 [n], NOT_FINITE where the
-    row is not, NONE_ALLOWED where it was before it was edited: raw [n, VOCAB], where given. Notes the token as its
-    slot's output. ahead int32 [n], where given: how many tokens of the row's slot come before it in this call; then
-    nothing is noted, and no slot may have a history, an order of samplers or DRY. values float32, ids int32 [n,
-    VOCAB]: room for candidates. B: a power of two that holds the BLOCKS. HAS_CHAINS: a row's slot may have an order of
-    samplers or DRY."""
+    """A program per row of x [n, VOCAB], scanned by scan_kernel: writes its token to tokens int32 [n], NOT_FINITE
+    if the row is not finite, NONE_ALLOWED if only its edits left nothing: raw [n, VOCAB], optional, is the row
+    before them. Records the token as its slot's output. ahead int32 [n], optional: number of earlier tokens of the
+    row's slot in this call; then nothing is recorded, and no slot may have a history, an order of samplers or DRY.
+    values float32, ids int32 [n, VOCAB]: scratch for candidates. B: a power of two that holds BLOCKS. HAS_CHAINS:
+    slots may have an order of samplers or DRY."""
     row = tl.program_id(0).to(tl.int64)
     if row >= tl.load(count):
         return
@@ -77,7 +77,8 @@ def filter_and_draw_kernel(
                 uniform_at(seed, position.to(tl.uint64), DRAW_STREAM), values + row * VOCAB, ids + row * VOCAB,
                 VOCAB, BLOCK, BLOCKS,
             )  # fmt: skip
-        token = tl.minimum(tl.maximum(token, 0), VOCAB - 1)  # it is one; what follows writes there
+        # It is one already; this protects the writes that follow.
+        token = tl.minimum(tl.maximum(token, 0), VOCAB - 1)
         if ahead is None:
             tl.store(settings + NUM_OUTPUT, position + 1)
             history_row = tl.load(settings + HISTORY_ROW).to(tl.int64)

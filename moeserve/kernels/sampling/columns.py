@@ -14,22 +14,22 @@ from moeserve.sampling.parameters import PARAMETERS
 _TYPES: Final[dict[str, npt.DTypeLike]] = {
     **{name: parameter.column for name, parameter in PARAMETERS.items()},
     "seed": "uint64",
-    "dry": "uint64",  # the address of the slot's record (dry.py), 0: none
-    "dry_room": "int32",  # tokens that it holds
-    "order": "int32",  # of the samplers (`order_code`)
+    "dry": "uint64",  # address of the slot's record (dry.py); 0: none
+    "dry_room": "int32",  # tokens that the record holds at most
+    "order": "int32",  # order of the samplers (`order_code`)
     "num_bias": "int32",
     "num_stop": "int32",
     "min_tokens": "int32",
-    "num_output": "int32",  # sampling writes it
+    "num_output": "int32",  # written by sampling
     "history_row": "int32",  # -1: no penalties
 }
 
 
-# Columns of 8 bytes come first: they are aligned. A row is whole lines of 64 bytes.
+# Columns of 8 bytes come first, so that they are aligned. A row is a multiple of 64 bytes, a cache line.
 _NAMES: Final = sorted(_TYPES, key=lambda name: -np.dtype(_TYPES[name]).itemsize)
 _USED: Final = struct.Struct("<" + "".join(np.dtype(_TYPES[name]).char for name in _NAMES).replace("L", "Q"))
 _OFFSETS: Final = {name: struct.calcsize(f"<{_USED.format[1 : 1 + i]}") // 4 for i, name in enumerate(_NAMES)}
-NUM_OUTPUT: Final = _OFFSETS["num_output"]  # for the host, in words
+NUM_OUTPUT: Final = _OFFSETS["num_output"]  # offset in words, for the host
 WORDS = tl.constexpr(-(-_USED.size // 64) * 16)
 
 

@@ -1,8 +1,9 @@
-"""DRY on the device: what a slot's text repeats of itself, kept from token to token (`csrc/sampling/dry.h`).
+"""DRY on the device: the repetitions in a slot's text, updated token by token (`csrc/sampling/dry.h`).
 
 A slot with DRY has a record of int32 words, to which its row of parameters points: its number of tokens, the number
-that the runs count, the tokens behind the last breaker; from HEADER on room for the tokens, then as much for the runs
-by lag, then the bit mask of the breakers of one token, then the longer ones, each closed by -1, and one more -1.
+of tokens that the runs cover, the tokens after the last breaker. From HEADER on follow space for the tokens, as
+much for the runs by lag, the bit mask of the single-token breakers, then the longer breakers, each terminated by
+-1, and one more -1.
 """
 
 # mypy: ignore-errors
@@ -25,13 +26,13 @@ HEADER = tl.constexpr(4)  # words of a record before its tokens
 
 @triton.jit
 def dry_record(settings):
-    """Where the slot's record is; null if it has none."""
+    """Returns the address of the slot's record; null if it has none."""
     return tl.load((settings + DRY).to(tl.pointer_type(tl.int64))).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
 def note_in_record(settings, token):
-    """Where the slot has a record of DRY: appends the token."""
+    """Appends the token to the slot's DRY record, if it has one."""
     if tl.load((settings + DRY).to(tl.pointer_type(tl.int64))) != 0:
         record = dry_record(settings)
         n = tl.load(record)
@@ -42,7 +43,7 @@ def note_in_record(settings, token):
 
 @triton.jit
 def ends_in_breaker(tokens, n, mask, VOCAB: tl.constexpr):
-    """Whether the last of n > 0 tokens closes a breaker; the longer ones are behind the mask."""
+    """Returns whether the last of n > 0 tokens completes a breaker; the longer breakers follow the mask."""
     last = tl.load(tokens + n - 1)
     found = (tl.load(mask + last // 32) >> (last % 32)) & 1
     at = mask + (VOCAB + 31) // 32
@@ -61,8 +62,8 @@ def ends_in_breaker(tokens, n, mask, VOCAB: tl.constexpr):
 
 @kernel
 def dry_kernel(slots, count, settings, repeats, VOCAB: tl.constexpr):
-    """A program per row. Brings the record of its slot up to its tokens, and writes to repeats int32 [n, VOCAB], which
-    is zero, for each token that would continue a repetition: 1 + the power of the base in its penalty."""
+    """A program per row. Updates its slot's record to its tokens. Writes to repeats int32 [n, VOCAB], initially
+    zero, for each token that would continue a repetition: 1 + the exponent of the base in its penalty."""
     row = tl.program_id(0).to(tl.int64)
     if row >= tl.load(count):
         return

@@ -1,7 +1,7 @@
-"""Choosing a row's token from its blocks: thresholds by bisection over the floats' order, then a draw in id order.
+"""Chooses a row's token from its blocks: thresholds by bisection over the floats' order, then a draw in id order.
 
-The filters keep heads of one total order, by falling logit and then by rising id (`csrc/sampling/sampling.h`). A head
-is a Cut: the key of its last logit, and the largest id that stays among the logits equal to that one.
+The filters keep heads of one total order: falling logit, then ascending id (`csrc/sampling/sampling.h`). A head is
+a Cut: the key of its last logit, and the largest id that stays among logits equal to that one.
 """
 
 # mypy: ignore-errors
@@ -18,22 +18,22 @@ TOP_K = column("top_k")
 TOP_P = column("top_p")
 MIN_P = column("min_p")
 
-TILE = tl.constexpr(1024)  # candidates at a time
-WAYS = tl.constexpr(16)  # keys tried at once
-LOWEST = tl.constexpr(-2139095041)  # a key below every float's but NaN's
+TILE = tl.constexpr(1024)  # candidates per iteration
+WAYS = tl.constexpr(16)  # keys tried at a time
+LOWEST = tl.constexpr(-2139095041)  # a key below that of every float except NaN
 
 
 @triton.jit
 def key_of(x):
-    """The place of x among all floats, as int32; +0 and -0 are one."""
+    """Returns the rank of x among all floats, as int32; +0 and -0 are equal."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, -2147483648 - bits, bits)
 
 
 @triton.jit
 def kth_block(maxima, k):
-    """A value that at least k entries of the row reach: the k-th largest of the blocks' maxima [B], -inf if there are
-    fewer."""
+    """Returns a value that at least k entries of the row reach: the k-th largest of the blocks' maxima [B], -inf if
+    there are fewer blocks."""
     above = tl.sum((maxima[:, None] > maxima[None, :]).to(tl.int32), 0)
     kth = tl.min(tl.where(above < k, maxima, float("inf")), 0)
     return tl.where(tl.sum((maxima > float("-inf")).to(tl.int32), 0) >= k, kth, float("-inf"))
@@ -41,7 +41,7 @@ def kth_block(maxima, k):
 
 @triton.jit
 def gather(x, block_max, floor, values, ids, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """Writes the entries of row x that are >= floor (float64), and not -inf, in id order. Gives how many."""
+    """Writes the entries of row x that are >= floor (float64) and not -inf, in id order. Returns their number."""
     n = 0
     for block in range(BLOCKS):
         if tl.load(block_max + block).to(tl.float64) >= floor:
@@ -58,7 +58,7 @@ def gather(x, block_max, floor, values, ids, VOCAB: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit
 def load_tile(values, ids, start, n, key, limit):
-    """A tile of candidates and whether the head (key, limit) holds them."""
+    """Loads a tile of candidates, and a mask of those in the head (key, limit)."""
     i = start + tl.arange(0, TILE)
     value = tl.load(values + i, i < n, float("-inf"))
     token = tl.load(ids + i, i < n, 2147483647)
@@ -73,7 +73,7 @@ def weight_of(value, top, scale, BY_MASS: tl.constexpr):
 
 @triton.jit
 def mass_from(values, ids, n, key, limit, least, top, scale, BY_MASS: tl.constexpr):
-    """The mass (or number) of a head's candidates whose key is at least `least`, float64."""
+    """Returns the mass (or number) of a head's candidates whose key is at least `least`, float64."""
     mass = tl.full([], 0.0, tl.float64)
     for start in range(0, n, TILE):
         value, _, place, inside = load_tile(values, ids, start, n, key, limit)
@@ -95,13 +95,14 @@ def masses_from(values, ids, n, key, limit, pivots, top, scale, BY_MASS: tl.cons
 
 @triton.jit
 def cut(values, ids, n, key, limit, target, top, scale, BY_MASS: tl.constexpr):
-    """The shortest head, within the head (key, limit), of mass (or number) `target`; all of it if none is."""
+    """Returns the shortest head, within the head (key, limit), of mass (or number) `target`; all of it if its mass
+    is less."""
     low = tl.full([], LOWEST, tl.int32).to(tl.int64)
     high = key_of(top).to(tl.int64)
     if mass_from(values, ids, n, key, limit, LOWEST, top, scale, BY_MASS) > target:
         while (
             low < high
-        ):  # the largest key from which on there is enough, WAYS + 1 times as near with every pass
+        ):  # finds the largest key with enough mass above it; every pass narrows it WAYS + 1 times
             step = (high - low + WAYS) // (WAYS + 1)
             pivots = tl.minimum(low + step * (1 + tl.arange(0, WAYS)), high).to(tl.int32)
             masses = masses_from(values, ids, n, key, limit, pivots, top, scale, BY_MASS)
@@ -119,7 +120,7 @@ def cut(values, ids, n, key, limit, target, top, scale, BY_MASS: tl.constexpr):
 
 @triton.jit
 def last_tie(values, ids, n, key, limit, place, wanted, top, scale, BY_MASS: tl.constexpr):
-    """The id of the candidate with key `place` at which `wanted` is reached, of the lowest ids first."""
+    """Returns the id of the candidate with key `place` at which `wanted` is reached, lowest ids first."""
     last = 2147483647
     seen = tl.full([], 0.0, tl.float64)
     for start in range(0, n, TILE):
@@ -134,7 +135,7 @@ def last_tie(values, ids, n, key, limit, place, wanted, top, scale, BY_MASS: tl.
 
 @triton.jit
 def draw(values, ids, n, key, limit, u, top, scale):
-    """The first id of the head at which the running mass exceeds u times the whole."""
+    """Returns the first id of the head at which the running mass exceeds u times the total."""
     target = u * mass_from(values, ids, n, key, limit, LOWEST, top, scale, True)
     chosen = 2147483647
     last = -1
@@ -146,12 +147,12 @@ def draw(values, ids, n, key, limit, u, top, scale):
         chosen = tl.minimum(chosen, tl.min(tl.where((weight > 0) & (running > target), token, 2147483647), 0))
         last = tl.maximum(last, tl.max(tl.where(weight > 0, token, -1), 0))
         seen += tl.sum(weight, 0)
-    return tl.minimum(chosen, last)  # rounding may leave the target beyond the end of all
+    return tl.minimum(chosen, last)  # by rounding, the target may lie beyond the total
 
 
 @triton.jit
 def draw_from_all(x, maxima, sums, u, top, scale, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """`draw` over a whole row: the block by the blocks' masses [B], then within it."""
+    """`draw` over a whole row: first the block, by the blocks' masses [B], then the token within it."""
     b = tl.arange(0, maxima.shape[0])
     mass = tl.where(maxima > float("-inf"), sums * tl.exp((maxima - top) * scale), 0.0).to(tl.float64)
     target = u * tl.sum(mass, 0)
@@ -184,8 +185,8 @@ def filter_and_draw(
     by_rank = (top_k > 0) & (top_k < VOCAB)
     token = -1
     if by_rank | (min_p > 0) | (top_p < 1):
-        # By mass alone: tokens less likely than (1 - top_p) / vocabulary have less than 1 - top_p together (a hundredth
-        # is left to rounding).
+        # Only by mass: tokens less likely than (1 - top_p) / vocabulary together have less than 1 - top_p (a
+        # hundredth is left for rounding).
         mass = tl.sum(
             tl.where(maxima > float("-inf"), sums * tl.exp((maxima - top) * scale), 0.0).to(tl.float64), 0
         )

@@ -1,4 +1,5 @@
-"""Logprobs of raw logits: a given token's and the most likely ones', from the blocks that `scan.py` leaves."""
+"""Logprobs from raw logits: a given token's and the most likely ones', using the blocks that `scan.py` has
+summarised."""
 
 # mypy: ignore-errors
 
@@ -13,7 +14,7 @@ from moeserve.kernels.sampling.filter_and_draw import TILE, gather, kth_block
 
 @triton.jit
 def rank_of(x, block_max, value, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """1 + the number of larger logits."""
+    """Returns 1 + the number of larger logits."""
     larger = 0
     for block in range(BLOCKS):
         if tl.load(block_max + block) > value:
@@ -24,7 +25,7 @@ def rank_of(x, block_max, value, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCK
 
 @triton.jit
 def next_largest(values, ids, n, bound, bound_id):
-    """The candidate that follows (bound, bound_id) in the order of falling value, then rising id; id -1: none."""
+    """Returns the candidate after (bound, bound_id) in the order of falling value, then ascending id; id -1: none."""
     best, best_id = tl.full([], float("-inf"), tl.float32), -1
     for start in range(0, n, TILE):
         i = start + tl.arange(0, TILE)
@@ -45,9 +46,9 @@ def logprobs_kernel(
 ):  # fmt: skip
     """A program per row of x [n, VOCAB], scanned by scan_kernel without slots.
 
-    logprobs float32 [n] and ranks int32 [n] of targets int32 [n]: rank 0 where the row is not finite or the target no
-    token. top_ids int32, top_logprobs float32 [n, TOP_N]: the most likely tokens, equal ones by rising id, -1 where
-    there are no more. values float32, ids int32 [n, VOCAB]: room for candidates.
+    Writes logprobs float32 [n] and ranks int32 [n] of targets int32 [n]: rank 0 if the row is not finite or the
+    target is no token. top_ids int32, top_logprobs float32 [n, TOP_N]: the most likely tokens, lower ids first
+    among equals, -1 beyond the last. values float32, ids int32 [n, VOCAB]: scratch for candidates.
     """
     row = tl.program_id(0).to(tl.int64)
     if row >= tl.load(count):

@@ -17,7 +17,7 @@ from moeserve.kernels.sampling.scan import scan_kernel
 from moeserve.sampling.parameters import DEFAULTS, PARAMETERS, settings_of
 
 BLOCK = 1024  # logits per block
-LEAST_TEMPERATURE = 2.0**-120  # above 0: the kernels divide by it, and below 2^-126 get no number
+LEAST_TEMPERATURE = 2.0**-120  # above 0, because kernels divide by it; below 2^-126 that would fail
 MAX_BIAS = 1024
 MAX_STOP = 512  # a request's own (up to 256) and the model's end tokens; a power of two
 
@@ -38,10 +38,11 @@ class SamplingWorkspace:
 
 
 class DeviceSamplerState:
-    """The state of each request slot between steps, on the device. The host writes it by `bind`; kernels write the
-    count of output tokens and the history.
+    """The state of each request slot between steps, on the device. The host writes it in `bind`; kernels write the
+    number of output tokens and the history.
 
-    history [history_rows, vocab]: 2 * (times in the output) + (1 where in the prompt), for slots with penalties."""
+    history [history_rows, vocab]: 2 * (occurrences in the output) + (1 if in the prompt), for slots with penalties.
+    """
 
     def __init__(
         self, max_num_seqs: int, vocab: int, device: torch.device | str, history_rows: int | None = None
@@ -158,24 +159,24 @@ def sample(
     has_chains: bool = False,
     ahead: Tensor | None = None,
 ) -> None:
-    """tokens int32 [n]: one for each row of float32 logits [n, vocab], by the parameters of its slot, for i < count[0];
-    -1 where the row held NaN, +inf or nothing but -inf, -2 where the masks leave none. No slot may occur twice.
-    Notes the tokens as output.
+    """Writes tokens int32 [n]: one for each row of float32 logits [n, vocab], by its slot's parameters, for i <
+    count[0]; -1 if the row held NaN, +inf or only -inf, -2 if the masks leave none. Slots must be distinct. Records
+    the tokens as output.
 
-    params .. history: a DeviceSamplerState's; edited .. ids: a SamplingWorkspace's. Without `edited`, nothing edits the
-    logits: no slot may have a bias, penalties or masked tokens, and bitmask (int32 [n, vocab / 32 rounded up], bit t of
-    word w: token 32 w + t may come) must be None. has_chains: some slot has an order of samplers or DRY; that needs
-    `edited`.
+    params .. history: a DeviceSamplerState's; edited .. ids: a SamplingWorkspace's. Without `edited`, no logits are
+    edited: no slot may have a bias, penalties or masked tokens, and bitmask (int32 [n, vocab / 32 rounded up], bit
+    t of word w: token 32 w + t is allowed) must be None. has_chains: some slot has an order of samplers or DRY;
+    needs `edited`.
 
-    ahead: int32 [n], how many tokens of the same slot come before this row's in this call. Each is sampled as if it
-    stood alone behind those. Then nothing is noted (`DeviceSamplerState.note_outputs` does), and nothing may edit the
-    logits.
+    ahead: int32 [n], the number of earlier tokens of the same slot in this call. Each row is sampled as if it stood
+    alone after these. Then nothing is recorded (`DeviceSamplerState.note_outputs` does that), and logits must not
+    be edited.
     """
     n, vocab = logits.shape
     blocks = -(-vocab // BLOCK)
     repeats = None
     if has_chains:
-        repeats = ids[:n].zero_()  # until the scan has read it
+        repeats = ids[:n].zero_()  # zero until the scan has read it
         dry_kernel((n,), slots, count, params, repeats, vocab, num_warps=8)
     scan_kernel(
         (n, blocks),
@@ -234,9 +235,9 @@ def logprobs(
     top_ids: Tensor,
     top_logprobs: Tensor,
 ) -> None:
-    """Natural log-softmax of raw logits [n, vocab]: at targets int32 [n], with their ranks (1: largest), and the
-    top_ids.shape[1] largest. Rank 0: the row is not finite or the target no token. block_max .. ids: a
-    SamplingWorkspace's."""
+    """Computes natural log-softmax of raw logits [n, vocab]: at targets int32 [n], with their ranks (1: largest),
+    and for the top_ids.shape[1] largest. Rank 0: the row is not finite or the target is no token. block_max .. ids:
+    a SamplingWorkspace's."""
     n, vocab = logits.shape
     blocks = -(-vocab // BLOCK)
     scan_kernel(

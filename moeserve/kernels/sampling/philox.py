@@ -1,4 +1,5 @@
-"""The uniform number of an output token, in kernels: Philox4x64-10, as `csrc/sampling/sampling.h` states it."""
+"""The uniform random number of an output token, in kernels: Philox4x64-10, as specified in
+`csrc/sampling/sampling.h`."""
 
 # mypy: ignore-errors
 

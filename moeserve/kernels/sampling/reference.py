@@ -20,7 +20,7 @@ from moeserve.sampling.order import DEFAULT_ORDER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params:
-    """The settings of moeserve/sampling/parameters.py, and the other values that a row's token depends on."""
+    """The settings of moeserve/sampling/parameters.py, and the other values that determine a row's token."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -37,8 +37,8 @@ class Params:
     typical_p: float = 1.0
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
-    order: Sequence[str] = ()  # of the samplers; empty: DEFAULT_ORDER
-    dry_breakers: Sequence[Sequence[int]] = ()  # tokens over which no repetition goes on
+    order: Sequence[str] = ()  # order of the samplers; empty: DEFAULT_ORDER
+    dry_breakers: Sequence[Sequence[int]] = ()  # token sequences that end a repetition
     seed: int = 0
     min_tokens: int = 0
     bias_ids: Sequence[int] = ()
@@ -46,18 +46,19 @@ class Params:
     stop_ids: Sequence[int] = ()
     prompt: Sequence[int] = ()
     output: Sequence[int] = ()
-    allowed: Sequence[int] | None = None  # the token ids of a grammar's mask
+    allowed: Sequence[int] | None = None  # token ids that a grammar's mask allows
 
     def runs(self, sampler: str) -> bool:
         return sampler in (self.order or DEFAULT_ORDER)
 
 
 def dry_penalties(p: Params) -> dict[int, float]:
-    """Returns DRY's penalties by token, which are subtracted from the logits.
+    """Returns DRY's penalties by token, to be subtracted from the logits.
 
-    If the text's last tokens are in it once more, `lag` tokens earlier, the token that came next there would make the
-    repetition longer, unless it is a breaker itself. A repetition is counted back to the window's begin, and to the
-    last breaker."""
+    If the text's last tokens also occur `lag` tokens earlier, the token that followed them there would lengthen the
+    repetition, unless it is a breaker. A repetition is counted back at most to the window's beginning and to the
+    last breaker.
+    """
     text = [*p.prompt, *p.output]
     window = len(text) if p.dry_penalty_last_n < 0 else min(p.dry_penalty_last_n, len(text))
     if not p.runs("dry") or p.dry_multiplier == 0 or window <= p.dry_allowed_length:
@@ -83,7 +84,7 @@ def dry_penalties(p: Params) -> dict[int, float]:
 
 
 def edited_logits(logits: Tensor, p: Params) -> Tensor:
-    """float32 [vocab] after logit_bias, penalties, DRY and the two masks, in that order."""
+    """Returns float32 [vocab]: the logits after logit_bias, penalties, DRY and the two masks, in that order."""
     x = logits.clone()
     for token, value in zip(p.bias_ids, p.bias_values, strict=True):
         x[token] += value
@@ -108,9 +109,9 @@ def edited_logits(logits: Tensor, p: Params) -> Tensor:
 
 
 def survivors(logits: Tensor, p: Params) -> tuple[Tensor, Tensor]:
-    """The tokens that can be drawn: their ids, rising, and their probabilities (float64).
+    """Returns the tokens that can be drawn: their ids, ascending, and their probabilities (float64).
 
-    The filters see the tokens by falling logit, then by rising id.
+    The filters see the tokens in order of falling logit, then ascending id.
     """
     x = edited_logits(logits, p)
     ordered, ids = torch.sort(x, descending=True, stable=True)
@@ -130,8 +131,8 @@ def survivors(logits: Tensor, p: Params) -> tuple[Tensor, Tensor]:
     return ids, (weights / weights.sum())[order]
 
 
-# Each filter gets the tokens' ids, logits and weights (the probability over the first one's), by falling logit, and
-# gives what of them it keeps.
+# Each filter gets the tokens' ids, logits and weights (probability over the first token's), in order of falling
+# logit, and returns those that it keeps.
 def _top_k(ids: Tensor, z: Tensor, weights: Tensor, p: Params) -> slice:
     return slice(p.top_k if p.top_k > 0 else None)
 
@@ -147,7 +148,7 @@ def _top_p(ids: Tensor, z: Tensor, weights: Tensor, p: Params) -> Tensor:
 
 
 def _typical_p(ids: Tensor, z: Tensor, weights: Tensor, p: Params) -> Tensor:
-    """A token's surprise differs from the entropy by as much as its logit does from the expected logit."""
+    """A token's surprise minus the entropy equals the expected logit minus its own."""
     if p.typical_p >= 1:
         return weights >= 0
     distance = (z - (weights * z).sum() / weights.sum()).abs().float()
@@ -181,15 +182,16 @@ FILTERS: dict[str, Callable[[Tensor, Tensor, Tensor, Params], slice | Tensor]] =
 
 
 def uniform_at(seed: int, position: int, stream: int = 0) -> float:
-    """In [0, 1): top 53 bits of the first word of Philox4x64-10, key (seed, 0), counter (position, stream, 0, 0)."""
-    # numpy steps the counter before it makes a block.
+    """Returns a number in [0, 1): the top 53 bits of the first word of Philox4x64-10, key (seed, 0), counter
+    (position, stream, 0, 0)."""
+    # numpy increments the counter before it generates a block.
     counter = (position + (stream << 64) - 1) % (1 << 256)
     return float(np.random.Philox(key=seed, counter=counter).random_raw() >> 11) * 2.0**-53
 
 
 def sample(logits: Tensor, p: Params) -> int:
-    """The token at output position len(p.output); -1 where the row holds NaN, +inf or nothing but -inf, -2 where masks
-    leave nothing of one that does not."""
+    """Returns the token at output position len(p.output); -1 if the row holds NaN, +inf or only -inf, -2 if only
+    the masks leave nothing."""
     x = edited_logits(logits, p)
     if logits.isnan().any() or (logits == torch.inf).any() or not (logits > -torch.inf).any():
         return -1
@@ -201,7 +203,8 @@ def sample(logits: Tensor, p: Params) -> int:
 
 
 def logprobs(logits: Tensor, target: int, top_n: int) -> tuple[float, int, list[int], list[float]]:
-    """log-softmax (natural) of the raw logits at `target`, its rank, and the `top_n` most likely tokens."""
+    """Returns log-softmax (natural) of the raw logits at `target`, its rank, and the `top_n` most likely tokens
+    with theirs."""
     lp = torch.log_softmax(logits.double(), 0)
     ordered, ids = torch.sort(logits, descending=True, stable=True)
     top = ids[: min(top_n, int((ordered > -torch.inf).sum()))]

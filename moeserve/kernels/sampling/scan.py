@@ -1,6 +1,7 @@
-"""The first pass over the logits: bias, penalties and masks, and the maximum and mass of every block of a row.
+"""The first pass over the logits: applies bias, penalties and masks, and computes the maximum and mass of every
+block.
 
-Everything after it works from the blocks: a block whose maximum lies under a threshold is not read again.
+Later passes use the blocks: a block whose maximum is below a threshold is not read again.
 """
 
 # mypy: ignore-errors
@@ -38,7 +39,7 @@ def double_at(settings, column):
 
 @triton.jit
 def penalised(x, history, settings):
-    """x after the penalties. history: 2 * (times in the output) + (1 where in the prompt)."""
+    """Returns x after the penalties. history: 2 * (occurrences in the output) + (1 if in the prompt)."""
     repetition = float_at(settings, REPETITION)
     repeated = tl.where(x > 0, x / repetition, x * repetition)
     x = tl.where(history > 0, repeated, x)
@@ -48,7 +49,7 @@ def penalised(x, history, settings):
 
 @triton.jit
 def less_repetitive(x, repeats, settings):
-    """x after DRY. repeats: 0, or 1 + the power of the base in the penalty."""
+    """Returns x after DRY. repeats: 0, or 1 + the exponent of the base in the penalty."""
     base = float_at(settings, DRY_BASE).to(tl.float64)
     penalty = float_at(settings, DRY_MULTIPLIER) * tl.exp2((repeats - 1).to(tl.float64) * tl.log2(base))
     return x - tl.where(repeats > 0, tl.minimum(penalty, 3.4028234663852886e38).to(tl.float32), 0.0)
@@ -65,7 +66,7 @@ def edit_block(
     logits, settings, bias_ids, bias_values, stop_ids, history, repeats, bitmask, edited, row, slot, first,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_STOP: tl.constexpr,
 ):  # fmt: skip
-    """Writes a block of the edited row; logits and edited point to rows. Gives the block as it then is."""
+    """Writes a block of the edited row; logits and edited point to rows. Returns the edited block."""
     c = first + tl.arange(0, BLOCK)
     live = c < VOCAB
     x = tl.load(logits + c, live, float("-inf"))
@@ -78,7 +79,7 @@ def edit_block(
         x = tl.where(allowed_by(bitmask, row, c, live, VOCAB), x, float("-inf"))
     tl.store(edited + c, x, live)
     for start in range(0, tl.load(settings + NUM_BIAS), 128):
-        tl.debug_barrier()  # after the block is written, a biased token's value is written over
+        tl.debug_barrier()  # the block must be written before a biased token's value overwrites it
         n = start + tl.arange(0, 128)
         ids = tl.load(bias_ids + slot * MAX_BIAS + n, n < tl.load(settings + NUM_BIAS), -1)
         here = (ids >= first) & (ids < tl.minimum(first + BLOCK, VOCAB))
@@ -107,11 +108,11 @@ def scan_kernel(
     block_sum,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_STOP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, blocks). logits float32 [n, VOCAB]; slots int32 [n], each row's parameters.
+    """Grid (rows, blocks). logits float32 [n, VOCAB]; slots int32 [n], whose parameters apply to each row.
 
-    repeats int32 [n, VOCAB], if given: what dry_kernel found. edited [n, VOCAB], if given: the logits after bias,
-    penalties and masks. block_max float32 [n, blocks]: +inf if the block holds a NaN or +inf; block_sum: sum
-    of exp((x - block_max) / temperature), temperature 1 without slots.
+    repeats int32 [n, VOCAB], optional: dry_kernel's result. edited [n, VOCAB], optional: the logits after bias,
+    penalties and masks. block_max float32 [n, blocks]: +inf if the block holds a NaN or +inf; block_sum: sum of
+    exp((x - block_max) / temperature), temperature 1 without slots.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if row >= tl.load(count):

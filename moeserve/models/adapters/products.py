@@ -21,8 +21,8 @@ class ProductShape:
 
 
 def products_of(shape: ModelShape, layer: int) -> dict[str, ProductShape]:
-    """Returns the adaptable products of a layer. Not adaptable: recurrent layers, latent attention, gated q, and q
-    and k that the file stores as pairs of neighbouring dimensions."""
+    """Returns the adaptable products of a layer. Not adaptable: recurrent layers, latent attention, gated q, q and k
+    that the file stores as pairs of neighbouring dimensions, and feed-forwards without a gate."""
     of_layer = shape.layers[layer]
     return _of_attention(shape.hidden_size, of_layer) | _of_ffn(shape.hidden_size, of_layer)
 
@@ -55,9 +55,11 @@ def _of_attention(hidden: int, layer: LayerShape) -> dict[str, ProductShape]:
 def _of_ffn(hidden: int, layer: LayerShape) -> dict[str, ProductShape]:
     ffn = layer.ffn
     if isinstance(ffn, DenseFfnShape):
-        return _gated(n.FFN_PARTS, hidden, ffn.width)
+        return _gated(ffn.parts, hidden, ffn.width)
+    if ffn is None:
+        return {}
     found = {n.FFN_GATE_INP: ProductShape(hidden, ffn.num_experts)}
-    found |= _gated(n.EXPERT_PARTS, hidden, ffn.width, ffn.num_experts, is_routed=True)
+    found |= _gated(ffn.parts, hidden, ffn.width, ffn.num_experts, is_routed=True)
     if ffn.shared is not None:
         found |= _gated(ffn.shared.parts, hidden, ffn.shared.width)
     return found
@@ -67,5 +69,7 @@ def _gated(
     parts: tuple[str, ...], hidden: int, width: int, experts: int = 1, *, is_routed: bool = False
 ) -> dict[str, ProductShape]:
     gate, up, down = parts
+    if gate == up:
+        return {}
     inner = ProductShape(hidden, width, experts, is_routed)
     return {gate: inner, up: inner, down: ProductShape(width, hidden, experts, is_routed)}

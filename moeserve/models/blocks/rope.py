@@ -1,4 +1,4 @@
-"""RoPE's angles (https://arxiv.org/abs/2104.09864), with linear and YaRN stretching."""
+"""Angles of rotary position embeddings (RoPE, https://arxiv.org/abs/2104.09864), with linear and YaRN scaling."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm
 from moeserve.models.rope_scaling import RopeScaling
 
-_POSITIONS = 1 << 14  # computed at a time
+_POSITIONS = 1 << 14  # positions computed at once
 
 
 def rope_tables(
     config: ModelShape, length: int, form: AttentionForm | None = None, factors: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of every position's angles: float32 [length, rotary_dim / 2] each, YaRN's magnitude included.
+    """Returns cos and sin of every position's angles, float32 [length, rotary_dim / 2] each, times YaRN's
+    magnitude.
 
-    form: the model's only one, if it is left out. factors [head_dim / 2]: divide the frequencies of a form that has
-    them, as far as it rotates. The two take no more than a layer of a KV pool with as many tokens; the angles in
-    float64 would be four times that.
+    form: the attention form; None: the model's only one. factors: [head_dim / 2], divide the frequencies of forms
+    with `has_rope_factors`; the first rotary_dim / 2 are used. The tables take no more memory than one layer of a
+    KV cache of `length` tokens. Angles are computed in float64 by blocks of positions, because all at once would
+    take four times that.
     """
     form = form or config.heads.form
     scaling = config.rope_scaling if form.rope_scaled else RopeScaling()
@@ -46,19 +48,19 @@ def rope_tables(
 
 
 def section_of_frequencies(config: ModelShape, half: int) -> torch.Tensor:
-    """By which of a row's three positions each of `half` frequencies turns: int64 [half], 0 to 2."""
+    """Returns int64 [half]: for each frequency, which of a row's three M-RoPE positions (0 to 2) it rotates by."""
     assert config.rope_sections is not None
     sections = torch.zeros(half, dtype=torch.int64)
-    for section in (1, 2):  # what the others leave turns by time
+    for section in (1, 2):  # the remaining frequencies rotate by position 0, time
         sections[section : 3 * config.rope_sections[section] : 3] = section
     return sections
 
 
 def _yarn(inverse: torch.Tensor, scaling: RopeScaling, rotary_dim: int, rope_theta: float) -> torch.Tensor:
-    """Frequencies that turn often within the original context stay, slow ones are interpolated, a ramp between
-    (https://arxiv.org/abs/2309.00071, section 3.2)."""
+    """YaRN (https://arxiv.org/abs/2309.00071, section 3.2): keeps frequencies that make many turns within the
+    original context, interpolates slow ones, and blends the two along a ramp in between."""
 
-    def dimension(rotations: float) -> float:  # where a frequency makes this number of turns
+    def dimension(rotations: float) -> float:  # the dimension whose frequency makes this number of turns
         turns = scaling.original_context_length / (rotations * 2 * math.pi)
         return rotary_dim * math.log(turns) / (2 * math.log(rope_theta))
 

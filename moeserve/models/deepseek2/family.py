@@ -1,10 +1,10 @@
 """DeepSeek-V2 (https://arxiv.org/abs/2405.04434), V3 and R1 (https://arxiv.org/abs/2412.19437), Kimi-K2 and
-GLM-4.7-Flash: latent attention, the first layers without experts, then experts that a router chooses within groups,
-beside shared ones.
+GLM-4.7-Flash: latent attention; first layers without experts, then a router that chooses experts within groups, and
+shared experts.
 
-A GGUF speaks of attention in absorbed form: one KV head, keys of the latent and the rotated dimensions, values of the
-latent ones; keys under `_mla` say what the checkpoint calls a head. The keys' up-projection is transposed by head.
-Older files have both up-projections as one matrix, which is of no use here.
+A GGUF describes attention in absorbed form: one KV head, with keys of the latent and rotated dimensions and values
+of the latent ones. Keys ending in `_mla` have the checkpoint's head sizes. The keys' up-projection is transposed by
+head. Older files have both up-projections in one matrix and are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError, for a file of keys and values that are not compressed too."""
+    """Reads the shape from the metadata. Raises ModelError, also for an older file whose up-projections are one
+    matrix."""
     reader = ShapeReader(source)
     if n.of_layer(0, n.ATTN_KV_B) in source.tensors:
         raise ModelError(
@@ -78,15 +79,15 @@ def _attention(reader: ShapeReader, scaling: RopeScaling) -> LatentAttentionShap
 
 
 def _magnitude(reader: ShapeReader, scaling: RopeScaling) -> float:
-    """The factor of q and of k by which YaRN makes the softmax of long contexts sharper. The key has 0.1 *
-    mscale_all_dim."""
+    """Returns YaRN's factor on q and on k, which sharpens the softmax of long contexts. The metadata key holds 0.1
+    * mscale_all_dim."""
     if scaling.type != "yarn":
         return 1.0
     return 1.0 + reader.number(n.YARN_LOG_MULTIPLIER, 0.0, 10.0, default=0.0) * math.log(scaling.factor)
 
 
 def _without_magnitude(scaling: RopeScaling) -> RopeScaling:
-    """The scale of scores has YaRN's magnitude: angles have none."""
+    """Returns the scaling without YaRN's magnitude on cos and sin: the scale of attention scores has it already."""
     if scaling.type != "yarn":
         return scaling
     return replace(scaling, attn_factor=1.0 / (1.0 + 0.1 * math.log(scaling.factor)))
@@ -101,12 +102,12 @@ def _experts(reader: ShapeReader, source: ModelSource, first: int) -> MoeShape:
         width,
         _router(reader, num_experts, top_k),
         shared=SharedExpert(count * width, is_gated=False) if count else None,
-        choice_bias=n.bias_of_layer(first, n.EXP_PROBS_B) in source.tensors,  # V3 has one, V2 has not
+        choice_bias=n.bias_of_layer(first, n.EXP_PROBS_B) in source.tensors,  # V3 has one, V2 does not
     )
 
 
 def _router(reader: ShapeReader, num_experts: int, top_k: int) -> RouterOptions:
-    """V3's scores are sigmoids, V2's, whose files may not say so, a softmax; V2 chooses groups by their best expert."""
+    """V3 scores by sigmoid. V2 scores by softmax (its files may not say so) and ranks groups by their best expert."""
     if reader.integer("expert_gating_func", SOFTMAX, SIGMOID, default=SOFTMAX) == SIGMOID:
         return reader.grouped_router("sigmoid", num_experts, top_k)
     return replace(reader.grouped_router("softmax", num_experts, top_k), group_best=1)

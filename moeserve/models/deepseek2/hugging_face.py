@@ -1,4 +1,4 @@
-"""How folders of DeepSeek-V2, V3, Kimi-K2 and GLM-4.7-Flash are read: config.json and the tensors' names."""
+"""How to read folders of DeepSeek-V2, V3, Kimi-K2 and GLM-4.7-Flash: config.json and tensor names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ATTENTION = {
     n.of_part(n.ATTN_OUTPUT): "self_attn.o_proj.weight",
     n.of_part(n.FFN_NORM): "post_attention_layernorm.weight",
 }
-QUERIES = {  # the first alone, or the others
+QUERIES = {  # either the first one, or the other three
     n.of_part(n.ATTN_Q): "self_attn.q_proj.weight",
     n.of_part(n.ATTN_Q_A): "self_attn.q_a_proj.weight",
     n.of_part(n.ATTN_Q_A_NORM): "self_attn.q_a_layernorm.weight",

@@ -1,8 +1,8 @@
-"""GLM-5 (https://huggingface.co/zai-org/GLM-5): DeepSeek's latent attention to the keys that an indexer chooses
-(https://arxiv.org/abs/2512.02556), here to all keys.
+"""GLM-5 (https://huggingface.co/zai-org/GLM-5): DeepSeek's latent attention, limited to keys that an indexer
+chooses (https://arxiv.org/abs/2512.02556).
 
-The two are the same while there are no more keys than the indexer chooses. So contexts up to that number are served,
-and the indexer's weights are not read.
+Here every query attends to all keys. That is the same as long as there are no more keys than the indexer chooses.
+So contexts are limited to that length, and the indexer's weights are not read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Mistral 4 (https://huggingface.co/mistralai/Mistral-Small-4-119B-2603), text alone: DeepSeek's latent attention,
-experts chosen by a softmax, an ungated shared expert.
+"""Mistral 4 (https://huggingface.co/mistralai/Mistral-Small-4-119B-2603), text only: DeepSeek's latent attention, a
+softmax router, an ungated shared expert.
 
-Beyond the positions that YaRN began with (8,192), queries are multiplied by a number that grows with the position,
-which nothing here computes: longer contexts are not served.
+Past YaRN's original 8,192 positions the model multiplies queries by a factor that grows with the position. The
+blocks do not compute that factor, so longer contexts are not served.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""dots.llm1 (https://arxiv.org/abs/2506.05767): q and k normalised by head, the first layers without experts, then
+"""dots.llm1 (https://arxiv.org/abs/2506.05767): q and k normalised per head; first layers without experts, then
 DeepSeek-V3's router with shared experts."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def no_windows(path: Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError where a layer sees a window. (`sliding_window` alone says nothing of it.)"""
+    """Raises ModelError if a layer has a sliding window. (`sliding_window` alone does not decide it.)"""
     if SLIDING in (config.get("layer_types") or ()):
         raise ModelError(path, f"'layer_types' has {SLIDING!r}; only {FULL!r} is supported")
 

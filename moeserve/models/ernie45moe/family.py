@@ -1,6 +1,9 @@
-"""ERNIE 4.5 with experts (https://ernie.baidu.com/blog/publication/ERNIE_Technical_Report.pdf), text alone: rotary
-dimensions are pairs of neighbours, the router is a softmax with a bias that chooses and does not weigh, weights are
-normalised; shared experts as one, ungated; the first layers have no experts."""
+"""ERNIE 4.5 with experts (https://ernie.baidu.com/blog/publication/ERNIE_Technical_Report.pdf), text only.
+
+Rotary dimensions are pairs of neighbours. The first layers have no experts. The router is a softmax with a choice
+bias (it changes which experts are chosen, not their weights) and normalised weights. The shared experts form one
+ungated feed-forward.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The key of the shared experts' width is passed over:
-    llama.cpp's converter writes a number that need not be theirs, and their count says the same."""
+    """Reads the shape from the metadata. Raises ModelError. The shared experts' width is computed from their
+    number; the key for it is ignored, because llama.cpp's converter may write another number."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(), qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias(), in_pairs=True

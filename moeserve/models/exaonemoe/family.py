@@ -1,5 +1,8 @@
-"""EXAONE-MoE, K-EXAONE-236B (https://huggingface.co/LGAI-EXAONE/K-EXAONE-236B-A23B): layers that see a window, whose q
-and k rotate, and layers that see all, without positions; q and k normalised by head; DeepSeek-V3's router."""
+"""EXAONE-MoE, K-EXAONE-236B (https://huggingface.co/LGAI-EXAONE/K-EXAONE-236B-A23B).
+
+Sliding-window layers have RoPE; full-attention layers have no positions. q and k are normalised per head.
+DeepSeek-V3's router.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. No key says that layers without a window have no
-    positions."""
+    """Reads the shape from the metadata. Raises ModelError. The architecture implies that layers without a window
+    have no positions; no key states it."""
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head")
     seen = reader.windowed(attention)

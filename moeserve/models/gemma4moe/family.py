@@ -1,6 +1,8 @@
-"""Gemma 4 (https://ai.google.dev/gemma/docs/core): layers that see a window and layers that see all, each with heads of
-its own form; norms before and behind each part. 26B-A4B has experts beside the dense feed-forward, 31B has none; layers
-of the small models (E2B, E4B) have inputs of their own, and the last ones attend to keys and values of earlier ones.
+"""Gemma 4 (https://ai.google.dev/gemma/docs/core).
+
+Sliding-window and full-attention layers have heads of different sizes. Norms come before and after each part.
+26B-A4B has experts next to the dense feed-forward, 31B has none. The small models (E2B, E4B) have per-layer
+embeddings, and their last layers use keys and values of earlier layers.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
-CAPPED_TOGETHER = 16  # logits, on the CPU
+CAPPED_TOGETHER = 16  # logits per softcap operation on the CPU
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. No key says that scores are not scaled, that v is
-    normalised, that embeddings are multiplied by sqrt(hidden), or, of a GGUF, whether a layer has a matrix of v: a
-    missing tensor does."""
+    """Reads the shape from the metadata. Raises ModelError. No key states that scores are not scaled, that v is
+    normalised, or that embeddings are multiplied by sqrt(hidden). In a GGUF a missing v tensor, not a key, shows
+    that v is made from k."""
     reader = ShapeReader(source)
     windowed = reader.flags("attention.sliding_window_pattern")
     attention = [_attention(reader, source, index, sees) for index, sees in enumerate(windowed)]
@@ -55,8 +57,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def _spans_see_ahead(reader: ShapeReader, input_width: int) -> bool:
-    """Whether a picture's rows see one another. A folder says so. A GGUF does not; of the published models the small
-    ones, whose layers have inputs of their own, read pictures as they read text
+    """Returns whether a picture's rows attend to one another in both directions. A folder states it, a GGUF does
+    not. Of the published models, the small ones (those with per-layer embeddings) read pictures causally
     (https://github.com/ggml-org/llama.cpp/issues/28318)."""
     return reader.flag(n.SPANS_SEE_AHEAD, default=input_width == 0)
 
@@ -80,7 +82,7 @@ def _feed_forwards(reader: ShapeReader) -> list[MoeShape | DenseFfnShape]:
 
 
 def _shared_kv(reader: ShapeReader, layers: list[AttentionShape]) -> list[AttentionShape]:
-    """The last layers attend to keys and values of the last one before them that sees as much."""
+    """Makes the last layers use the keys and values of the last earlier layer of the same window."""
     suffix = "attention.shared_kv_layers"
     own = len(layers) - reader.integer(suffix, 0, len(layers) - 1, default=0)
     shapes = layers[:own]

@@ -1,5 +1,5 @@
-"""How folders of Gemma 4 with experts are read, as published (with vision and perhaps sound, left out) and of
-the text's model alone: config.json and the tensors' names."""
+"""How to read folders of Gemma 4 with experts: config.json and tensor names, of the published multimodal
+checkpoints (vision and sound are left out) and of text-only ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from moeserve.models.sources.huggingface.mapping import (
 )
 from moeserve.models.sources.huggingface.proportional_rope import FULL, SLIDING, rope, rope_factors
 
-PERIOD = 6  # layers, of which the last sees all, where `layer_types` is missing
+PERIOD = 6  # layers; without `layer_types`, the last of them has full attention
 _KEYS = {
     ours: theirs for ours, theirs in DECODER_KEYS.items() if ours not in (HEAD_DIM, "attention.head_count_kv")
 }
@@ -58,12 +58,12 @@ def _layer_types(path: Path, config: Mapping[str, Any]) -> list[str]:
         or not all(each in (SLIDING, FULL) for each in types)
     ):
         raise ModelError(path, f"'layer_types' is {types!r}; {SLIDING} or {FULL} of each layer is expected")
-    return [*types[:-1], FULL]  # transformers sees to the last one
+    return [*types[:-1], FULL]  # transformers gives the last layer full attention
 
 
 def _heads(path: Path, config: Mapping[str, Any], types: list[str]) -> tuple[int, list[int]]:
-    """The width of a head of layers that see all, and each layer's KV heads. Published files have settings of such
-    layers; transformers 5.23 writes what differs by layer."""
+    """Returns the head size of full-attention layers, and each layer's number of KV heads. Published files have
+    separate settings for such layers; transformers 5.23 writes per-layer settings."""
     base = {name: config.get(name) for name in ("head_dim", "num_key_value_heads")}
     by_layer = config.get("per_layer_config")
     if by_layer is None:
@@ -119,7 +119,7 @@ MAPPING = HuggingFaceMapping(
         "feed_forward_length": ("intermediate_size",),
         "final_logit_softcapping": ("final_logit_softcapping",),
     },
-    # Settings with the one value that is supported, and transformers' own where the file has none.
+    # setting: (the only supported value, transformers' default)
     fixed={
         "enable_moe_block": (True, False),
         "hidden_size_per_layer_input": (0, 256),
@@ -135,7 +135,7 @@ MAPPING = HuggingFaceMapping(
     },
     experts=MOE_EXPERTS,
     experts_under="experts",
-    optional=frozenset({n.of_part(n.ATTN_V)}),  # VALUES_FROM_KEYS says where
+    optional=frozenset({n.of_part(n.ATTN_V)}),  # VALUES_FROM_KEYS states where
     derived=derived,
     rope=rope,
     made_of_none=rope_factors,

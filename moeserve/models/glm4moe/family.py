@@ -1,6 +1,8 @@
-"""GLM-4.5, its Air, GLM-4.6 and 4.7 (https://arxiv.org/abs/2508.06471): the first layers without experts, then a router
-of sigmoid scores with a bias that chooses and does not weigh, and an ungated shared expert; half of each head rotates.
-A layer behind the others predicts the token after the next one: it is not loaded."""
+"""GLM-4.5, GLM-4.5-Air, GLM-4.6 and 4.7 (https://arxiv.org/abs/2508.06471).
+
+The first layers have no experts. The router has sigmoid scores with a choice bias; the shared expert is ungated.
+Half of each head rotates. The last layer in the file predicts a further token (MTP) and is not loaded.
+"""
 
 from __future__ import annotations
 

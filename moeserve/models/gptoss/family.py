@@ -1,5 +1,8 @@
-"""gpt-oss (https://arxiv.org/abs/2508.10925): every other layer sees a window where nothing else is said, each head's
-softmax has a sink, biases everywhere, the softmax of the chosen logits alone as weights, and a clamped SwiGLU."""
+"""gpt-oss (https://arxiv.org/abs/2508.10925).
+
+By default every other layer has a sliding window. Each head's softmax has a sink. All products have biases. Expert
+weights are a softmax over the chosen logits only. The activation is a clamped SwiGLU.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ from moeserve.models.sources.huggingface.mapping import (
 )
 from moeserve.models.sources.source import ModelSource
 
-PERIOD = 2  # layers, of which the last sees all, where no key says so
+PERIOD = 2  # layers; if no key says otherwise, the last of them has full attention
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The ramp of YaRN's frequencies does not begin and end at
-    whole dimensions: the published config says so and no key of a GGUF does (llama.cpp rounds:
+    """Reads the shape from the metadata. Raises ModelError. YaRN's interpolation ramp does not start and end at
+    whole dimensions: the published config.json says so, but no GGUF key does (llama.cpp rounds:
     docs/reference/models.md)."""
     reader = ShapeReader(source)
     heads, router = reader.heads(), RouterOptions(scoring="softmax_topk")

@@ -1,9 +1,9 @@
-"""Granite 3 with experts (https://huggingface.co/ibm-granite/granite-3.1-3b-a800m-base): four scales, of embeddings,
-scores, what blocks add, and logits.
+"""Granite 3 with experts (https://huggingface.co/ibm-granite/granite-3.1-3b-a800m-base): four scales, of
+embeddings, attention scores, block outputs and logits.
 
-What every block adds is multiplied by one number s. So the residual stream is kept divided by s: embeddings are
-multiplied by 1 / s more, blocks add what they compute, and the norms, which do not see a factor of their input, get an
-epsilon divided by s squared.
+Every block's output is multiplied by one number s before it is added. Instead, the residual stream is kept divided
+by s: embeddings are also multiplied by 1 / s, blocks add their output unscaled, and norms, which ignore a factor of
+their input, use an epsilon divided by s squared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNDER = "block_sparse_moe."
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. A scale of 0 is none, as llama.cpp has it."""
+    """Reads the shape from the metadata. Raises ModelError. A scale of 0 means no scale, as in llama.cpp."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(),

@@ -1,6 +1,6 @@
-"""Hunyuan 3 (https://huggingface.co/tencent/Hy3): q and k normalised by head, the first layers without experts, then
-DeepSeek-V3's router without groups and an ungated shared expert. A layer behind the others predicts the token after the
-next one: it is not loaded."""
+"""Hunyuan 3 (https://huggingface.co/tencent/Hy3): q and k normalised per head; first layers without experts, then
+DeepSeek-V3's router without groups, and an ungated shared expert. The last layer in the file predicts a further
+token (MTP) and is not loaded."""
 
 from __future__ import annotations
 

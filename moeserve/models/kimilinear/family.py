@@ -1,6 +1,8 @@
-"""Kimi-Linear (https://arxiv.org/abs/2510.26692): three of four layers are Kimi Delta Attention, a gated DeltaNet each
-of whose key dimensions decays by itself; the fourth is DeepSeek's latent attention without positions; the first layers
-without experts, then DeepSeek-V3's router beside an ungated shared expert.
+"""Kimi-Linear (https://arxiv.org/abs/2510.26692).
+
+Three of four layers are Kimi Delta Attention, a gated DeltaNet in which each key dimension has its own decay. The
+fourth is DeepSeek's latent attention without positions. The first layers have no experts; then DeepSeek-V3's router
+with an ungated shared expert.
 """
 
 from __future__ import annotations
@@ -9,14 +11,16 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.recurrent_heads import kimi_delta_heads
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError, for a file of keys and values that are not compressed too. Layers without KV heads are
-    recurrent; no key says that weights of experts are normalised, nor the base of a rotation, as there is none."""
+    """Reads the shape from the metadata. Raises ModelError, also for an older file whose up-projections are one
+    matrix. Layers without KV heads are recurrent. No key states that expert weights are normalised; a RoPE base is
+    not needed."""
     reader = ShapeReader(source)
     recurrent = [heads == 0 for heads in reader.layer_integers("attention.head_count_kv", 0, 1024)]
     if all(recurrent):
@@ -42,13 +46,13 @@ def _check_up_projections(source: ModelSource, layer: int) -> None:
 
 
 def _delta_net(reader: ShapeReader, num_heads: int) -> GatedDeltaNetShape:
-    """Decays and output gates are made from as many numbers as a head has."""
-    heads = reader.kimi_delta_heads(num_heads)
+    """The low-rank inputs of decays and output gates are as wide as a head."""
+    heads = kimi_delta_heads(reader, num_heads)
     return GatedDeltaNetShape(heads, merged_gates=False, gate_rank=heads.key_dim)
 
 
 def _attention(reader: ShapeReader, num_heads: int) -> LatentAttentionShape:
-    """The dimensions of a key that other models rotate are beside the latent vector here, too, and do not."""
+    """As in other models, keys have further dimensions next to the latent vector, but here these are not rotated."""
     rank = reader.integer("attention.kv_lora_rank", 1, 1024)
     beside = reader.integer("rope.dimension_count", 2, 1024)
     if beside % 2:

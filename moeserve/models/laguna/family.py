@@ -1,6 +1,9 @@
-"""Laguna (https://huggingface.co/poolside/Laguna-XS.2): one layer in four sees all, with fewer heads, half of which
-rotate, by stretched angles; the others see a window; each head's output is multiplied by the softplus of a gate;
-DeepSeek-V3's router beside a shared expert."""
+"""Laguna (https://huggingface.co/poolside/Laguna-XS.2).
+
+One of four layers has full attention, with fewer heads and scaled RoPE on half of each head; the others have a
+sliding window. Each head's output is multiplied by the softplus of a gate. DeepSeek-V3's router with a shared
+expert.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
-PERIOD = 4  # layers, of which the first sees all: no key says so
+PERIOD = 4  # layers, the first of which has full attention; no key states it
 
 
 def read_shape(source: ModelSource) -> ModelShape:
@@ -43,7 +46,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def _check_gate(reader: ShapeReader, source: ModelSource, index: int, heads: int) -> None:
-    """Raises ModelError for a model whose gates are not one for each head."""
+    """Raises ModelError unless the model has one gate per head."""
     gate = source.tensors.get(n.of_layer(index, n.ATTN_GATE))
     if gate is not None and gate.shape[0] != heads:
         raise reader.error(

@@ -1,9 +1,10 @@
-"""Llama 4 (https://ai.meta.com/blog/llama-4-multimodal-intelligence/), Scout and Maverick, text alone: one expert of a
-token, whose input is multiplied by the sigmoid of its logit, beside a shared one; every fourth layer has no positions;
-q and k of the others are normalised by head, in Scout, without a weight.
+"""Llama 4 (https://ai.meta.com/blog/llama-4-multimodal-intelligence/), Scout and Maverick, text only.
 
-Beyond 8,191 tokens layers with positions see chunks alone, and queries of the others are multiplied by a number that
-grows with the position, neither of which anything here computes: longer contexts are not served.
+Each token has one routed expert, whose input is multiplied by the sigmoid of its router logit, and a shared expert.
+Every fourth layer has no positions; the others normalise q and k per head without weights (Scout only).
+
+Past 8,191 tokens, layers with positions attend within chunks, and the others multiply queries by a factor that
+grows with the position. The blocks compute neither, so longer contexts are not served.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from moeserve.models.sources.source import ModelSource
 
 PERIOD = 4  # layers, of which the last has no positions
 PLAIN = 8191  # tokens
-MAVERICK = 128  # experts; its q and k are not normalised, which no key says
+MAVERICK = 128  # experts; Maverick does not normalise q and k, which no key states
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The norm follows the rotation; without a weight that is
-    the same as before it."""
+    """Reads the shape from the metadata. Raises ModelError. The norm comes after RoPE; without weights that gives
+    the same result as before it."""
     reader = ShapeReader(source)
     num_experts, top_k, width = reader.experts()
     rotated = AttentionShape(

@@ -1,7 +1,8 @@
-"""Llama 2 and 3 (https://arxiv.org/abs/2407.21783), Mistral, SmolLM and others of their form, dense; Mixtral
+"""Llama 2 and 3 (https://arxiv.org/abs/2407.21783), Mistral, SmolLM and similar dense models; Mixtral
 (https://arxiv.org/abs/2401.04088), with experts chosen by a softmax.
 
-llama.cpp's converter has put q's and k's rows into pairs of neighbours; checkpoints have halves.
+Checkpoints rotate split halves of a head; llama.cpp's converter reorders the rows of q and k into pairs of
+neighbours.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from moeserve.models.sources.huggingface.mapping import (
 )
 from moeserve.models.sources.source import ModelSource
 
-THETA = 10000.0  # where nothing says so: files of Llama 2 do not
+THETA = 10000.0  # default; files of Llama 2 do not state it
 
 
 def read_shape(source: ModelSource) -> ModelShape:
@@ -60,7 +61,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Mixtral's experts; a window, which every layer sees. Raises ModelError."""
+    """Translates Mixtral's experts, and a window that all layers have. Raises ModelError."""
     values: dict[str, MetadataValue] = {}
     if config.get("model_type") == "mixtral":
         for ours, theirs in (
@@ -77,7 +78,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """RoPE's settings, of Llama 3's type too. Raises ModelError."""
+    """Translates RoPE's settings, including Llama 3's type. Raises ModelError."""
     return llama3_rope(path, config, THETA) if is_llama3(config) else rope_of(path, config, MAPPING)
 
 

@@ -4,5 +4,5 @@ cpu_weights.py, gpu_weights.py        the weights that a decoder needs, on the C
 cpu_loader.py     packs into the CPU pool's panels, or uses the file in place
 gpu_loader.py     uploads as planes to a GPU, through upload.py
 ram_experts.py    loads the experts that a GPU's decoder leaves in RAM
-expert_stream.py  streams those through the GPU, in steps with many tokens
+expert_stream.py  streams RAM experts through the GPU, in steps with many tokens
 """

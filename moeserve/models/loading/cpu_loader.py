@@ -26,6 +26,8 @@ from moeserve.models.loading.cpu_weights import (
     CpuLayer,
     CpuLayerInput,
     CpuLayerInputs,
+    CpuMamba2,
+    CpuMixer,
     CpuMoe,
     CpuNextToken,
     CpuParts,
@@ -39,7 +41,9 @@ from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves, is_reordered
 from moeserve.models.loading.lanes import check_lanes
+from moeserve.models.loading.mamba2 import mamba2_parameters
 from moeserve.models.loading.progress import OnProgress
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -169,7 +173,7 @@ class CpuLoader:
         mixer = self._mixer(index)
         return CpuLayer(
             mixer,
-            self._dense_ffn(index) if isinstance(shape.ffn, DenseFfnShape) else self._moe(index, shape.ffn),
+            self._ffn(index),
             self._vector(n.of_layer(index, n.POST_FFW_NORM)) if shape.is_sandwiched else None,
             self._layer_input(index) if self._shape.layer_input_width else None,
             float(self._vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE))) if shape.has_factor else 1.0,
@@ -189,13 +193,22 @@ class CpuLoader:
             norm=self._vector(n.LAYER_INPUT_PROJ_NORM),
         )
 
-    def _mixer(self, index: int) -> CpuAttention | CpuLatentAttention | CpuDeltaNet:
+    def _mixer(self, index: int) -> CpuMixer | None:
         mixer = self._shape.loaded_layers[index].mixer
         if isinstance(mixer, AttentionShape):
             return self._attention(index, mixer)
         if isinstance(mixer, LatentAttentionShape):
             return self._latent_attention(index, mixer)
-        return self._delta_net(index, mixer)
+        if isinstance(mixer, Mamba2Shape):
+            return self._mamba2(index, mixer)
+        return None if mixer is None else self._delta_net(index, mixer)
+
+    def _ffn(self, index: int) -> CpuMoe | CpuDenseFfn | None:
+        ffn = self._shape.loaded_layers[index].ffn
+        if isinstance(ffn, DenseFfnShape):
+            expert = CpuSharedExpert(self._experts(index, ffn.parts), gate=None)
+            return CpuDenseFfn(self._ffn_norm(index), expert)
+        return None if ffn is None else self._moe(index, ffn)
 
     def _latent_attention(self, index: int, shape: LatentAttentionShape) -> CpuLatentAttention:
         has_q_a = shape.q_rank > 0
@@ -234,6 +247,16 @@ class CpuLoader:
                 norm=self._vector(n.of_layer(index, n.SSM_NORM)),
             ),
             output=self._group(index, shape.output_part, has_bias=False),
+        )
+
+    def _mamba2(self, index: int, shape: Mamba2Shape) -> CpuMamba2:
+        return CpuMamba2(
+            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            input=self._group(index, n.SSM_IN, has_bias=False),
+            parameters=mamba2_parameters(
+                shape.heads, lambda name: self._vector(n.in_layer(index, name)), as_attention=True
+            ),
+            output=self._group(index, n.SSM_OUT, has_bias=False),
         )
 
     def _attention(self, index: int, shape: AttentionShape) -> CpuAttention:
@@ -285,7 +308,7 @@ class CpuLoader:
         return CpuMoe(
             norm=self._ffn_norm(index),
             router=self._group(index, n.FFN_GATE_INP, has_bias=shape.router_bias),
-            experts=self._experts(index, n.EXPERT_PARTS, has_bias=shape.expert_bias),
+            experts=self._experts(index, shape.parts, has_bias=shape.expert_bias),
             shared=None if shared is None else self._shared_expert(index, shared),
             choice_bias=self._vector(n.bias_of_layer(index, n.EXP_PROBS_B)) if shape.choice_bias else None,
             expert_scale=self._vector(n.in_layer(index, n.scale_of_part(n.FFN_DOWN_EXPS)))
@@ -306,15 +329,12 @@ class CpuLoader:
             experts_output=norm(n.POST_FFW_NORM_2),
         )
 
-    def _dense_ffn(self, index: int) -> CpuDenseFfn:
-        expert = CpuSharedExpert(self._experts(index, n.FFN_PARTS), gate=None)
-        return CpuDenseFfn(self._ffn_norm(index), expert)
-
     def _ffn_norm(self, index: int) -> torch.Tensor:
         return self._vector(n.of_layer(index, self._shape.loaded_layers[index].ffn_norm))
 
     def _experts(self, index: int, parts: tuple[str, ...], *, has_bias: bool = False) -> GatedExperts:
-        gate, up, down = (self._matrix(n.of_layer(index, part)) for part in parts)
+        *inputs, down = (self._matrix(n.of_layer(index, part)) for part in dict.fromkeys(parts))
+        gate, up = inputs[0], inputs[-1]  # without a gate the same
         biases = None
         if has_bias:
             biases = ExpertBiases(*(self._vector(name) for name in expert_bias_tensors(index)))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
-from moeserve.kernels.stream_operands import DeltaParameters
+from moeserve.kernels.stream_operands import DeltaParameters, Mamba2Parameters
 from moeserve.models.sources.source import ModelSource
 
 
@@ -32,14 +32,15 @@ class ExpertBiases:
 class GatedExperts:
     """down(activation(gate x, up x)) for each expert; a single expert if all tokens pass it."""
 
-    gate: Matrix  # [E, width, hidden]
+    gate: Matrix  # [E, width, hidden]; without gates `up` itself
     up: Matrix  # [E, width, hidden]
     down: Matrix  # [E, hidden, width]
     biases: ExpertBiases | None = None  # None: no biases
 
     @property
-    def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
-        return self.gate, self.up, self.down
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Those with memory of their own."""
+        return (self.up, self.down) if self.gate is self.up else (self.gate, self.up, self.down)
 
     @property
     def bytes_each(self) -> int:
@@ -84,6 +85,14 @@ class CpuDeltaNet:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuMamba2:
+    norm: Tensor  # float32 [hidden]
+    input: LinearGroup  # [row_width, hidden]
+    parameters: Mamba2Parameters
+    output: LinearGroup  # [hidden, value_width]
+
+
+@dataclass(frozen=True, slots=True)
 class CpuSharedExpert:
     experts: GatedExperts  # one
     gate: Tensor | None  # float32 [hidden]; None: its output is added as it is
@@ -123,8 +132,8 @@ class CpuMoe:
     router: LinearGroup  # [E, hidden]
     experts: GatedExperts
     shared: CpuSharedExpert | None
-    choice_bias: Tensor | None = None  # float32 [E]: added to scores, for the choice alone
-    expert_scale: Tensor | None = None  # float32 [E]: of the chosen experts' weights
+    choice_bias: Tensor | None = None  # float32 [E]: added to scores for choosing experts only
+    expert_scale: Tensor | None = None  # float32 [E]: factors of the chosen experts' weights
     # set if parts have separate norms; `norm` is then only the shared expert's input norm
     parts: CpuParts | None = None
 
@@ -135,15 +144,18 @@ class CpuDenseFfn:
     expert: CpuSharedExpert  # without a gate
 
 
+CpuMixer = CpuAttention | CpuLatentAttention | CpuDeltaNet | CpuMamba2
+
+
 @dataclass(frozen=True, slots=True)
 class CpuLayer:
-    mixer: CpuAttention | CpuLatentAttention | CpuDeltaNet
-    ffn: CpuMoe | CpuDenseFfn
+    mixer: CpuMixer | None
+    ffn: CpuMoe | CpuDenseFfn | None
     ffn_output_norm: Tensor | None = (
-        None  # float32 [hidden]: of what the feed-forward adds; None: added as it is
+        None  # float32 [hidden]: norm of the feed-forward's output; None: not normalised
     )
     input: CpuLayerInput | None = None
-    factor: float = 1.0  # of the residual stream behind the layer
+    factor: float = 1.0  # multiplies the residual stream after the layer
 
     @property
     def moe(self) -> CpuMoe | None:
@@ -153,7 +165,9 @@ class CpuLayer:
     @property
     def unrouted(self) -> CpuSharedExpert | None:
         """The feed-forward that all tokens pass; None if there is none."""
-        return self.ffn.shared if isinstance(self.ffn, CpuMoe) else self.ffn.expert
+        if isinstance(self.ffn, CpuMoe):
+            return self.ffn.shared
+        return None if self.ffn is None else self.ffn.expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +196,7 @@ class CpuNextToken:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuWeights:
+class CpuWeights:  # bytes of its matrices outside the routed experts
     embedding: CpuEmbedding
     layers: list[CpuLayer]  # all, or the first ones if the others and the head are on a GPU
     head: CpuHead | None

@@ -64,9 +64,9 @@ class ExpertMaps:
         return on_gpu
 
     def start(self, moves: Ids) -> Ids:
-        """Starts moves, int64 [moves, 3]: layer, incoming expert, outgoing expert; after the next `publish` the
-        outgoing ones are the pool's. Returns int64 [moves, 4]: layer, incoming expert, its index in RAM, its slot.
-        Raises ValueError if an expert has no slot or index."""
+        """Starts moves, int64 [moves, 3]: layer, incoming expert, outgoing expert. After the next `publish` the
+        pool computes the outgoing experts. Returns int64 [moves, 4]: layer, incoming expert, its index in RAM, its
+        slot. Raises ValueError if an expert has no slot or index."""
         return self._native.start(moves)
 
     def land(self, batch: Ids) -> None:
@@ -74,5 +74,6 @@ class ExpertMaps:
         self._native.land(batch)
 
     def publish(self) -> None:
-        """Launches the copy to the device. The maps may be changed again when a step launched afterwards has ended."""
+        """Launches the copy to the device. The maps may be changed again once a step launched after this call has
+        ended."""
         self.slots.copy_(self._pinned_slots, non_blocking=True)

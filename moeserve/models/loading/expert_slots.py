@@ -1,14 +1,14 @@
 """Slots in GPU memory whose experts change while steps run.
 
-    between two steps    the old expert's slot leaves the maps                                   `free`
-    during the next      panels are copied and unpacked into the slot, beside the step           `fill`
-                         what has arrived enters the device's map, group by group
-    between two steps    if all is there, the host's maps have it, too             `filled`, then ExpertMaps.put
+    between two steps    the old expert is removed from the maps                                  `free`
+    during the next      panels are copied and unpacked into the slot, beside the step            `fill`
+                         experts that have arrived enter the device's map, group by group
+    between two steps    when all have arrived, they enter the host's maps too          `filled`, ExpertMaps.land
 
-No step reads a slot that is being written: it left the maps before the step was launched, and the copies wait for what
-was launched before. It enters the device's map behind its contents, and a kernel that finds it there is followed by
-those that read the slot. The batch is in the order of the layers, so that most of what a step has missed is there when
-the next step comes to its layer.
+No step reads a slot that is being written: the slot left the maps before the step was launched, and the copies wait
+for all work launched earlier. An expert enters the device's map after its weights are complete; a kernel that finds
+it there runs before the kernels that read the slot. A batch is in order of layers, so that most of its experts have
+arrived when the next step reaches their layer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.models.loading.promotion_tables import Batch, PromotionTables, SlotLayer
 from moeserve.quantization import QUANT_TYPES
 
-GROUPS = 8  # of a batch, if they are a CUDA graph: the first is there after an eighth of the batch's time
+GROUPS = 8  # per batch in a CUDA graph: the first group is usable after an eighth of the time
 MOST = 256  # experts per batch, at most
 
 

@@ -1,10 +1,10 @@
-"""RAM experts streamed through the GPU, for steps of many tokens: a layer's weights are copied while the layer before
-computes.
+"""RAM experts streamed through the GPU, for steps of many tokens: a layer's weights are copied while the layer
+before computes.
 
     copies   | layer 0 | layer 1 | layer 2 |        two buffers of panels, in turn
     GPU              | unpack 0, compute 0 | unpack 1, compute 1 |
 
-A step takes all of a layer's experts that are the pool's, or the first of them by place, and leaves the others to the
+A step streams all of a layer's RAM experts, or the first ones by their place in RAM and leaves the others to the
 pool. Panels (`pinned_panels.py`) become planes on the GPU (`planes.panels_triton`).
 """
 
@@ -41,16 +41,16 @@ class ExpertStream:
         device: torch.device,
         maps: ExpertMaps | None = None,
     ) -> None:
-        """maps: set if experts move between the memories; then only experts that are the pool's at the time are
+        """maps: set if experts move between RAM and GPU memory; only experts that are the pool's at that moment are
         streamed."""
         self._is_gpu = device.type == "cuda"
         self._panels, self._maps = panels, maps
         some = [layer for layer in layers if layer is not None]
         nowhere = torch.full_like(some[0].expert_map, -1)
-        # int32 [layers, experts]: the experts' places in RAM where they are the pool's, -1 elsewhere.
+        # int32 [layers, experts]: the place in RAM of the pool's experts, -1 for others.
         places = [(nowhere if e is None else e.expert_map).cpu().numpy() for e in layers]
         self._in_ram = np.stack(places) if maps is None else maps.host[RAM].copy()
-        # Places, int32 [2, layers, experts]: of streamed experts in what `take` gives, of the others in RAM.
+        # int32 [2, layers, experts]: index of streamed experts in the result of `take`; place in RAM of the others.
         shape = (2, *self._in_ram.shape)
         self._split_on_host = torch.full(shape, -1, dtype=torch.int32, pin_memory=self._is_gpu)
         self._split_on_host[1] = torch.from_numpy(self._in_ram)
@@ -58,32 +58,32 @@ class ExpertStream:
         self._streamed: Tensor = split[0]
         self._left: Tensor = split[1]
         self._counts = [0] * len(layers)
-        # Of each layer, the places in RAM that the step streams, in order: the first of a run, and how many.
+        # Per layer, the places in RAM that the step streams, as ascending runs: (first, count).
         self._runs: list[list[tuple[int, int]]] = [[] for _ in layers]
         self._biases = [_biases_on(layer, device) for layer in layers]
         most = [int((places >= 0).sum()) for places in self._in_ram]
         raw = max(
-            sum(_aligned(m.bytes // m.experts * count) for m in layer.matrices)
+            sum(_aligned(m.bytes // m.experts * count) for m in layer.own_matrices)
             for layer, count in zip(layers, most, strict=True)
             if layer is not None
         )
         self._raw = [torch.empty(raw, dtype=torch.uint8, device=device) for _ in "ab"]
         planes = torch.empty(
             max(
-                sum(_planes_bytes(m, count) for m in layer.matrices)
+                sum(_planes_bytes(m, count) for m in layer.own_matrices)
                 for layer, count in zip(layers, most, strict=True)
                 if layer is not None
             ),
             dtype=torch.uint8,
             device=device,
         )
-        # Views, made once: a step's host thread shares a core with a thread of the pool.
+        # Views, made once to save host time: a step's host thread shares a core with one of the pool's.
         self._buffers = [
-            None if layer is None else _Buffers.within(self._raw, planes, layer.matrices, count)
+            None if layer is None else _Buffers.within(self._raw, planes, layer.own_matrices, count)
             for layer, count in zip(layers, most, strict=True)
         ]
         self._order: list[int] = []
-        self._next = 0  # in the order: the layer whose copy is launched next
+        self._next = 0  # index in `_order` of the layer to copy next
         self._taken = 0
         if self._is_gpu:
             self._copier = torch.cuda.Stream()
@@ -120,8 +120,8 @@ class ExpertStream:
         if self._is_gpu:
             self._unpacked[buffer].record()
         self._launch_copy()
-        gate, up, down = buffers.planes
-        return GpuExperts(gate, up, down, self._biases_of(layer))
+        *inputs, down = buffers.planes
+        return GpuExperts(inputs[0], inputs[-1], down, self._biases_of(layer))  # without gates up is both
 
     def expert_map(self, layer: int) -> Tensor:
         """int32 [experts of the layer]: indices in the result of `take`, -1 for experts that are not in it."""
@@ -186,9 +186,9 @@ class ExpertStream:
 class _Buffers:
     """A layer's matrices within the buffers that all layers share."""
 
-    panels: list[list[Tensor]]  # of each of the two buffers: a matrix's bytes
+    panels: list[list[Tensor]]  # for each of the two buffers, the bytes of each matrix
     planes: list[Planes]
-    bytes_of_one: list[int]  # of an expert in each matrix's panels
+    bytes_of_one: list[int]  # bytes of one expert in each matrix's panels
 
     @classmethod
     def within(cls, raw: list[Tensor], planes: Tensor, matrices: Sequence[Matrix], experts: int) -> _Buffers:

@@ -26,15 +26,19 @@ from moeserve.models.loading.gpu_weights import (
     GpuExperts,
     GpuLatentAttention,
     GpuLayer,
+    GpuMamba2,
+    GpuMixer,
     GpuMoe,
     GpuSharedExpert,
     GpuWeights,
     MergedLinear,
 )
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves
+from moeserve.models.loading.mamba2 import mamba2_parameters
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import expert_map_of
 from moeserve.models.loading.upload import Upload
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -110,17 +114,21 @@ class GpuLoader:
 
     def _layer(self, index: int, ids: Sequence[int]) -> GpuLayer:
         ffn = self._shape.layers[index].ffn
+        if ffn is None:
+            return GpuLayer(self._mixer(index), None)
         if isinstance(ffn, DenseFfnShape):
-            return GpuLayer(self._mixer(index), self._dense_ffn(index))
+            return GpuLayer(self._mixer(index), self._dense_ffn(index, ffn))
         return GpuLayer(self._mixer(index), self._moe(index, ffn, ids))
 
-    def _mixer(self, index: int) -> GpuAttention | GpuLatentAttention | GpuDeltaNet:
+    def _mixer(self, index: int) -> GpuMixer | None:
         mixer = self._shape.layers[index].mixer
         if isinstance(mixer, AttentionShape):
             return self._attention(index, mixer)
         if isinstance(mixer, LatentAttentionShape):
             return self._latent_attention(index, mixer)
-        return self._delta_net(index, mixer)
+        if isinstance(mixer, Mamba2Shape):
+            return self._mamba2(index, mixer)
+        return None if mixer is None else self._delta_net(index, mixer)
 
     def _latent_attention(self, index: int, shape: LatentAttentionShape) -> GpuLatentAttention:
         has_q_a, heads = shape.q_rank > 0, range(shape.num_heads)
@@ -159,6 +167,14 @@ class GpuLoader:
             dt_bias=self._vector(n.bias_of_layer(index, n.SSM_DT)),
             output_norm=self._vector(n.of_layer(index, n.SSM_NORM)),
             output=self._linear(index, shape.output_part, has_bias=False)[0],
+        )
+
+    def _mamba2(self, index: int, shape: Mamba2Shape) -> GpuMamba2:
+        return GpuMamba2(
+            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            input=self._linear(index, n.SSM_IN, has_bias=False)[0],
+            parameters=mamba2_parameters(shape.heads, lambda name: self._vector(n.in_layer(index, name))),
+            output=self._linear(index, n.SSM_OUT, has_bias=False)[0],
         )
 
     def _attention(self, index: int, shape: AttentionShape) -> GpuAttention:
@@ -224,10 +240,10 @@ class GpuLoader:
             experts_output=self._vector(n.of_layer(index, n.POST_FFW_NORM_2)),
         )
 
-    def _dense_ffn(self, index: int) -> GpuDenseFfn:
+    def _dense_ffn(self, index: int, shape: DenseFfnShape) -> GpuDenseFfn:
         return GpuDenseFfn(
             self._ffn_norm(index),
-            GpuSharedExpert(self._unrouted(index, n.FFN_PARTS), None),
+            GpuSharedExpert(self._unrouted(index, shape.parts), None),
             self._sandwich(index) if self._shape.layers[index].is_sandwiched else None,
         )
 
@@ -240,11 +256,12 @@ class GpuLoader:
 
     def _unrouted(self, index: int, parts: tuple[str, str, str]) -> GpuExperts:
         """Loads plain matrices as a single expert."""
-        gate, up, down = (self._planes(n.of_layer(index, part)) for part in parts)
-        return GpuExperts(gate, up, down)
+        *inputs, down = (self._planes(n.of_layer(index, part)) for part in dict.fromkeys(parts))
+        return GpuExperts(inputs[0], inputs[-1], down)  # without a gate the same
 
     def _experts(self, index: int, ids: Sequence[int], *, has_bias: bool) -> GpuExperts:
-        gate, up, down = (self._expert_planes(name, ids) for name in expert_tensors(index))
+        *inputs, down = (self._expert_planes(name, ids) for name in expert_tensors(self._shape, index))
+        gate, up = inputs[0], inputs[-1]  # without gates the same
         if not has_bias:
             return GpuExperts(gate, up, down)
         of_gate, of_up, of_down = (self._vector(name)[list(ids)] for name in expert_bias_tensors(index))

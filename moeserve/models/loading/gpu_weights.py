@@ -9,6 +9,7 @@ from torch import Tensor
 
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.planes import Planes
+from moeserve.kernels.stream_operands import Mamba2Parameters
 from moeserve.quantization.table import F16
 
 
@@ -33,7 +34,7 @@ class MergedLinear:
 class GpuExperts:
     """Some or all experts of a layer, ordered by id; or a single one that all tokens pass."""
 
-    gate: Planes  # [experts, width, hidden]
+    gate: Planes  # [experts, width, hidden]; without gates `up` itself
     up: Planes
     down: Planes  # [experts, hidden, width]
     # float32 [experts, width], [experts, width], [experts, hidden]: biases of the products. None: no biases.
@@ -41,7 +42,7 @@ class GpuExperts:
 
     @property
     def nbytes(self) -> int:
-        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+        return sum(m.nbytes for m in (self.up, self.down)) + (0 if self.gate is self.up else self.gate.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,18 @@ class GpuDeltaNet:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuMamba2:
+    norm: Tensor  # [hidden]
+    input: MergedLinear  # [row_width, hidden]
+    parameters: Mamba2Parameters
+    output: MergedLinear
+
+    @property
+    def nbytes(self) -> int:
+        return self.input.nbytes + self.output.nbytes
+
+
+@dataclass(frozen=True, slots=True)
 class GpuSharedExpert:
     experts: GpuExperts  # one
     gate: Tensor | None  # [hidden]; None: its output is added as it is
@@ -106,8 +119,8 @@ class GpuMoe:
     # int32 [E]: an expert's index in `experts`, -1 if it is not there; None: all are, in order.
     expert_map: Tensor | None
     shared: GpuSharedExpert | None = None
-    choice_bias: Tensor | None = None  # [E]: added to scores, for the choice alone
-    expert_scale: Tensor | None = None  # [E]: times the weights of the chosen
+    choice_bias: Tensor | None = None  # [E]: added to scores for choosing experts only
+    expert_scale: Tensor | None = None  # [E]: factors of the chosen experts' weights
     sandwich: SandwichNorms | None = None  # None: the layer is not sandwiched
 
     @property
@@ -120,7 +133,7 @@ class GpuMoe:
 class GpuDenseFfn:
     norm: Tensor  # [hidden]
     expert: GpuSharedExpert  # without a gate
-    sandwich: SandwichNorms | None = None  # None: blocks have no norms behind them
+    sandwich: SandwichNorms | None = None  # None: the layer is not sandwiched
 
     @property
     def dense_bytes(self) -> int:
@@ -128,10 +141,13 @@ class GpuDenseFfn:
         return self.expert.experts.nbytes
 
 
+GpuMixer = GpuAttention | GpuLatentAttention | GpuDeltaNet | GpuMamba2
+
+
 @dataclass(frozen=True, slots=True)
 class GpuLayer:
-    mixer: GpuAttention | GpuLatentAttention | GpuDeltaNet
-    ffn: GpuMoe | GpuDenseFfn
+    mixer: GpuMixer | None
+    ffn: GpuMoe | GpuDenseFfn | None
 
     @property
     def moe(self) -> GpuMoe | None:
@@ -146,12 +162,15 @@ class GpuLayer:
     @property
     def dense_bytes(self) -> int:
         """Bytes that every step reads."""
-        return self.mixer.nbytes + self.ffn.dense_bytes
+        of_mixer = 0 if self.mixer is None else self.mixer.nbytes
+        return of_mixer + (0 if self.ffn is None else self.ffn.dense_bytes)
 
     @property
     def own_experts(self) -> GpuExperts | None:
         """The layer's experts on this GPU, or the feed-forward of a layer without experts."""
-        return self.ffn.expert.experts if isinstance(self.ffn, GpuDenseFfn) else self.ffn.experts
+        if isinstance(self.ffn, GpuDenseFfn):
+            return self.ffn.expert.experts
+        return None if self.ffn is None else self.ffn.experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +190,7 @@ def plane_tensors(planes: Planes) -> list[Tensor]:
 
 def has_float_weights(weights: GpuWeights) -> bool:
     """Returns whether mixers or feed-forwards have float weights. (Routers always have.)"""
-    matrices = [layer.mixer.output.first for layer in weights.layers]
+    matrices = [layer.mixer.output.first for layer in weights.layers if layer.mixer is not None]
     experts = [layer.own_experts for layer in weights.layers if layer.own_experts is not None]
     matrices += [matrix for e in experts for matrix in (e.gate, e.down)]
     return not all(m.quantised for m in matrices)
@@ -183,7 +202,7 @@ def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:
     interpreter has no bfloat16."""
     if device.type != "cuda":
         return torch.float32
-    matrices = [layer.mixer.output.first for layer in weights.layers]
+    matrices = [layer.mixer.output.first for layer in weights.layers if layer.mixer is not None]
     matrices += [layer.moe.router.first for layer in weights.layers if layer.moe is not None]
     matrices += [layer.own_experts.gate for layer in weights.layers if layer.own_experts is not None]
     has_halves = any(m.type is F16 for m in matrices)

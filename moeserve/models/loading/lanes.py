@@ -25,8 +25,8 @@ def check_lanes(
     }
     if shape.latent is not None:
         sizes |= shape.latent.sizes
-    if shape.delta_net is not None:
-        sizes |= shape.delta_net.sizes
+    if shape.recurrence is not None:
+        sizes |= shape.recurrence.sizes
     for name, size in sizes.items():
         if size % LANES:
             raise ModelError(

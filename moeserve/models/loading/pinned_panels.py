@@ -21,9 +21,9 @@ class PinnedPanels:
 
     def __init__(self, layers: Sequence[CpuExperts | None], device: torch.device) -> None:
         """Raises RuntimeError if the memory cannot be pinned."""
-        # Per layer, uint8 [bytes] for gate, up and down; None: no experts in RAM.
+        # Per layer, uint8 [bytes] for each matrix with memory of its own; None: no experts in RAM.
         self.layers = [
-            None if layer is None else [panel_bytes(m) for m in layer.matrices] for layer in layers
+            None if layer is None else [panel_bytes(m) for m in layer.own_matrices] for layer in layers
         ]
         if device.type == "cuda":
             self._pin()

@@ -1,7 +1,7 @@
-"""The tables of addresses that the slot-filling kernels read; one copy updates them all.
+"""Tables of addresses for the kernels that fill slots; one copy updates all of them.
 
-A batch is divided into groups, which are launched one after another: a group's experts can be used before the next
-group's have arrived. All groups have space for equally many experts, so their launches never change.
+A batch is divided into groups, launched one after another, so that a group's experts can be used before the next
+group's have arrived. All groups have room for the same number of experts, so that their launches never change.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.quantization import QUANT_TYPES
 
 ALIGNMENT = 256
-MATRICES = 3  # of an expert
-PLANES = 3  # of a matrix: codes, scales, supers
+MATRICES = 3  # per expert
+PLANES = 3  # per matrix: codes, scales, supers
 
-Kind = tuple[int, int, int]  # of a matrix: its type, rows, columns
+Kind = tuple[int, int, int]  # a matrix's type, rows and columns
 
 
-Batch = npt.NDArray[np.int64]  # [fillings, 4]: the layer, the expert, its place in RAM, its slot
+Batch = npt.NDArray[np.int64]  # [fillings, 4]: layer, expert, its place in RAM, its slot
 
 
 class SlotLayer:
@@ -66,7 +66,7 @@ class Group(NamedTuple):
     """Views of one group's tables, int64."""
 
     copies: Tensor  # [1 + fillings * 3, 3]: see copy_scattered
-    addresses: list[Tensor]  # of each kind of matrix [its matrices, 4]: see unpack_scattered
+    addresses: list[Tensor]  # for each kind, [its matrices, 4]: see unpack_scattered
     entries: Tensor  # [1 + fillings, 2]: see store_scattered
 
 
@@ -82,15 +82,16 @@ class PromotionTables:
         groups: int,
         num_experts: int,
     ) -> None:
-        """staging: uint8 [most, bytes per expert]. most: experts per batch. num_experts: per layer of the map."""
+        """staging: uint8 [most, bytes per expert]. most: experts per batch. num_experts: experts per layer of the
+        map."""
         device = staging.device
         some = [layer for layer in layers if layer is not None]
         self.kinds = sorted({kind for layer in some for kind in layer.kinds})
         self._of_group = of_group = -(-most // groups)
-        # Of a group: where each kind's matrices begin, behind one another, and how many it has room for.
+        # For each group: room per kind. The kinds' matrices follow one another.
         self._rows = [max(layer.kinds.count(kind) for layer in some) * of_group for kind in self.kinds]
         copies = 3 * (1 + MATRICES * of_group)
-        self._addresses = copies + copies % 2  # aligned to 16 bytes, as all pieces are
+        self._addresses = copies + copies % 2  # padded to 16 bytes, as all parts are
         self._kind_starts = self._addresses + 4 * np.cumsum([0, *self._rows])
         self._entries = int(self._kind_starts[-1])
         size = self._entries + 2 * (1 + of_group)
@@ -99,7 +100,7 @@ class PromotionTables:
         self.groups = [self._views(row, copies) for row in self._on_device]
         shape = (len(layers), MATRICES)
         self._source, self._each, self._offset, self._kind = (np.zeros(shape, np.int64) for _ in range(4))
-        # Of codes, scales and supers: the address, and the bytes of an expert.
+        # For codes, scales and supers: address, and bytes per expert.
         self._target, self._target_each = (
             np.zeros((len(layers), MATRICES * PLANES), np.int64) for _ in range(2)
         )
@@ -143,7 +144,8 @@ class PromotionTables:
         return Group(row[:copies].view(-1, 3), addresses, row[self._entries :].view(-1, 2))
 
     def _add(self, index: int, layer: SlotLayer, panels: PinnedPanels) -> None:
-        self._source[index] = [panel.data_ptr() for panel in panels.of(index)]
+        *inputs, down = (panel.data_ptr() for panel in panels.of(index))
+        self._source[index] = inputs[0], inputs[-1], down  # without gates up is both, and is written twice
         self._each[index], self._offset[index] = layer.each, layer.offsets
         self._kind[index] = [self.kinds.index(kind) for kind in layer.kinds]
         for i, planes in enumerate(layer.planes):

@@ -30,14 +30,14 @@ class RamExperts:
         """Returns the bytes of the used experts: bool [layers, experts], all in RAM."""
         counts = used.sum(dim=1).tolist()
         return sum(
-            count * sum(m.bytes for m in layer.matrices) // layer.gate.experts
+            count * sum(m.bytes for m in layer.own_matrices) // layer.gate.experts
             for layer, count in zip(self.layers, counts, strict=True)
             if layer is not None
         )
 
     def read(self) -> tuple[float, int]:
         """Reads all their weights once. Returns seconds and bytes."""
-        matrices = [m for layer in self.layers if layer is not None for m in layer.matrices]
+        matrices = [m for layer in self.layers if layer is not None for m in layer.own_matrices]
         start = time.perf_counter()
         for matrix in matrices:
             self.stream.read(matrix)
@@ -65,11 +65,12 @@ def load_ram_experts(
         if not ids:
             layers.append(None)
             continue
-        names = expert_tensors(index)
-        check_cpu_types(source, names)
-        gate, up, down = (_pack(stream, source, name, ids) for name in names)
         moe = shape.layers[index].moe
         assert moe is not None
+        names = expert_tensors(shape, index)
+        check_cpu_types(source, names)
+        *inputs, down = (_pack(stream, source, name, ids) for name in names)
+        gate, up = inputs[0], inputs[-1]  # without gates the same
         expert_map = expert_map_of(ids, moe.num_experts, device)
         biases = _biases(source, index, ids) if moe.expert_bias else None
         layers.append(CpuExperts(gate, up, down, expert_map, moe.activation, biases, moe.limit, moe.alpha))

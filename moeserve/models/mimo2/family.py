@@ -1,6 +1,9 @@
-"""MiMo-V2-Flash (https://huggingface.co/XiaomiMiMo/MiMo-V2-Flash): values are narrower than keys and multiplied by a
-number; layers with a window have more KV heads, a rotation of their own and attention sinks; DeepSeek-V3's router
-without a shared expert. Layers behind the others predict further tokens: they are not loaded."""
+"""MiMo-V2-Flash (https://huggingface.co/XiaomiMiMo/MiMo-V2-Flash).
+
+Values are narrower than keys and multiplied by a constant. Sliding-window layers have more KV heads, their own RoPE
+base and attention sinks. DeepSeek-V3's router without a shared expert. Further layers in the file predict further
+tokens (MTP) and are not loaded.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. Tensors say which layers have sinks, and which have no
-    experts."""
+    """Reads the shape from the metadata. Raises ModelError. The tensors tell which layers have sinks and which have
+    no experts."""
     reader = ShapeReader(source)
     head_dim = reader.integer("attention.key_length", 2, 1024)
     sees_window, heads = reader.flags(n.WINDOWED_LAYERS), reader.layer_heads()

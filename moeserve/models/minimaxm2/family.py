@@ -1,5 +1,5 @@
-"""MiniMax-M2 and M2.5: a router of sigmoid scores with a bias that chooses and does not weigh, no shared expert; q and
-k normalised over all heads at once; a part of each head rotates."""
+"""MiniMax-M2 and M2.5: a router of sigmoid scores with a choice bias, no shared expert; q and k normalised over all
+heads at once; part of each head rotates."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. No key says that weights are normalised after the
-    choice: this architecture's are."""
+    """Reads the shape from the metadata. Raises ModelError. The architecture implies that the chosen experts'
+    weights are normalised; no key states it."""
     reader = ShapeReader(source)
     for absent in ("expert_shared_count", "leading_dense_block_count"):
         reader.only(absent, 0)

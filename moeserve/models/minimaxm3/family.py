@@ -1,10 +1,11 @@
-"""MiniMax-M3 (https://huggingface.co/MiniMaxAI/MiniMax-M3), text only: q and k normalised by head, a part of each head
-rotates; the first layers without experts, then DeepSeek-V3's router without groups beside an ungated shared expert;
-gpt-oss's activation in every feed-forward.
+"""MiniMax-M3 (https://huggingface.co/MiniMaxAI/MiniMax-M3), text only.
 
-In layers with experts an indexer chooses the blocks of keys that a query attends to. Here a query attends to all keys.
-The two are the same while there are no more blocks than the indexer chooses, so contexts up to that length are served,
-and the indexer's weights are not read.
+q and k are normalised per head; part of each head rotates. First layers without experts, then DeepSeek-V3's router
+without groups, and an ungated shared expert. Every feed-forward has gpt-oss's activation.
+
+In layers with experts, the model's indexer chooses blocks of keys for each query. Here every query attends to all
+keys. That is the same as long as there are no more blocks than the indexer chooses. So contexts are limited to that
+length, and the indexer's weights are not read.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
-# Of the published model: files converted before llama.cpp knew the indexer have neither key.
+# The published model's values: files converted before llama.cpp supported the indexer have neither key.
 CHOSEN_BLOCKS = 16
 BLOCK_KEYS = 128
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. No key names the activation: the architecture has one."""
+    """Reads the shape from the metadata. Raises ModelError. The architecture implies the activation; no key states
+    it."""
     reader = ShapeReader(source)
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     attention = AttentionShape(

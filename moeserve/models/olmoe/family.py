@@ -1,5 +1,5 @@
-"""OLMoE (https://arxiv.org/abs/2409.02060): q and k normalised over all heads at once, no shared expert, weights as
-chosen."""
+"""OLMoE (https://arxiv.org/abs/2409.02060): q and k normalised over all heads at once; no shared expert; the chosen
+experts' weights are not normalised."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. A GGUF without `expert_weights_norm` means false, and
-    has an expert's width where others have a dense layer's."""
+    """Reads the shape from the metadata. Raises ModelError. In a GGUF, a missing `expert_weights_norm` means false,
+    and the key for a dense layer's width holds an expert's."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(), qk_norm="full", qkv_bias=reader.qkv_bias(), output_bias=reader.output_bias()

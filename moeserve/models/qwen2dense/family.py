@@ -1,5 +1,5 @@
-"""Dense Qwen2 and Qwen2.5 (https://arxiv.org/abs/2407.10671): biases of q, k and v, no norm of q and k. Qwen2.5-Coder,
-QwQ and the Qwen distillates of DeepSeek-R1 are such models."""
+"""Dense Qwen2 and Qwen2.5 (https://arxiv.org/abs/2407.10671): q, k and v have biases; q and k are not normalised.
+Also Qwen2.5-Coder, QwQ and the Qwen distillates of DeepSeek-R1."""
 
 from __future__ import annotations
 

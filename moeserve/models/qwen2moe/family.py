@@ -1,6 +1,7 @@
-"""Qwen2-MoE and Qwen1.5-MoE (Qwen2 technical report, https://arxiv.org/abs/2407.10671): no norm of q and k, a shared
-expert behind a sigmoid gate. The published models have biases on q, k and v, experts in every layer, no windows, and do
-not renormalise weights after the choice; models of the family may differ in each of these."""
+"""Qwen2-MoE and Qwen1.5-MoE (Qwen2 technical report, https://arxiv.org/abs/2407.10671): q and k are not
+normalised; a shared expert with a sigmoid gate. The published models have biases on q, k and v, experts in
+every layer and no windows, and do not renormalise the chosen experts' weights; other models of the family may
+differ in each of these."""
 
 from __future__ import annotations
 
@@ -74,6 +75,6 @@ FAMILY = ModelFamily(
         experts=MOE_EXPERTS,
         optional=frozenset(DECODER_BIASES),
         derived=derived_by(sparse_layers, windows(lambda layer, most: layer % 2 == 0 and layer < most)),
-        flattened=frozenset({n.of_part(n.FFN_GATE_INP_SHEXP)}),  # [1, hidden] there, a vector here
+        flattened=frozenset({n.of_part(n.FFN_GATE_INP_SHEXP)}),  # [1, hidden] there, a vector in GGUF
     ),
 )

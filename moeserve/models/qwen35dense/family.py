@@ -1,5 +1,5 @@
-"""Dense Qwen3.5 and Qwen3.6 (https://huggingface.co/Qwen/Qwen3.5-27B), text alone: as Qwen3.5-MoE, with one
-feed-forward in each layer in the place of experts."""
+"""Dense Qwen3.5 and Qwen3.6 (https://huggingface.co/Qwen/Qwen3.5-27B), text only: Qwen3.5-MoE with one feed-forward
+per layer instead of experts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAMILY = ModelFamily(
         SEPARATE_GATES,
         fixed={"attn_output_gate": (True, True)},
         has_experts=False,
-        wrapped_in="qwen3_5",  # as it is published, with vision
+        wrapped_in="qwen3_5",  # the published form, with vision
         made=made_tensors,
         metadata={n.SSM_GROUPED: True},
         rotates_in_sections=True,

@@ -1,1 +1,1 @@
-"""Qwen3.5-MoE and Qwen1.5-MoE."""
+"""Qwen3.5-MoE and Qwen3.6-MoE."""

@@ -1,8 +1,9 @@
-"""Qwen3.5-MoE and Qwen3.6-MoE (https://huggingface.co/Qwen/Qwen3.5-35B-A3B), text alone: as Qwen3-Next, with next-token
-layers at the end, which are not run.
+"""Qwen3.5-MoE and Qwen3.6-MoE (https://huggingface.co/Qwen/Qwen3.5-35B-A3B): Qwen3-Next with next-token layers at
+the end.
 
-In a GGUF value heads are tiled, first one of each key head; checkpoints have those of a key head together. Rotary
-positions come in sections for images; a text's are equal in all sections, which is plain rotation.
+In a GGUF, value heads are tiled (the first one of each key head, then the second ones); checkpoints group them by
+key head. Rotary positions have sections for pictures; a text's positions are equal in all sections, which is
+ordinary RoPE.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FAMILY = ModelFamily(
         "qwen3_5_moe_text",
         SEPARATE_GATES,
         fixed={"attn_output_gate": (True, True)},
-        wrapped_in="qwen3_5_moe",  # as it is published, with vision
+        wrapped_in="qwen3_5_moe",  # the published form, with vision
         made=made_tensors,
         metadata={n.SSM_GROUPED: True},
         rotates_in_sections=True,

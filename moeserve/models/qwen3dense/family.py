@@ -1,5 +1,5 @@
-"""Dense Qwen3 (Qwen3 technical report, https://arxiv.org/abs/2505.09388): as Qwen3-MoE, with one feed-forward in each
-layer in the place of experts."""
+"""Dense Qwen3 (Qwen3 technical report, https://arxiv.org/abs/2505.09388): Qwen3-MoE with one feed-forward per layer
+instead of experts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Qwen3-MoE (Qwen3 technical report, https://arxiv.org/abs/2505.09388): q and k normalised by head, no shared expert.
-The published models renormalise weights after the choice and have experts in every layer, no biases and no windows;
-models of the family may differ in each of these."""
+"""Qwen3-MoE (Qwen3 technical report, https://arxiv.org/abs/2505.09388): q and k normalised per head; no shared
+expert. The published models renormalise the chosen experts' weights and have experts in every layer, no biases and
+no windows; other models of the family may differ in each of these."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from moeserve.models.sources.source import ModelSource
 def layer_shape(
     num_heads: int, num_kv_heads: int, head_dim: int, num_experts: int, top_k: int, expert_width: int
 ) -> LayerShape:
-    """Every layer of a published model."""
+    """Returns the shape of a published model's layers."""
     return LayerShape(
         AttentionShape(num_heads, num_kv_heads, head_dim, qk_norm="head"),
         MoeShape(num_experts, top_k, expert_width, RouterOptions(scoring="softmax", normalize=True)),

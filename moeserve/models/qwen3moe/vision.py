@@ -1,6 +1,6 @@
-"""Qwen3-VL-MoE (https://arxiv.org/abs/2511.21631): as Qwen3-MoE. Rotary positions come in sections for images; a text's
-are equal in all sections, which is plain rotation. Pictures add to the first layers' outputs
-(DeepStack, https://arxiv.org/abs/2406.04334)."""
+"""Qwen3-VL-MoE (https://arxiv.org/abs/2511.21631): Qwen3-MoE with vision. Rotary positions have sections for
+pictures; a text's positions are equal in all sections, which is ordinary RoPE. Pictures also add to the first
+layers' outputs (DeepStack, https://arxiv.org/abs/2406.04334)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ assert _MAPPING.derived is not None
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Raises ModelError."""
+    """Reads the shape from the metadata. Raises ModelError."""
     shape, reader = QWEN3_MOE.read_shape(source), ShapeReader(source)
     heads = shape.heads
     assert isinstance(heads, AttentionShape)
@@ -34,7 +34,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def _deep_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Behind how many layers pictures are added to: one for each layer of the tower that is asked."""
+    """Returns the number of layers to whose output pictures are added: one per DeepStack layer of the vision tower."""
     asked = config.get(DEEP_LAYERS, [])
     if not isinstance(asked, list):
         raise ModelError(path, f"{DEEP_LAYERS!r} is {asked!r}; a list is expected")
@@ -47,7 +47,7 @@ FAMILY = ModelFamily(
     hugging_face=replace(
         _MAPPING,
         model_type="qwen3_vl_moe_text",
-        wrapped_in="qwen3_vl_moe",  # as it is published, with vision
+        wrapped_in="qwen3_vl_moe",  # the published form, with vision
         defaults=dict(_MAPPING.defaults) | {"expert_weights_norm": True},
         made=transposed_experts,
         rotates_in_sections=True,

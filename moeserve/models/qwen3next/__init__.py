@@ -1,1 +1,1 @@
-"""Qwen3-Next and Qwen1.5-MoE."""
+"""Qwen3-Next."""

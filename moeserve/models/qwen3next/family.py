@@ -1,6 +1,7 @@
 """Qwen3-Next and Qwen3-Coder-Next (https://huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct).
 
-The converter has added 1 to every norm's weight but the DeltaNet's, and left value heads in the checkpoint's order.
+llama.cpp's converter adds 1 to every norm's weight except the DeltaNet's, and keeps value heads in the checkpoint's
+order.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""Which part of a model each of several GPUs has. No torch: placement and plan count by it.
+"""Divides a model among several GPUs: the part of each rank. No torch: placement and plan also use it.
 
-Tensor parallelism (https://arxiv.org/abs/1909.08053), with experts whole: an expert's down matrix has too few blocks of
-K-quants to be cut. A rank's share is a model of its own, with fewer heads, narrower feed-forwards and some of the
-experts, which loaders and blocks take as any other. What the ranks' blocks give is partial, and summed over the ranks.
+Tensor parallelism (https://arxiv.org/abs/1909.08053), with experts whole: an expert's down matrix has too few
+K-quant blocks to be cut. A rank's share is a model of its own, with fewer heads, narrower feed-forwards and some of
+the experts, so loaders and blocks treat it like any model. Its blocks give partial sums, which are summed over the
+ranks.
 
-- Attention: whole groups of heads, with the rows of q, k and v and the columns of the output that belong to them. Ranks
-  beyond the number of KV heads share them. Where heads or the output's blocks do not divide, and with latent attention,
-  a norm of the full width or a recurrence, every rank computes all of it, and nothing is summed.
-- Routed experts: each whole on one rank, as many on each, balanced by how often they are used where that is known.
-- What every token passes: its width by blocks. A rank may get none of a shared expert. A layer without experts that is
-  too narrow is computed by every rank, and not summed.
+- Attention: whole groups of heads, with their rows of q, k and v and columns of the output product. If there are more
+  ranks than KV heads, several ranks hold the same KV heads. Every rank computes all of attention, without a sum, if
+  heads or the output's blocks do not divide, or with latent attention, a norm of the full width or a recurrence.
+- Routed experts: each is whole on one rank; every rank has the same number, balanced by use if that is known.
+- Feed-forwards that all tokens pass: their width is divided by blocks. A rank may get no part of a shared expert. Every
+  rank computes a layer without experts that is too narrow to divide, without a sum.
 - Embedding, norms, routers and the head: on every rank.
 
-Or a rank has some consecutive layers, whole (`stage_of`): a model with these layers, numbered from 0. Nothing is summed
-then; the residual stream goes from rank to rank, and comes back to the first, which has the embedding and the head.
+Pipeline parallelism (`stage_of`): a rank has consecutive whole layers, as a model with these layers, numbered from 0.
+Nothing is summed; the residual stream goes from rank to rank and back to the first, which has embedding and head.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.tensors import model_tensors
 
 ACTIVATION_GROUP = 32  # columns that share a scale of int8 activations
-K_BLOCK = 128  # columns that kernels take at a time: a cut elsewhere is padded
+K_BLOCK = 128  # columns that kernels process together: a cut elsewhere is padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class RankShare:
     absent: frozenset[str]  # tensors of the model that the rank does not hold
     zeroed: frozenset[str]  # biases of partial sums that another rank adds
     divides_attention: bool
-    whole_ffns: frozenset[int]  # layers whose feed-forward is computed by every rank, or by this one only
+    whole_ffns: frozenset[int]  # layers whose feed-forward every rank computes, or only this one
     first_layer: int = 0  # index in the model of the share's layer 0
     is_stage: bool = False  # pipeline parallelism: the share consists of whole layers
 
@@ -77,7 +78,7 @@ class RankShare:
 
 
 def _in_any_layer(name: str) -> str:
-    """A tensor's name within its layer."""
+    """Returns a tensor's name within its layer."""
     return name.split(".", 2)[2]
 
 
@@ -106,8 +107,8 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
         for layer in shape.layers
     ):
         return f"{shape.architecture} has keys and values of different widths, which are not divided"
-    if shape.delta_net is not None and shape.delta_net.heads.is_kimi:
-        return f"{shape.architecture} has Kimi Delta Attention, which is not divided"
+    if shape.recurrence is not None and shape.recurrence.undivided:
+        return f"{shape.architecture} has {shape.recurrence.undivided}, which is not divided"
     if found := cpu_only_features(shape):
         return f"{shape.architecture} has {found[0]}, which no GPU computes"
     for index, layer in enumerate(shape.layers):
@@ -144,7 +145,7 @@ def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, nu
 
 
 def _of_no_layer(shape: ModelShape) -> frozenset[str]:
-    """Returns the tensors that belong to no layer. They depend on the layers: only some layers need RoPE factors."""
+    """Returns the tensors outside the layers. Which exist depends on the layers: only some need RoPE factors."""
     return frozenset(name for name in model_tensors(shape) if n.layer_of(name) is None)
 
 
@@ -249,6 +250,7 @@ class _Division:
         mixer = layer.mixer
         if self._divides_attention and isinstance(mixer, AttentionShape):
             mixer = self._attention(index, mixer)
+        assert layer.ffn is not None  # as `why_undivided` tells
         if isinstance(layer.ffn, DenseFfnShape):
             return replace(layer, mixer=mixer, ffn=self._dense(index, layer.ffn))
         return replace(layer, mixer=mixer, ffn=self._moe(index, layer.ffn))

@@ -17,7 +17,7 @@ class Split:
     names: tuple[str, ...]  # values of `tokenizer.ggml.pre`; the first is used for a folder
     expression: str  # as tokenizer.json has it
     nfc: bool  # texts are normalised to Unicode NFC first; no GGUF key tells
-    # Expressions applied first, each to what the previous ones left; their matches are words.
+    # Expressions applied first, each to the text that the previous ones left; their matches are words.
     before: tuple[str, ...] = ()
     ignores_merges: bool = False  # default: a word that equals a token is that token, without merges
     adds_bos: bool = False  # default: a text starts with the BOS token
@@ -40,35 +40,35 @@ QWEN35 = Split(
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _ENDS,
     nfc=True,
 )
-# Laguna's: lines first, so that blanks before a line end are no part of it.
+# Laguna: splits lines first, so that blanks before a line end are not part of it.
 LAGUNA = replace(HUNYUAN, names=("laguna",), before=(r"[^\n]+|[\n]+",))
-# Each line end by itself.
+# Each line end is a word.
 SEED_CODER = Split(
     ("seed-coder",),
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _ENDS,
     nfc=False,
 )
-# K-EXAONE's: words with single spaces between them are one word, with their combining marks.
+# K-EXAONE: words separated by single spaces form one word; combining marks belong to words.
 EXAONE_MOE = Split(
     ("exaone-moe",),
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
     nfc=False,
 )
-# Digits by three. Some tokens, as " \u738b", are reached by no merges.
+# Digits in groups of three. Some tokens, such as " \u738b", cannot be reached by merges.
 GLM4 = Split(
     ("glm4", "glm5", "chatglm-bpe"),
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _ENDS,
     nfc=False,
     ignores_merges=True,
 )
-# Llama 3 cuts likewise.
+# Llama 3 splits likewise.
 LLAMA3 = replace(
     GLM4,
     names=("llama-bpe", "llama-v3", "llama3", "falcon3", "pixtral", "midm-2.0"),
     adds_bos=True,
 )
-SMAUG = replace(GLM4, names=("smaug-bpe",), ignores_merges=False)
+SMAUG = replace(GLM4, names=("smaug-bpe", "dbrx"), ignores_merges=False)
 MINICPM5 = Split(
     ("minicpm5",),
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*" + _ENDS,
@@ -81,18 +81,19 @@ GPT2 = Split(
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     nfc=False,
 )
-# GPT-NeoX's, which OLMoE has too.
+# GPT-NeoX's, also used by OLMoE.
 OLMO = replace(GPT2, names=("olmo", "mpt"), nfc=True)
-# GPT-2's words, with each digit by itself; Granite's are so.
+# GPT-2's words, with each digit on its own; also Granite's.
 SMOLLM = replace(GPT2, names=("smollm", "refact", "starcoder", "minerva-7b", "mellum2"), before=(r"\p{N}",))
-# Runs of anything but blanks and marks of many scripts, with one space before them.
+# Runs of anything except blanks and marks of many scripts, with one space before them.
 VIKING = Split(
     ("viking",),
     r"\p{N}",
     nfc=False,
     before=(" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+",),
 )
-# OpenAI's o200k: a word ends where its case rises, a contraction belongs to the word before it, slashes to punctuation.
+# OpenAI's o200k: a word ends before an upper-case letter that follows lower case; contractions belong to the
+# preceding word, slashes to punctuation.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 O200K = Split(
     ("gpt-4o", "minimax-m2", "llama4", "kanana2", "talkie"),
@@ -101,7 +102,7 @@ O200K = Split(
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _ENDS,
     nfc=False,
 )
-# Mistral's since 2024: the same without contractions, and each digit by itself.
+# Mistral's since 2024: like o200k without contractions, with each digit on its own.
 TEKKEN = Split(
     ("tekken",),
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
@@ -110,7 +111,7 @@ TEKKEN = Split(
     ignores_merges=True,
     adds_bos=True,
 )
-# Youtu's: runs of Korean, of marks and of Chinese and Japanese letters come first.
+# Youtu: runs of Korean, of marks, and of Chinese and Japanese letters are split off first.
 YOUTU = replace(
     O200K,
     names=("youtu",),
@@ -122,8 +123,8 @@ YOUTU = replace(
     ignores_merges=True,
 )
 
-# Digits by three and runs of Chinese and Japanese letters come first; then a mark may begin a word of Latin letters.
-# Line ends are characters of the expression, not escapes.
+# Digits in groups of three, and runs of Chinese and Japanese letters, are split off first; then a mark may begin a
+# word of Latin letters. The expression has line ends as characters, not as escapes.
 DEEPSEEK_V3 = Split(
     ("deepseek-v3", "joyai-llm"),
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
@@ -132,8 +133,8 @@ DEEPSEEK_V3 = Split(
     before=(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
 )
 
-# Trinity's: digits by three from the right, and letters of more scripts that write no blanks between words; of Thai
-# those from the leading vowels on.
+# Trinity: digits in groups of three from the right, and letters of further scripts without blanks between words (in
+# Thai from the leading vowels on), are split off first.
 AFMOE = replace(
     DEEPSEEK_V3,
     names=("afmoe",),
@@ -151,9 +152,9 @@ DEEPSEEK_CODER = Split(
     before=("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"),
 )
 
-# DeepSeek-V2 and its coders: line ends, letters of the scripts that have cases, and punctuation of Latin and Chinese
-# come first, each run with one blank before it; a digit is a word. The letters are those of an older Unicode: every one
-# is upper, lower or title case, and newer scripts are missing.
+# DeepSeek-V2 and its coders: line ends, letters of scripts with cases, and Latin and Chinese punctuation are split
+# off first, each run with one leading blank; each digit is a word. The letters are those of an older Unicode
+# version: upper, lower or title case, without newer scripts.
 _CASED = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-"
     "\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-"
@@ -179,7 +180,8 @@ DEEPSEEK_LLM = Split(
         "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
     ),
 )
-# As O200K, but for runs of Chinese letters, which are words, and slashes (tokenization_kimi.py of the repository).
+# Like O200K, except that runs of Chinese letters are words and slashes are (see tokenization_kimi.py of the
+# repository).
 _UPPER_KIMI, _LOWER_KIMI = (
     rf"[{letters}&&[^\p{{Han}}]]"
     for letters in (r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}")
@@ -201,5 +203,5 @@ SPLITS: dict[str, Split] = {
     )
     for name in split.names
 }
-# Of those with the same expressions a folder has the last.
+# Of splits with the same expressions, a folder uses the last.
 BY_EXPRESSIONS: dict[tuple[str, ...], Split] = {split.expressions: split for split in SPLITS.values()}

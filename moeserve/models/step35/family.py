@@ -1,6 +1,9 @@
-"""Step-3.5-Flash and Step-3.7 (https://huggingface.co/stepfun-ai/Step-3.5-Flash), text alone: layers with a window have
-more heads and rotate them whole, the others half; each head's output is multiplied by a gate; what experts of the last
-layers compute is clamped; DeepSeek-V3's router. Layers behind the others predict further tokens and are not loaded."""
+"""Step-3.5-Flash and Step-3.7 (https://huggingface.co/stepfun-ai/Step-3.5-Flash), text only.
+
+Sliding-window layers have more heads and rotate them whole; the others rotate half. A gate multiplies each head's
+output. The experts' activation is clamped in the last layers. DeepSeek-V3's router. Further layers in the file
+predict further tokens (MTP) and are not loaded.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. No key says how much of a head rotates in layers without
-    a window."""
+    """Reads the shape from the metadata. Raises ModelError. The architecture implies how much of a head rotates in
+    layers without a window; no key states it."""
     reader = ShapeReader(source)
     head_dim = reader.integer("attention.key_length", 4, 1024)
     reader.only("attention.value_length", head_dim)

@@ -10,6 +10,8 @@ from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_att
 from moeserve.kernels.delta_net import op as delta
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.latent import op as latent
+from moeserve.kernels.mamba2 import op as mamba2
+from moeserve.kernels.mamba2.heads import Mamba2Heads
 from moeserve.kernels.operators.piecewise import op as piecewise_op
 from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.rope.op import rope_store
@@ -212,6 +214,20 @@ def kimi_delta(n: int, kind: torch.dtype) -> None:
     delta.recurrent_rule(x, h, delta.StepSequences(at, at, at, at))
     y, codes, scales = both(n, h.value_width, kind)
     delta.gated_norm(out, z, empty(128), 1e-6, empty(1, dtype=i32), y, codes, scales, sigmoid=True)
+
+
+def mamba_2(n: int, kind: torch.dtype, by_chunks: bool) -> None:
+    h, at = Mamba2Heads(64, 8, 64, 128, 4), empty(n, dtype=i32)
+    rows = empty(n, h.row_width, dtype=kind)
+    mixed, out = (empty(n, width, dtype=kind) for width in (h.channels, h.value_width))
+    a, states = empty(h.num_heads), empty(3, h.state_values)
+    x = mamba2.Mamba2Tensors(rows[:, h.value_width :], mixed, a, a, a, states, out)
+    sequences, count = delta.StepSequences(at, at, at, at), empty(1, dtype=i32)
+    mamba2.convolve(x, empty(4, h.channels), empty(h.channels), h, sequences, count)
+    mamba2.scan(x, h, sequences, by_chunks=by_chunks)
+    y, codes, scales = both(n, h.value_width, kind)
+    mamba2.gated_norm(out, rows[:, : h.value_width], empty(h.value_width), 1e-5, 8, count, y, codes, scales)
+    mamba2.gated_norm(out, rows[:, : h.value_width], empty(h.value_width), 1e-5, 1, count, y, codes, scales)
 
 
 def piecewise(dtype: torch.dtype, dim: int) -> None:

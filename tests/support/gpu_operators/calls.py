@@ -11,6 +11,7 @@ from moeserve.quantization import StoredScales
 from moeserve.quantization.table import (
     BF16,
     F32,
+    FP8_TYPES,
     IQ1_M,
     IQ1_S,
     IQ2_S,
@@ -19,6 +20,7 @@ from moeserve.quantization.table import (
     IQ3_S,
     IQ3_XXS,
     MXFP4,
+    NVFP4_TYPES,
     Q1_0,
     Q2_0,
     Q3_K,
@@ -36,6 +38,7 @@ from tests.support.gpu_operators.attention import (
     delta_net,
     kimi_delta,
     latent_attention,
+    mamba_2,
     piecewise,
     wide_attention,
 )
@@ -63,6 +66,7 @@ from tests.support.gpu_operators.rows import (
 from tests.support.gpu_operators.tensors import IQ4, Q4, Q6, f32
 
 INT4 = ZERO_TYPES[4, 32, StoredScales.BF16_ZERO]
+FP8, NVFP4 = FP8_TYPES[128], NVFP4_TYPES[256]
 INT8 = ZERO_TYPES[8, 128, StoredScales.F16_ZERO]
 CALLS: dict[str, list[Callable[[], None]]] = {
     "linear, few": [partial(linear, 4, Q4, 512, 96, Q6, 32)],
@@ -101,6 +105,14 @@ CALLS: dict[str, list[Callable[[], None]]] = {
         partial(large_batch, 4096, Q1_0, INT4),
         partial(rows, 3, Q1_0),
     ],
+    "8-bit floats": [
+        partial(linear, 4, FP8, 512, 96, NVFP4, 32),
+        partial(linear, 200, FP8, 512, 96, Q6, 32),
+        partial(experts, 4, FP8, NVFP4),
+        partial(experts, 30, NVFP4, FP8),
+        partial(large_batch, 4096, FP8, NVFP4),
+        partial(rows, 3, FP8),
+    ],
     "rows": [partial(rows, 3, Q4)],
     "norms behind blocks": [partial(sandwiched, 3), partial(experts, 2, Q4, Q6, activation="gelu")],
     "rows, looked up": [partial(rows, 3, IQ4)],
@@ -124,6 +136,11 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "attention of other families": [partial(attention_of_others, 3), partial(attention_of_two_widths, 3)],
     "delta net, few": [partial(delta_net, 3, f32, False)],
     "Kimi delta": [partial(kimi_delta, 3, f32), partial(kimi_delta, 200, torch.bfloat16)],
+    "Mamba-2": [partial(mamba_2, 3, f32, False), partial(mamba_2, 3, f32, True)],
+    "Mamba-2, many": [
+        partial(mamba_2, 200, torch.bfloat16, False),
+        partial(mamba_2, 200, torch.bfloat16, True),
+    ],
     "delta net, many": [partial(delta_net, 200, torch.bfloat16, True)],
     "delta net, many, floats": [partial(delta_net, 200, f32, True)],
     "attention of q8_0 keys": [partial(attention_of_q8_0, 3)],

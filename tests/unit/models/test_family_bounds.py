@@ -13,6 +13,8 @@ from moeserve.models.sources.gguf import open_gguf
 from tests.conftest import OWN_FIXTURES, family_models
 
 KIMI = OWN_FIXTURES / "tiny-kimilinear-f16.gguf"
+NEMOTRON = OWN_FIXTURES / "tiny-nemotronhmoe-f16.gguf"
+GRANITE = OWN_FIXTURES / "tiny-granitehybrid-f16.gguf"
 HUGE = 1 << 31
 UINT32 = 4  # GGUF's number of the type
 
@@ -60,6 +62,59 @@ def test_kimi_linear_without_a_layer_that_attends(tmp_path: Path) -> None:
     struct.pack_into("<I", data, data.index(key) + len(key) + 4 + 4 + 8 + 3 * 4, 0)  # behind types and length
     (tmp_path / "model.gguf").write_bytes(data)
     assert_refused(tmp_path / "model.gguf", "has no layer that attends")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "cause"),
+    [
+        ("ssm.group_count", 3, "is 3; it must divide the 4 value heads"),
+        ("ssm.time_step_rank", HUGE, "is 2147483648; 2 to 1024 is supported"),
+        ("ssm.inner_size", 130, "is 130; the 4 value heads must divide it"),
+        ("ssm.state_size", 64, r"tensor 'blk.0.ssm_in.weight' has shape \[388, 64\]"),
+        ("ssm.conv_kernel", 3, r"tensor 'blk.0.ssm_conv1d.weight' has shape \[256, 4\]"),
+        ("attention.key_length", HUGE, "is 2147483648; 2 to 1024 is supported"),
+        ("attention.value_length", 32, "is 32; 64 to 64 is supported"),
+        ("expert_shared_feed_forward_length", 32, r"tensor 'blk.1.ffn_up_shexp.weight' has shape \[96, 64\]"),
+    ],
+)
+def test_nemotron(tmp_path: Path, key: str, value: int, cause: str) -> None:
+    assert_refused(with_number(NEMOTRON, tmp_path / "model.gguf", key, value), cause)
+
+
+@pytest.mark.parametrize(
+    ("key", "layer", "value", "cause"),
+    [
+        ("attention.head_count_kv", 3, 0, "has no layer that attends"),
+        ("attention.head_count_kv", 1, 1, "are both set in layer 1, which has one block"),
+        ("feed_forward_length", 1, HUGE, "has -?2147483648; 0 to 1048576 is supported"),
+    ],
+)
+def test_nemotrons_layers(tmp_path: Path, key: str, layer: int, value: int, cause: str) -> None:
+    data = bytearray(NEMOTRON.read_bytes())
+    at = data.index(key.encode()) + len(key) + 4 + 4 + 8  # behind types and length
+    struct.pack_into("<I", data, at + 4 * layer, value)
+    (tmp_path / "model.gguf").write_bytes(data)
+    assert_refused(tmp_path / "model.gguf", cause)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "cause"),
+    [
+        ("ssm.inner_size", HUGE, "is 2147483648; 1 to 1048576 is supported"),
+        ("ssm.state_size", 64, r"tensor 'blk.0.ssm_in.weight' has shape \[324, 64\]"),
+        ("expert_used_count", 9, "is 9; 1 to 8 is supported"),
+        ("feed_forward_length", 64, r"tensor 'blk.0.ffn_gate_exps.weight' has shape \[8, 32, 64\]"),
+    ],
+)
+def test_granite_hybrid(tmp_path: Path, key: str, value: int, cause: str) -> None:
+    assert_refused(with_number(GRANITE, tmp_path / "model.gguf", key, value), cause)
+
+
+def test_a_granite_hybrid_that_rotates_is_refused(tmp_path: Path) -> None:
+    data, key = bytearray(GRANITE.read_bytes()), b"rope.scaling.finetuned"
+    data[data.index(key) + len(key) + 4] = 1  # behind the type
+    (tmp_path / "model.gguf").write_bytes(data)
+    assert_refused(tmp_path / "model.gguf", "attention without positions is supported")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-// The table of compute kernels of one ISA. Each `kernels.cpp` of arch/plain, arch/avx2 and arch/avx512
-// compiles kernels.inl with its own flags and offers one table; select_kernels() chooses at run time.
+// The table of compute kernels of one ISA. Each `kernels.cpp` of arch/plain, arch/avx2 and arch/avx512 compiles
+// kernels.inl with its own flags and provides one table; select_kernels() chooses at run time.
 //
-// Batch invariance: each kernel computes an output element by one fixed sequence of operations that does not
-// depend on how many tokens, rows or threads stand beside it.
+// Batch invariance: each kernel computes an output element by one fixed sequence of operations, which does not depend
+// on how many tokens, rows or threads take part.
 #pragma once
 
 #include "formats/formats.h"
@@ -10,49 +10,49 @@
 
 namespace moeserve {
 
-// A quantised activation row: `cols` int8 codes, then a GroupMeta for each 32 columns. 1.5 bytes a column.
+// A quantised activation row: `cols` int8 codes, then a GroupMeta for each 32 columns. 1.5 bytes per column.
 struct GroupMeta {
   float scale;       // x = scale * code
   float scaled_sum;  // scale * (sum_lo + sum_hi)
   int32_t sum_lo;    // sum of the codes of columns 0..15 of the group
-  int32_t sum_hi;    // of columns 16..31
+  int32_t sum_hi;    // the same for columns 16..31
 };
 constexpr size_t quantized_row_bytes(int64_t cols) { return cols + cols / 32 * sizeof(GroupMeta); }
 
-constexpr int kMostKeyDim = 1024;  // of heads of Kimi Delta Attention
+constexpr int kMostKeyDim = 1024;  // key dimensions per head of Kimi Delta Attention, at most
 
-// Tokens of one call of a panel kernel: its accumulators (64 x 32 floats, 8 KB) stay in L1, and a weight vector is
-// unpacked once for all of them.
+// Tokens per call of a panel kernel, at most. The accumulators (64 x 32 floats, 8 KB) stay in L1, and a weight vector
+// is unpacked once for all tokens.
 constexpr int kMostTokens = 64;
 
-// Up to how many tokens a product may be another instruction set's: read from memory, the narrower one can be faster
-// (ops/choose.h).
+// For up to this number of tokens a product may use another instruction set's kernel: reading weights from memory, the
+// narrower one can be faster (ops/choose.h).
 constexpr int kFewTokens = 4;
 
-// 32 rows of a weight matrix: a packed panel, or (in-place mode) the GGUF rows as they lie in the file.
+// 32 rows of a weight matrix: a packed panel, or (in-place mode) GGUF rows as they are in the file.
 struct Panel {
   const uint8_t* data;
-  size_t stride;   // 0: a packed panel; else the bytes from one GGUF row to the next
-  int valid_rows;  // GGUF rows only: how many of the 32 exist
+  size_t stride;   // 0: a packed panel; else bytes from one GGUF row to the next
+  int valid_rows;  // GGUF rows only: number of the 32 rows that exist
 };
 
-// out[t][0..31] = panel (32 rows x cols) times activation row t; the same bits from either form of panel. For integer
-// formats `rows` are quantised rows, for F16, BF16 and F32 they are float32 rows.
-// n <= kMostTokens. `next` is what will be read after this panel, for the prefetcher (nullptr: what follows it in memory).
+// out[t][0..31] = panel (32 rows x cols) times activation row t; both forms of a panel give the same bits. `rows` are
+// quantised rows for integer formats, float32 rows for F16, BF16 and F32. n <= kMostTokens. `next`: memory that will be
+// read after this panel, for prefetching (nullptr: the memory behind the panel).
 using PanelGemm = void (*)(const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows,
                            int n, float* out);
 
-// 32 GGUF rows, `stride` bytes apart, to one panel. Rows from `valid_rows` on are written as zeros.
+// Packs 32 GGUF rows, `stride` bytes apart, into one panel. Rows from `valid_rows` on are written as zeros.
 using PackPanel = void (*)(const uint8_t* rows, size_t stride, int valid_rows, int64_t cols, uint8_t* panel);
 
-// State of one query head's attention, merged block by block and segment by segment.
+// Softmax state of one query head's attention, merged block by block and segment by segment.
 struct Softmax {
   float max;
   float sum;
 };
 
-// A query vector for int8 keys: x = scale * code, with a scale for each 32 columns. Of each 4 codes the two in the middle
-// have changed places, as keys come.
+// A query vector for int8 keys: x = scale * code, with one scale per 32 columns. The middle two of each 4 codes are
+// swapped, to match the order in which key codes are unpacked.
 struct QueryRow {
   int16_t* codes;
   float* scales;
@@ -63,16 +63,16 @@ constexpr size_t query_row_bytes(int64_t dim) { return 2 * dim + dim / 32 * size
 struct Q8Rows {
   const int8_t* codes;
   const uint16_t* scales;
-  int64_t stride;  // of codes from one slot to the next; of scales a 32nd of it
+  int64_t stride;  // of codes, from one slot to the next; scales' is a 32nd of it
 };
 
-// Lines of memory that are wanted after this block. The kernels ask for a few between products: a burst of requests is waited
-// for, as only a limited number is under way at a time.
+// Cache lines that will be needed after this block. The kernels prefetch a few of them between products, because only a
+// limited number of requests can be outstanding: a burst would stall.
 struct Upcoming {
   const char* const* lines;
   int count;
   int at = 0, together = 1;
-  // For the given number of calls of `ask` to come.
+  // Spreads the remaining lines over the next `calls` calls of `ask`.
   void spread(int calls) { together = (count - at + calls - 1) / std::max(calls, 1); }
   void ask() {
     for (int i = 0; i < together && at < count; ++i) __builtin_prefetch(lines[at++]);
@@ -83,7 +83,7 @@ struct Kernels {
   const char* name;
   PanelGemm gemm[kMaxType];  // nullptr: type not supported
   PackPanel pack[kMaxType];
-  // In place of `gemm` for packed panels and 1 to kFewTokens tokens, with the same bits; nullptr: `gemm`.
+  // Used instead of `gemm` for packed panels and 1 to kFewTokens tokens; same bits. nullptr: use `gemm`.
   PanelGemm few[kMaxType][kFewTokens];
 
   void multiply(int type, const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows,
@@ -92,9 +92,9 @@ struct Kernels {
     (is_few ? few[type][n - 1] : gemm[type])(panel, next, cols, rows, n, out);
   }
 
-  // out[t][0..15] = 16 rows of a packed F32 panel, from `half` on, times activation row t; out [n][32].
+  // out[t][0..15] = 16 rows of a packed F32 panel, starting at `half`, times activation row t; out [n][32].
   void (*gemm_f32_half)(const uint8_t* half, int64_t cols, const void* const* rows, int n, float* out);
-  // n % 32 == 0: n codes and n / 32 metas.
+  // Quantises n numbers, n % 32 == 0, to n codes and n / 32 metas.
   void (*quantize)(const float* x, int64_t n, int8_t* codes, GroupMeta* metas);
   // y = x / rms(x) * w. n % 16 == 0. y may be x.
   void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y);
@@ -104,21 +104,27 @@ struct Kernels {
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
   // out[i] = min(silu(gate[i]), limit) * u, with u = up[i] clamped to [-limit, limit]. n % 16 == 0.
   void (*clamped_silu_mul)(const float* gate, const float* up, int n, float limit, float* out);
-  // out[i] = (u + 1) * g * sigmoid(alpha g) with g = min(gate[i], limit), u as above. n % 16 == 0.
+  // out[i] = (u + 1) * g * sigmoid(alpha * g) with g = min(gate[i], limit), u = up[i] clamped to [-limit, limit]. n %
+  // 16 == 0.
   void (*swiglu_oai)(const float* gate, const float* up, int n, float limit, float alpha, float* out);
-  // out[i] = gelu(gate[i]) * up[i] with GELU's tanh form, n % 16 == 0.
+  // out[i] = gelu(gate[i]) * up[i], with the tanh approximation of GELU; n % 16 == 0.
   void (*gelu_mul)(const float* gate, const float* up, int n, float* out);
+  void (*relu_mul)(const float* gate, const float* up, int n, float* out);
   // x[i] = cap * tanh(x[i] / cap), n % 16 == 0.
   void (*softcap)(float cap, int n, float* x);
   // x *= sigmoid(gate), n % 16 == 0.
   void (*sigmoid_mul)(const float* gate, int n, float* x);
   // See delta_net.inl.
-  void (*conv_silu)(float* window, float* x, const float* w, int64_t stride, int taps, int n);
+  void (*conv_silu)(float* window, float* x, const float* w, int64_t stride, const float* bias, int taps,
+                    int n);
   void (*l2_normalize)(float* x, float factor, int n);
   void (*delta_step)(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,
                      float beta, float* out);
   void (*delta_step_by_channel)(float* state, int key_dim, const float* q, const float* k, const float* v,
                                 const float* decay, float beta, float* out);
+  // See mamba2.inl.
+  void (*mamba2_step)(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,
+                      float dt, float* out);
   void (*channel_decays)(float* a, const float* bias, float rate, int n);
   // sum of a[i] * b[i], n % 16 == 0.
   float (*dot)(const float* a, const float* b, int n);
@@ -129,32 +135,33 @@ struct Kernels {
   void (*dot_four)(const float* a, int64_t stride, const float* x, int n, float* out);
   void (*add_low_rank)(const float* s, const float* b, int rank, float* y);
   void (*to_half)(const float* x, int n, uint16_t* y);
-  // 32 keys (or values) of one KV head gathered to float32: keys transposed [dim][32], values [32][dim].
-  // From `count` on they are zero.
+  // Gathers 32 keys (or values) of one KV head as float32: keys transposed, [dim][32]; values [32][dim]. Entries from
+  // `count` on are zero.
   void (*gather_keys)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim,
                       float* out);
   void (*gather_values)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim,
                         float* out);
-  // One block of 32 keys for `n` query vectors; query i sees the block's keys from first[i] to before end[i] (nothing
-  // where end[i] <= first[i]: skipped). Online softmax: updates state[i] and acc + i * value_dim. scratch:
-  // n * 32 floats.
+  // Attends one block of 32 keys for `n` query vectors. Query i sees the block's keys first[i] .. end[i] - 1; queries
+  // with end[i] <= first[i] are skipped. Online softmax: updates state[i] and acc + i * value_dim. scratch: n * 32
+  // floats.
   void (*attend_block)(const float* const* queries, const int* first, const int* end, int n,
                        const float* keys, const float* values, int dim, int value_dim, Softmax* state,
                        float* acc, float* scratch, Upcoming& upcoming);
-  // The two halves of it. `scored` [n][32] is overwritten; values [32][value_dim] may be some columns of a head's.
+  // The two halves of attend_block. `scored` [n][32] is overwritten; values [32][value_dim] may be some of a head's
+  // columns.
   void (*score_block)(const float* const* queries, int n, const float* keys, int dim, float* out,
                       Upcoming& upcoming);
   void (*weigh_block)(float* scored, const int* first, const int* end, int n, const float* values,
                       int value_dim, Softmax* state, float* acc, Upcoming& upcoming);
 
-  // The same over a q8_0 cache (attention_q8.inl): int8 codes with a float16 scale for each 32 of a head's numbers.
-  // n % 32 == 0. Codes are within 127 of 0; where a number is not finite, its scale is NaN.
+  // Attention over a q8_0 cache (attention_q8.inl): int8 codes with a float16 scale for each 32 numbers of a head. n %
+  // 32 == 0. Codes are in [-127, 127]; a group with a number that is not finite gets the scale NaN.
   void (*quantize_kv)(const float* x, int n, int8_t* codes, uint16_t* scales);
   void (*quantize_query)(const float* x, int dim, QueryRow row);
-  // 32 keys as pairs of columns, [dim / 2][32 keys][2], and their scales [dim / 32][32].
+  // Gathers 32 keys as pairs of columns, [dim / 2][32 keys][2], and their scales [dim / 32][32].
   void (*gather_keys_q8)(const Q8Rows& rows, const int32_t* slots, int count, int dim, int16_t* codes,
                          float* scales);
-  // 32 values as pairs of keys, [16][dim][2], and their scales [dim / 32][32].
+  // Gathers 32 values as pairs of keys, [16][dim][2], and their scales [dim / 32][32].
   void (*gather_values_q8)(const Q8Rows& rows, const int32_t* slots, int count, int dim, int16_t* codes,
                            float* scales);
   void (*attend_block_q8)(const QueryRow* queries, const int* first, const int* end, int n,
@@ -162,10 +169,10 @@ struct Kernels {
                           const float* value_scales, int dim, Softmax* state, float* acc, float* scratch,
                           Upcoming& upcoming);
 
-  RowPasses rows;  // the sampler's
+  RowPasses rows;  // for the sampler
 };
 
-// Merges segment b into a (online softmax over segments, in order).
+// Merges segment b into segment a (online softmax over segments, in order).
 void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b,
                     int dim);
 
@@ -173,7 +180,7 @@ const Kernels* plain_kernels();
 const Kernels* avx2_kernels();    // nullptr if not built
 const Kernels* avx512_kernels();  // nullptr if not built
 
-// The table of the instruction set below `k`'s, if both use vectors and this CPU can run it; else nullptr.
+// The table of the next narrower instruction set, if both use vectors and this CPU can run it; else nullptr.
 const Kernels* narrower_kernels(const Kernels& k);
 
 // The best table this CPU can run, or the one named ("plain", "avx2", "avx512_vnni").

@@ -1,5 +1,6 @@
-// The kernels, written once over simd.h and compiled per ISA. The including file defines MOESERVE_TABLE (the
-// function that returns the table), MOESERVE_ISA_NAME, MOESERVE_SIMD (the vector vocabulary) and MOESERVE_GROUP_GEMM.
+// The kernels, written once in the vector types of simd.h and compiled per ISA. The including file defines
+// MOESERVE_TABLE (the function that returns the table), MOESERVE_ISA_NAME, MOESERVE_SIMD (the file with the vector
+// types) and MOESERVE_GROUP_GEMM.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -21,10 +22,13 @@ namespace {
 #include "formats/codebook_traits.inl"
 #include "arch/shared/group_gemm.inl"
 #include "arch/shared/gemm.inl"
+#include "arch/shared/gemm_e4m3.inl"
+#include "arch/shared/gemm_panel.inl"
 #include "arch/shared/rowwise.inl"
 #include "arch/shared/attention.inl"
 #include "arch/shared/attention_q8.inl"
 #include "arch/shared/delta_net.inl"
+#include "arch/shared/mamba2.inl"
 #include "arch/shared/lora.inl"
 namespace row_passes {
 #include "sampling/row_passes.inl"
@@ -46,6 +50,7 @@ constexpr Kernels make_table() {
   k.clamped_silu_mul = clamped_silu_mul;
   k.swiglu_oai = swiglu_oai;
   k.gelu_mul = gelu_mul;
+  k.relu_mul = relu_mul;
   k.softcap = softcap;
   k.sigmoid_mul = sigmoid_mul;
   k.conv_silu = conv_silu;
@@ -53,6 +58,7 @@ constexpr Kernels make_table() {
   k.delta_step = delta_step;
   k.delta_step_by_channel = delta_step_by_channel;
   k.channel_decays = channel_decays;
+  k.mamba2_step = mamba2_step;
   k.dot = dot;
   k.axpy = axpy;
   k.dot_four = dot_four;

@@ -1,4 +1,4 @@
-// The vector vocabulary of the instruction set that is compiled for, and what all of them share.
+// The vector types and functions of the instruction set being compiled, and functions that all instruction sets share.
 // Included inside `namespace moeserve { namespace {`.
 
 #include MOESERVE_SIMD

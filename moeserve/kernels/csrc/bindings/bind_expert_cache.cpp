@@ -18,8 +18,9 @@ namespace {
 using Mask = nb::ndarray<const bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Counts = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// used[i]: whether count i has changed, if there are slots. Returns how many have; `before` becomes `now`. No step adds
-// 2^32 tokens to a count, so that its lower half tells.
+// For one layer: sets used[i] to whether count i has changed, or to 0 if the layer has no slots. Returns how many it
+// set to 1; `before` becomes `now`. Comparing the lower 32 bits suffices, because a step adds fewer than 2^32 tokens to
+// a count.
 int32_t find_used(const int64_t* now, int n, uint8_t has_slots, uint32_t* before, uint8_t* used) {
   int32_t sum = 0;
   for (int i = 0; i < n; ++i) {
@@ -31,7 +32,7 @@ int32_t find_used(const int64_t* now, int n, uint8_t has_slots, uint32_t* before
   return sum;
 }
 
-// The policy behind counters that only rise: what a step used is what they say more than before it.
+// Feeds the policy from counters that only increase: a step used the experts whose count has risen.
 class CountedPolicy {
  public:
   CountedPolicy(const Mask& cached, const Mask& movable, float decay, double pays)
@@ -50,7 +51,7 @@ class CountedPolicy {
     }
   }
 
-  // Returns how many experts the step used.
+  // Returns the number of experts that the step used.
   int64_t observe(const Counts& counts, bool streamed) {
     const int64_t* now = check(counts).data();
     if (streamed)
@@ -90,7 +91,8 @@ class CountedPolicy {
 
   static const uint8_t* bytes(const Mask& mask) { return reinterpret_cast<const uint8_t*>(mask.data()); }
 
-  // A long prompt uses them all, so that what it used most stands for it: no more of a layer than have slots there.
+  // A long prompt uses all experts; then only the most used ones of each layer count as used, as many as the layer has
+  // slots.
   void keep_hottest() {
     std::vector<int> order(experts_);
     for (int layer = 0; layer < layers_; ++layer) {
@@ -104,7 +106,7 @@ class CountedPolicy {
 
   const int layers_, experts_;
   ExpertCachePolicy policy_;
-  std::vector<uint32_t> before_, tokens_;  // the counts so far, and what a step has added
+  std::vector<uint32_t> before_, tokens_;  // the previous counts, and the tokens that the last step added
   std::vector<uint8_t> used_;
   std::vector<int> slots_;
   std::vector<uint8_t> has_slots_;

@@ -1,4 +1,4 @@
-// The list of quantization types, for the test that holds it to Python's table.
+// The list of quantization types, for the test that compares it with Python's table.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
@@ -67,6 +67,7 @@ void bind_formats(nb::module_& m) {
       .def_prop_ro("octets_at", [](const Row& r) { return r.type.octets_at; })
       .def_prop_ro("octets", [](const Row& r) { return r.type.octets; })
       .def_prop_ro("offset", [](const Row& r) { return r.type.offset; })
+      .def_prop_ro("e4m3", [](const Row& r) { return r.type.e4m3; })
       .def_prop_ro("book", [](const Row& r) { return book(r.type.book); })
       .def_prop_ro("trits", [](const Row& r) { return trits(r.type); })
       .def_prop_ro("levels", [](const Row& r) { return levels(r.type); });

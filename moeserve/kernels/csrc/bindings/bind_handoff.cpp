@@ -1,4 +1,4 @@
-// Python's view of the hand-off. Addresses are plain integers; the shapes are in moeserve/kernels/handoff.
+// Python bindings of the hand-off. Addresses are plain integers; moeserve/kernels/handoff declares the shapes.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>

@@ -21,7 +21,7 @@ using Numbers = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device
 using Batch = nb::ndarray<nb::numpy, int64_t, nb::ndim<2>>;
 static_assert(sizeof(Filling) == 4 * sizeof(int64_t) && sizeof(ExpertMove) == 3 * sizeof(int64_t));
 
-// Rows of a batch from Python, each number of which is checked.
+// Reads a batch of fillings from Python and checks every number.
 const Filling* fillings(const Numbers& batch, int64_t layers, int64_t experts) {
   if (batch.shape(1) != 4) throw std::invalid_argument("a batch is [fillings, 4]");
   const auto* rows = reinterpret_cast<const Filling*>(batch.data());
@@ -100,7 +100,7 @@ class BoundTables {
   }
 
  private:
-  std::vector<Numbers> arrays_;  // which stay where they are
+  std::vector<Numbers> arrays_;  // keep alive the arrays that the tables point to
   Rows host_;
   const int64_t layers_, most_, experts_;
   PromotionTables tables_;

@@ -45,7 +45,7 @@ nb::tuple to_tuple(int32_t token, const LogprobResult& r) {
                         std::vector<double>(r.top_logprobs, r.top_logprobs + r.num_top));
 }
 
-// Shares rows among the pool's threads, or runs them one after another where there is no pool.
+// Divides rows among the pool's threads; without a pool, runs them one after another.
 struct RowLoop {
   Pool* pool;
 

@@ -1,5 +1,5 @@
-// Python's view of the CPU pool: moeserve.kernels._C.Stream. What the calls take is in stream.h; the typed wrapper, which
-// keeps alive what they point into, is moeserve/kernels/cpu_stream.py.
+// Python bindings of the CPU pool: moeserve.kernels._C.Stream. stream.h declares the calls' arguments. The typed
+// wrapper moeserve/kernels/cpu_stream.py keeps alive the memory that they point to.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -90,8 +90,8 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("most_rank", &LoraTable::most_rank)
       .def("set", &set_lora_pair, "adapter"_a, "expert"_a, "a"_a.none(), "b"_a.none());
   nb::class_<DeltaHeads>(m, "DeltaHeads")
-      .def(nb::init<int, int, int, int, int, bool, bool>(), "key_heads"_a, "value_heads"_a, "key_dim"_a,
-           "value_dim"_a, "taps"_a, "tiled"_a, "kimi"_a)
+      .def(nb::init<int, int, int, int, int, bool, bool, bool>(), "key_heads"_a, "value_heads"_a, "key_dim"_a,
+           "value_dim"_a, "taps"_a, "tiled"_a, "kimi"_a, "mamba2"_a = false)
       .def_prop_ro("state_values", &DeltaHeads::state_values);
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<>())
@@ -161,6 +161,9 @@ void bind_engine(nb::module_& m) {
       .def("delta_net", &Stream::delta_net, "q"_a, "k"_a.none(), "v"_a.none(), "z"_a, "b"_a, "a"_a.none(),
            "conv"_a, "rate"_a, "dt_bias"_a, "norm"_a, "eps"_a, "heads"_a, "states"_a, "first"_a, "row"_a,
            "count"_a, "slot"_a, "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a, "out"_a)
+      .def("mamba2", &Stream::mamba2, "projected"_a, "decays"_a, "conv"_a, "conv_bias"_a.none(), "rate"_a,
+           "dt_bias"_a, "skip"_a, "norm"_a, "eps"_a, "heads"_a, "states"_a, "first"_a, "row"_a, "count"_a,
+           "slot"_a, "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a, "out"_a)
       .def("commit_states", &Stream::commit_states, "heads"_a, "states"_a, "first"_a, "slot"_a, "kept"_a,
            "accepted"_a, "pending"_a)
       .def("copy_states", &Stream::copy_states, "states"_a, "pairs"_a)

@@ -7,7 +7,7 @@
 
 namespace moeserve {
 
-// A contiguous int32 array. Throws std::invalid_argument (ValueError), which begins with `name`.
+// A contiguous int32 array. Throws std::invalid_argument (ValueError) with a message that begins with `name`.
 class HostInts {
  public:
   HostInts(nanobind::handle array, const char* name, int dimensions);

@@ -1,4 +1,4 @@
-// The extension module: each part binds itself.
+// The extension module. Each bind_*.cpp and engine.cpp binds its own part.
 #include <nanobind/nanobind.h>
 
 namespace nb = nanobind;

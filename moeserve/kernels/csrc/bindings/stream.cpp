@@ -36,12 +36,12 @@ void check_heads(int heads, int kv_heads, int dim) {
   }
 }
 
-struct KvPools {  // of one layer: [slots, kv_heads, width of a head] each
+struct KvPools {  // KV cache of one layer: keys and values [slots, kv_heads, head width]
   KvPool keys, values;
   int64_t slots;
 };
 
-// kv: a KvLayer of cpu_stream.py.
+// kv: a KvLayer of stream_operands.py.
 KvPools kv_pools(const nb::object& kv, int64_t width, int64_t value_width) {
   const nb::object keys = kv.attr("keys"), values = kv.attr("values");
   const nb::object key_scales = kv.attr("key_scales"), value_scales = kv.attr("value_scales");
@@ -67,7 +67,7 @@ Scoring scoring_named(const std::string& name) {
   reject("router", "no scoring '" + name + "'");
 }
 
-// [dim], [num * dim] (then `full` is set) or None.
+// Accepts [dim], [num * dim] (sets `full`) or None.
 const float* head_norm(nb::handle norm, const char* name, int num, int dim, bool& full) {
   full = false;
   if (norm.is_none()) return nullptr;
@@ -82,7 +82,8 @@ Activation activation_named(const std::string& name) {
   if (name == "silu") return Activation::kSilu;
   if (name == "swiglu_oai") return Activation::kSwigluOai;
   if (name == "gelu") return Activation::kGelu;
-  reject("activation", "neither silu nor swiglu_oai nor gelu but '" + name + "'");
+  if (name == "relu") return Activation::kRelu;
+  reject("activation", "neither silu nor swiglu_oai nor gelu nor relu but '" + name + "'");
 }
 
 void check_options(const ExpertOptions& options) {
@@ -90,9 +91,10 @@ void check_options(const ExpertOptions& options) {
     reject("weighs_input", "biases of gate and up would be weighed too");
   }
   if (options.activation == Activation::kSwigluOai ? options.limit > 0 : options.limit >= 0) {
-    if (options.limit == 0 || options.activation != Activation::kGelu) return;
+    const bool limits = options.activation != Activation::kGelu && options.activation != Activation::kRelu;
+    if (options.limit == 0 || limits) return;
   }
-  reject("limit", "a number above 0 wanted for swiglu_oai, 0 or more for silu, 0 for gelu");
+  reject("limit", "a number above 0 wanted for swiglu_oai, 0 or more for silu, 0 for gelu and relu");
 }
 
 Activations make_activations(nb::handle f32, nb::handle q8, int64_t cols) {
@@ -115,7 +117,7 @@ LinearGroup::LinearGroup(const std::vector<const Matrix*>& matrices_, nb::object
   if (matrices.empty() || matrices.size() > LinearOp::kMost)
     throw std::invalid_argument("one to six matrices");
   if (biases_.is_none()) return;
-  held = nb::steal(PySequence_Tuple(biases_.ptr()));  // the caller's list may change
+  held = nb::steal(PySequence_Tuple(biases_.ptr()));  // a copy: the caller may change its list
   if (!held.is_valid()) throw nb::python_error();
   if (nb::len(held) != matrices.size()) reject("biases", "one or None for each matrix wanted");
   for (size_t j = 0; j < matrices.size(); ++j) {
@@ -279,7 +281,7 @@ void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Ac
   }
   if (window < 0) reject("window", "0 (none) or more wanted");
   const int64_t width = int64_t{heads} * value_dim;
-  const int64_t per_row = is_latent && out.cols == value_dim ? heads : 1;  // rows of out that a token has
+  const int64_t per_row = is_latent && out.cols == value_dim ? heads : 1;  // rows of out per token
   check_activations(out, "out", plan.rows * per_row, width / per_row, false);
   AttentionOp op{};
   op.k = &kernels_;

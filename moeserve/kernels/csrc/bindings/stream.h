@@ -1,6 +1,6 @@
-// What Python queues on the pool. Every call checks its tensors: element type, contiguity, device and sizes. It throws
-// std::invalid_argument (ValueError), which begins with the argument's name in cpu_stream.py, or std::out_of_range
-// (IndexError) for an id beside what it addresses, and queues nothing then.
+// The operations that Python queues on the pool. Every call checks its tensors' element type, contiguity, device and
+// sizes. If a check fails, it queues nothing and throws std::invalid_argument (ValueError), with a message that begins
+// with the argument's name in cpu_stream.py, or std::out_of_range (IndexError) for an id out of range.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -23,7 +23,7 @@ struct LinearGroup {
   LinearGroup(const std::vector<const Matrix*>& matrices, nanobind::object biases);
   std::vector<const Matrix*> matrices;
   std::vector<const float*> biases;  // nullptr: none
-  nanobind::object held;             // what `biases` points into
+  nanobind::object held;             // keeps alive what `biases` points to
 };
 
 // These throw std::invalid_argument.
@@ -31,7 +31,7 @@ Activation activation_named(const std::string& name);
 void check_options(const ExpertOptions& options);
 Activations make_activations(nanobind::handle f32, nanobind::handle q8, int64_t cols);
 
-// a, b: float32 tensors as LoraPair says, which the caller keeps; None: no pair.
+// a, b: float32 tensors in LoraPair's layout, kept alive by the caller; None: no pair.
 void set_lora_pair(LoraTable& table, int adapter, int64_t expert, nanobind::handle a, nanobind::handle b);
 // lora: an ExpertAdapters of stream_operands.py, or None.
 ExpertLora expert_lora_arg(const nanobind::object& lora, const ExpertsOp& op);
@@ -40,7 +40,7 @@ class Stream {
  public:
   using Tensor = nanobind::handle;
 
-  // Throws std::invalid_argument for an ISA that this CPU or build lacks, and for nodes out of order.
+  // Throws std::invalid_argument for an ISA that this CPU or build lacks, or if nodes are not in order.
   Stream(const std::vector<std::pair<int, std::vector<int>>>& threads, const std::string& isa);
 
   const char* isa() const { return kernels_.name; }
@@ -48,13 +48,13 @@ class Stream {
   Pool& pool() { return pool_; }
   void wait() { pool_.wait(); }
 
-  // Nothing may be queued. Returns what was chosen.
+  // Only while nothing is queued. Returns the choices.
   std::vector<ProductChoice> choose_products(const std::vector<int>& types, int64_t weight_bytes,
                                              double least_gain) {
     return moeserve::choose_products(pool_, kernels_, types, weight_bytes, least_gain);
   }
 
-  // GGUF rows: their address and number of bytes.
+  // source, bytes: address and size of the GGUF rows.
   std::unique_ptr<Matrix> pack(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
                                int64_t experts);
   std::unique_ptr<Matrix> view(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
@@ -67,7 +67,7 @@ class Stream {
   void gelu_gate(Tensor gate, Tensor up, int column, int n, const Activations& out);
   void linear(const Activations& x, int n, const LinearGroup& weights, const nanobind::list& out, bool add);
   void linear_panels(const Activations& x, int n, const Matrix& weights, Tensor panels, Tensor out);
-  // kv: a KvLayer of cpu_stream.py.
+  // kv: a KvLayer of stream_operands.py.
   void rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
                   Tensor sin, Tensor positions, Tensor slots, nanobind::object kv, int n, int heads,
                   int kv_heads, int dim, int value_dim, nanobind::object scale, Tensor v_norm, bool v_from_k,
@@ -96,6 +96,10 @@ class Stream {
                  Tensor dt_bias, Tensor norm, float eps, const DeltaHeads& heads, Tensor states,
                  int64_t first, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,
                  Tensor pending, int n, const Activations& out);
+  void mamba2(Tensor projected, Tensor decays, Tensor conv, Tensor conv_bias, Tensor rate, Tensor dt_bias,
+              Tensor skip, Tensor norm, float eps, const DeltaHeads& heads, Tensor states, int64_t first,
+              Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept, Tensor pending, int n,
+              const Activations& out);
   void commit_states(const DeltaHeads& heads, Tensor states, int64_t first, Tensor slot, Tensor kept,
                      Tensor accepted, Tensor pending);
   void copy_states(Tensor states, Tensor pairs);
@@ -106,7 +110,7 @@ class Stream {
                                       const uint8_t* file_rows);
 
   Kernels kernels_;
-  Parts parts_;  // before the pool, whose last operations use it
+  Parts parts_;  // declared before the pool, whose last operations use it
   Pool pool_;
 };
 

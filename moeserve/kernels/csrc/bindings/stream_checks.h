@@ -1,4 +1,4 @@
-// What the calls of Stream check beside single tensors.
+// Checks of Stream's arguments beyond single tensors.
 #pragma once
 
 #include <algorithm>
@@ -20,10 +20,10 @@ inline void check_ids(const char* what, const int32_t* ids, int n, int64_t count
 
 struct Angles {
   const float *cos, *sin;    // [angles, half]
-  const int32_t* positions;  // [n], or nullptr: row i's angles are the i-th
+  const int32_t* positions;  // [n], the row of cos and sin for each row; nullptr: row i uses row i
 };
 
-// positions: None, where there are angles for n rows.
+// positions: None if cos and sin have one row for each of the n rows.
 inline Angles angles_arg(nanobind::handle cos, nanobind::handle sin, nanobind::handle positions, int n,
                          int64_t half) {
   const int64_t rows = positions.is_none() ? n : tensor_arg(cos, "cos", Element::kFloat32).rows;

@@ -1,4 +1,4 @@
-// The operations of latent attention: what Stream checks of them.
+// Stream's operations of latent attention: argument checks.
 #include "ops/latent.h"
 #include "stream.h"
 #include "stream_checks.h"

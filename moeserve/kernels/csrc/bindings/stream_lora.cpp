@@ -1,4 +1,4 @@
-// What Python queues for adapters.
+// Stream's operations of LoRA adapters: argument checks.
 #include "stream.h"
 #include "stream_checks.h"
 
@@ -11,7 +11,7 @@ void check_adapters(const int32_t* adapters, const int32_t* rows, int count, con
   for (int i = 0; i < count; ++i) check_ids("adapter", adapters + rows[i], 1, table->adapters());
 }
 
-// A table of that shape, or nullptr for None.
+// Returns the table, whose shape must match; nullptr for None.
 const LoraTable* table_arg(nb::handle table, const char* name, int64_t cols, int64_t rows, int64_t experts) {
   if (table.is_none()) return nullptr;
   const auto* found = nb::cast<const LoraTable*>(table);

@@ -1,7 +1,8 @@
-// The operations on recurrent states: what Stream checks of them.
+// Stream's operations on recurrent states: argument checks.
 #include <algorithm>
 #include <vector>
 
+#include "ops/mamba2.h"
 #include "stream.h"
 #include "stream_checks.h"
 
@@ -18,9 +19,10 @@ void check_delta_heads(const DeltaHeads& h) {
   if (h.kimi && (h.key_heads != h.value_heads || h.key_dim > kMostKeyDim)) {
     reject("heads", "as many key heads as value heads, and keys of at most 1024 wanted");
   }
+  if (h.mamba2 && (h.kimi || h.tiled)) reject("heads", "one form wanted");
 }
 
-// The sequences share out rows 0 .. n - 1 in order, and no two have one slot.
+// Checks that the sequences cover rows 0 .. n - 1 in order and have distinct slots.
 StateSequences state_sequences(nb::handle row, nb::handle count, nb::handle slot, int n, int64_t slots) {
   const int num = static_cast<int>(tensor_arg(count, "count", Element::kInt32).size());
   StateSequences s{num,
@@ -44,7 +46,7 @@ StateSequences state_sequences(nb::handle row, nb::handle count, nb::handle slot
   return s;
 }
 
-// Where the drafts of sequences are kept, in consecutive records.
+// The consecutive records that hold the sequences' drafts.
 PendingStates pending_states(nb::handle pending, const DeltaHeads& heads, int num, const int32_t* drafts,
                              const int32_t* first) {
   const TensorArg all = tensor_arg(pending, "pending", Element::kFloat32);
@@ -56,6 +58,38 @@ PendingStates pending_states(nb::handle pending, const DeltaHeads& heads, int nu
   return {static_cast<float*>(all.data), all.cols};
 }
 
+// What any recurrent layer needs besides its products.
+void fill_recurrent(RecurrentOp& op, const Kernels* k, const DeltaHeads& heads, int n, const Activations& out,
+                    nb::handle conv, nb::handle rate, nb::handle dt_bias, float eps, const TensorArg& states,
+                    int64_t first) {
+  if (first < 0 || first + heads.state_values() > states.cols)
+    reject("first", "the layer lies beside the states");
+  check_activations(out, "out", n, int64_t{heads.value_heads} * heads.value_dim, false);
+  op.k = k;
+  op.heads = heads;
+  op.conv = sized_arg<float>(conv, "conv", heads.taps * heads.channels());
+  op.rate = sized_arg<float>(rate, "rate", heads.value_heads);
+  op.dt_bias = sized_arg<float>(dt_bias, "dt_bias", heads.decays());
+  op.eps = eps;
+  op.states = static_cast<float*>(states.data) + first;
+  op.slot_values = states.cols;
+  op.n = n;
+  op.out = out;
+}
+
+void fill_sequences(RecurrentOp& op, nb::handle row, nb::handle count, nb::handle slot, nb::handle drafts,
+                    nb::handle kept, nb::handle pending, int64_t slots) {
+  op.sequences = state_sequences(row, count, slot, op.n, slots);
+  if (drafts.is_none()) return;
+  const int num = op.sequences.num;
+  op.sequences.drafts = sized_arg<int32_t>(drafts, "drafts", num);
+  op.sequences.first = sized_arg<int32_t>(kept, "first", num);
+  for (int i = 0; i < num; ++i) {
+    if (op.sequences.sure(i) < 1) reject("drafts", "fewer than the rows wanted");
+  }
+  op.pending = pending_states(pending, op.heads, num, op.sequences.drafts, op.sequences.first);
+}
+
 }  // namespace
 
 void Stream::delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate,
@@ -63,17 +97,14 @@ void Stream::delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor 
                        int64_t first, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,
                        Tensor pending, int n, const Activations& out) {
   check_delta_heads(heads);
+  if (heads.mamba2) reject("heads", "those of a delta rule wanted");
   const TensorArg all = tensor_arg(states, "states", Element::kFloat32);
-  if (first < 0 || first + heads.state_values() > all.cols)
-    reject("first", "the layer lies beside the states");
   const int64_t width = int64_t{heads.value_heads} * heads.value_dim;
   const int64_t per_key = heads.value_heads / heads.key_heads;
-  check_activations(out, "out", n, width, false);
   DeltaNetOp op{};
-  op.k = &kernels_;
-  op.heads = heads;
+  fill_recurrent(op, &kernels_, heads, n, out, conv, rate, dt_bias, eps, all, first);
   const int64_t key_width = int64_t{heads.key_heads} * heads.key_dim;
-  if (k.is_none()) {  // q has the three
+  if (k.is_none()) {  // q holds q, k and v
     op.qkv[0] = rows_arg<float>(q, "qkv", n, heads.channels());
     op.qkv[1] = op.qkv[0] + key_width;
     op.qkv[2] = op.qkv[1] + key_width;
@@ -85,30 +116,45 @@ void Stream::delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor 
   }
   op.z = rows_arg<float>(z, "z", n, width);
   const bool merged = a.is_none();
-  op.gate_stride = heads.value_heads * (merged ? 2 : 1);
+  op.gate_stride = op.decay_stride = heads.value_heads * (merged ? 2 : 1);
   op.group_stride = static_cast<int>(merged ? 2 * per_key : per_key);
   op.b = rows_arg<float>(b, "b", n, op.gate_stride);
   if (merged && heads.kimi) reject("a", "a tensor of its own wanted");
   op.a = merged ? op.b + per_key : rows_arg<float>(a, "a", n, heads.decays());
-  op.conv = sized_arg<float>(conv, "conv", heads.taps * heads.channels());
-  op.rate = sized_arg<float>(rate, "rate", heads.value_heads);
-  op.dt_bias = sized_arg<float>(dt_bias, "dt_bias", heads.decays());
   op.norm = sized_arg<float>(norm, "norm", heads.value_dim);
-  op.eps = eps;
-  op.states = static_cast<float*>(all.data) + first;
-  op.slot_values = all.cols;
-  op.sequences = state_sequences(row, count, slot, n, all.rows);
-  if (!drafts.is_none()) {
-    const int num = op.sequences.num;
-    op.sequences.drafts = sized_arg<int32_t>(drafts, "drafts", num);
-    op.sequences.first = sized_arg<int32_t>(kept, "first", num);
-    for (int i = 0; i < num; ++i) {
-      if (op.sequences.sure(i) < 1) reject("drafts", "fewer than the rows wanted");
-    }
-    op.pending = pending_states(pending, heads, num, op.sequences.drafts, op.sequences.first);
-  }
-  op.n = n;
-  op.out = out;
+  fill_sequences(op, row, count, slot, drafts, kept, pending, all.rows);
+  pool_.submit(op);
+}
+
+// projected: z, x, B, C, dt by row.
+void Stream::mamba2(Tensor projected, Tensor decays, Tensor conv, Tensor conv_bias, Tensor rate,
+                    Tensor dt_bias, Tensor skip, Tensor norm, float eps, const DeltaHeads& heads,
+                    Tensor states, int64_t first, Tensor row, Tensor count, Tensor slot, Tensor drafts,
+                    Tensor kept, Tensor pending, int n, const Activations& out) {
+  check_delta_heads(heads);
+  if (!heads.mamba2) reject("heads", "those of Mamba-2 wanted");
+  const TensorArg all = tensor_arg(states, "states", Element::kFloat32);
+  const int64_t width = int64_t{heads.value_heads} * heads.value_dim;
+  const int64_t key_width = int64_t{heads.key_heads} * heads.key_dim;
+  const int64_t row_width = width + heads.channels() + heads.value_heads;
+  Mamba2Op op{};
+  fill_recurrent(op, &kernels_, heads, n, out, conv, rate, dt_bias, eps, all, first);
+  float* z = rows_arg<float>(projected, "projected", n, row_width);
+  op.z = z;
+  op.z_stride = row_width;
+  op.qkv[2] = z + width;
+  op.qkv[1] = op.qkv[2] + width;
+  op.qkv[0] = op.qkv[1] + key_width;
+  std::fill(op.strides, op.strides + 3, row_width);
+  op.b = op.qkv[0] + key_width;
+  op.a = rows_arg<float>(decays, "decays", n, heads.value_heads);
+  op.gate_stride = static_cast<int>(row_width);
+  op.decay_stride = heads.value_heads;
+  op.group_stride = heads.value_heads / heads.key_heads;
+  op.conv_bias = optional_arg<float>(conv_bias, "conv_bias", heads.channels());
+  op.skip = sized_arg<float>(skip, "skip", heads.value_heads);
+  op.norm = sized_arg<float>(norm, "norm", width);
+  fill_sequences(op, row, count, slot, drafts, kept, pending, all.rows);
   pool_.submit(op);
 }
 

@@ -11,7 +11,8 @@ namespace {
 
 using nb::dlpack::dltensor;
 
-// The layout of DLPackExchangeAPI, of which we call one function: it describes a tensor without taking hold of it.
+// The layout of DLPackExchangeAPI. Of its functions only borrow_from_object is called: it describes a tensor without
+// owning it.
 struct ExchangeApi {
   uint32_t major, minor;
   const void* older;
@@ -34,7 +35,7 @@ Torch find_torch() {
   if (api->major != 1 || api->borrow_from_object == nullptr) {
     throw std::runtime_error("this torch has another DLPack C exchange than version 1");
   }
-  // Both for ever: torch is not unloaded.
+  // Both references are kept for ever: torch is never unloaded.
   return {reinterpret_cast<PyTypeObject*>(nb::object(tensor).release().ptr()), api};
 }
 
@@ -70,7 +71,7 @@ TensorArg tensor_arg(nb::handle tensor, const char* name, Element element) {
   static const Torch torch = find_torch();
   if (!PyObject_TypeCheck(tensor.ptr(), torch.tensor)) reject(name, "a torch.Tensor wanted");
   dltensor t;
-  if (torch.api->borrow_from_object(tensor.ptr(), &t) != 0) {  // a sparse tensor's or a meta tensor's
+  if (torch.api->borrow_from_object(tensor.ptr(), &t) != 0) {  // fails for sparse and meta tensors
     PyErr_Clear();
     reject(name, "a dense tensor on the CPU wanted");
   }

@@ -1,8 +1,8 @@
-// Tensors that Python passes, checked before the pool gets their addresses. They are borrowed: whoever passes them keeps
-// them alive and in place until Pool::wait().
+// Tensors that Python passes, checked before the pool gets their addresses. They are borrowed: the caller keeps them
+// alive and in place until Pool::wait().
 //
-// They are read through DLPack's C exchange (DLPack 1.3's DLPackExchangeAPI, https://dmlc.github.io/dlpack), which
-// torch.Tensor offers from 2.11 on: 30 ns a tensor, less than a call of data_ptr() from Python.
+// They are read through DLPack's C exchange API (DLPack 1.3's DLPackExchangeAPI, https://dmlc.github.io/dlpack), which
+// torch.Tensor offers from 2.11 on: 30 ns per tensor, less than a call of data_ptr() from Python.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,14 +18,14 @@ enum class Element { kFloat32, kFloat16, kInt8, kInt32, kInt64, kUint8 };
 
 struct TensorArg {
   void* data;
-  int64_t rows;  // the first dimension; 1 of a scalar
-  int64_t cols;  // the elements of a row: all other dimensions together
+  int64_t rows;  // the first dimension; 1 for a scalar
+  int64_t cols;  // the elements of a row: the product of all other dimensions
   int64_t size() const { return rows * cols; }
 };
 
-// All of these throw std::invalid_argument (ValueError), which begins with `name`.
+// All of these throw std::invalid_argument (ValueError) with a message that begins with `name`.
 
-// Any contiguous CPU tensor of that element type.
+// Any contiguous CPU tensor of this element type.
 TensorArg tensor_arg(nanobind::handle tensor, const char* name, Element element);
 
 [[noreturn]] void reject(const char* name, const std::string& why);
@@ -40,7 +40,7 @@ constexpr Element element_of() {
   if constexpr (std::is_same_v<T, uint8_t>) return Element::kUint8;
 }
 
-// At least `rows` rows of exactly `cols` elements.
+// A tensor of at least `rows` rows of exactly `cols` elements.
 template <class T>
 T* rows_arg(nanobind::handle tensor, const char* name, int64_t rows, int64_t cols) {
   const TensorArg a = tensor_arg(tensor, name, element_of<T>());
@@ -53,7 +53,7 @@ T* rows_arg(nanobind::handle tensor, const char* name, int64_t rows, int64_t col
   return static_cast<T*>(a.data);
 }
 
-// Exactly `size` elements, of whatever shape.
+// A tensor of exactly `size` elements, of any shape.
 template <class T>
 T* sized_arg(nanobind::handle tensor, const char* name, int64_t size) {
   const TensorArg a = tensor_arg(tensor, name, element_of<T>());
@@ -63,7 +63,7 @@ T* sized_arg(nanobind::handle tensor, const char* name, int64_t size) {
   return static_cast<T*>(a.data);
 }
 
-// The same, or nullptr for None.
+// A tensor of exactly `size` elements, or nullptr for None.
 template <class T>
 T* optional_arg(nanobind::handle tensor, const char* name, int64_t size) {
   return tensor.is_none() ? nullptr : sized_arg<T>(tensor, name, size);

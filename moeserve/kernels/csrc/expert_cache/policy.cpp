@@ -9,20 +9,21 @@
 namespace moeserve {
 namespace {
 
-constexpr double kKeep = 1.0 - 1.0 / 64;  // of the sums, a step
+constexpr double kKeep = 1.0 - 1.0 / 64;  // factor of the decaying sums, per step
 constexpr double kEvidence =
-    4 * ExpertCachePolicy::kWatched;  // watched steps without which nothing is expected
-constexpr double kDoubt = 2.0;        // standard deviations that chance may have added
+    4 * ExpertCachePolicy::kWatched;  // before this number of watched steps, no saving is predicted
+constexpr double kDoubt = 2.0;        // standard deviations subtracted as possible luck
 constexpr uint32_t kNever = 0u - 2 * ExpertCachePolicy::kWatched;  // before the first step
-constexpr int32_t kNone = std::numeric_limits<int32_t>::max();     // in the place of a score's bits
+constexpr int32_t kNone = std::numeric_limits<int32_t>::max();  // instead of a score's bits: not a candidate
 
-// By themselves, as the compiler takes bytes that are written through members for anything.
+// These are free functions because compilers assume that bytes written through members may alias anything.
 void find_missed(const uint8_t* used, const uint8_t* movable, const uint8_t* cached, size_t size,
                  uint8_t* missed) {
   for (size_t i = 0; i < size; ++i) missed[i] = used[i] & movable[i] & (cached[i] ^ 1);
 }
 
-// The scores of those who may go, as bits, which are in their order as scores are not negative; kNone for all others.
+// Writes the scores, as bits, of cached experts that may be replaced; kNone for all others. Scores are not negative, so
+// the order of their bits is their order.
 void find_going(const uint8_t* used, const uint8_t* movable, const uint8_t* cached, const float* scores,
                 int n, int32_t* going) {
   for (int e = 0; e < n; ++e) {
@@ -87,7 +88,7 @@ const std::vector<ExpertMove>& ExpertCachePolicy::choose(const uint8_t* used, in
     const auto expected = values();
     std::erase_if(candidates_, [&](const Candidate& c) { return expected[c.band] < pays_; });
   }
-  // Candidates are by layer, and by rank within it: of equal gains the first.
+  // Candidates are in order of layer and rank, so that the first wins among equal gains.
   std::stable_sort(candidates_.begin(), candidates_.end(),
                    [](const Candidate& a, const Candidate& b) { return a.gain > b.gain; });
   if (static_cast<int64_t>(candidates_.size()) > most) candidates_.resize(static_cast<size_t>(most));
@@ -102,7 +103,7 @@ const std::vector<ExpertMove>& ExpertCachePolicy::choose(const uint8_t* used, in
   return moves_;
 }
 
-// Passes over all experts are without branches; what depends on data is done for the few that a step has missed.
+// Passes over all experts have no branches; only the few experts that the step missed are handled one by one.
 void ExpertCachePolicy::find_candidates(const uint8_t* used) {
   candidates_.clear();
   find_missed(used, movable_.data(), cached_.data(), scores_.size(), missed_.data());

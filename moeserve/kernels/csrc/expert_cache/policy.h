@@ -1,5 +1,6 @@
-// Which experts a layer's slots in GPU memory hold: moeserve/placement/placement/expert_cache/policy.py, which specifies it, in the time that
-// a step's host has. All layers in one call; the same decisions, to the bit.
+// Chooses which experts each layer's slots in GPU memory hold. moeserve/placement/expert_cache/policy.py is the
+// specification; this class takes the same decisions, bit for bit, for all layers in one call, fast enough to run
+// between steps.
 #pragma once
 
 #include <array>
@@ -8,7 +9,7 @@
 
 namespace moeserve {
 
-// An expert takes the slot of another of its layer.
+// Expert `incoming` takes the slot of expert `outgoing`, of the same layer.
 struct ExpertMove {
   int64_t layer, incoming, outgoing;
 };
@@ -23,18 +24,19 @@ class ExpertCachePolicy {
   ExpertCachePolicy(int layers, int experts, const uint8_t* cached, const uint8_t* movable, float decay,
                     double pays);
 
-  // A step used these experts, [layers, experts].
+  // Records that a step used these experts: 0 or 1, [layers, experts].
   void observe(const uint8_t* used);
 
-  // At most `most` moves, those with the greatest gains; they count as done. used: the step's, observed. pays: only moves that
-  // are expected to. Sorted by layer.
+  // Returns at most `most` moves, those with the greatest gains, sorted by layer; they count as done. used: as passed
+  // to `observe` for this step. pays: only moves that are expected to save reads.
   const std::vector<ExpertMove>& choose(const uint8_t* used, int64_t most, bool pays);
 
-  // What the step tells of exchanges, made or not: after `choose`, and when there is time.
+  // Learns from the step what past moves, made or only considered, have saved. Call it after `choose`, when there is
+  // time.
   void learn(const uint8_t* used);
 
   const uint8_t* cached() const { return cached_.data(); }
-  // Reads that a promotion is expected to spare the pool, at least, by the band of its gain.
+  // The reads that a promotion is expected to save the pool, a lower bound, by band of gain.
   std::array<double, kBands> values() const;
 
  private:
@@ -44,7 +46,7 @@ class ExpertCachePolicy {
     int band;
   };
   void find_candidates(const uint8_t* used);
-  // Takes the entry of going_ with the lowest score, of equal ones the first; -1: none is left.
+  // Removes the entry of going_ with the lowest score, the first among equals. Returns -1 if none is left.
   int take_lowest();
   void watch();
   bool is_watched(uint32_t since) const { return step_ - since <= kWatched; }
@@ -54,15 +56,15 @@ class ExpertCachePolicy {
   const double pays_;
   std::vector<uint8_t> cached_, movable_;
   std::vector<float> scores_;
-  // The step in which an expert could last have come, or gone for one that came; and the band of that.
+  // By expert: the step in which it could last have been promoted or evicted, and the band of that move.
   std::vector<uint32_t> came_, went_;
   std::vector<uint8_t> came_band_, went_band_;
   uint32_t step_ = 0;
-  // Sums that decay: reads spared, reads seen of either expert, and steps for which an exchange was watched.
+  // Decaying sums: reads saved, reads seen of either expert, and steps in which a move was watched.
   std::array<double, kBands> spared_{}, seen_{}, watched_{};
   std::vector<Candidate> candidates_, could_;  // this step's candidates, and the candidates to be watched
   std::vector<uint8_t> missed_;                // [layers, experts]
-  std::vector<std::pair<float, int>> coming_;  // of a layer: the score, negative, and the expert
+  std::vector<std::pair<float, int>> coming_;  // of a layer: negative score, and expert
   std::vector<int32_t> going_;                 // of a layer: each expert's score in bits, or kNone
   std::vector<ExpertMove> moves_;
 };

@@ -1,5 +1,5 @@
-// Experts on their way into slots: the maps' changes on the host, and what the kernels that fill slots read
-// (models/loading/promotion_tables.py has the tables' form).
+// Experts being copied into slots: the host's maps, and the tables that the copying kernels read
+// (models/loading/promotion_tables.py declares their layout).
 #pragma once
 
 #include <cstdint>
@@ -9,41 +9,43 @@
 
 namespace moeserve {
 
-// Into a slot of its layer.
+// An expert being copied into a slot of its layer.
 struct Filling {
   int64_t layer, expert, place, slot;
 };
 
-// int32 [layers, experts] on the host, one of an expert's two entries is -1: its slot, and its place in RAM.
+// int32 [layers, experts] on the host. One of an expert's two entries is -1: its slot, or its place in RAM.
 struct HostMaps {
   int32_t* slots;
   int32_t* in_ram;
-  const int32_t* places;  // of all experts, cached or not
+  const int32_t* places;  // place in RAM of every expert, cached or not
   int64_t experts;
 
-  // Who goes loses its slot to who comes, which gets it when it has arrived.
+  // The evicted expert loses its slot now; the promoted one gets it in the map when its copy has finished.
   Filling start(const ExpertMove& move) const;
   void land(const Filling& filling) const;
 };
 
-// Of one batch, in groups of fillings; all tables of a group lie in one row.
+// The tables of one batch, in groups of fillings; all tables of a group are in one row.
 class PromotionTables {
  public:
   static constexpr int kMatrices = 3;
   static constexpr int kPlanes = 3;  // codes, scales, supers
 
-  // int64 arrays by layer and matrix, and by plane behind that; see PromotionTables in promotion_tables.py.
+  // int64 arrays by layer, matrix and plane; see PromotionTables in promotion_tables.py.
   struct Geometry {
     const int64_t *source, *each, *offset, *kind, *target, *target_each;
-    int64_t staging, staging_bytes;  // of an expert
-    int64_t experts;                 // of a layer of the map
+    int64_t staging, staging_bytes;  // address and bytes of an expert in the staging buffer
+    int64_t experts;                 // experts per layer in the map
   };
 
-  // host: [groups, row]. kind_starts: where in a row each kind's addresses begin, and their end: the entries' beginning.
+  // host: [groups, row]. kind_starts: for each kind of table, where its addresses begin within a row; the last entry is
+  // where they end and the map entries begin.
   PromotionTables(int64_t* host, int64_t groups, int64_t row, std::vector<int64_t> kind_starts,
                   const Geometry& geometry);
 
-  // fillings: no more than there is room for, in order; they are divided among the groups evenly.
+  // Writes the tables. fillings: in order, at most as many as there is room for; they are divided evenly among the
+  // groups.
   void write(const Filling* fillings, int64_t count);
 
  private:
@@ -53,7 +55,7 @@ class PromotionTables {
   const int64_t groups_, row_;
   const std::vector<int64_t> kind_starts_;
   const Geometry g_;
-  std::vector<int64_t> written_;  // of each kind, of a group
+  std::vector<int64_t> written_;  // number written of each kind, in the current group
 };
 
 }  // namespace moeserve

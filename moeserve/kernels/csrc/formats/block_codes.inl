@@ -1,11 +1,12 @@
-// A GGUF block's codes, a byte each: offset not subtracted, tables not looked up. Plain C++, included within an anonymous
-// namespace: by formats.cpp and, compiled per ISA, by kernels.inl.
+// Unpacks a GGUF block's codes, one byte each: the offset is not subtracted, tables are not looked up. Plain C++,
+// included within an anonymous namespace: by formats.cpp and, compiled per ISA, by kernels.inl.
 
-// Writes the field's bits of every column (Shift 0), or adds them above.
+// Writes the field's bits of every column (Shift 0), or adds them above the bits already there.
 template <BitField F, int Cols, int Shift>
 inline void read_field(const uint8_t* __restrict b, uint8_t* __restrict codes) {
   constexpr int fields = 8 / F.bits, mask = (1 << F.bits) - 1;
-  if constexpr (F.width == 1 && F.bits == 1 && Cols == 32) {  // a word, which vectorises
+  if constexpr (F.width == 1 && F.bits == 1 &&
+                Cols == 32) {  // as 32-bit words, so that compilers vectorise it
     uint32_t word;
     std::memcpy(&word, b + F.at, 4);
     for (int l = 0; l < 32; ++l) codes[l] |= ((word >> l) & 1) << Shift;

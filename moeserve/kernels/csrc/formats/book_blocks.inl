@@ -1,5 +1,5 @@
-// A GGUF block of a type with a codebook, read one entry at a time: the specification of what the kernels do sixteen rows at
-// a time. Plain C++, included within an anonymous namespace by formats.cpp.
+// Reads a GGUF block of a codebook type one entry at a time: the specification of what the kernels do sixteen rows at a
+// time. Plain C++, included within an anonymous namespace by formats.cpp.
 
 inline uint8_t run_byte(const uint8_t* b, const ByteRun& run, int g, int i) {
   return b[run.at + g * run.group + i * run.step];
@@ -11,7 +11,7 @@ inline uint32_t book_word(const uint8_t* b, const Codebook& k, int g) {
   return word;
 }
 
-// Entry i of group g: an index into the codebook.
+// Returns entry i of group g: an index into the codebook.
 inline int book_index(const uint8_t* b, const Codebook& k, int g, int i) {
   int high = 0;
   if (k.signs == Signs::High7) {
@@ -26,7 +26,7 @@ inline int book_index(const uint8_t* b, const Codebook& k, int g, int i) {
   return run_byte(b, k.low, g, i) | high << 8;
 }
 
-// The signs of 8 columns, a bit each: of the e-th eight of group g.
+// Returns the signs of columns 8 e .. 8 e + 7 of group g, a bit each.
 inline int book_signs(const uint8_t* b, const Codebook& k, int g, int e) {
   if (k.signs == Signs::Bytes) return run_byte(b, k.word, g, e);
   const int seven =
@@ -34,7 +34,7 @@ inline int book_signs(const uint8_t* b, const Codebook& k, int g, int e) {
   return seven | (__builtin_popcount(seven) & 1) << 7;
 }
 
-// Whether an eighth is subtracted from entry i of group g.
+// Returns whether an eighth is subtracted from entry i of group g.
 inline bool book_delta_is_negative(const uint8_t* b, const Codebook& k, int g, int i) {
   if (k.signs == Signs::DeltaGroup) return run_byte(b, k.high, g, 1) & 128;
   return run_byte(b, k.high, g, i / 2) >> 4 * (i % 2) & 8;
@@ -44,7 +44,7 @@ inline uint16_t threes_word(const uint8_t* octets, int i) {
   return static_cast<uint16_t>(octets[2 * i] | octets[2 * i + 1] << 8);
 }
 
-// The n of scale j.
+// Returns scale j as the integer n.
 inline int book_scale(const uint8_t* b, const QuantType& q, int j) {
   const uint8_t* octets = b + q.octets_at;
   switch (q.book.scales) {
@@ -70,7 +70,8 @@ inline uint16_t book_d(const uint8_t* b, const QuantType& q) {
   return half;
 }
 
-// Column `col` of group g, in the codebook's numbers: magnitudes with signs, or 8 times an entry plus or minus 1.
+// Returns the value of column `col` of group g in the codebook's units: a signed magnitude, or 8 times an entry's value
+// plus or minus 1.
 inline int book_number(const uint8_t* b, const Codebook& k, const uint32_t* words, int g, int col) {
   const int i = col / k.columns, byte = col % k.columns;
   const int entry = book_index(b, k, g, i) * (k.columns / 4) + byte / 4;

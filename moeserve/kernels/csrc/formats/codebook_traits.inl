@@ -1,7 +1,7 @@
-// Types whose codes are indices into a codebook: sixteen rows of a quad at a time. book_blocks.inl specifies the same, an entry at
-// a time. An entry of 4 columns, or a half of one of 8, is just what a quad has of a row.
+// Codebook types: unpacks a quad for sixteen rows at a time. book_blocks.inl specifies the same, one entry at a time.
+// An entry of 4 columns, or half an entry of 8, is one row's share of a quad.
 
-// Where a group of a half has what a type with a codebook stores.
+// Where a half's group keeps its codebook data.
 template <Type T>
 struct BookParts {
   const uint8_t *low, *word, *high;
@@ -29,7 +29,7 @@ inline VI book_indices(const BookParts<T>& parts) {
   return or_i(load_u8(parts.low + 16 * Entry), shl_i<8>(high));
 }
 
-// The signs of 32 columns, a bit each.
+// Returns the signs of 32 columns, a bit each.
 template <Type T>
 inline VI book_sign_words(const BookParts<T>& parts) {
   constexpr Signs signs = kQuantType<T>.book.signs;
@@ -48,7 +48,7 @@ inline VI book_sign_words(const BookParts<T>& parts) {
   return or_i(sevens, shl_i<7>(and_i(odd, 0x01010101)));
 }
 
-// 1 or, where an eighth is subtracted, -1, in each byte of a row.
+// Returns 1 in each byte of a row or, if an eighth is subtracted, -1.
 template <Type T, int Entry>
 inline VB book_deltas(const BookParts<T>& parts) {
   VI bit;
@@ -60,7 +60,7 @@ inline VB book_deltas(const BookParts<T>& parts) {
   return as_bytes(or_i(sub_i(set_i(0), bit), set_i(0x01010101)));
 }
 
-// The numbers of quads 2 * Pair and 2 * Pair + 1 without their signs: of one entry of 8 columns, or of two of 4.
+// Returns the unsigned values of quads 2 * Pair and 2 * Pair + 1: one entry of 8 columns, or two of 4.
 template <Type T, int Pair>
 inline void book_numbers(const BookParts<T>& parts, VB& even, VB& odd) {
   const uint32_t* words = codebook_words[static_cast<int>(T)];
@@ -72,7 +72,8 @@ inline void book_numbers(const BookParts<T>& parts, VB& even, VB& odd) {
   }
 }
 
-// A group of a half at once: what all its quads share is read before `put`, which may store bytes, and so is not read again.
+// Unpacks a half's group at once. It reads the data that all quads share before calling `put`, which may store bytes,
+// so that compilers need not reload it.
 template <Type T, class Put>
 inline void unpack_book(const uint8_t* p, const Put& put) {
   constexpr Codebook k = kQuantType<T>.book;
@@ -94,7 +95,7 @@ inline void unpack_book(const uint8_t* p, const Put& put) {
   });
 }
 
-// d of a type that keeps it in the highest nibbles of its scales' four words.
+// Returns d, for the type that keeps it in the highest nibbles of its four scale words.
 template <Type T>
 inline VF threes_d(const uint8_t* block, int half) {
   VI bits = set_i(0);

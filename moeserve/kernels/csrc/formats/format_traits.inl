@@ -1,5 +1,5 @@
 // What differs between the integer formats, derived from their rows in quant_types.h: Format<T> has
-//   layout    where things stand in a block column (panel_layout.h)
+//   layout    offsets within a block column (panel_layout.h)
 //   quad      unpacks the unsigned codes of a quad of columns of one half
 //   scales    the group's scales and mins
 //   kSplit    scales are per 16 columns     kMin   there is a min     kZero   integer zero point of the codes
@@ -8,7 +8,7 @@
 template <int Q>
 using Quad = std::integral_constant<int, Q>;
 
-// Calls with each quad in turn, as a constant.
+// Calls `call` with each quad in turn, as a constant.
 template <int From, int To, class Call>
 inline void for_quads(const Call& call) {
   if constexpr (From < To) {
@@ -17,7 +17,7 @@ inline void for_quads(const Call& call) {
   }
 }
 
-// Bits `From`.. of every byte to bits `To`.., masked; the mask is of the result.
+// Moves bits `From`.. of every byte to bits `To`.., then masks the result.
 template <int From, int To>
 inline VB move_bits(VB bytes, uint8_t mask) {
   if constexpr (From < To) {
@@ -39,8 +39,8 @@ struct ExcessLevels {
   }
 };
 
-// The largest code that any bytes can give: a file's bits are masked to as many as the type has, and a table's index to 16
-// levels; set_codebook holds a codebook's entries to its most.
+// The largest code that any bytes can give: bits from a file are masked to the type's width and table indices to 16
+// levels; set_codebook checks a codebook's entries against its `most`.
 constexpr int most_code(const QuantType& q) {
   if (q.has_book()) return q.book.zero() + q.book.most + q.book.has_delta();
   if (q.trits.any()) return 2;
@@ -52,7 +52,7 @@ constexpr int most_code(const QuantType& q) {
   return most;
 }
 
-// Quad Q's codes, from where a group's vectors begin: see panel_layout.h.
+// Returns quad Q's codes. p: where the group's vectors begin (panel_layout.h).
 template <Type T, int Q>
 inline VB unpack_quad(const uint8_t* p) {
   constexpr QuantType q = kQuantType<T>;
@@ -84,7 +84,7 @@ inline VB unpack_quad(const uint8_t* p) {
   }
 }
 
-// The codes of a block column of digits of base 3, a byte each: [groups][2 halves][8 quads][64].
+// Unpacks the base-3 codes of a block column, one byte each: [groups][2 halves][8 quads][64].
 template <Type T>
 inline void unpack_trits(const uint8_t* trits, uint8_t* codes) {
   constexpr int quads = kQuantType<T>.block_cols / 4;
@@ -105,19 +105,19 @@ inline VF half_field(const uint8_t* block, int field, int half) {
 
 // The scales of one group for one half of the panel.
 struct Scales {
-  VF s;     // the group's, or of its columns 0..15
+  VF s;     // of the group, or of its columns 0..15
   VF s_hi;  // of its columns 16..31 (kSplit)
-  VF z;     // min (kMin), the group's or of its columns 0..15
+  VF z;     // min (kMin) of the group, or of its columns 0..15
   VF z_hi;  // of its columns 16..31 (kSplit)
 };
 
-// The header's byte vectors: byte j of 16 rows.
+// Returns the header's scale byte j of 16 rows.
 template <Type T>
 inline VI scale_bytes(const uint8_t* block, int j, int half) {
   return load_u8(block + 64 * kQuantType<T>.halves() + 32 * j + 16 * half);
 }
 
-// The top two of six bits: pair `place` of `bytes`, to bits 4 and 5.
+// Returns the top two of six bits: pair `place` of `bytes`, moved to bits 4 and 5.
 inline VI top_pair(VI bytes, int place) {
   const VI moved = place == 0   ? shl_i<4>(bytes)
                    : place == 1 ? shl_i<2>(bytes)
@@ -126,7 +126,7 @@ inline VI top_pair(VI bytes, int place) {
   return and_i(moved, 0x30);
 }
 
-// Scale j of a half's rows as integers, for the types whose scales are multiples of d.
+// Returns scale j of a half's rows as integers, for types whose scales are multiples of d.
 template <Type T>
 inline VI integer_scale(const uint8_t* block, int j, int half) {
   constexpr StoredScales stored = kQuantType<T>.scales;
@@ -162,7 +162,7 @@ inline Scales six_bit_scales_and_mins(const uint8_t* block, int g, int half) {
           mul(half_field(block, 1, half), to_float(m)), zero_f()};
 }
 
-// Q2_K's: a scale and a min in the nibbles of a byte for 16 columns.
+// Q2_K's packing: one byte per 16 columns, with a scale and a min in its nibbles.
 template <Type T>
 inline Scales nibble_scales_and_mins(const uint8_t* block, int g, int half) {
   const VF d = half_field(block, 0, half), dmin = half_field(block, 1, half);
@@ -172,8 +172,8 @@ inline Scales nibble_scales_and_mins(const uint8_t* block, int g, int half) {
   return {low(d, lo), low(d, hi), high(dmin, lo), high(dmin, hi)};
 }
 
-// half_e8m0 of 16 rows: bits (e - 1) << 23, and of the two smallest, which are denormal, (e + 1) << 21: the larger of the two
-// as signed integers. Made row by row, as compilers make of a loop, it took half of a product's time
+// half_e8m0 of 16 rows. The bits are (e - 1) << 23 or, for the two smallest, which are denormal, (e + 1) << 21: the
+// larger of the two as signed integers. A loop over rows, as compilers translate it, took half of a product's time
 // (docs/results/cpu-engine.md).
 inline Scales exponent_scales(const uint8_t* block, int half) {
   const VI e = load_u8(block + 16 * half), one = set_i(1);
@@ -181,20 +181,28 @@ inline Scales exponent_scales(const uint8_t* block, int half) {
           zero_f()};
 }
 
-// Of a type with a codebook: codebook_traits.inl.
+// Scales of a codebook type: codebook_traits.inl.
 template <Type T>
 inline Scales book_scales(const uint8_t* block, int g, int half);
 template <Type T, class Put>
 inline void unpack_book(const uint8_t* p, const Put& put);
 
-// half_ue4m3 of 16 rows. The smallest eight are denormal, and threads of the pool may take denormal numbers for zero: they are
-// made from integers. Byte 127 is not a number, which ggml reads as 0; 255 is one for it.
+// half_ue4m3 of 16 rows. The smallest eight are denormal, and the pool's threads may treat denormal numbers as zero, so
+// they are computed from integers. Bytes 127 and 255 are NaN; ggml reads 127 as 0.
 inline VF small_float(VI e) {
   const VI bits = and_i(e, 127);
   const VF code = to_float(bits),
            normal = mul(as_float(sub_i(shl_i<20>(bits), set_i(-(120 << 23)))), set_f(0.5f));
   const VF value = blend_less(code, set_f(8.0f), mul(code, set_f(0x1p-10f)), normal);
   return blend_less(abs(sub(to_float(e), set_f(127.0f))), set_f(0.5f), zero_f(), value);
+}
+
+// float32 of 16 rows, whose four bytes lie apart.
+template <Type T>
+inline VF whole_scales(const uint8_t* block, int half) {
+  const VI low = or_i(scale_bytes<T>(block, 0, half), shl_i<8>(scale_bytes<T>(block, 1, half)));
+  const VI high = or_i(scale_bytes<T>(block, 2, half), shl_i<8>(scale_bytes<T>(block, 3, half)));
+  return as_float(or_i(low, shl_i<16>(high)));
 }
 
 template <Type T>
@@ -207,7 +215,7 @@ struct Format {
                                : type.table != CodeTable::None ? kExcess[static_cast<int>(type.table)]
                                                                : type.offset;
   static constexpr int kMostCode = most_code(type);
-  // A group's codes of a half: in the panel, or as unpack_trits leaves them.
+  // Bytes of a half's codes of one group: in the panel, or as unpack_trits leaves them.
   static constexpr int kHalfBytes = type.trits.any() ? 8 * 64 : layout.half_bytes();
   static_assert(!kSplit || type.scales == StoredScales::NibbleMin || type.octets > 1,
                 "one scale for 32 columns");
@@ -217,7 +225,7 @@ struct Format {
     return unpack_quad<T, Q>(p);
   }
 
-  // Calls put(Quad<Q>, its codes) for each of a group's quads.
+  // Calls put(Quad<Q>, codes) for each of a group's quads.
   template <class Put>
   static void unpack_group(const uint8_t* p, const Put& put) {
     if constexpr (type.has_book()) {
@@ -227,7 +235,7 @@ struct Format {
     }
   }
 
-  // Digits of base 3, a block column at a time.
+  // Unpacks the base-3 digits of a block column.
   static void unpack(const uint8_t* trits, uint8_t* codes) { unpack_trits<T>(trits, codes); }
 
   static Scales scales(const uint8_t* block, int g, int half) {
@@ -247,6 +255,13 @@ struct Format {
       static_assert(kSplit);
       return {small_float(scale_bytes<T>(block, 2 * g, half)),
               small_float(scale_bytes<T>(block, 2 * g + 1, half)), zero_f(), zero_f()};
+    } else if constexpr (type.scales == StoredScales::F32) {
+      return {whole_scales<T>(block, half), zero_f(), zero_f(), zero_f()};
+    } else if constexpr (type.scales == StoredScales::UE4M3F32) {
+      static_assert(kSplit);
+      const VF own = whole_scales<T>(block, half);
+      return {mul(small_float(scale_bytes<T>(block, 4 + 2 * g, half)), own),
+              mul(small_float(scale_bytes<T>(block, 5 + 2 * g, half)), own), zero_f(), zero_f()};
     } else if constexpr (type.has_book()) {
       return book_scales<T>(block, g, half);
     } else if constexpr (type.scales == StoredScales::SixBitMin) {

@@ -19,7 +19,7 @@ float half_at(const uint8_t* p) {
   return half_to_float(h);
 }
 
-// Sub-block j's 6-bit scale and min from the 12 packed bytes of a Q4_K or Q5_K block.
+// Unpacks sub-block j's 6-bit scale and min from the 12 packed bytes of a Q4_K or Q5_K block.
 void scale_min(const uint8_t* s, int j, int& scale, int& min) {
   if (j < 4) {
     scale = s[j] & 63;
@@ -47,6 +47,12 @@ float bfloat_at(const uint8_t* p) {
   return bfloat_to_float(h);
 }
 
+float float_at(const uint8_t* p) {
+  float f;
+  std::memcpy(&f, p, sizeof f);
+  return f;
+}
+
 struct GroupScale {
   float s, m;  // a weight is s * (code - offset) - m
 };
@@ -60,6 +66,10 @@ GroupScale group_scale(const uint8_t* b, int g) {
     return {half_e8m0(octets[0]), 0.0f};
   } else if constexpr (q.scales == StoredScales::UE4M3) {
     return {half_ue4m3(octets[g]), 0.0f};
+  } else if constexpr (q.scales == StoredScales::F32) {
+    return {float_at(octets), 0.0f};
+  } else if constexpr (q.scales == StoredScales::UE4M3F32) {
+    return {half_ue4m3(octets[4 + g]) * float_at(octets), 0.0f};
   } else {
     const float d = half_at(b + q.halves_at), second = q.halves() > 1 ? half_at(b + q.halves_at + 2) : 0.0f;
     switch (q.scales) {
@@ -110,6 +120,10 @@ void dequantize_block(const uint8_t* b, float* out) {
     for (int g = 0; g < q.block_cols / q.group; ++g) {
       const GroupScale scale = group_scale<T>(b, g);
       for (int col = g * q.group; col < (g + 1) * q.group; ++col) {
+        if constexpr (q.e4m3) {
+          out[col] = scale.s * e4m3_to_float(codes[col]);
+          continue;
+        }
         int number = codes[col];
         if (q.low.bits == 8) number = static_cast<int8_t>(codes[col]);
         if (q.table != CodeTable::None) number = kLevels[static_cast<int>(q.table)][codes[col]];
@@ -123,14 +137,14 @@ void dequantize_block(const uint8_t* b, float* out) {
 struct Entry {
   TypeInfo info = {nullptr, 1, 0, false};
   void (*dequantize)(const uint8_t* block, float* out) = nullptr;
-  const Codebook* book = nullptr;  // nullptr: the type has none
+  const Codebook* book = nullptr;  // nullptr: not a codebook type
 };
 
 constexpr std::array<Entry, kMaxType> make_table() {
   std::array<Entry, kMaxType> t{};
 #define MOESERVE_ENTRY(name, number, ...)                                                     \
   t[number] = {{#name, kQuantType<Type::name>.block_cols, kQuantType<Type::name>.block_bytes, \
-                !kQuantType<Type::name>.is_float()},                                          \
+                !kQuantType<Type::name>.takes_floats()},                                      \
                dequantize_block<Type::name>,                                                  \
                kQuantType<Type::name>.has_book() ? &kQuantType<Type::name>.book : nullptr};
   MOESERVE_QUANT_TYPES(MOESERVE_ENTRY)
@@ -207,8 +221,12 @@ float half_e8m0(uint8_t e) {
   return f;
 }
 
+float e4m3_to_float(uint8_t e) {
+  return 256.0f * half_to_float(static_cast<uint16_t>((e & 0x80) << 8 | (e & 0x7f) << 7));
+}
+
 float half_ue4m3(uint8_t e) {
-  if (e == 127) return 0.0f;  // not a number, which ggml reads as 0
+  if (e == 127) return 0.0f;  // NaN, which ggml reads as 0
   const int exponent = e >> 3 & 15, mantissa = e & 7;
   return exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -10)
                        : std::ldexp(static_cast<float>(8 + mantissa), exponent - 11);

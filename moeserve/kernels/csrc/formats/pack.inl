@@ -1,13 +1,13 @@
-// GGUF rows to panels. Every integer format goes the same way: unpack the codes of a block to one byte each, copy
-// the scales row by row, then turn 16 rows x 64 columns of codes into 16 vectors of [16 rows][4 columns] (a transpose
-// of 32-bit words) and squeeze those into the panel's nibbles, pairs and bits.
+// Packs GGUF rows into panels. All integer formats follow the same steps: unpack the codes of a block to one byte each;
+// copy the scales row by row; transpose 16 rows x 64 columns of codes, as 32-bit words, into 16 vectors of [16 rows][4
+// columns]; pack those into the panel's nibbles, pairs and bits.
 
 // Codes of one block column, a byte each, before interleaving.
 struct Codes {
   alignas(64) uint8_t at[kPanelRows][256];
 };
 
-// Reads the codes of one block into `codes`, its scales into the panel's header at the row's place.
+// Reads one block's codes into `codes`, and its scales into the panel's header at the row's place.
 template <Type T>
 inline void read_block(const uint8_t* b, int row, uint8_t* header, uint8_t* codes) {
   constexpr QuantType q = kQuantType<T>;
@@ -21,7 +21,7 @@ inline void read_block(const uint8_t* b, int row, uint8_t* header, uint8_t* code
   }
 }
 
-// Squeezes the 8 code vectors of a group of one half into the vectors described in panel_layout.h.
+// Packs the 8 code vectors of one half's group into the vectors described in panel_layout.h.
 template <Type T>
 inline void squeeze(const VB* w, uint8_t* out) {
   constexpr PanelLayout layout = kLayout<T>;
@@ -50,8 +50,8 @@ inline void squeeze(const VB* w, uint8_t* out) {
   }
 }
 
-// One block column: `rows` points at the block of the first row, the next rows' are `stride` bytes apart. A row from
-// `valid_rows` on does not exist: it keeps zero scales, so whatever its codes, it adds nothing.
+// Packs one block column. `rows` points to the block of the first row; the other rows' are `stride` bytes apart. Rows
+// from `valid_rows` on do not exist: their scales stay zero, so they contribute nothing, whatever their codes.
 template <Type T>
 void pack_block(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* block) {
   constexpr PanelLayout layout = kLayout<T>;
@@ -74,7 +74,7 @@ void pack_block(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* blo
   }
 }
 
-// The same of a type with digits of base 3.
+// The same for a type with base-3 digits.
 template <Type T>
 void pack_trits(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* block) {
   constexpr PanelLayout layout = kLayout<T>;
@@ -103,7 +103,7 @@ void pack_trits(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* blo
   }
 }
 
-// The same of a type with a codebook: bytes change their places, nothing is looked up.
+// The same for a codebook type: bytes are moved, nothing is looked up.
 template <Type T>
 void pack_book(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* block) {
   constexpr QuantType q = kQuantType<T>;
@@ -150,7 +150,7 @@ void pack_integer(const uint8_t* rows, size_t stride, int valid_rows, int64_t co
 
 template <class Element>
 void pack_float(const uint8_t* rows, size_t stride, int valid_rows, int64_t cols, uint8_t* panel) {
-  constexpr int64_t kLine = 64 / sizeof(Element);  // columns of a cache line: all rows' lines stay in L1
+  constexpr int64_t kLine = 64 / sizeof(Element);  // columns per cache line: all rows' lines stay in L1
   auto* out = reinterpret_cast<Element*>(panel);
   if (valid_rows < kPanelRows) std::memset(panel, 0, sizeof(Element) * cols * kPanelRows);
   for (int64_t c0 = 0; c0 < cols; c0 += kLine) {

@@ -1,5 +1,5 @@
-// Byte offsets inside one block column of a panel (32 rows x kCols columns), which follow from a type's row in
-// quant_types.h: the halves, then the bytes of scales, then the codes. "x32" is one entry per row.
+// Byte offsets within one block column of a panel (32 rows x kCols columns), computed from a type's row in
+// quant_types.h: the float16 numbers, then the scale bytes, then the codes. "x32" means one entry per row.
 //
 //                 header                                                     vectors (see below)
 //   Q2_K          d f16 x32 | dmin f16 x32 | 16 scale bytes, each x32        2 pairs
@@ -16,22 +16,26 @@
 //   TQ2_0, Q2_0   d f16 x32                                                  2 pairs
 //   Q1_0          d f16 x32                                                  1 bits
 //   INT4_*, INT8_*  s f16 or bf16 x32 | z byte x32                           4 nibbles, or 8 bytes (code + 128)
+//   FP8_*         4 bytes of a float32 s, each x32                           8 bytes (the sign turned round)
 //   TQ1_0         d f16 x32                                                  13 trits of a half's block column
 //   NVFP4         4 scale bytes, each x32                                    4 nibbles
+//   NVFP4_G*      4 bytes of a float32, then a scale byte for each 16 columns, each x32     4 nibbles
 //   with a codebook: d f16 x32, scale bytes, each x32                        indices, words, high bytes
 //   F16, BF16, F32: no header; for each column the 32 rows' elements.
 //
-// The header comes once a block column, then, for each group of 32 columns and each half of 16 rows, the vectors of
-// 64 bytes. Byte 4*r + c of a vector belongs to row r of the half and column c of a quad (4 columns). A nibble
-// vector i holds quad i (columns 4i..4i+3) in its low and quad i+4 (columns 16+4i..) in its high nibbles; a pair
-// vector j has bits 2i..2i+1 for quad 4j+i; a bit vector has bit q for quad q. Pairs and bits are the code's top
-// bits above nibbles; without nibbles the pairs are its lowest bits, and without pairs the bits are.
+// The header comes once per block column. Then follow, for each group of 32 columns and each half of 16 rows, the
+// 64-byte vectors. Byte 4*r + c of a vector belongs to row r of the half and column c of a quad (4 columns). Nibble
+// vector i holds quad i (columns 4i..4i+3) in its low nibbles and quad i+4 (columns 16+4i..) in its high nibbles. Bits
+// 2i..2i+1 of pair vector j belong to quad 4j+i; bit q of a bit vector belongs to quad q. With nibbles, pairs and bits
+// are the codes' top bits; without nibbles, the pairs are the lowest bits; without either, the bits are the whole code.
 //
-// Five digits of base 3 fill a byte, and 8 quads are no multiple of 5: trit vectors are not a group's. A half has them for
-// all quads of its block column, vector i for quads 5i..5i+4, digits as in TritRun; then comes the other half.
+// Base-3 digits: five fill a byte, and 8 quads are not a multiple of 5, so trit vectors do not belong to one group.
+// Each half has the trit vectors of all quads of its block column, quads 5i..5i+4 in vector i, digits as in TritRun;
+// then follows the other half.
 //
-// Of a type with a codebook, a half has the indices' low bytes, entry by entry, each x16; then 16 words of 32 bits, a row's
-// each; then the high bytes, each x16. No more bytes than the file has: entries are looked up where they are multiplied.
+// Codebook types: a half has the indices' low bytes, entry by entry, each x16; then 16 words of 32 bits, one per row;
+// then the high bytes, each x16. That takes no more bytes than the file; the kernels look entries up when they
+// multiply.
 #pragma once
 
 #include "formats.h"
@@ -39,23 +43,25 @@
 namespace moeserve {
 
 struct PanelLayout {
-  int cols;         // columns of a block column: 256 or 32
+  int cols;         // columns per block column: 256 or 32
   int block_bytes;  // 32 x the GGUF block
   int header_bytes;
   int bit_vectors;   // 0 or 1
   int pair_vectors;  // 0 or 2
   int code_vectors;  // 0, 4 (nibbles) or 8 (bytes)
-  int book_bytes;    // of each of 16 rows, where there is a codebook
-  int trit_vectors;  // of a half's whole block column: 0 or 13
+  int book_bytes;    // bytes per row of codebook data, x16; 0: no codebook
+  int trit_vectors;  // vectors per half of the whole block column: 0 or 13
   constexpr int half_bytes() const {
     return 64 * (bit_vectors + pair_vectors + code_vectors) + 16 * book_bytes;
   }
   constexpr int group_bytes() const { return 2 * half_bytes(); }
-  constexpr int pair_shift() const { return code_vectors > 0 ? 4 : 0; }  // where a pair stands in its code
+  constexpr int pair_shift() const {
+    return code_vectors > 0 ? 4 : 0;
+  }  // position of a pair's bits within the code
   constexpr int bit_shift() const { return code_vectors > 0 ? 4 : pair_vectors > 0 ? 2 : 0; }
 };
 
-// Of a quantised type.
+// Returns the layout for a quantised type.
 constexpr PanelLayout panel_layout(const QuantType& q) {
   if (q.has_book()) {
     return {q.block_cols,

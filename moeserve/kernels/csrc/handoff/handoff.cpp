@@ -9,16 +9,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// About 1 ms: longer than the GPU's part of a layer of a decode step. Beyond it a step is a prefill's, whose layers
-// take the GPU milliseconds: the first thread then dozes between looks, the others sleep until it has found a request, and
-// look now and then whether it has lost its core.
+// About 1 ms: longer than the GPU's part of a layer in a decode step. A longer wait means a prefill step, whose layers
+// take the GPU milliseconds. From then on the first thread sleeps briefly between looks. The other threads sleep until
+// it has found a request, and now and then look themselves, in case it has lost its core.
 constexpr int kLayerSpins = 20000;
-// The first thread looks for the request all the time, the others, who look whether it has found one, every so often: the
-// GPU's write has to find all copies of the line.
+// The first thread polls the request continuously. The others poll whether it has found one, and look at the request
+// itself only this seldom: the GPU's write must invalidate every cached copy of the line.
 constexpr int kLooksApart = 32;
 constexpr auto kDoze = std::chrono::microseconds(50), kSleep = std::chrono::microseconds(2000);
 
-constexpr int kFewExperts = 2;  // a panel of this many is still a small piece of work
+constexpr int kFewExperts = 2;  // a work unit of one panel stays small with this many experts
 
 constexpr auto kPoisonPeriod = std::chrono::milliseconds(1);
 
@@ -96,7 +96,7 @@ void Handoff::serve(Team& team, uint32_t step) {
   advance(served_, step);
 }
 
-// Every thread counts the phases of every layer, those that it comes too late for as well.
+// Every thread counts the phases of every layer, including layers that are already over when it arrives.
 void Handoff::serve_layer(Team& team, uint32_t step, int place) {
   const auto places = static_cast<uint32_t>(cpu_layers_.size());
   const uint32_t number = (step - 1) * places + static_cast<uint32_t>(place) + 1;
@@ -109,7 +109,7 @@ void Handoff::serve_layer(Team& team, uint32_t step, int place) {
   team.skip_phases(ExpertsOp::kMostPhases - phases);
 }
 
-// Waits until the turn is ready, and prepares it if no other thread does. False when all is given up.
+// Waits until the turn is ready, and prepares it unless another thread does. Returns false after a failure.
 bool Handoff::prepare_in_time(Team& team, uint32_t step, int place, uint32_t number) {
   const int layer = cpu_layers_[place];
   for (int looks = 0; !failed_.load(std::memory_order_relaxed); ++looks) {
@@ -140,7 +140,8 @@ bool Handoff::is_asked(int layer, uint32_t step) const {
 Turn Handoff::prepare(int layer, uint32_t step) {
   progress_.fetch_add(1, std::memory_order_relaxed);
   const uint64_t flag = request(layer);
-  // A GPU that is a step further on had nothing for us here: it does not pass a request without its answer.
+  // If the GPU is a step further, it had no work for the CPU here: it never passes a request without waiting for its
+  // answer.
   const uint32_t rows = static_cast<uint32_t>(flag) == step ? static_cast<uint32_t>(flag >> 32) : 0;
   if (rows == 0) return {};
   if (rows > static_cast<uint32_t>(max_tokens_)) {
@@ -196,8 +197,8 @@ uint32_t Handoff::answered(int layer) const {
   return flag<uint32_t>(answers_, layer).load(std::memory_order_acquire);
 }
 
-// The watchdog's thread: looks four times in a timeout, at most once a second, whether what is under way still moves.
-// Once something has failed, it answers whatever is asked, so that the GPU's stream comes to its end.
+// The watchdog thread. Four times per timeout, but at most once a second, it checks that the work under way has
+// progressed. After a failure it answers every request, so that the GPU's stream can finish.
 void Handoff::watch() {
   const auto timeout = std::chrono::duration<double>(timeout_s_);
   const auto period = std::min(timeout / 4, std::chrono::duration<double>(1.0));
@@ -228,7 +229,7 @@ void Handoff::answer_all() {
   for (size_t layer = 0; layer < layers_.size(); ++layer) flag<uint32_t>(answers_, layer).store(1);
 }
 
-// Empty when nothing is under way.
+// Returns a description of what makes no progress; empty if nothing is under way.
 std::string Handoff::what_stands_still() {
   const uint32_t begun = begun_.load(), served = served_.load();
   const std::string seconds = " for " + std::to_string(timeout_s_) + " s";

@@ -1,12 +1,12 @@
 // The CPU's side of the hand-off: a GPU publishes a layer's rows in shared memory, the pool computes them, and the
-// GPU's stream waits for the answer. One operation of the pool serves a whole step, so that no thread has to be woken
-// between layers and none spins when no step is under way.
+// GPU's stream waits for the answer. One operation of the pool serves a whole step, so no thread has to be woken
+// between layers and none spins while no step is under way.
 //
-// A core may be taken from a thread at any time, so no layer waits for threads: each looks for the request, the first that
-// sees it prepares the turn (turn.h), all that are there compute it in phases (pool/phase.h), and the first that finds it
-// done answers. Who comes late leaves out what is over.
+// The kernel may take a thread's core at any time, so no layer waits for a particular thread. Every thread looks for
+// the request. The first one to see it prepares the turn (turn.h), all threads present compute it in phases
+// (pool/phase.h), and the first to find it done answers. A late thread skips what is over.
 //
-// The shared memory, pinned where there is a GPU (moeserve/kernels/handoff/region.py lays it out):
+// The shared memory, pinned if there is a GPU (moeserve/kernels/handoff/region.py lays it out):
 //
 //   part            shape                      written by   when
 //   request[layer]  u64, a line each           GPU          last thing of publish: the step's number in the low half,
@@ -19,8 +19,8 @@
 //   weights         f32 [tokens, top_k]        GPU          publish
 //   result          f32 [tokens, hidden]       CPU          before the answer
 //
-// Within a layer the two sides strictly alternate, and the GPU publishes a layer only when the answer to the layer before
-// has come. A layer's rows and result stay as they are while the next layer is published.
+// Within a layer the two sides strictly alternate: the GPU publishes a layer only when the previous layer's answer has
+// come. A layer's rows and result stay unchanged while the next layer is published.
 #pragma once
 
 #include <array>
@@ -53,7 +53,7 @@ class Handoff {
     const float* weights;
     float* result;
   };
-  struct Scratch {  // of one ExpertsOp
+  struct Scratch {  // for one ExpertsOp
     Activations h;
     int32_t* starts;
     int32_t* active;
@@ -68,12 +68,12 @@ class Handoff {
 
   // Queues the pool's part of one step.
   void begin();
-  // Experts whose weights steps have read so far, of the layers that are marked. At any time.
+  // Returns how many experts' weights the steps have read so far, in the marked layers. Callable at any time.
   int64_t expert_reads(const uint8_t* layers) const;
   size_t layers() const { return layers_.size(); }
-  // What went wrong first; empty: nothing.
+  // The first error; empty if there is none.
   std::string error();
-  // Gives up what is under way: the GPU's waits end, with worthless results.
+  // Gives up the work under way: the GPU's waits end, and their results are invalid.
   void abandon(const std::string& why);
 
  private:
@@ -107,14 +107,13 @@ class Handoff {
   const int max_tokens_, top_k_;
   const double timeout_s_;
 
-  std::vector<int> cpu_layers_;  // those with experts here, in order: the places
+  std::vector<int> cpu_layers_;  // layers with experts here, in order; a place is an index
   Turns turns_;
-  std::vector<std::atomic<int64_t>>
-      reads_;  // of each layer's experts, so far; all in a few lines of the cache
+  std::vector<std::atomic<int64_t>> reads_;  // experts read so far, by layer; together in a few cache lines
 
-  std::atomic<uint32_t> begun_{0};   // steps; written by begin()
-  std::atomic<uint32_t> served_{0};  // steps
-  std::atomic<int> awaited_{0};      // layer
+  std::atomic<uint32_t> begun_{0};   // steps begun; written by begin()
+  std::atomic<uint32_t> served_{0};  // steps served
+  std::atomic<int> awaited_{0};      // the layer being waited for
   std::atomic<uint64_t> progress_{0};
   std::atomic<bool> failed_{false};
 
@@ -122,7 +121,7 @@ class Handoff {
   std::condition_variable changed_;
   std::string error_;     // under mutex_
   bool closing_ = false;  // under mutex_
-  std::thread watchdog_;  // last: it uses the rest
+  std::thread watchdog_;  // last member: its thread uses the others
 };
 
 }  // namespace moeserve

@@ -1,6 +1,5 @@
-// Turns: what the pool computes for a GPU, one after another, each prepared by one thread for all that are there.
-//
-// They are numbered from 1 over the life of a hand-off. Numbers wrap.
+// Turns: pieces of work that the pool computes for a GPU, one after another. One thread prepares a turn for all threads
+// that take part. Turns are numbered from 1 over the life of a hand-off; the numbers wrap.
 #pragma once
 
 #include <array>
@@ -16,10 +15,10 @@ namespace moeserve {
 
 struct Turn {
   ExpertsOp op{};
-  int64_t has_work = 0;  // 0: there is nothing to compute
+  int64_t has_work = 0;  // 0: nothing to compute
 };
 
-// Moves `latest` on to `number`; false where it is there, or further, already.
+// Raises `latest` to `number`. Returns false if it is already there or beyond.
 inline bool advance(std::atomic<uint32_t>& latest, uint32_t number) {
   uint32_t before = latest.load(std::memory_order_acquire);
   while (static_cast<int32_t>(number - before) > 0) {
@@ -30,20 +29,21 @@ inline bool advance(std::atomic<uint32_t>& latest, uint32_t number) {
 
 class Turns {
  public:
-  // Whether this turn has been prepared, or a later one.
+  // Returns whether this turn, or a later one, has been prepared.
   bool is_ready(uint32_t number) const {
     return static_cast<int32_t>(ready_.load(std::memory_order_acquire) - number) >= 0;
   }
-  // True for one thread, which then prepares it. For who has seen the end of all turns before.
+  // Returns true to exactly one thread, which then prepares the turn. Callers have seen all earlier turns end.
   bool claim(uint32_t number) { return advance(claimed_, number); }
   void publish(uint32_t number, const Turn& turn) {
-    std::atomic_thread_fence(std::memory_order_release);  // whoever finds a word of it finds the claim
+    std::atomic_thread_fence(
+        std::memory_order_release);  // a reader that sees any of the words also sees the claim
     const Words words = std::bit_cast<Words>(turn);
     for (size_t i = 0; i < words.size(); ++i) words_[i].store(words[i], std::memory_order_relaxed);
     ready_.store(number, std::memory_order_release);
     wakes_.wake();
   }
-  // What was published; false where a later turn has come.
+  // Copies the published turn. Returns false if a later turn has been claimed.
   bool read(uint32_t number, Turn* turn) const {
     Words words;
     for (size_t i = 0; i < words.size(); ++i) words[i] = words_[i].load(std::memory_order_relaxed);
@@ -52,10 +52,10 @@ class Turns {
     *turn = std::bit_cast<Turn>(words);
     return true;
   }
-  // True for one thread: the turn's results are there, and it says so.
+  // Returns true to exactly one thread, which then answers. All results of the turn must be complete.
   bool end(uint32_t number) { return advance(ended_, number); }
 
-  // For who sleeps until something happens.
+  // for threads that sleep until a turn is published or given up
   Wakes& wakes() { return wakes_; }
 
  private:

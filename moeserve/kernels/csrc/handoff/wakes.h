@@ -1,4 +1,4 @@
-// Sleeping until something happens, but no longer than a given time, which std::atomic::wait cannot.
+// Lets threads sleep until they are woken, with a timeout, which std::atomic::wait lacks.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,8 @@ class Wakes {
  public:
   uint32_t now() const { return count_.load(std::memory_order_acquire); }
 
-  // Until `wake` is called, or was since `before`, what now() gave then; for `most` at the longest, or less.
+  // Sleeps for at most `most`, until `wake` is called. Returns at once if it has been called since now() returned
+  // `before`.
   void sleep(uint32_t before, std::chrono::microseconds most) {
 #if defined(__linux__)
     static_assert(sizeof(count_) == sizeof(uint32_t));

@@ -1,4 +1,5 @@
-// Paged attention, grouped-query or latent, over token-granular slots: who does which piece. The arithmetic is in attention.inl.
+// Paged attention, grouped-query or latent, over token-granular slots: divides the work among threads. The arithmetic
+// is in attention.inl.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,8 +17,8 @@ struct Shape {
   int most_queries() const { return AttentionPlan::kTileTokens * part_heads; }
 };
 
-// Online-softmax state of the queries of a tile for some parts of the heads, one part after the other: query i of a part is
-// token i / group, head i % group, where `group` is the part's heads.
+// Online-softmax state of a tile's queries for some parts of the heads, one part after the other. Query i of a part is
+// token i / group, head i % group; `group` is the number of heads in the part.
 struct State {
   Softmax* softmax;
   float* acc;  // [queries, value_dim]
@@ -32,13 +33,13 @@ struct State {
 
 // One thread's buffers, cut from its scratch.
 struct Buffers {
-  float *keys, *values, *scores;  // of a q8_0 cache, the first two hold codes and scales, which take less
+  float *keys, *values, *scores;  // for a q8_0 cache the first two hold codes and scales, which are smaller
   const float** queries;
   const char** lines;    // of the next block's keys and values
-  QueryRow* query_rows;  // the queries as a q8_0 cache wants them
-  int *first, *end;      // the keys of a block that each query sees
+  QueryRow* query_rows;  // the queries, converted for a q8_0 cache
+  int *first, *end;      // the range of a block's keys that each query sees
   State running, segment;
-  // A row of float16 has dim / 32 lines, one of codes and scales no more than one besides.
+  // A float16 row has dim / 32 lines; codes and scales together at most one more.
   static size_t most_lines(const Shape& s) { return kKeyBlock * ((s.dim + s.value_dim) / 32 + 2); }
   static size_t bytes(const Shape& s) {
     const size_t q = s.most_queries(), d = s.value_dim;
@@ -76,7 +77,7 @@ const char** add_lines(const char** to, const void* p, size_t bytes) {
   return to;
 }
 
-// Where keys and values of these slots lie: rows that lie apart are beyond what the CPU foresees. Returns the end.
+// Collects the cache lines of these slots' keys and values, which the CPU's prefetcher cannot predict. Returns the end.
 const char** lines_of(const AttentionOp& op, const int32_t* slots, int count, int kv_head, const char** to) {
   for (const KvPool* pool : {&op.keys, &op.values}) {
     const bool is_keys = pool == &op.keys;
@@ -97,7 +98,7 @@ const char** lines_of(const AttentionOp& op, const int32_t* slots, int count, in
   return to;
 }
 
-// A block of `count` keys of the tile, for `queries` of its queries in `b`.
+// Attends a block of `count` keys for `queries` of the tile's queries in `b`; float16 cache.
 void attend_halves(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int first_query,
                    int queries, Buffers& b, State state, Upcoming& upcoming) {
   const int64_t head = op.is_latent ? 0 : kv_head;
@@ -112,7 +113,7 @@ Q8Rows q8_rows(const AttentionOp& op, const KvPool& pool, int kv_head) {
   return {pool.codes() + kv_head * op.dim, pool.scales + kv_head * (op.dim / 32), op.key_stride()};
 }
 
-// The same of a q8_0 cache, whose keys and values are of one width.
+// The same for a q8_0 cache, whose keys and values have the same width.
 void attend_q8(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int first_query,
                int queries, Buffers& b, State state, Upcoming& upcoming) {
   auto *keys = reinterpret_cast<int16_t*>(b.keys), *values = reinterpret_cast<int16_t*>(b.values);
@@ -123,8 +124,8 @@ void attend_q8(const AttentionOp& op, const int32_t* slots, int count, int kv_he
                         value_scales, op.dim, state.softmax, state.acc, b.scores, upcoming);
 }
 
-// Parts `part` .. + together - 1. Where they are of several KV heads, a token's keys are read from end to end: as they lie
-// in memory, which then foresees the next.
+// Attends parts `part` .. part + together - 1. If these span several KV heads, a token's keys are read from end to end,
+// as they are in memory, so that the CPU prefetches the next.
 void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int part,
                     int together, Buffers& b, State state) {
   const int group = op.part_heads(), queries = tile.count * group;
@@ -153,7 +154,7 @@ void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int 
   }
 }
 
-// Adds a segment to what the tile's queries of `parts` parts have of those before it.
+// Merges a segment into the results that the tile's queries, of `parts` parts, have from the segments before.
 void merge(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int parts, State into,
            State from) {
   const int group = op.part_heads(), dim = op.value_dim, queries = tile.count * group;
@@ -183,7 +184,7 @@ void copy_state(const AttentionOp& op, int queries, State from, State to) {
   std::copy_n(from.acc, static_cast<int64_t>(queries) * op.value_dim, to.acc);
 }
 
-// One segment of a tile, to `partial`.
+// Attends one segment of a tile and writes to `partial`.
 void attend_part(const AttentionOp& op, int64_t index, int part, int together, Buffers& b, Claim& claim) {
   const int segment = op.plan->parts[index].segment;
   const AttentionPlan::Tile& tile = op.plan->tiles[op.plan->parts[index].tile];
@@ -195,7 +196,7 @@ void attend_part(const AttentionOp& op, int64_t index, int part, int together, B
     copy_state(op, queries, b.segment.from(p * queries, op.value_dim), partial_state(op, index, part + p));
 }
 
-// All segments of a tile, from `partial`.
+// Merges all segments of a tile from `partial`.
 void merge_parts(const AttentionOp& op, int64_t number, int part, Buffers& b, Claim& claim) {
   const AttentionPlan::Tile& tile = op.plan->tiles[number];
   const int part0 = op.plan->first_part[number], first = first_segment(op, tile);
@@ -244,8 +245,8 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
     }
     add_tiles(row[i], count[i], position[i], slot_table + req_slot[i] * table_stride);
   }
-  // Enough units without splitting: then a tile's segments are merged on the spot and need no memory. So are those of a
-  // single segment: then it is one phase instead of two.
+  // With enough units, tiles are not split: their segments are merged at once and need no memory. Nor are tiles of one
+  // segment: that takes one phase instead of two.
   const auto is_long = [](const Tile& tile) { return segments_of(tile) > 1; };
   const int64_t units = static_cast<int64_t>(tiles.size()) * kv_heads;
   split = units < 4 * threads && std::any_of(tiles.begin(), tiles.end(), is_long);
@@ -258,7 +259,7 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
   join_heads(split ? all : units, threads);
 }
 
-// Of one sequence.
+// Adds the tiles of one sequence.
 void AttentionPlan::add_tiles(int row, int count, int position, const int32_t* slots) {
   for (int t = 0; t < count; t += kTileTokens) {
     const int n = std::min(kTileTokens, count - t);
@@ -271,7 +272,7 @@ void AttentionPlan::add_tiles(int row, int count, int position, const int32_t* s
   }
 }
 
-// A part for each segment, or, where nothing is split, for each tile. Returns how many scores they have.
+// Adds a part for each segment or, if tiles are not split, for each tile. Returns the number of scores of all parts.
 size_t AttentionPlan::add_parts() {
   parts.clear();
   first_part.assign(1, 0);
@@ -289,21 +290,23 @@ size_t AttentionPlan::add_parts() {
   return num_scores;
 }
 
-// Whether the units, shared by heads alone, are so few that threads wait for others for long. From a unit for each thread
-// on they are better read as they lie: 32 of them took 15 threads 225 us, and 262 by keys and columns.
+// Returns whether dividing by heads alone gives so few units that threads would wait long for each other. With one unit
+// or more per thread, keys are better read in memory order: 32 units took 15 threads 225 us, and 262 us by keys and
+// columns.
 bool AttentionPlan::leaves_threads_idle(int64_t units, int threads) {
   if (4 * units >= int64_t{5} * threads) return false;
   const int64_t rounds = (units + threads - 1) / threads;
   return 20 * units < 17 * rounds * threads;
 }
 
-// units: pieces of work without cuts. The kernel takes four queries at once: a part of fewer gains nothing.
+// units: number of work units before cutting. The kernel processes four queries at once, so cutting below that gains
+// nothing.
 void AttentionPlan::cut_heads(int64_t units, int threads) {
   constexpr int kLeastHeads = 4;
   while (units * cuts < threads && heads / kv_heads % (2 * cuts * kLeastHeads) == 0) cuts *= 2;
 }
 
-// The same: as many KV heads together as leave enough units, and have room where a tile of kTileTokens has it.
+// Joins KV heads into one unit: as many as leave enough units and as fit in the buffers of a full tile.
 void AttentionPlan::join_heads(int64_t units, int threads) {
   int most = 1;
   for (const Tile& tile : tiles) most = std::max(most, tile.count);

@@ -1,4 +1,4 @@
-// What the ways to share attention among threads have in common (attention.cpp, attention_sliced.cpp).
+// Code shared by the two ways of dividing attention among threads (attention.cpp, attention_sliced.cpp).
 #pragma once
 
 #include <algorithm>
@@ -9,31 +9,32 @@
 
 namespace moeserve {
 
-constexpr int kKeyBlock = 32;    // keys of one attend_block call
-constexpr int kValueSlice = 32;  // columns of a head's values; what is quantised together
+constexpr int kKeyBlock = 32;  // keys per attend_block call
+constexpr int kValueSlice =
+    32;  // columns of a head's values per slice; also the columns that share a q8_0 scale
 
 inline int segments_of(const AttentionPlan::Tile& tile) {
   return (tile.end + AttentionPlan::kSegment - 1) / AttentionPlan::kSegment;
 }
 
-// Blocks of keys that a tile has in a segment.
+// Returns the number of key blocks of a tile in a segment.
 inline int blocks_of(const AttentionPlan::Tile& tile, int segment) {
   const int keys = tile.end - segment * AttentionPlan::kSegment;
   return (std::min(keys, AttentionPlan::kSegment) + kKeyBlock - 1) / kKeyBlock;
 }
 
-// The first position that the token at `position` sees.
+// Returns the first position that the token at `position` sees.
 inline int first_key(const AttentionOp& op, int position) {
   return op.window > 0 ? std::max(0, position - op.window + 1) : 0;
 }
 
-// The first segment that the tile's tokens see; what lies before it is not touched.
+// Returns the first segment that the tile's tokens see; earlier ones are not read.
 inline int first_segment(const AttentionOp& op, const AttentionPlan::Tile& tile) {
   return first_key(op, tile.position) / AttentionPlan::kSegment;
 }
 
-// The keys of a segment that a tile sees, in blocks that begin at multiples of kKeyBlock, whatever the tile: a query's
-// arithmetic does not depend on its neighbours.
+// The keys of a segment that a tile sees, in blocks that begin at multiples of kKeyBlock for every tile, so that a
+// query's arithmetic does not depend on its neighbours.
 struct KeyRange {
   int begin, end;
 };
@@ -42,8 +43,8 @@ inline KeyRange keys_of(const AttentionOp& op, const AttentionPlan::Tile& tile, 
           std::min((segment + 1) * AttentionPlan::kSegment, tile.end)};
 }
 
-// Which keys of the block from key0 on each of the tile's queries sees: from first[i] to before end[i]. Query i is token
-// i / group.
+// Computes which keys of the block at key0 each query of the tile sees: first[i] .. end[i] - 1. Query i belongs to
+// token i / group.
 inline void seen_keys(const AttentionOp& op, const AttentionPlan::Tile& tile, int group, int key0, int count,
                       int* first, int* end) {
   for (int i = 0; i < tile.count * group; ++i) {
@@ -53,8 +54,8 @@ inline void seen_keys(const AttentionOp& op, const AttentionPlan::Tile& tile, in
   }
 }
 
-// What turns the weighted sum of values into their mean: one over the softmax's denominator. A sink is one more logit in
-// it, without a value; being the last, it may move the maximum.
+// Returns the factor that turns the weighted sum of values into their mean: 1 / the softmax's denominator. A sink is an
+// additional logit without a value; it is added last and may raise the maximum.
 inline float normaliser(const AttentionOp& op, int64_t head, Softmax s) {
   if (op.sinks == nullptr) return 1.0f / s.sum;
   const float m = std::max(s.max, op.sinks[head]);
@@ -62,12 +63,13 @@ inline float normaliser(const AttentionOp& op, int64_t head, Softmax s) {
   return factor / (s.sum * factor + std::exp(op.sinks[head] - m));
 }
 
-// Adds a segment, of `dim` numbers, to what a query of the tile's `token` has of those before it.
+// Merges a segment, of `dim` numbers, into the results that a query of the tile's token `token` has from the segments
+// before.
 inline void merge_query(const AttentionOp& op, const AttentionPlan::Tile& tile, int token, int segment,
                         int dim, Softmax& into, float* into_acc, const Softmax& from, const float* from_acc) {
   const int first = first_key(op, tile.position + token) / AttentionPlan::kSegment;
   if (segment < first || segment > (tile.end_of(token) - 1) / AttentionPlan::kSegment) return;
-  if (segment == first) {  // nothing to merge with: its first segment, though not the tile's
+  if (segment == first) {  // nothing to merge with: this query's first segment, though not the tile's
     into = from;
     std::copy_n(from_acc, dim, into_acc);
     return;
@@ -75,13 +77,13 @@ inline void merge_query(const AttentionOp& op, const AttentionPlan::Tile& tile, 
   merge_segments(*op.k, into, into_acc, from, from_acc, dim);
 }
 
-// What a head's gate multiplies its result by.
+// Returns the factor that a head's gate applies to its result.
 inline float head_factor(const AttentionOp& op, float gate) {
   if (!op.gate_softplus) return 1.0f / (1.0f + std::exp(-gate));
   return gate > 20.0f ? gate : std::log1p(std::exp(gate));
 }
 
-// `dim` numbers of a head's result, from column `from` on.
+// Writes `dim` numbers of a head's result, from column `from` on.
 inline void write_head(const AttentionOp& op, int64_t row, int64_t head, int from, int dim, const float* acc,
                        Softmax softmax) {
   const int64_t at = (row * op.heads + head) * op.value_dim + from;

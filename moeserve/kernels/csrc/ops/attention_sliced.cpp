@@ -1,6 +1,7 @@
-// Attention of few queries on many threads: first all scores, shared by keys, then softmax and weighted sums, shared by
-// columns of the values. Every key and value is read by one thread, or by few, where sharing by heads alone leaves threads
-// without work or lets several read the same keys. A query's arithmetic is that of attention.cpp: the same bits.
+// Attention of few queries on many threads, in two passes: first all scores, divided by keys; then softmax and weighted
+// sums, divided by columns of the values. So each key and value is read by one thread or few, where dividing by heads
+// would leave threads idle or read the same keys several times. A query's arithmetic is that of attention.cpp: the same
+// bits.
 #include <cstring>
 
 #include "attention_parts.h"
@@ -8,9 +9,9 @@
 namespace moeserve {
 namespace {
 
-constexpr int kChunkBlocks = 2;  // of keys, in a unit of the first pass
+constexpr int kChunkBlocks = 2;  // key blocks per unit of the first pass
 
-// Of one KV head's queries, token by token, `group` to each.
+// The queries of one KV head, token by token, `group` per token.
 struct Queries {
   const AttentionPlan::Tile& tile;
   int group, kv_head;
@@ -23,14 +24,14 @@ Queries queries_of(const AttentionOp& op, int64_t part, int kv_head) {
   return {op.plan->tiles[op.plan->parts[part].tile], op.heads / op.kv_heads, kv_head};
 }
 
-// Scores of a part's queries with a block: [queries][32].
+// Returns the scores of a part's queries with a block: [queries][32].
 float* scores_of(const AttentionOp& op, int64_t part, const Queries& queries, int block) {
   return op.plan->scores.data() + op.plan->parts[part].scores +
          (int64_t{queries.kv_head} * blocks_of(queries.tile, op.plan->parts[part].segment) + block) *
              queries.count() * kKeyBlock;
 }
 
-// Lines of a row of float16 numbers, of keys or values, `bytes` from `base` on in each of `count` slots.
+// Collects the cache lines of float16 keys or values: `bytes` from `base` on in each of `count` slots.
 Upcoming lines_of(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int bytes,
                   const char** lines) {
   int n = 0;
@@ -67,7 +68,7 @@ struct Buffers {
   }
 };
 
-// Scores of one KV head's queries with the blocks of a chunk.
+// Computes the scores of one KV head's queries with the blocks of a chunk.
 void score_chunk(const AttentionOp& op, int64_t part, int kv_head, int chunk, Buffers& b, Claim& claim) {
   const Queries queries = queries_of(op, part, kv_head);
   const int segment = op.plan->parts[part].segment, n = queries.count();
@@ -91,7 +92,7 @@ void score_chunk(const AttentionOp& op, int64_t part, int kv_head, int chunk, Bu
   std::copy_n(b.scores, int64_t{blocks} * n * kKeyBlock, scores_of(op, part, queries, block));
 }
 
-// One slice of the weighted sums of a part's values: softmax, acc [queries, kValueSlice].
+// Computes one slice of a part's weighted sums of values: softmax, acc [queries, kValueSlice].
 void weigh_slice(const AttentionOp& op, int64_t part, const Queries& queries, int slice, Buffers& b) {
   const int segment = op.plan->parts[part].segment, n = queries.count();
   const KeyRange keys = keys_of(op, queries.tile, segment);
@@ -111,7 +112,7 @@ void weigh_slice(const AttentionOp& op, int64_t part, const Queries& queries, in
   }
 }
 
-// A part's [queries][value_dim] sums and their softmax, as attention.cpp lays them out.
+// Returns a part's [queries][value_dim] sums and their softmax states, in attention.cpp's layout.
 float* partial_of(const AttentionOp& op, int64_t part, const Queries& queries) {
   return op.plan->partial.data() + op.plan->parts[part].offset +
          int64_t{queries.kv_head} * queries.count() * (op.value_dim + 2);
@@ -129,7 +130,7 @@ void write_slice(const AttentionOp& op, const Queries& queries, int slice, const
   }
 }
 
-// A slice of a part: the result where it is the tile's only one, else its share.
+// Computes a slice of a part: the result if it is the tile's only part, else its share in `partial`.
 void attend_slice(const AttentionOp& op, int64_t part, int kv_head, int slice, Buffers& b, Claim& claim) {
   const Queries queries = queries_of(op, part, kv_head);
   if (op.plan->parts[part].segment < first_segment(op, queries.tile)) return;
@@ -142,7 +143,7 @@ void attend_slice(const AttentionOp& op, int64_t part, int kv_head, int slice, B
   if (slice == 0) std::copy_n(b.softmax, queries.count(), partial_softmax(op, part, queries));
 }
 
-// A slice of all segments of a tile, from `partial`.
+// Merges a slice of all segments of a tile from `partial`.
 void merge_slices(const AttentionOp& op, int64_t number, int kv_head, int slice, Buffers& b, Claim& claim) {
   const AttentionPlan::Tile& tile = op.plan->tiles[number];
   const int64_t part0 = op.plan->first_part[number], parts = op.plan->first_part[number + 1] - part0;
@@ -165,7 +166,7 @@ void merge_slices(const AttentionOp& op, int64_t number, int kv_head, int slice,
   if (claim()) write_slice(op, queries, slice, b.merged, b.merged_softmax);
 }
 
-// The most chunks of a part and KV head; the chunks that a shorter part lacks are empty.
+// Returns the largest number of chunks of any part and KV head; shorter parts have empty chunks.
 int64_t chunks_of(const AttentionPlan& plan) {
   int most = 0;
   for (const AttentionPlan::Part& part : plan.parts)
@@ -173,7 +174,7 @@ int64_t chunks_of(const AttentionPlan& plan) {
   return (most + kChunkBlocks - 1) / kChunkBlocks;
 }
 
-// Some columns of keys or values of a part, from its `from`-th key on.
+// Returns the memory of some columns of a part's keys or values, from its key number `from` on.
 BytesAhead columns_ahead(const AttentionOp& op, int64_t part, const uint16_t* columns, int64_t stride,
                          int count, int from, int keys) {
   const AttentionPlan::Tile& tile = op.plan->tiles[op.plan->parts[part].tile];
@@ -183,7 +184,7 @@ BytesAhead columns_ahead(const AttentionOp& op, int64_t part, const uint16_t* co
   return {reinterpret_cast<const uint8_t*>(columns), 2 * stride, tile.slots + first, end - first, 2 * count};
 }
 
-// What a thread reads first in the second pass.
+// Returns the memory that a thread reads first in the second pass.
 BytesAhead first_values(const AttentionOp& op, const Team& team) {
   const int64_t slices = op.plan->slices, heads = op.kv_heads;
   const auto [unit, count] = team.own_units(static_cast<int64_t>(op.plan->parts.size()) * heads * slices);
@@ -196,7 +197,7 @@ BytesAhead first_values(const AttentionOp& op, const Team& team) {
 
 }  // namespace
 
-// What a thread reads first in the first pass.
+// Returns the memory that a thread reads first in the first pass.
 BytesAhead first_keys(const AttentionOp& op, const Team& team) {
   const int64_t chunks = chunks_of(*op.plan), heads = op.kv_heads;
   const auto [unit, count] = team.own_units(static_cast<int64_t>(op.plan->parts.size()) * heads * chunks);

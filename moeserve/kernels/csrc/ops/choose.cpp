@@ -14,9 +14,9 @@
 namespace moeserve {
 namespace {
 
-constexpr int64_t kCols = 2048;  // of a common hidden size
-constexpr int kTogether = 8;     // panels timed together: the clock takes as long as a part of one
-constexpr int kRounds = 5;       // of each candidate, in turns; the fastest counts
+constexpr int64_t kCols = 2048;  // a common hidden size
+constexpr int kTogether = 8;  // panels timed together: for a single one the clock call would weigh too much
+constexpr int kRounds = 5;    // per candidate, alternating; the fastest counts
 constexpr std::chrono::seconds kMostTime{1};
 constexpr int64_t kLeastBytes = 64 << 20, kMostBytes = 256 << 20;
 
@@ -25,7 +25,7 @@ int64_t bytes_beyond_caches() {
   return std::clamp<int64_t>(2 * sysconf(_SC_LEVEL3_CACHE_SIZE), kLeastBytes, kMostBytes);
 }
 
-// This thread's CPU time: what another process takes of its core does not count.
+// Returns this thread's CPU time, which leaves out time that its core gave to other processes.
 double thread_seconds() {
   timespec now;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -62,7 +62,7 @@ struct TimedProductsOp {
   const Matrix* w;
   const void* const* rows;
   int n;
-  std::atomic<double>* seconds;  // of all threads together
+  std::atomic<double>* seconds;  // sum over all threads
   void operator()(Team& team) const {
     team.last_phase();
     team.for_panels(1, w->panels / kTogether, [&](int64_t, int64_t group) {
@@ -76,7 +76,7 @@ struct TimedProductsOp {
   }
 };
 
-// kFewTokens quantised activation rows, whose values do not matter.
+// kFewTokens quantised activation rows of arbitrary values.
 struct ActivationRows {
   ActivationRows() : bytes(kFewTokens * quantized_row_bytes(kCols), 1) {
     for (int t = 0; t < kFewTokens; ++t) rows[t] = bytes.data() + t * quantized_row_bytes(kCols);
@@ -92,7 +92,7 @@ double seconds_of(Pool& pool, PanelGemm gemm, const Matrix& w, const ActivationR
   return seconds;
 }
 
-// How many times as fast `other` is.
+// Returns how many times as fast `other` is as `own`.
 double gain(Pool& pool, PanelGemm own, PanelGemm other, const Matrix& w, const ActivationRows& x, int n) {
   std::array<double, 2> least{1e9, 1e9};
   for (int round = 0; round < 2 * kRounds; ++round) {
@@ -120,7 +120,7 @@ std::vector<ProductChoice> choose_products(Pool& pool, Kernels& table, const std
     pool.wait();
     for (int n = 1; n <= kFewTokens; ++n) {
       const double speed = gain(pool, table.gemm[type], other->gemm[type], w, x, n);
-      if (speed < least_gain) break;  // with more tokens the wider one gains
+      if (speed < least_gain) break;  // with more tokens the wider instruction set gains
       table.few[type][n - 1] = other->gemm[type];
       chosen.push_back({type, n, other->name, speed});
     }

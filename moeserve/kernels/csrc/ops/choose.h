@@ -1,8 +1,8 @@
-// Which instruction set's product is the fastest here, by measurement.
+// Chooses the fastest instruction set for products of few tokens, by measurement.
 //
-// A product of one token waits for the memory, and how a core gets most of it depends on more than the width of its
-// registers: two Zen 4 cores read Q8_0 a third faster with AVX2's loads than with AVX-512's, which compute eight tokens
-// faster. All give the same bits (tests/kernels/test_isa.py).
+// A product of one token waits for memory, and how fast a core reads depends on more than the width of its registers:
+// two Zen 4 cores read Q8_0 a third faster with AVX2's loads than with AVX-512's, which compute eight tokens faster.
+// All give the same bits (tests/kernels/test_isa.py).
 #pragma once
 
 #include <vector>
@@ -16,13 +16,13 @@ struct ProductChoice {
   int type;
   int tokens;
   const char* isa;
-  double speed;  // as a multiple of the speed of the table's own product
+  double speed;  // relative to the table's own product
 };
 
-// Measures the products of packed panels of `types` (integer ones; others keep their own) and up to kFewTokens tokens,
-// with all threads of the pool and from memory, and sets table.few where another instruction set is at least `least_gain`
-// times as fast. Nothing is measured where there is no other, nor for weights that the caches hold; types that do not
-// come to their turn within a second keep their own. Returns what was set.
+// Measures products of up to kFewTokens tokens with packed panels of `types`, on all threads of the pool, with weights
+// read from memory. Sets table.few where another instruction set is at least `least_gain` times as fast. Does nothing
+// if there is no other instruction set or the caches hold the weights. Only integer types are measured, and only those
+// reached within a second. Returns what was set.
 std::vector<ProductChoice> choose_products(Pool& pool, Kernels& table, const std::vector<int>& types,
                                            int64_t weight_bytes, double least_gain);
 

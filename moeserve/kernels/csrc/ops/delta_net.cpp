@@ -1,20 +1,22 @@
-// Who does which piece of a gated DeltaNet. The arithmetic is in delta_net.inl.
+// Divides the work of a gated DeltaNet among threads. The arithmetic is in delta_net.inl.
 #include "delta_net.h"
 
 #include <cmath>
 #include <cstring>
 
 namespace moeserve {
-namespace {
 
-// log(1 + exp(x)), which is x for large x.
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// One token's step of a block of columns. decay: of the head, or of each dimension of its keys.
+namespace {
+
+// One token's step of a block of columns. decay: one per head, or one per dimension of the head's keys.
 void step(const Kernels* k, const DeltaHeads& h, float* state, const float* q, const float* key,
           const float* v, const float* decay, float beta, float* out) {
   if (h.kimi) {
     k->delta_step_by_channel(state, h.key_dim, q, key, v, decay, beta, out);
+  } else if (h.mamba2) {
+    k->mamba2_step(state, h.key_dim, q, key, v, *decay, beta, out);
   } else {
     k->delta_step(state, h.key_dim, q, key, v, *decay, beta, out);
   }
@@ -22,8 +24,7 @@ void step(const Kernels* k, const DeltaHeads& h, float* state, const float* q, c
 
 }  // namespace
 
-// Heads count through q, k and v; a head's channels are convolved for all tokens of the sequence.
-void DeltaNetOp::convolve(Team& team, int sequence, int head) const {
+void RecurrentOp::convolve(Team& team, int sequence, int head) const {
   const DeltaHeads& h = heads;
   const bool is_value = head >= 2 * h.key_heads;
   const int width = is_value ? h.value_dim : h.key_dim;
@@ -43,13 +44,23 @@ void DeltaNetOp::convolve(Team& team, int sequence, int head) const {
     float* x = part(which, sequences.row[sequence] + t) + within;
     float* kept = record(sequence, t);
     if (kept != nullptr) std::memcpy(kept + first, x, sizeof(float) * width);
-    k->conv_silu(window, x, conv + first, channels, h.taps, width);
-    if (!is_value) k->l2_normalize(x, factor, width);
+    k->conv_silu(window, x, conv + first, channels, conv_bias == nullptr ? nullptr : conv_bias + first,
+                 h.taps, width);
+    if (!is_value && !h.mamba2) k->l2_normalize(x, factor, width);
     if (kept != nullptr) std::memcpy(kept + channels + first, x, sizeof(float) * width);
     if (t + 1 != sure) continue;
     for (int j = 0; j + 1 < h.taps; ++j)
       std::memcpy(state + j * channels, window + j * width, sizeof(float) * width);
   }
+}
+
+void RecurrentOp::keep_gates(int sequence, int t, int head) const {
+  float* kept = record(sequence, t);
+  if (kept == nullptr) return;
+  const int64_t row = sequences.row[sequence] + t, width = heads.decays_of_head();
+  float* gates = kept + 2 * heads.channels();
+  gates[head] = b[gate(row, head)];
+  std::memcpy(gates + heads.value_heads + head * width, decay(row, head), sizeof(float) * width);
 }
 
 void DeltaNetOp::make_gates(int sequence, int head) const {
@@ -62,21 +73,16 @@ void DeltaNetOp::make_gates(int sequence, int head) const {
     } else {
       *decays = std::exp(rate[head] * softplus(*decays + dt_bias[head]));
     }
-    if (float* kept = record(sequence, t)) {
-      const int width = heads.decays_of_head();
-      float* gates = kept + 2 * heads.channels();
-      gates[head] = b[at];
-      std::memcpy(gates + heads.value_heads + int64_t{head} * width, decays, sizeof(float) * width);
-    }
+    keep_gates(sequence, t, head);
   }
 }
 
-void DeltaNetOp::step_block(Team& team, int sequence, int head, int block) const {
+void RecurrentOp::step_block(Team& team, int sequence, int head, int block) const {
   const DeltaHeads& h = heads;
   float* state = states + sequences.slot[sequence] * slot_values +
                  (int64_t{head} * h.value_dim + block * kColumns) * h.key_dim;
   for (int t = 0; t < sequences.count[sequence]; ++t) {
-    if (t == sequences.sure(sequence)) {  // drafts move a copy on
+    if (t == sequences.sure(sequence)) {  // drafts advance a copy
       const size_t bytes = sizeof(float) * h.key_dim * kColumns;
       state = static_cast<float*>(std::memcpy(team.scratch(bytes), state, bytes));
     }
@@ -100,26 +106,13 @@ void DeltaNetOp::write_out(int64_t row, int head) const {
 }
 
 void DeltaNetOp::operator()(Team& team) const {
-  const int value_heads = heads.value_heads, conv_heads = 2 * heads.key_heads + value_heads;
-  const int each = conv_heads + value_heads, blocks = heads.value_dim / kColumns;
-  team.for_units(int64_t{sequences.num} * each, [&](int64_t unit) {
-    const int sequence = static_cast<int>(unit / each), head = static_cast<int>(unit % each);
-    if (head < conv_heads) {
-      convolve(team, sequence, head);
-    } else {
-      make_gates(sequence, head - conv_heads);
-    }
-  });
-  team.for_units(int64_t{sequences.num} * value_heads * blocks, [&](int64_t unit) {
-    const int64_t head = unit / blocks;
-    step_block(team, static_cast<int>(head / value_heads), static_cast<int>(head % value_heads),
-               static_cast<int>(unit % blocks));
-  });
+  convolve_and_step(team, [&](int sequence, int head) { make_gates(sequence, head); });
+  const int value_heads = heads.value_heads;
   team.for_units(int64_t{n} * value_heads,
                  [&](int64_t unit) { write_out(unit / value_heads, static_cast<int>(unit % value_heads)); });
 }
 
-// The window behind its inputs and the accepted ones: the last taps - 1 of both.
+// The new window: the last taps - 1 of the old window's inputs followed by the accepted ones.
 void CommitStatesOp::move_window(int sequence, int64_t channel, int width) const {
   const int64_t channels = heads.channels();
   const int kept = heads.taps - 1, moved = accepted[sequence];
@@ -135,9 +128,9 @@ void CommitStatesOp::move_window(int sequence, int64_t channel, int width) const
 void CommitStatesOp::step_block(int sequence, int head, int block) const {
   const DeltaHeads& h = heads;
   const int64_t channels = h.channels(), key_width = int64_t{h.key_heads} * h.key_dim;
-  const int64_t column = int64_t{head} * h.value_dim + block * DeltaNetOp::kColumns;
+  const int64_t column = int64_t{head} * h.value_dim + block * RecurrentOp::kColumns;
   float* state = states + slot[sequence] * slot_values + column * h.key_dim;
-  float unused[DeltaNetOp::kColumns];
+  float unused[RecurrentOp::kColumns];
   for (int t = 0; t < accepted[sequence]; ++t) {
     const float* kept = pending.record(int64_t{first[sequence]} + t);
     const float *q = kept + channels + h.key_head(head) * h.key_dim, *gates = kept + 2 * channels;
@@ -148,7 +141,7 @@ void CommitStatesOp::step_block(int sequence, int head, int block) const {
 
 void CommitStatesOp::operator()(Team& team) const {
   const int value_heads = heads.value_heads, conv_heads = 2 * heads.key_heads + value_heads;
-  const int blocks = heads.value_dim / DeltaNetOp::kColumns;
+  const int blocks = heads.value_dim / RecurrentOp::kColumns;
   const int64_t keys = int64_t{2} * heads.key_heads * heads.key_dim;
   const int each = conv_heads + value_heads * blocks;
   team.for_units(int64_t{num} * each, [&](int64_t unit) {
@@ -164,7 +157,7 @@ void CommitStatesOp::operator()(Team& team) const {
 }
 
 void CopyStatesOp::operator()(Team& team) const {
-  constexpr int64_t kPiece = 1 << 14;  // numbers
+  constexpr int64_t kPiece = 1 << 14;  // numbers per unit
   const int64_t pieces = (slot_values + kPiece - 1) / kPiece;
   for (int i = 0; i < count; ++i) {
     const int32_t source = pairs[2 * i];

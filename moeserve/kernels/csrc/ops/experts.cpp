@@ -1,4 +1,5 @@
-// The routed experts of a layer: who computes which panel of which expert, and in which order a token's are added.
+// The routed experts of a layer: divides panels and experts among threads, and fixes the order in which a token's
+// experts are added.
 #include <algorithm>
 
 #include "ops.h"
@@ -44,9 +45,9 @@ int ExpertsOp::compute(Team& team, bool is_whole) const {
   return adapted + 2;
 }
 
-// For who waits between the two products: a thread that is done early brings what it will read first into its cache, so
-// that the memory is not idle meanwhile: 3% of a layer's time at 1 and at 4 tokens with 16 threads (medians of four turns
-// each with and without, where a turn varied by 5%).
+// For threads that finish early between the two products: prefetches what the thread will read first, so that memory is
+// not idle. Saves 3% of a layer's time at 1 and at 4 tokens with 16 threads (medians of four alternating runs with and
+// without; runs varied by 5%).
 BytesAhead ExpertsOp::down_first(const Team& team) const {
   if (active[0] == 0 || !down->packed() || n * top_k > kMostParts) return {};
   const auto [rank, panel] = team.first_pair(sums_at_once ? 1 : active[0], down->panels);
@@ -72,7 +73,7 @@ float* ExpertsOp::zeroed_sums(Team& team) const {
   return sums;
 }
 
-// Counting sort of the n * top_k routes by expert. One thread: at 512 tokens it takes 10 us of a layer's 20 ms.
+// Counting sort of the n * top_k routes by expert, on one thread: at 512 tokens it takes 10 us of a layer's 20 ms.
 bool ExpertsOp::sort_routes() const {
   const int routes_n = n * top_k;
   const int experts = static_cast<int>(gate->experts);
@@ -101,7 +102,7 @@ bool ExpertsOp::sort_routes() const {
   return true;
 }
 
-// Rows of y through the adapters' A of gate and up, by row of h.
+// Computes y times the adapters' A of gate and up, by row of h.
 void ExpertsOp::shrink_inputs(Team& team) const {
   const int routed = starts[gate->experts], parts = lora.stride / kLoraRows;
   team.for_units(int64_t{2} * routed * parts, [&](int64_t unit) {
@@ -114,7 +115,7 @@ void ExpertsOp::shrink_inputs(Team& team) const {
   });
 }
 
-// Rows of h, which must be complete, through the adapters' A of down.
+// Computes h times the adapters' A of down; h must be complete.
 void ExpertsOp::shrink_intermediates(Team& team) const {
   const int routed = starts[gate->experts], parts = lora.stride / kLoraRows;
   team.for_units(int64_t{routed} * parts, [&](int64_t unit) {
@@ -137,16 +138,17 @@ void ExpertsOp::add_lora(const LoraTable* table, int part, int expert, int64_t p
   }
 }
 
-// g = what becomes of n gates and ups.
+// Applies the activation to n gates and ups; the result replaces g.
 void ExpertsOp::activate(float* g, const float* u, int n) const {
   if (options.activation == Activation::kSwigluOai)
     return k->swiglu_oai(g, u, n, options.limit, options.alpha, g);
   if (options.activation == Activation::kGelu) return k->gelu_mul(g, u, n, g);
+  if (options.activation == Activation::kRelu) return k->relu_mul(g, u, n, g);
   if (options.limit > 0) return k->clamped_silu_mul(g, u, n, options.limit, g);
   k->silu_mul(g, u, n, g);
 }
 
-// 32 rows of gate and up of the rank-th active expert, for all its tokens.
+// Computes 32 rows of gate and up of the rank-th active expert, for all its tokens.
 void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
   const int expert = active_expert(rank);
   const int64_t row0 = panel * kPanelRows;
@@ -154,7 +156,9 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
   const bool last = panel + 1 == gate->panels;
   const uint8_t* next = last && rank + 1 < active[0] ? gate->panel(active_expert(rank + 1), 0).data
                                                      : gate_panel.data + gate->panel_bytes;
-  alignas(64) float g[kMostTokens * kPanelRows], u[kMostTokens * kPanelRows];
+  const bool gated = gate != up;
+  alignas(64) float g[kMostTokens * kPanelRows], of_up[kMostTokens * kPanelRows];
+  float* u = gated ? of_up : g;
   const void* gate_rows[kMostTokens];
   const void* up_rows[kMostTokens];
   const auto [begin, end] = rows_of(expert);
@@ -165,21 +169,21 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
       gate_rows[i] = y.row(gate->integer(), token);
       up_rows[i] = y.row(up->integer(), token);
     }
-    k->multiply(gate->type, gate_panel, up_panel.data, gate->cols, gate_rows, tokens, g);
-    k->multiply(up->type, up_panel, next, up->cols, up_rows, tokens, u);
+    k->multiply(gate->type, gate_panel, gated ? up_panel.data : next, gate->cols, gate_rows, tokens, g);
+    if (gated) k->multiply(up->type, up_panel, next, up->cols, up_rows, tokens, u);
     if (options.gate_bias != nullptr) {
       add_bias(options.gate_bias + expert * gate->rows + row0, kPanelRows, tokens, g);
     }
-    if (options.up_bias != nullptr) {
+    if (gated && options.up_bias != nullptr) {
       add_bias(options.up_bias + expert * up->rows + row0, kPanelRows, tokens, u);
     }
     add_lora(lora.gate, 0, expert, panel, i0, tokens, g);
-    add_lora(lora.up, 1, expert, panel, i0, tokens, u);
+    if (gated) add_lora(lora.up, 1, expert, panel, i0, tokens, u);
     for (int i = 0; options.weighs_input && i < tokens;
-         ++i) {  // the products are linear in what the expert reads
+         ++i) {  // the products are linear in the input, so its weight can be applied afterwards
       const float weight = weights[routes[i0 + i]];
       k->scale(weight, kPanelRows, g + i * kPanelRows);
-      k->scale(weight, kPanelRows, u + i * kPanelRows);
+      if (gated) k->scale(weight, kPanelRows, u + i * kPanelRows);
     }
     activate(g, u, tokens * kPanelRows);
     if (!claim()) return;
@@ -195,8 +199,8 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
   }
 }
 
-// A thread owns the panel's 32 rows of the output for all experts: no reduction. A token's experts are added in
-// ascending order of their ids, whatever else is in the step.
+// One thread owns the panel's 32 output rows for all experts, so no reduction is needed. A token's experts are added in
+// ascending order of their ids, independent of the rest of the step.
 void ExpertsOp::down_panel(Team& team, int64_t panel, Claim& claim) const {
   float* sums = zeroed_sums(team);
   alignas(64) float tile[kMostTokens * kPanelRows];
@@ -227,7 +231,7 @@ void ExpertsOp::add_down_bias(int expert, int64_t panel, int tokens, float* tile
   add_bias(bias, down->valid_rows(panel), tokens, tile);
 }
 
-// The same in two passes, with the same bits: first the products of one expert.
+// The same in two passes, with the same bits. First pass: the products of one expert.
 void ExpertsOp::down_part(int64_t rank, int64_t panel, Claim& claim) const {
   const int expert = active_expert(rank);
   const Panel own = down->panel(expert, panel);
@@ -251,7 +255,7 @@ void ExpertsOp::down_part(int64_t rank, int64_t panel, Claim& claim) const {
   }
 }
 
-// Then their weighted sums.
+// Second pass: their weighted sums.
 void ExpertsOp::add_parts(Team& team, int64_t panel, Claim& claim) const {
   float* sums = zeroed_sums(team);
   const int valid = down->valid_rows(panel);
@@ -265,7 +269,7 @@ void ExpertsOp::add_parts(Team& team, int64_t panel, Claim& claim) const {
   if (claim()) put(panel, sums);
 }
 
-// sums [n, 32]: the panel's rows of x.
+// Writes or adds sums [n, 32] to the panel's rows of x.
 void ExpertsOp::put(int64_t panel, const float* sums) const {
   const int valid = down->valid_rows(panel);
   for (int t = 0; t < n; ++t) {

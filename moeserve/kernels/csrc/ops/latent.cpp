@@ -6,7 +6,7 @@
 namespace moeserve {
 namespace {
 
-// Pairs of neighbours to halves: x[2i] to out[i], x[2i + 1] to out[n / 2 + i].
+// De-interleaves pairs: x[2i] to out[i], x[2i + 1] to out[n / 2 + i].
 void split_pairs(const float* x, int n, float* out) {
   for (int i = 0; i < n / 2; ++i) {
     out[i] = x[2 * i];

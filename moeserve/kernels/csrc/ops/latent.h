@@ -1,12 +1,13 @@
-// What latent attention (MLA) does around attention itself, on the CPU pool: latent/reference.py has the arithmetic.
+// The steps before and after attention in latent attention (MLA), on the CPU pool; latent/reference.py has the
+// arithmetic.
 #pragma once
 
 #include "ops.h"
 
 namespace moeserve {
 
-// q's parts to where their products want them; a token's latent vector, normalised, and its rotated key to the pool.
-// Rotated are pairs of neighbours, which come to stand half a rotary width apart.
+// Copies q's parts to the inputs of their products, and a token's normalised latent vector and rotated key to the pool.
+// Rotation takes pairs of neighbours and writes them half a rotary width apart.
 struct LatentStoreOp {
   const Kernels* k;
   const float* q;       // [n, heads, nope.cols + rotary]
@@ -15,13 +16,13 @@ struct LatentStoreOp {
   float eps;
   const float* cos;  // [angles, rotary / 2]
   const float* sin;
-  const int32_t* positions;  // [n]: which of the angles are a row's; nullptr: row i's are the i-th
+  const int32_t* positions;  // [n], the row of cos and sin for each row; nullptr: row i uses row i
   const int32_t* slots;      // [n]
   uint16_t* pool;            // [slots, rank + rotary] of this layer
   int n, heads, rank, rotary;
   float scale;       // of q
-  Activations nope;  // [n * heads, ..]: q's first part of each head, scaled
-  float* queries;    // [n, heads, rank + rotary]: the last `rotary` of each head are written
+  Activations nope;  // [n * heads, ..]: the non-rotary part of q, scaled
+  float* queries;    // [n, heads, rank + rotary]: only the last `rotary` numbers of each head are written
   void operator()(Team& team) const;
 
  private:
@@ -30,13 +31,13 @@ struct LatentStoreOp {
   void store_latent(Team& team, int64_t t) const;
 };
 
-// out[t, h] = W_h x[t, h], with a matrix for each head. What lies behind a head's outputs in `out` stays.
+// out[t, h] = W_h x[t, h], with one matrix per head. In `out`, numbers after a head's outputs stay unchanged.
 struct HeadLinearOp {
   const Kernels* k;
   Activations x;    // [n * heads, w.cols]
-  const Matrix* w;  // `experts` are the heads; rows that 32 divides
+  const Matrix* w;  // one expert per head; rows % 32 == 0
   int n;
-  Activations out;  // [n, heads * any]; the int8 form is written where there is one
+  Activations out;  // [n, heads * any]; the int8 form is written if it exists
   void operator()(Team& team) const;
 };
 

@@ -102,7 +102,7 @@ bool LinearOp::is_halved(const Team& team) const {
   return panels < team.threads();
 }
 
-// The 32 outputs of one panel of matrix j for all tokens; half 0 or 1: 16 of them.
+// Computes the 32 outputs of one panel of matrix j for all tokens; half 0 or 1: only 16 of them.
 void LinearOp::compute(int j, int64_t panel, int half, Claim& claim) const {
   const Matrix& m = *w[j];
   const int first = half == 1 ? kPanelRows / 2 : 0;
@@ -190,7 +190,7 @@ void RopeStoreOp::norm_rotate(float* x, int num, const float* norm, bool full, i
 }
 
 void RopeStoreOp::operator()(Team& team) const {
-  // A KV head and its heads are a piece of work, but where a norm is over all heads.
+  // A unit is one KV head with its query heads; if a norm is over all heads, there is a single unit.
   const int parts = full_q_norm || full_k_norm ? 1 : kv_heads;
   team.last_phase();
   const int q_count = heads / parts, kv_count = kv_heads / parts;
@@ -198,7 +198,8 @@ void RopeStoreOp::operator()(Team& team) const {
     const int64_t t = unit / parts, angle = positions == nullptr ? t : positions[t];
     float* own_q = q + unit * q_count * dim;
     const int values_count = kv_count * value_dim;
-    const int64_t kv = unit * kv_count * dim, v = unit * values_count;  // its first numbers of `key`, `value`
+    const int64_t kv = unit * kv_count * dim,
+                  v = unit * values_count;  // offsets of its first numbers in `key` and `value`
     norm_rotate(own_q, q_count, q_norm, full_q_norm, angle);
     k->scale(scale, q_count * dim, own_q);
     if (key == nullptr) return;
@@ -219,7 +220,7 @@ void ReadOp::operator()(Team& team) const {
     const uint8_t* p = matrix->begin() + unit * kChunk;
     for (int64_t i = 0; i < kChunk; i += 64) {
       __builtin_prefetch(p + i + 4096);
-      // One load brings the whole line; the empty assembly keeps it from being optimised away.
+      // One load fetches the whole line; the empty assembly keeps the compiler from removing it.
       const uint64_t word = *reinterpret_cast<const uint64_t*>(p + i);
       asm volatile("" ::"r"(word));
     }

@@ -13,19 +13,19 @@
 
 namespace moeserve {
 
-// A weight matrix, or one per expert: in panels of its own (anonymous memory, huge pages asked for), or as the GGUF
-// rows in the mapped file, which the caller keeps. Panels lie node by node, so that each NUMA node's part is
-// contiguous; a page goes to the node whose thread writes it first.
+// A weight matrix, or one per expert: either packed panels in its own memory (anonymous, huge pages requested), or GGUF
+// rows in the mapped file, which the caller keeps. Panels are ordered by NUMA node, so that each node's part is
+// contiguous; the kernel puts a page on the node of the thread that first writes it.
 class Matrix {
  public:
-  // Throws std::bad_alloc. With `file_rows` nothing is allocated and nothing needs packing.
+  // Throws std::bad_alloc. With `file_rows` nothing is allocated or packed.
   Matrix(int type, int64_t rows, int64_t cols, int64_t experts, int nodes, const uint8_t* file_rows);
   ~Matrix();
   Matrix(const Matrix&) = delete;
 
   const int type;
   const int64_t rows, cols, experts;
-  const int64_t panels;  // of one expert: ceil(rows / 32)
+  const int64_t panels;  // per expert: ceil(rows / 32)
   const size_t panel_bytes;
   const size_t bytes;
   const int nodes;
@@ -53,7 +53,7 @@ class Matrix {
   const uint8_t* file_rows_;
 };
 
-// Activations of up to `rows` tokens in both forms; a form that no consumer needs is nullptr.
+// Activations of up to `rows` tokens in both forms; nullptr for a form that no consumer needs.
 struct Activations {
   float* f32;   // [rows, cols]
   uint8_t* q8;  // [rows, quantized_row_bytes(cols)]
@@ -65,7 +65,7 @@ struct Activations {
   GroupMeta* metas(int64_t t) const { return reinterpret_cast<GroupMeta*>(codes(t) + cols); }
 };
 
-// GGUF rows [.., cols] of `type` to panels of `out`, rows of all experts one after the other.
+// Packs GGUF rows [.., cols] of `type` into panels of `out`; rows of all experts are consecutive.
 struct PackOp {
   const Kernels* k;
   const uint8_t* source;
@@ -73,7 +73,7 @@ struct PackOp {
   void operator()(Team& team) const;
 };
 
-// x[t] = table[ids[t]] * scale, the table in GGUF rows. Every id is one of them: Stream::embed has looked.
+// x[t] = table[ids[t]] * scale; the table is GGUF rows. Stream::embed has checked the ids.
 struct EmbedOp {
   const uint8_t* table;
   int type;
@@ -85,10 +85,10 @@ struct EmbedOp {
   void operator()(Team& team) const;
 };
 
-// Of a norm and the like: one thread takes as long as all threads take to meet.
+// Up to this many numbers, one thread computes a norm or the like as fast as all threads can synchronise.
 constexpr int64_t kSmallNumbers = 4096;
 
-// y[i] = rms_norm(x[rows[i]]) * w; rows nullptr: i.
+// y[i] = rms_norm(x[rows[i]]) * w; rows nullptr: row i.
 struct NormOp {
   const Kernels* k;
   const float* x;
@@ -114,11 +114,12 @@ struct AddNormOp {
   void operator()(Team& team) const;
 };
 
-// out[t] = gelu(gate[t]) * up[t], by GELU's tanh form; without a gate, up[t]. Quantised too where out has room.
+// out[t] = gelu(gate[t]) * up[t], GELU in its tanh form; without a gate, up[t]. Also quantised if out has the int8
+// form.
 struct GeluGateOp {
   const Kernels* k;
   const float* gate;  // [n, out.cols], or nullptr
-  const float* up;    // a row every `stride` numbers
+  const float* up;    // rows `stride` numbers apart
   int64_t stride;
   int n;
   Activations out;
@@ -136,14 +137,14 @@ struct SoftcapOp {
   void operator()(Team& team) const;
 };
 
-// To each of the `tokens` rows of 32 outputs of a panel, of which `valid` exist.
+// Adds `bias` to each of the `tokens` rows of a panel's 32 outputs, of which `valid` exist.
 inline void add_bias(const float* bias, int valid, int tokens, float* tile) {
   for (int t = 0; t < tokens; ++t, tile += kPanelRows) {
     for (int r = 0; r < valid; ++r) tile[r] += bias[r];
   }
 }
 
-// out_j = x . W_j^T + b_j for up to four matrices over the same input; `add` adds that to what out holds (residual).
+// out_j = x . W_j^T + b_j for up to four matrices with the same input; `add`: adds to out (residual).
 struct LinearOp {
   static constexpr int kMost = 6;
   const Kernels* k;
@@ -158,13 +159,14 @@ struct LinearOp {
   BytesAhead reads_first(const Team& team) const;
 
  private:
-  // Whether a piece of work is 16 rows of a panel instead of 32, since there are fewer panels than threads: a router's.
+  // Returns whether a work unit is 16 rows of a panel instead of 32, because there are fewer panels than threads: for a
+  // router.
   bool is_halved(const Team& team) const;
   void compute(int j, int64_t panel, int half, Claim& claim) const;
 };
 
-// The outputs of some panels of a matrix alone: out[t, 32 i + r] = x[t] . row r of panel panels[i]; -infinity behind the last
-// row. Panels lie where they lie: any thread computes any of them, whichever NUMA node it is on.
+// Only some panels of a product: out[t, 32 i + r] = x[t] . row r of panel panels[i], or -infinity after the last row.
+// Any thread computes any panel, wherever it is in memory.
 struct PanelsOp {
   const Kernels* k;
   Activations x;
@@ -176,43 +178,44 @@ struct PanelsOp {
   void operator()(Team& team) const;
 };
 
-// Keys or values of one layer, [slots, kv_heads, width of a head]: float16, or int8 codes (q8_0) with a float16 scale for each 32.
+// Keys or values of one layer, [slots, kv_heads, head width]: float16, or int8 codes (q8_0) with a float16 scale per 32
+// numbers.
 struct KvPool {
   void* data;
   uint16_t* scales;  // nullptr: float16
   bool is_q8() const { return scales != nullptr; }
   uint16_t* halves() const { return static_cast<uint16_t*>(data); }
   int8_t* codes() const { return static_cast<int8_t*>(data); }
-  // `count` numbers, the first of which is number `at` of the pool.
+  // Stores `count` numbers from number `at` of the pool on.
   void store(const Kernels& k, const float* x, int count, int64_t at) const;
 };
 
-// RMS norm of q and k, per head or over all heads at once; rotation of the first `rotary` dimensions of each head; q and
-// v scaled; k and v to the KV pool.
+// Normalises q and k, per head or over all heads; rotates the first `rotary` dimensions of each head; scales q and v;
+// stores k and v in the KV pool.
 struct RopeStoreOp {
   const Kernels* k;
   float* q;      // [n, heads, dim], in place
-  float* key;    // [n, kv_heads, dim], in place; nullptr: q alone is rotated, and nothing stored
-  float* value;  // [n, kv_heads, value_dim], in place with v_norm or v_scale
-  // What v is made from by v_norm: value, or key as it is before its own norm.
+  float* key;    // [n, kv_heads, dim], in place; nullptr: only q is rotated, nothing is stored
+  float* value;  // [n, kv_heads, value_dim]; changed in place by v_norm or v_scale
+  // Input of v_norm: value, or key before its own norm.
   const float* value_source;
-  const float* v_norm;  // [value_dim], by head; or nullptr: none
+  const float* v_norm;  // [value_dim], for each head; nullptr: none
   const float* q_norm;  // [dim], [heads * dim] with full_norm, or nullptr: none
   const float* k_norm;  // likewise
   bool full_q_norm, full_k_norm;
   float eps;
   const float* cos;  // [angles, rotary / 2]
   const float* sin;
-  const int32_t* positions;  // [n]: which of the angles are a row's; nullptr: row i's are the i-th
+  const int32_t* positions;  // [n], the row of cos and sin for each row; nullptr: row i uses row i
   const int32_t* slots;      // [n]
   KvPool keys, values;       // of this layer
   int n, heads, kv_heads, dim, value_dim, rotary;
-  bool norm_after;       // q and k are normalised behind the rotation
-  float scale, v_scale;  // of q and of v
+  bool norm_after;       // q and k are normalised after the rotation
+  float scale, v_scale;  // factors of q and of v
   void operator()(Team& team) const;
 
  private:
-  // x [num, dim]: one token's heads.
+  // Normalises and rotates x [num, dim], one token's heads.
   void norm_rotate(float* x, int num, const float* norm, bool full, int64_t angle) const;
 };
 
@@ -226,11 +229,11 @@ struct RouterOptions {
   int groups, top_groups, group_best;
 };
 
-// ids, weights [n, top_k] of each token's experts, best first, of equals the lower id: routing/reference.py.
+// Each token's experts, ids and weights [n, top_k], best first, lower ids first among equals: routing/reference.py.
 struct RouteOp {
   const float* logits;        // [n, experts]
   const float* bias;          // [experts], or nullptr
-  const float* expert_scale;  // [experts]: times an expert's weight; or nullptr
+  const float* expert_scale;  // [experts], factors of the experts' weights; or nullptr
   int n, experts, top_k;
   RouterOptions options;
   int32_t* ids;
@@ -244,7 +247,7 @@ struct RouteOp {
   void weigh(const float* row, const int32_t* id, float* weight) const;
 };
 
-// The routes of an expert that every token has: ids 0; weights sigmoid(y . weight), or 1 where weight is nullptr.
+// The routes of an expert that all tokens use: ids 0; weights sigmoid(y . weight), or 1 if weight is nullptr.
 struct SharedGateOp {
   const Kernels* k;
   const float* y;       // [n, cols]
@@ -256,74 +259,76 @@ struct SharedGateOp {
   void operator()(Team& team) const;
 };
 
-enum class Activation : int { kSilu, kSwigluOai, kGelu };
+enum class Activation : int { kSilu, kSwigluOai, kGelu, kRelu };
 
-// What experts have besides their matrices.
+// Options of a layer's experts.
 struct ExpertOptions {
   Activation activation = Activation::kSilu;
-  float limit = 0.0f;                // where gates and ups are cut, see experts/reference.py; 0: nowhere
-  float alpha = 0.0f;                // of kSwigluOai
-  bool weighs_input = false;         // a route's weight multiplies what the expert reads, not what it gives
-  const float* gate_bias = nullptr;  // [experts, ff] each, or nullptr
+  float limit = 0.0f;                // clamp of gates and ups, see experts/reference.py; 0: none
+  float alpha = 0.0f;                // for kSwigluOai
+  bool weighs_input = false;         // a route's weight multiplies the expert's input, not its output
+  const float* gate_bias = nullptr;  // [experts, ff]; or nullptr
   const float* up_bias = nullptr;
   const float* down_bias = nullptr;  // [experts, hidden]
 };
 
-// x[t] = or += sum over t's experts of weight * down(activation(gate(y), up(y))), with silu(gate) * up as the usual
-// activation. An expert's weights are read once a step, whoever asks for them.
+// x[t] = (or +=) sum over t's experts of weight * down(activation(gate(y), up(y))); the usual activation is silu(gate)
+// * up. Each expert's weights are read once per step.
 struct ExpertsOp {
   const Kernels* k;
-  const Matrix* gate;
+  const Matrix* gate;  // the same matrix as up: experts without a gate, whose product is computed once
   const Matrix* up;
   const Matrix* down;
   Activations y;         // input
-  const int32_t* ids;    // [n, top_k]; below 0: none
+  const int32_t* ids;    // [n, top_k]; negative: none
   const float* weights;  // [n, top_k]
   int n, top_k;
   Activations h;  // [n * top_k, ff]: intermediate rows, sorted by expert; quantised or float32 as down needs
   int32_t* starts;  // [experts + 1]: rows of h of each expert
-  int32_t* active;  // [experts + 1]: how many, then the ids of the experts that have rows, ascending
-  int32_t* routes;  // [n * top_k]: row of h -> index into ids and weights
-  int64_t* expert_token_counts;  // [2, experts]: adds each expert's tokens, and 1 if it has any; or nullptr
-  float* x;                      // [n, hidden]
-  bool add;                      // to what x holds
-  // [kMostParts, hidden], where a step of few routes puts each one's share of x (rows sorted by expert) before they are
-  // added: work is then shared by (expert, panel) instead of by panel, in pieces small enough to even out.
+  int32_t* active;  // [experts + 1]: number of experts that have rows, then their ids, ascending
+  int32_t* routes;  // [n * top_k]: for each row of h, its index in ids and weights
+  int64_t*
+      expert_token_counts;  // [2, experts], or nullptr: adds each expert's tokens, and 1 to each expert that has any
+  float* x;                 // [n, hidden]
+  bool add;                 // add to x instead of overwriting it
+  // [kMostParts, hidden]: in a step of few routes, each route's contribution to x (rows sorted by expert), summed
+  // afterwards. Work is then divided by (expert, panel) instead of by panel, into units small enough to balance.
   float* parts;
   ExpertOptions options;
-  // Down's work is shared by panel and added at once, a phase less, with the same bits: for few experts.
+  // For few experts: down's work is divided by panel and summed at once, which saves a phase; same bits.
   bool sums_at_once = false;
-  // The most rows of an operation whose routes a thread may find that comes late to this one; 0: no more than n.
+  // The most rows of any operation whose routes a late thread may read in this one; 0: at most n.
   int most_rows = 0;
-  // Added to the products of the rows that have adapters. h then has both forms, if down has an adapter.
+  // Terms of the rows' adapters. If an adapter changes down, h has both forms.
   ExpertLora lora = {};
   static constexpr int kMostParts = 512;
   static constexpr int kMostPhases = 3;  // without adapters
-  // Behind sort_routes() of the same operation.
+  // After sort_routes() of the same operation.
   void operator()(Team& team) const { compute(team, true); }
 
-  // The two parts of it: one thread's, which the others wait for, and everyone's. False for an id that is no expert's:
-  // then there are no routes at all. is_whole: what is computed is all of an operation of the pool. Returns how many
-  // phases it had.
+  // The two parts of the operation: one thread sorts while the others wait, then all compute. sort_routes returns false
+  // if an id is out of range: there are then no routes. is_whole: compute is all of a pool operation. compute returns
+  // its number of phases.
   bool sort_routes() const;
   int compute(Team& team, bool is_whole) const;
 
  private:
   void shrink_inputs(Team& team) const;
   void shrink_intermediates(Team& team) const;
-  // What the adapters of `tokens` rows of h, from i0 on, add to a panel of a product; `part`: which of `lora.shrunk`.
+  // Adds the adapters' terms to a panel of a product, for `tokens` rows of h from i0 on; `part`: index in
+  // `lora.shrunk`.
   void add_lora(const LoraTable* table, int part, int expert, int64_t panel, int i0, int tokens,
                 float* tile) const;
   struct Rows {  // of h
     int begin, end;
   };
   BytesAhead down_first(const Team& team) const;
-  // Read once: a thread that comes late may find any later layer's, of more experts.
+  // Reads the rows once: a late thread may see those of any later layer, with more experts.
   Rows rows_of(int expert) const;
   int active_expert(int64_t rank) const;
   float* zeroed_sums(Team& team) const;  // [n, 32]
   void activate(float* g, const float* u, int n) const;
-  // Of what the route's expert gives.
+  // The factor of the route's output.
   float weight_of(int route) const { return options.weighs_input ? 1.0f : weights[route]; }
   void gate_up(int64_t rank, int64_t panel, Claim& claim) const;
   void down_panel(Team& team, int64_t panel, Claim& claim) const;
@@ -333,7 +338,7 @@ struct ExpertsOp {
   void put(int64_t panel, const float* sums) const;
 };
 
-// Its first part.
+// The first part of ExpertsOp.
 struct SortRoutesOp {
   ExpertsOp experts;
   bool is_small() const { return true; }
@@ -343,11 +348,11 @@ struct SortRoutesOp {
   }
 };
 
-// Room for ExpertsOp::parts, which grows with what is asked of it.
+// Buffer for ExpertsOp::parts, which grows on demand.
 class Parts {
  public:
   float* data() { return rows_.data(); }
-  // For the routes of experts of `hidden` outputs; waits for the pool if that takes another buffer.
+  // Makes room for `routes` routes of `hidden` outputs; waits for the pool if it must reallocate.
   void fit(Pool& pool, int routes, int64_t hidden) {
     const size_t size = static_cast<size_t>(std::min(routes, ExpertsOp::kMostParts)) * hidden;
     if (size <= rows_.size()) return;
@@ -359,7 +364,7 @@ class Parts {
   std::vector<float> rows_;
 };
 
-// Reads every byte of the matrix and does nothing with it: the yardstick for decode.
+// Reads every byte of the matrix and discards it: the yardstick for decode speed.
 struct ReadOp {
   const Matrix* matrix;
   void operator()(Team& team) const;

@@ -1,4 +1,4 @@
-// The router's choice of experts: routing/reference.py says what.
+// The router's choice of experts; routing/reference.py specifies it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,8 +12,8 @@ constexpr float kSigmoidEps = 1e-20f;  // reference.py's SIGMOID_EPS
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-// The k largest of n values, largest first, of equals the lower index. NaN has no order, but whatever comes, `ids` are k
-// different indices: they address memory.
+// Finds the k largest of n values, largest first, lower index first among equals. NaN has no order, but in any case
+// `ids` are k different valid indices, because they address memory.
 void largest(const float* values, int n, int k, int32_t* ids) {
   int found = 0;
   for (int i = 0; i < n; ++i) {
@@ -39,7 +39,7 @@ void RouteOp::operator()(Team& team) const {
     const float* row = logits + t * experts;
     int32_t* id = ids + t * top_k;
     const float* choosing = row;
-    // Scores rise with their logits: alone, the logits choose the same experts.
+    // Scores increase with their logits, so without bias and groups the logits alone give the same choice.
     if (bias != nullptr || options.groups > 1) {
       auto* scores = static_cast<float*>(team.scratch((experts + 2 * options.groups) * sizeof(float)));
       score(row, scores);
@@ -54,7 +54,7 @@ void RouteOp::operator()(Team& team) const {
   });
 }
 
-// scores [experts]: of the logits `row`, with the bias.
+// Computes scores [experts] from the logits `row`, with the bias.
 void RouteOp::score(const float* row, float* scores) const {
   switch (options.scoring) {
     case Scoring::kSoftmax:
@@ -71,7 +71,7 @@ void RouteOp::score(const float* row, float* scores) const {
   for (int e = 0; e < experts; ++e) scores[e] += bias[e];
 }
 
-// -inf to the scores of all other groups. best, kept: scratch, [groups] each.
+// Sets the scores of all other groups to -inf. best, kept: scratch, [groups] each.
 void RouteOp::keep_top_groups(float* scores, float* best, int32_t* kept) const {
   const int size = experts / options.groups;
   for (int g = 0; g < options.groups; ++g) {
@@ -88,7 +88,7 @@ void RouteOp::keep_top_groups(float* scores, float* best, int32_t* kept) const {
   }
 }
 
-// A softmax over all experts that is normalised over the chosen is a softmax over the chosen.
+// A softmax over all experts, renormalised over the chosen ones, equals a softmax over the chosen ones.
 void RouteOp::weigh(const float* row, const int32_t* id, float* weight) const {
   const bool is_sigmoid = options.scoring == Scoring::kSigmoid;
   const bool over_all = options.scoring == Scoring::kSoftmax && !options.normalize;

@@ -1,5 +1,5 @@
-// Memory that a thread will read soon, fetched into its cache while it waits for others: so that the memory is not idle at
-// the end of a phase, nor in the phases that read next to nothing (norms, RoPE, the choice of experts).
+// Memory that a thread will read soon. The thread prefetches it into its cache while it waits for others, so that
+// memory is not idle at the end of a phase, or in phases that read almost nothing (norms, RoPE, the choice of experts).
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@ namespace moeserve {
 
 class BytesAhead {
  public:
-  static constexpr ptrdiff_t kMost = 1 << 16;  // 256 KB were no better
+  static constexpr ptrdiff_t kMost = 1 << 16;  // 256 KB was no better
 
   BytesAhead() = default;
-  // step: from one line that is wanted to the next.
+  // step: bytes from one needed line to the next.
   BytesAhead(const uint8_t* data, ptrdiff_t count, int step = 64)
       : line_(data), end_(data + std::min(count, kMost / 64 * step)), step_(step) {}
-  // `bytes` in each of some slots, `stride` bytes apart.
+  // `bytes` in each of `count` slots, `stride` bytes apart.
   BytesAhead(const uint8_t* base, ptrdiff_t stride, const int32_t* slots, ptrdiff_t count, int bytes)
       : base_(base),
         slots_(slots),
@@ -26,7 +26,7 @@ class BytesAhead {
 
   bool is_empty() const { return line_ >= end_ && slots_ == last_slot_; }
 
-  // A few lines more; false: there are none left.
+  // Prefetches a few more lines. Returns false when none are left.
   bool fetch() {
     for (int line = 0; line < 8; ++line, line_ += step_) {
       if (line_ >= end_ && !next_slot()) return false;

@@ -1,10 +1,10 @@
-// How the pool's threads share one phase of an operation: units of work in a range for each thread, from which others
-// take what its owner has not come to. A phase is over when all its units are done, whoever did them: no thread waits for a
-// thread that has none in hand, and a thread that comes late finds the phase over and goes on.
+// How the pool's threads divide one phase of an operation. Each thread has a range of units; when it is done with its
+// own, it takes units that other threads have not begun. A phase is over when all its units are done, by any thread: no
+// thread waits for one that has no unit in hand, and a late thread finds the phase over and goes on.
 //
-// Phases are numbered from 1 over the life of a pool, and every counter carries the number of the phase that it counts
-// for. The first thread to touch one of an earlier phase starts it afresh, so that nothing is reset between phases, and a
-// thread that comes late can neither take nor finish anything.
+// Phases are numbered from 1 over the life of a pool, and every counter carries the number of its phase. The first
+// thread to touch a counter of an earlier phase restarts it. So nothing is reset between phases, and a late thread can
+// neither take nor finish a unit.
 #pragma once
 
 #include <atomic>
@@ -12,12 +12,13 @@
 
 namespace moeserve {
 
-// A count of one phase at a time: the phase in the upper 40 bits, the count in the lower 24.
+// A counter for one phase at a time: the phase in the upper 40 bits, the count in the lower 24.
 class PhaseCount {
  public:
   static constexpr int64_t kMost = (int64_t{1} << 24) - 1;
 
-  // The count before adding one to it, if that is below `end` (at most kMost) and no later phase has begun; else -1.
+  // Adds one if the count is below `end` (at most kMost) and no later phase has begun. Returns the count before; else
+  // -1.
   int64_t add_below(uint64_t phase, int64_t end) {
     uint64_t now = value_.load(std::memory_order_relaxed);
     for (;;) {
@@ -36,16 +37,16 @@ class PhaseCount {
   std::atomic<uint64_t> value_{0};
 };
 
-// The units that one thread begins with.
+// The range of units that one thread begins with.
 struct alignas(64) WorkRange {
   PhaseCount taken, done;
 };
 
-// Who may write the results of a unit that several threads may have computed: the first that asks. Until it has written
-// them, the phase cannot end; all others must write nothing.
+// Decides which thread may write the results of a unit that several threads may have computed: the first that asks. The
+// phase cannot end until that thread has written them; all others must write nothing.
 class Claim {
  public:
-  // flag: the latest phase in which this unit was claimed; nullptr: no other thread has the unit.
+  // flag: the latest phase in which this unit was claimed; nullptr: only this thread has the unit.
   Claim(std::atomic<uint64_t>* flag, uint64_t phase) : flag_(flag), phase_(phase) {}
 
   bool operator()() {

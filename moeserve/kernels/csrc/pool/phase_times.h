@@ -1,4 +1,5 @@
-// When a thread came to each phase, had nothing left to begin, and found the phase over: where a step's time goes.
+// Records when a thread entered each phase, ran out of units to begin, and found the phase over: where a step's time
+// goes.
 #pragma once
 
 #include <atomic>
@@ -7,13 +8,13 @@
 
 namespace moeserve {
 
-// Of one phase, by one thread; times in ticks (PhaseClock). 48 bytes, as PHASE_TIMES of kernels/phase_times.py has them.
+// One phase of one thread; times in ticks (PhaseClock). 48 bytes, the layout of PHASE_TIMES in kernels/phase_times.py.
 struct PhaseTime {
-  uint64_t phase;                // counted over the life of the pool
-  uint16_t operation, number;    // what runs (Pool::operation_names), and which of its phases
-  uint32_t units;                // that this thread computed
-  int64_t entered, begun, over;  // begun: nothing was left to begin
-  int64_t ahead;                 // ticks, before that, of the small operations behind this one
+  uint64_t phase;              // counted over the life of the pool
+  uint16_t operation, number;  // the running operation (Pool::operation_names), and the phase's number in it
+  uint32_t units;              // computed by this thread
+  int64_t entered, begun, over;  // begun: when no unit was left to begin
+  int64_t ahead;                 // ticks before `over` that it spent on the small operations after this one
 };
 static_assert(sizeof(PhaseTime) == 48);
 
@@ -23,11 +24,11 @@ struct PhaseClock {
   static double ticks_per_second();  // takes 10 ms
 };
 
-// One thread's, as many as have room; the rest are not kept. Costs a phase nothing but a look while it is off, and three
-// reads of the clock while it is on.
+// One thread's records, up to a given number; later ones are dropped. While off it costs a phase one check, while on
+// three clock reads.
 class PhaseTimes {
  public:
-  // While the pool is idle. 0: off.
+  // Only while the pool is idle. room 0: off.
   void start(size_t room) {
     times_.clear();
     times_.reserve(room);

@@ -1,4 +1,4 @@
-// Where threads run, and which NUMA node owns which panels.
+// Thread placement, and which NUMA node owns which panels.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,10 @@
 
 namespace moeserve {
 
-// Where a thread runs.
+// The placement of one thread.
 struct ThreadPlacement {
-  int node;               // NUMA node, counted from 0; a node's threads stand together
-  std::vector<int> cpus;  // what it is bound to; empty: not bound
+  int node;               // NUMA node, counted from 0; threads of a node are consecutive
+  std::vector<int> cpus;  // the CPUs it is bound to; empty: not bound
 };
 
 // Panels are divided among NUMA nodes in contiguous ranges: node i of n owns [first_panel(i), first_panel(i + 1)).

@@ -21,7 +21,7 @@
 namespace moeserve {
 namespace {
 
-// Spins, then sleeps, while `value` is `old`.
+// Spins, then sleeps, as long as `value` equals `old`.
 void wait_while(const std::atomic<uint32_t>& value, uint32_t old, int spins) {
   for (int i = 0; i < spins; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
@@ -30,7 +30,7 @@ void wait_while(const std::atomic<uint32_t>& value, uint32_t old, int spins) {
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
-// A CPU that we may not use (a cpuset changed meanwhile) leaves the thread where the kernel puts it.
+// If a CPU may not be used (a cpuset has changed meanwhile), the thread stays where the kernel puts it.
 void bind_to(const std::vector<int>& cpus) {
 #if defined(__linux__)
   if (cpus.empty()) return;
@@ -43,11 +43,11 @@ void bind_to(const std::vector<int>& cpus) {
 #endif
 }
 
-// Asks for the shortest slices of its core's time that Linux gives, 0.1 ms (from 6.12 on; older kernels ignore it). The share
-// of the core stays the same, but beside other programs a thread that others wait for is back sooner.
+// Requests the shortest time slices that Linux offers, 0.1 ms (from 6.12 on; older kernels ignore it). The thread's
+// share of its core stays the same, but next to other programs a thread that others wait for runs again sooner.
 void take_short_slices() {
 #if defined(__linux__) && defined(SYS_sched_setattr)
-  struct {  // sched_attr, which not every libc has
+  struct {  // struct sched_attr, which some libcs lack
     uint32_t size, policy;
     uint64_t flags;
     int32_t nice;
@@ -61,12 +61,12 @@ void take_short_slices() {
 #endif
 }
 
-// Denormal numbers count as zero in this thread. A recurrent state that decays reaches them, and an operation on one
+// Makes this thread treat denormal numbers as zero. A decaying recurrent state reaches them, and an operation on one
 // takes some hundred cycles.
 void flush_denormals() {
 #if defined(__x86_64__)
   _MM_SET_FLUSH_ZERO_MODE(_MM_FLUSH_ZERO_ON);
-  _mm_setcsr(_mm_getcsr() | 0x40);  // denormals as operands, too
+  _mm_setcsr(_mm_getcsr() | 0x40);  // denormal operands too
 #endif
 }
 
@@ -90,7 +90,7 @@ double PhaseClock::ticks_per_second() {
 }
 
 void Patience::wait_begins(int64_t units) {
-  // A thread that runs answers within microseconds: half of a unit on average, two where memory is slow for it.
+  // A running thread finishes its unit within microseconds: half a unit's time on average, two for slow memory.
   constexpr Clock::duration kLeast = std::chrono::microseconds(10), kUsual = std::chrono::microseconds(30);
   const Clock::time_point now = Clock::now();
   limit_ = units == 0 ? kUsual : std::max(kLeast, 2 * (now - since_) / units);
@@ -107,7 +107,7 @@ std::atomic<uint64_t>* Team::flags(int64_t units, int node) const {
 }
 
 void Team::look_ahead() {
-  constexpr uint32_t kMostOperations = 4;  // as many small ones lie between two that read weights
+  constexpr uint32_t kMostOperations = 4;  // the number of small operations between two that read weights
   if (static_cast<int32_t>(looked_at_ - op_) <= 0) {
     looked_at_ = op_;
     found_ = false;
@@ -155,7 +155,7 @@ void Team::skip_phases(int count) {
 
 void* Team::scratch(size_t bytes) {
   if (bytes > scratch_bytes_) {
-    scratch_.reset();  // never two at a time
+    scratch_.reset();  // freed first: never two buffers at a time
     scratch_.reset(::operator new(bytes, std::align_val_t(64)));
     scratch_bytes_ = bytes;
   }
@@ -165,7 +165,7 @@ void* Team::scratch(size_t bytes) {
 Pool::Pool(const std::vector<ThreadPlacement>& placements)
     : slots_(kSlots), ranges_(placements.size()), flags_(Team::kMostFlags * (1 + placements.back().node)) {
   const int threads = static_cast<int>(placements.size());
-  take_short_slices();  // the thread that queues operations, for which the pool waits, too
+  take_short_slices();  // also for the thread that queues operations, because the pool waits for it
   for (int i = 0; i < threads; ++i) {
     if (i == 0 || placements[i].node != placements[i - 1].node) node_threads_.push_back(i);
     teams_.emplace_back(new Team(*this, i, threads, placements[i].node));
@@ -203,7 +203,7 @@ void Pool::time_phases(size_t room) {
   for (const auto& team : teams_) team->times_.start(room);
 }
 
-// By the submitting thread alone. A handful of types.
+// Called only by the submitting thread. There are only a few types.
 uint16_t Pool::operation_number(const char* type_name) {
   for (size_t i = 0; i < operation_types_.size(); ++i) {
     if (operation_types_[i] == type_name) return static_cast<uint16_t>(i);
@@ -241,7 +241,7 @@ void Pool::thread_main(int thread, const std::vector<int>& cpus) {
   }
 }
 
-// A thread that comes to the end of what is queued looks whether it is the last: only then can anyone wait for it.
+// A thread that reaches the end of the queue checks whether it is the last; only then can wait() return.
 void Pool::leave(Team& team) {
   const uint32_t left = team.op_ + 1;
   team.left_.store(left, std::memory_order_seq_cst);
@@ -251,14 +251,14 @@ void Pool::leave(Team& team) {
   }
 }
 
-// Whether all threads are done with the first `operations` operations, and read nothing of them any more.
+// Returns whether all threads are done with the first `operations` operations and no longer read anything of them.
 bool Pool::all_left(uint32_t operations) const {
   return std::all_of(teams_.begin(), teams_.end(), [&](const std::unique_ptr<Team>& team) {
     return static_cast<int32_t>(team->left_.load(std::memory_order_seq_cst) - operations) >= 0;
   });
 }
 
-// Of a phase without units every thread says so.
+// Every thread calls this for a phase without units.
 void Pool::end(uint64_t phase, int count) {
   uint32_t before = static_cast<uint32_t>(phase) - static_cast<uint32_t>(count);
   if (over_.load(std::memory_order_relaxed) != before) return;

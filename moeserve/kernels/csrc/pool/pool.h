@@ -1,13 +1,12 @@
-// The CPU pool: persistent threads that work through a stream of operations, in order, all together.
+// The CPU pool: persistent threads that together work through a stream of operations, in order.
 //
-// submit() only queues; wait() blocks until everything queued is done: as on a GPU stream, so that the caller
-// (Python, or later a GPU) can run ahead. Threads spin a little for the next operation, then sleep on a futex:
-// an idle server uses no CPU, and on two cores our other processes get theirs.
+// submit() only queues; wait() blocks until everything queued is done. As with a GPU stream, the caller can run ahead.
+// Threads spin briefly for the next operation, then sleep on a futex: an idle server uses no CPU.
 //
-// An operation consists of phases (phase.h). A core may be taken from a thread at any time, for milliseconds, so a phase
-// waits for work, not for threads. Where results can be claimed, not even for the unit that the absent thread has begun:
-// the others compute it again, with the same bits, and the absent thread finds its claim refused when it is back. What it
-// reads until then may be of any later operation, so it must be memory that is there until wait() returns.
+// An operation consists of phases (phase.h). The kernel may take a thread's core for milliseconds, so a phase waits for
+// work, not for threads. If results can be claimed, it does not even wait for a unit that an absent thread has begun:
+// the others compute it again, with the same bits, and when the absent thread returns, its claim is refused. Until then
+// that thread may read the inputs of any later operation, so they must stay allocated until wait() returns.
 #pragma once
 
 #include <algorithm>
@@ -33,8 +32,8 @@ namespace moeserve {
 
 class Pool;
 
-// About 50 us: longer than the gap between two operations of a step, shorter than what a sleeping thread costs
-// the other processes of a two-core machine when the server is idle.
+// About 50 us: longer than the gap between two operations of a step, and shorter than the time that waking a thread
+// costs the other processes of an idle two-core machine.
 constexpr int kSpins = 1500;
 
 inline void relax() {
@@ -43,18 +42,18 @@ inline void relax() {
 #endif
 }
 
-// A thread's view of the running operation. Every thread makes the same calls in the same order, each of which is a phase
-// and returns when the phase is over: how often and in which order must not depend on data that operations write.
+// A thread's view of the running operation. Every thread makes the same calls in the same order. Each call is a phase
+// and returns when the phase is over. The number and order of calls must not depend on data that operations write.
 class Team {
  public:
   int thread() const { return thread_; }
   int threads() const { return threads_; }
 
-  // The next phase is the operation's last: who ends it goes on with the small operations behind it.
+  // The next phase is the operation's last: the thread that ends it continues with the small operations that follow.
   void last_phase() { is_last_ = true; }
 
-  // f(unit) for units 0..n-1, shared among the threads. Each thread walks its own contiguous range (sequential reads),
-  // then takes over what others have not begun.
+  // Calls f(unit) for units 0..n-1, divided among the threads. Each thread processes its own contiguous range
+  // (sequential reads), then units that other threads have not begun.
   template <class F>
   void for_units(int64_t n, F&& f) {
     if (alone_) {
@@ -63,7 +62,7 @@ class Team {
     }
     share(all_threads(n), [&f](int64_t unit, Claim&) { f(unit); }, nullptr, no_idle);
   }
-  // The same with a claim, f(unit, claim), and something to do for who waits: see for_claimed_panels.
+  // The same with a claim, f(unit, claim), and a function for waiting threads: see for_claimed_panels.
   template <class F>
   void for_claimed_units(int64_t n, F&& f) {
     for_claimed_units(n, f, no_idle);
@@ -73,8 +72,8 @@ class Team {
     share(all_threads(n), f, flags(n, 0), idle);
   }
 
-  // The same for `outer` x `panels` pairs, f(o, panel), where NUMA node i owns the panels of its range
-  // (Pool::first_panel): only its own threads work on them. A thread's pairs run panel by panel within an o.
+  // The same for `outer` x `panels` pairs, f(o, panel). NUMA node i owns a range of panels (Pool::first_panel), and
+  // only its own threads work on them. A thread goes panel by panel within an o.
   template <class F>
   void for_panels(int64_t outer, int64_t panels, F&& f) {
     const int64_t first = node_panels(panels, node_).first, count = node_panels(panels, node_).second;
@@ -82,9 +81,10 @@ class Team {
     share(s, [&](int64_t unit, Claim&) { f(unit / count, first + unit % count); }, nullptr, no_idle);
   }
 
-  // The same with a claim as f's last argument. f may then run several times for a unit, at once or long after the phase:
-  // it writes nothing that others read unless claim() is true, and what it reads as an index is one for any operation
-  // until wait(). Who waits calls idle() again and again, for short pieces of work, until it returns false.
+  // The same with a claim as f's last argument. f may then run several times for a unit, at once or long after the
+  // phase. It must not write anything that others read unless claim() is true; and what it reads as an index must be
+  // valid for any operation until wait(). Waiting threads call idle() repeatedly, for short pieces of work, until it
+  // returns false.
   template <class F, class Idle>
   void for_claimed_panels(int64_t outer, int64_t panels, F&& f, Idle&& idle) {
     const int64_t first = node_panels(panels, node_).first, count = node_panels(panels, node_).second;
@@ -93,7 +93,7 @@ class Team {
         s, [&](int64_t unit, Claim& claim) { f(unit / count, first + unit % count, claim); },
         flags(s.units, node_), idle);
   }
-  // The panels of `matrices` matrices one after another, panels(j) of matrix j: f(j, panel, claim).
+  // The panels of several matrices one after another, panels(j) of matrix j: f(j, panel, claim).
   template <class PanelsOf, class F>
   void for_claimed_matrices(int matrices, PanelsOf&& panels, F&& f) {
     const Shares s = by_node([&](int node) {
@@ -109,20 +109,20 @@ class Team {
     share(s, each, flags(s.units, node_), no_idle);
   }
 
-  static bool no_idle() { return false; }  // for who has nothing to do meanwhile
+  static bool no_idle() { return false; }  // for waiting threads that have nothing else to do
 
-  // Phases without work, in place of those that other threads may have had: a thread that comes late leaves out
-  // what is over, and all leave out what no thread has.
+  // Counts phases without work, in place of phases that other threads may have run: a late thread skips what is over,
+  // and all threads skip what none runs.
   void skip_phases(int count);
 
-  // The first of this thread's own range in for_panels(outer, panels, f): a pair (o, panel).
+  // The first pair (o, panel) of this thread's own range in for_panels(outer, panels, f).
   std::pair<int64_t, int64_t> first_pair(int64_t outer, int64_t panels) const;
-  // Its range in for_claimed_units(n, f): the first unit, and how many.
+  // This thread's own range in for_claimed_units(n, f): first unit, and number.
   std::pair<int64_t, int64_t> own_units(int64_t n) const {
     const int64_t first = n * thread_ / threads_;
     return {first, n * (thread_ + 1) / threads_ - first};
   }
-  // What this thread begins with in for_claimed_matrices: `count` panels of matrix j, from `panel` on.
+  // This thread's own range in for_claimed_matrices: `count` panels of matrix j, from `panel` on.
   struct OwnPanels {
     int j;
     int64_t panel, count;
@@ -130,14 +130,15 @@ class Team {
   template <class PanelsOf>
   OwnPanels own_panels(int matrices, PanelsOf&& panels) const;
 
-  // Memory of this thread, at least `bytes`, 64-byte aligned, kept between operations; contents undefined.
+  // This thread's scratch memory, at least `bytes`, 64-byte aligned, kept between operations; contents undefined.
   void* scratch(size_t bytes);
 
  private:
   friend class Pool;
-  static constexpr int64_t kMostFlags = int64_t{1} << 14;  // of a node
+  static constexpr int64_t kMostFlags = int64_t{1} << 14;  // per node
 
-  // Units 0..units-1 of this node among its threads; `ranges`: how many threads of all nodes begin with any.
+  // Divides units 0..units-1 of this node among its threads `first` .. first + count - 1. `ranges`: number of threads,
+  // on all nodes, whose own range is not empty.
   struct Shares {
     int first, count;
     int64_t units, ranges;
@@ -149,12 +150,13 @@ class Team {
   Shares all_threads(int64_t n) const { return {0, threads_, n, std::min<int64_t>(n, threads_)}; }
   template <class UnitsOf>
   Shares by_node(UnitsOf&& units) const;
-  std::pair<int64_t, int64_t> node_panels(int64_t panels, int node) const;  // the first, and how many
-  // One for each unit, of the node's; nullptr: there are too many.
+  std::pair<int64_t, int64_t> node_panels(int64_t panels,
+                                          int node) const;  // the first panel, and their number
+  // The node's claim flags, one per unit; nullptr if there are too many units.
   std::atomic<uint64_t>* flags(int64_t units, int node) const;
-  // Fetches what this thread will read first in one of the next operations.
+  // Prefetches what this thread will read first in one of the next operations.
   void look_ahead();
-  // Computes the small operations behind this one by itself.
+  // Computes the small operations that follow this one, alone.
   void run_ahead();
 
   template <class F, class Idle>
@@ -173,14 +175,14 @@ class Team {
   Pool& pool_;
   int thread_, threads_, node_;
   uint64_t phase_ = 0;                         // the phase that this thread is in
-  bool is_last_ = false;                       // it is, or the next one will be, the operation's last
-  bool alone_ = false;                         // it is in a small operation that the others skip
-  uint32_t op_ = 0;                            // likewise, by the number of its slot
+  bool is_last_ = false;                       // this phase, or the next one, is the operation's last
+  bool alone_ = false;                         // in a small operation that the other threads skip
+  uint32_t op_ = 0;                            // slot number of the current operation
   alignas(64) std::atomic<uint32_t> left_{0};  // operations that this thread is done with
-  uint32_t looked_at_ = 0;                     // the last operation whose reading look_ahead() has asked for
-  bool found_ = false;                         // whether it reads anything
+  uint32_t looked_at_ = 0;  // the last operation for which look_ahead() has asked what it reads first
+  bool found_ = false;      // whether that operation reads anything
   BytesAhead ahead_;
-  uint16_t operation_ = 0, number_ = 0;  // what runs, and how many phases of it have begun
+  uint16_t operation_ = 0, number_ = 0;  // the running operation, and how many of its phases have begun
   PhaseTimes times_;
   int64_t ahead_ticks_ = 0;
   std::unique_ptr<void, Free> scratch_;
@@ -196,9 +198,9 @@ class Pool {
   int threads() const { return static_cast<int>(teams_.size()); }
   int nodes() const { return static_cast<int>(node_threads_.size()) - 1; }
 
-  // Op: trivially copyable, at most kOpBytes, `void operator()(Team&) const`, run by every thread. It may have
-  // `BytesAhead reads_first(const Team&) const`: what a thread will read first, known when the operation is queued.
-  // `bool is_small() const`: one thread may compute it alone; it then calls for_units() only.
+  // Op: trivially copyable, at most kOpBytes, with `void operator()(Team&) const`, which every thread runs. Optional:
+  // `BytesAhead reads_first(const Team&) const`, what a thread will read first, known when the operation is queued;
+  // `bool is_small() const`, true if one thread may compute it alone, in which case it calls only for_units().
   template <class Op>
   void submit(const Op& op) {
     static_assert(std::is_trivially_copyable_v<Op> && sizeof(Op) <= kOpBytes && alignof(Op) <= 64);
@@ -217,15 +219,15 @@ class Pool {
     }
     publish();
   }
-  // Units that a thread computed because another, which had begun them, did not finish. At any time.
+  // Units that a thread computed again because the thread that had begun them did not finish. Callable at any time.
   uint64_t recomputed() const { return recomputed_.load(std::memory_order_relaxed); }
-  // Operations whose weights a thread fetched while it waited in an earlier one. At any time.
+  // Operations whose weights a thread prefetched while it waited in an earlier one. Callable at any time.
   uint64_t fetched_ahead() const { return fetched_ahead_.load(std::memory_order_relaxed); }
-  // From now on each thread keeps the times of `room` phases, or of none with 0. The pool is idle.
+  // From now on each thread records the times of up to `room` phases; 0: none. Only while the pool is idle.
   void time_phases(size_t room);
   const std::vector<PhaseTime>& phase_times(int thread) const { return teams_[thread]->times_.all(); }
   const std::vector<std::string>& operation_names() const { return operation_names_; }
-  // Returns when all that was submitted is done and no thread reads anything of it any more.
+  // Returns when everything submitted is done and no thread reads any of its memory.
   void wait();
 
  private:
@@ -239,7 +241,8 @@ class Pool {
     BytesAhead (*reads_first)(const void*, const Team&);  // or nullptr
     uint16_t operation;                                   // its number in operation_names_
     bool is_small;
-    std::atomic<bool> is_done{false};  // by one thread; set before the phase is over in which that was
+    std::atomic<bool> is_done{
+        false};  // one thread has computed it; set before the phase in which it did so is over
   };
 
   uint16_t operation_number(const char* type_name);
@@ -252,14 +255,14 @@ class Pool {
   bool is_over(uint64_t phase) const {
     return static_cast<int32_t>(over_.load(std::memory_order_acquire) - static_cast<uint32_t>(phase)) >= 0;
   }
-  // The `count` phases up to this one, where those before are over.
+  // Ends the `count` phases up to `phase`; all earlier ones are over.
   void end(uint64_t phase, int count = 1);
   void wait_for(uint64_t phase);
 
   std::vector<std::unique_ptr<Team>> teams_;
   std::vector<int> node_threads_;  // [nodes + 1]: the first thread of each node
   std::vector<Slot> slots_;
-  std::vector<const char*> operation_types_;  // typeid's names, of operations submitted so far
+  std::vector<const char*> operation_types_;  // typeid names of the operations submitted so far
   std::vector<std::string> operation_names_;  // the same, readable
   std::vector<WorkRange> ranges_;             // [threads]
   std::vector<std::atomic<uint64_t>> flags_;  // [nodes][Team::kMostFlags]: see Claim
@@ -273,11 +276,11 @@ class Pool {
   std::vector<std::thread> threads_;
 };
 
-// When a thread that has nothing left to begin stops waiting for those who have begun.
+// Decides when a thread without units to begin stops waiting for units that other threads have begun.
 class Patience {
  public:
   Patience() : since_(Clock::now()) {}
-  // What was to begin is begun, `units` by this thread.
+  // Every unit has been begun, `units` of them by this thread.
   void wait_begins(int64_t units);
   bool is_over() const { return Clock::now() - since_ > limit_; }
 
@@ -326,7 +329,7 @@ void Team::do_unit(const Shares& s, int owner, int64_t begin, int64_t end, int64
   pool_.end(phase_);
 }
 
-// Computes what others have begun and not claimed. Everything has been begun.
+// Computes units that other threads have begun but not claimed. Every unit has been begun.
 template <class F>
 void Team::help(const Shares& s, F& f, std::atomic<uint64_t>* flags) {
   for (int i = 0; i < s.count; ++i) {
@@ -361,7 +364,7 @@ void Team::share(const Shares& s, F&& f, std::atomic<uint64_t>* flags, Idle&& id
 
 template <class F, class Idle>
 void Team::share_phase(const Shares& s, F& f, std::atomic<uint64_t>* flags, Idle& idle, PhaseTime* time) {
-  // `s` may have been made from what operations write. Where that was a later one, this phase is over by now.
+  // `s` may depend on data that operations write. If a later operation wrote it, this phase is over by now.
   std::atomic_thread_fence(std::memory_order_acquire);
   if (pool_.is_over(phase_)) return;
   if (s.ranges == 0) return pool_.end(phase_);
@@ -382,7 +385,7 @@ void Team::share_phase(const Shares& s, F& f, std::atomic<uint64_t>* flags, Idle
   if (time != nullptr) {
     time->begun = PhaseClock::now();
   }
-  for (int i = 0; i < kSpins || flags != nullptr; ++i) {  // it never sleeps before it has helped
+  for (int i = 0; i < kSpins || flags != nullptr; ++i) {  // claimed units: help before sleeping
     if (pool_.is_over(phase_)) return;
     if (flags != nullptr && i % 16 == 15 && patience.is_over()) {
       help(s, f, flags);

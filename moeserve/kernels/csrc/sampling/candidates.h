@@ -1,4 +1,5 @@
-// The candidates of a row: from a scan, which finds the maxima of its blocks, to the candidates that a threshold leaves.
+// Finds a row's candidates: a scan gives the maxima of its blocks, from which candidates above a threshold are
+// gathered.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ inline float row_max(const Scratch& s, int vocab) {
   return *std::max_element(s.block_max.get(), s.block_max.get() + blocks(vocab));
 }
 
-// Fills block_max and `max`; false when the row cannot be sampled: it is not finite or has nothing but -inf.
+// Fills block_max and `max`. Returns false if the row cannot be sampled: not finite, or only -inf.
 inline bool scan(const float* x, int vocab, Scratch& s, float& max) {
   if (!s.passes->scan(x, vocab, s.block_max.get())) return false;
   max = row_max(s, vocab);
@@ -31,7 +32,7 @@ inline int argmax(const float* x, int vocab, float max, const Scratch& s) {
   return static_cast<int>(std::find(x + block * kMaxBlock, x + vocab, max) - x);
 }
 
-// A value that at least k entries of the scanned row reach: the k-th largest block maximum.
+// Returns a value that at least k entries of the scanned row reach: the k-th largest block maximum.
 inline float reached_by(int k, int vocab, Scratch& s) {
   const int n = blocks(vocab);
   if (k > n) return -std::numeric_limits<float>::infinity();
@@ -41,7 +42,7 @@ inline float reached_by(int k, int vocab, Scratch& s) {
   return rank[k - 1];
 }
 
-// Makes those entries of the scanned row candidates that are >= floor; -inf never is. Returns how many.
+// Makes the entries of the scanned row that are >= floor candidates; never -inf. Returns their number.
 inline int gather(const float* x, int vocab, double floor, Scratch& s) {
   floor = std::max<double>(floor, std::numeric_limits<float>::lowest());
   int n = 0;
@@ -57,8 +58,8 @@ inline int gather(const float* x, int vocab, double floor, Scratch& s) {
   return n;
 }
 
-// Drops the candidates whose key lies behind the cut, keeping their order. `keys` may be the values themselves. Returns
-// how many stay.
+// Drops candidates whose key is past the cut, keeping the order. `keys` may be the values themselves. Returns the
+// number that stay.
 inline int keep_head(int n, const float* keys, uint32_t top, Cut cut, Scratch& s) {
   int kept = 0;
   for (int i = 0; i < n; ++i) {
@@ -70,7 +71,7 @@ inline int keep_head(int n, const float* keys, uint32_t top, Cut cut, Scratch& s
   return kept;
 }
 
-// Leaves the k largest as candidates. The row has been scanned.
+// Leaves the k largest as candidates. The row must have been scanned.
 inline int gather_top_k(const float* x, int vocab, int k, double floor, float max, Scratch& s) {
   const int n = gather(x, vocab, std::max<double>(reached_by(k, vocab, s), floor), s);
   if (n <= k) return n;

@@ -1,9 +1,10 @@
-// DRY: what a request's tokens repeat of themselves, kept from token to token (Weidmann, text-generation-webui #5677).
+// DRY: penalises tokens that would continue a repetition in a request's text; updated token by token (Weidmann,
+// text-generation-webui #5677).
 //
-// The text's last tokens may stand in it once more, `lag` tokens earlier. A run is how many they are; the token that
-// came there next would make the repetition longer, and is made less likely by
-// multiplier * base^(run - allowed_length), from runs of allowed_length on, unless it is a breaker itself. Runs are counted within the window of the
-// last penalty_last_n tokens, and not beyond the last breaker.
+// If the last tokens of the text also occur `lag` tokens earlier, the run is their number. The token that followed that
+// earlier occurrence would lengthen the repetition. From runs of allowed_length on, its logit is lowered by multiplier
+// * base^(run - allowed_length), unless it is a breaker. Runs are counted within the last penalty_last_n tokens and not
+// across the last breaker.
 //
 // One writer: the owner of the slot.
 #pragma once
@@ -20,7 +21,8 @@
 
 namespace moeserve {
 
-// Run by lag of a text: runs[lag] for 0 < lag < size, runs[0] is its size. The Z algorithm, over the reversed text.
+// Returns a text's runs by lag: runs[lag] for 0 < lag < size; runs[0] is the size. The Z algorithm, over the reversed
+// text.
 inline std::vector<int32_t> runs_by_lag(std::span<const int32_t> text) {
   const int n = static_cast<int>(text.size());
   const auto at = [&](int i) { return text[n - 1 - i]; };
@@ -37,7 +39,7 @@ inline std::vector<int32_t> runs_by_lag(std::span<const int32_t> text) {
 
 class Repetition {
  public:
-  // `breakers` are token sequences, each closed by -1.
+  // `breakers` are token sequences, each terminated by -1.
   void start(std::span<const int32_t> prompt, std::span<const int32_t> output,
              std::span<const int32_t> breakers) {
     tokens_.assign(prompt.begin(), prompt.end());
@@ -67,7 +69,7 @@ class Repetition {
     unbroken_ = ends_in_breaker(n) ? 0 : unbroken_ + 1;
   }
 
-  // Fills the tokens to be made less likely, each once, and by how much.
+  // Fills in the tokens to penalise, each once, and the amounts.
   void penalties(const SampleParams& p, std::vector<int32_t>& ids, std::vector<float>& amounts) const {
     ids.clear();
     amounts.clear();
@@ -105,9 +107,9 @@ class Repetition {
     });
   }
 
-  std::vector<int32_t> tokens_;                                      // prompt and output
-  std::vector<int32_t> runs_;                                        // by lag
-  size_t unbroken_ = 0;                                              // tokens behind the last breaker
+  std::vector<int32_t> tokens_;  // prompt and output
+  std::vector<int32_t> runs_;    // by lag
+  size_t unbroken_ = 0;          // number of tokens after the last breaker
   std::unordered_multimap<int32_t, std::vector<int32_t>> breakers_;  // by their last token
 };
 

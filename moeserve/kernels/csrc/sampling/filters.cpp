@@ -1,4 +1,4 @@
-// See sampling.h for the rules.
+// sampling.h gives the rules.
 #include "sampling/filters.h"
 
 #include "sampling/candidates.h"
@@ -6,7 +6,7 @@
 namespace moeserve {
 namespace {
 
-// Temperature, top_k, min_p and top_p, which keep heads of one order.
+// Temperature, top_k, min_p and top_p; each keeps the first tokens of the same order.
 Survivors filter_plain(const float* x, int vocab, float max, const SampleParams& p, Scratch& s) {
   const double scale = M_LOG2E / p.temperature;
   float* weights = s.weights.get();
@@ -18,8 +18,8 @@ Survivors filter_plain(const float* x, int vocab, float max, const SampleParams&
     if (!by_mass) return {nullptr, weights, vocab};
     mass = total(s, vocab);
   }
-  // Tokens below `floor` are out: by min_p, or because all whose probability is under (1 - top_p) / vocab
-  // together have less than 1 - top_p (a hundredth is left to rounding).
+  // Tokens below `floor` are dropped: by min_p, or because all tokens with a probability under (1 - top_p) / vocab
+  // together have less than 1 - top_p (a hundredth is left for rounding).
   const double smallest = by_min ? p.min_p : by_rank ? 0 : 0.99 * (1 - p.top_p) * mass / vocab;
   const double floor = max + p.temperature * std::log(smallest);
   int n = by_rank ? gather_top_k(x, vocab, p.top_k, floor, max, s) : gather(x, vocab, floor, s);
@@ -34,7 +34,7 @@ Survivors filter_plain(const float* x, int vocab, float max, const SampleParams&
   return {s.ids.get(), weights, n};
 }
 
-// The samplers in the order that the request asks for. The row is whole until the first of them leaves something out.
+// The samplers in the request's order. All tokens count until the first sampler drops some.
 class Chain {
  public:
   Chain(const float* x, int vocab, float max, const SampleParams& p, Scratch& s)
@@ -79,7 +79,7 @@ class Chain {
   void gather_all() {
     if (!gathered_) gather_from(-INFINITY);
   }
-  // Gives the sum of the candidates' weights.
+  // Returns the sum of the candidates' weights.
   double weigh() {
     s_.passes->weigh(s_.values.get(), n_, max_, scale(), s_.weights.get(), s_.block_sum.get());
     return total(s_, n_);
@@ -128,15 +128,15 @@ class Chain {
     keep_mass(s_.values.get(), max_, p_.top_p * mass);
   }
 
-  // The candidates with the largest keys, until their weights sum to `mass`.
+  // Keeps the candidates with the largest keys, until their weights sum to `mass`.
   void keep_mass(const float* keys, float largest, double mass) {
     const uint32_t top = order(largest);
     const auto weight = [this](int i) { return s_.weights[i]; };
     n_ = keep_head(n_, keys, top, find_cut(keys, n_, top, weight, mass), s_);
   }
 
-  // A token's surprise differs from the entropy by as much as its logit, over the temperature, does from the expected
-  // one: the nearest to that stay.
+  // A token's surprise minus the entropy equals the expected logit minus its own, over the temperature: the nearest to
+  // that stay.
   void typical_p() {
     gather_all();
     const double mass = weigh();
@@ -155,7 +155,7 @@ class Chain {
 
   void top_n_sigma() {
     gather_all();
-    constexpr int kLanes = 8;  // sums that do not wait for one another
+    constexpr int kLanes = 8;  // independent sums
     const auto sum = [this](auto term) {
       double lane[kLanes] = {};
       int i = 0;
@@ -172,8 +172,8 @@ class Chain {
     keep_from(max_ - p_.top_n_sigma * std::sqrt(variance));
   }
 
-  // Leaves out what has the threshold's probability, but for the last of it: the lowest logit, of equal ones the
-  // highest id.
+  // Drops all tokens that reach the threshold's probability except the last: the lowest logit, the highest id among
+  // equals.
   void xtc() {
     gather_all();
     if (p_.xtc_threshold > 0.5 || uniform_at(p_.seed, p_.position, kXtcStream) >= p_.xtc_probability) return;
@@ -194,12 +194,12 @@ class Chain {
 
   const float* x_;
   int vocab_;
-  float max_;  // of the candidates that are left
+  float max_;  // of the remaining candidates
   const SampleParams& p_;
   Scratch& s_;
-  double heat_ = 1;  // what logits are divided by, from `temperature` on
+  double heat_ = 1;  // divisor of the logits, once `temperature` has run
   bool gathered_ = false;
-  int n_ = 0;  // candidates, once they are gathered
+  int n_ = 0;  // number of candidates, once gathered
 };
 
 }  // namespace

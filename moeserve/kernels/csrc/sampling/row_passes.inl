@@ -1,8 +1,8 @@
-// The passes of row_passes.h. arch/kernels.inl includes this text, in a namespace of its own, where every ISA compiles
-// it with its flags.
+// The passes of row_passes.h. arch/kernels.inl includes this file in a namespace of its own, and every ISA compiles it
+// with its own flags.
 //
-// Written in the compiler's generic vectors, with additions in one fixed order and no fused multiply-add
-// (-ffp-contract=off), so that every instruction set gives the same bits.
+// It uses the compiler's generic vectors, adds in one fixed order and does not fuse multiply-adds (-ffp-contract=off),
+// so that every instruction set gives the same bits.
 
 constexpr int kLanes = kRowLanes;
 constexpr int kHalf = kLanes / 2;
@@ -29,7 +29,7 @@ inline __attribute__((always_inline)) void split(const VF& v, VFHalf& lo, VFHalf
   hi = __builtin_shufflevector(v, v, (kHalf + i)...);
 }
 
-// The block of a row that starts at `begin`, or a copy padded with -inf where the row ends within it.
+// Returns the block of a row that starts at `begin`; if the row ends within it, a copy padded with -inf.
 template <int size>
 inline const float* block_at(const float* x, int n, int begin, float* padded) {
   if (n - begin >= size) [[likely]]
@@ -38,7 +38,7 @@ inline const float* block_at(const float* x, int n, int begin, float* padded) {
   return padded;
 }
 
-// block_max[b] = the largest of x[b * kMaxBlock ...]. False when a NaN or +inf is among the values.
+// block_max[b] = the largest of x[b * kMaxBlock ...]. Returns false if any value is NaN or +inf.
 bool scan_row(const float* x, int n, float* block_max) {
   float padded[kMaxBlock];
   VI good = VI{} - 1;
@@ -93,7 +93,7 @@ inline __attribute__((always_inline)) void weigh(const float* x, double max, dou
   sum[1] += __builtin_convertvector(half[1], VD);
 }
 
-// The above for a row; block_sum[b] = the sum of w[b * kSumBlock ...]. `w` has room for n rounded up to 16.
+// The same for a row; block_sum[b] = the sum of w[b * kSumBlock ...]. `w` has room for n rounded up to 16.
 void weigh_row(const float* x, int n, double max, double scale, float* w, double* block_sum) {
   float padded[16];
   for (int block = 0; block < n; block += kSumBlock) {
@@ -112,7 +112,7 @@ void weigh_row(const float* x, int n, double max, double scale, float* w, double
   }
 }
 
-// How many of x are greater than `bound`.
+// Returns how many values of x are greater than `bound`.
 int count_greater(const float* x, int n, float bound) {
   VI count = {};
   int i = 0;

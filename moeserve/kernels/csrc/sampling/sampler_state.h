@@ -1,7 +1,7 @@
-// What the worker remembers of each request slot between steps, and sampling for a batch of slots.
+// The sampling state of each request slot between steps, and sampling for a batch of slots.
 //
-// One writer: the thread that calls bind and sample. Within sample, rows run wherever `for_each_row` puts
-// them; they only read the state.
+// One writer: the thread that calls bind and sample. Within sample, `for_each_row` decides which threads run the rows;
+// they only read the state.
 #pragma once
 
 #include <cmath>
@@ -31,9 +31,9 @@ class SamplerState {
   int num_slots() const { return static_cast<int>(slots_.size()); }
   Scratch& scratch(int thread) { return scratch_[thread]; }
 
-  // Overwrites whatever the slot held. Of `params` the numbers are taken (position and the lists are not).
-  // `stop_ids` are masked until `min_tokens` output tokens came. Throws std::invalid_argument for a slot, an
-  // id or a number out of range, leaving the slot as it was.
+  // Overwrites the slot's state. Of `params` only the numbers are used (not position and the lists). `stop_ids` are
+  // masked until `min_tokens` output tokens have come. Throws std::invalid_argument for a slot, id or number out of
+  // range and then leaves the slot unchanged.
   void bind(int slot, const SampleParams& params, int64_t min_tokens, std::span<const int32_t> bias_ids,
             std::span<const float> bias_values, std::span<const int32_t> stop_ids,
             std::span<const int32_t> dry_breakers, std::span<const int32_t> prompt,
@@ -61,8 +61,7 @@ class SamplerState {
     find_repeats(s);
   }
 
-  // Notes an output token. Memory grows only for requests with penalties, by the distinct tokens they have
-  // seen, and with DRY.
+  // Records an output token. Memory grows only for requests with penalties (by the distinct tokens seen) and with DRY.
   void append(int slot, int32_t token) {
     Slot& s = slots_[slot];
     note(s, token);
@@ -70,7 +69,7 @@ class SamplerState {
     find_repeats(s);
   }
 
-  // What sample_row needs for the slot's next token; valid until the slot is bound or appended to.
+  // Returns the arguments of sample_row for the slot's next token; valid until the next bind or append of the slot.
   SampleParams params(int slot) const {
     const Slot& s = slots_[slot];
     SampleParams p = s.params;
@@ -89,17 +88,16 @@ class SamplerState {
     return p;
   }
 
-  // The bit masks of some rows of a batch: row i may only sample what mask index[i] allows, if that is >= 0.
+  // Bit masks for some rows of a batch: if index[i] >= 0, row i may only sample tokens that mask index[i] allows.
   struct Masks {
     const uint32_t* bits = nullptr;  // [masks, words]
     int words = 0;
-    const int32_t* index = nullptr;  // [rows]; null: no row has a mask
+    const int32_t* index = nullptr;  // [rows]; nullptr: no row has a mask
   };
 
-  // Samples results[i] from logits + i * row_stride for slots[i], then appends the tokens. A slot occurs
-  // once. for_each_row(n, f) calls f(row, thread) once for every row, with thread < num_threads and no two
-  // calls at a time with the same thread. Throws std::invalid_argument for a slot out of range, before
-  // anything is done.
+  // Samples results[i] from logits + i * row_stride for slots[i], then appends the tokens. Slots must be distinct.
+  // for_each_row(n, f) calls f(row, thread) once for every row, with thread < num_threads, and never two calls at a
+  // time with the same thread. Throws std::invalid_argument for a slot out of range, before it changes anything.
   template <class ForEachRow>
   void sample(const float* logits, int64_t row_stride, std::span<const int32_t> slots, const Masks& masks,
               SampleResult* results, ForEachRow&& for_each_row) {
@@ -139,9 +137,10 @@ class SamplerState {
     int64_t num_output = 0;
     std::vector<int32_t> bias_ids, stop_ids;
     std::vector<float> bias_values;
-    std::vector<int32_t> seen_ids, seen_counts;    // distinct tokens; only for requests with penalties
-    std::unordered_map<int32_t, int32_t> seen_at;  // token -> index into the two
-    Repetition repetition;                         // only for requests with DRY, as the next two
+    std::vector<int32_t> seen_ids,
+        seen_counts;  // distinct tokens, and how often; only for requests with penalties
+    std::unordered_map<int32_t, int32_t> seen_at;  // token -> index in the two
+    Repetition repetition;                         // only for requests with DRY, as are the next two
     std::vector<int32_t> repeat_ids;
     std::vector<float> repeat_penalties;
   };
@@ -167,7 +166,7 @@ class SamplerState {
 
   int vocab_;
   std::vector<Slot> slots_;
-  std::vector<Scratch> scratch_;  // one a thread
+  std::vector<Scratch> scratch_;  // one per thread
 };
 
 }  // namespace moeserve

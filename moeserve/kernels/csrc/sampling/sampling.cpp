@@ -1,5 +1,5 @@
-// See sampling.h for the rules. No pass sorts the vocabulary: one scan finds the maxima of blocks of the row,
-// a lower bound for every threshold follows from them, and only blocks that reach it are looked at again.
+// sampling.h gives the rules. No pass sorts the vocabulary: one scan finds the maxima of blocks of the row, which give
+// a lower bound for every threshold, and only blocks that reach it are read again.
 #include "sampling/sampling.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct LogSoftmax {
   double operator()(float x) const { return (static_cast<double>(x) - max) - log_sum; }
 };
 
-// The row has been scanned. Overwrites the scratch but for block_max.
+// The row must have been scanned. Overwrites the scratch except block_max.
 LogSoftmax log_softmax(const float* x, int vocab, float max, Scratch& s) {
   s.passes->weigh(x, vocab, max, M_LOG2E, s.weights.get(), s.block_sum.get());
   return {max, std::log(total(s, vocab))};
@@ -64,7 +64,7 @@ bool edits(const SampleParams& p) {
   return p.num_bias || p.num_seen || p.num_repeats || p.num_masked || p.allowed;
 }
 
-// Puts -inf where the bit is not set.
+// Sets values whose bit is not set to -inf.
 void keep_allowed(float* x, int vocab, const uint32_t* allowed, int words) {
   constexpr float kNever = -std::numeric_limits<float>::infinity();
   const int covered = std::min<int64_t>(vocab, int64_t{32} * words);
@@ -83,7 +83,7 @@ void keep_allowed(float* x, int vocab, const uint32_t* allowed, int words) {
   std::fill(x + covered, x + vocab, kNever);
 }
 
-// The row after bias, penalties and masks, or null where a mask would hide a value that is not finite.
+// Returns the row after bias, penalties and masks; nullptr if a mask would hide a value that is not finite.
 const float* edit(const float* logits, int vocab, const SampleParams& p, Scratch& s) {
   float* x = s.edited.get();
   std::memcpy(x, logits, vocab * sizeof(float));
@@ -108,16 +108,16 @@ const float* edit(const float* logits, int vocab, const SampleParams& p, Scratch
   return x;
 }
 
-// Of a row that `scan` refuses after its edits: whether that is the masks' doing alone.
+// For a row that `scan` rejects after the edits: returns whether the masks alone are the reason.
 bool all_masked(const float* logits, const float* edited, int vocab, Scratch& s) {
   float max;
   return s.passes->scan(edited, vocab, s.block_max.get()) && scan(logits, vocab, s, max);
 }
 
-// The first survivor at which the running sum of the weights exceeds u times the whole.
+// Returns the first survivor at which the running sum of the weights exceeds u times their total.
 int draw(const Survivors& from, double u, const Scratch& s) {
   double left = u * total(s, from.count);
-  int block = -1;  // the last one tried: rounding may leave `left` beyond the end of all
+  int block = -1;  // the last block tried: by rounding, `left` may lie beyond the total
   for (int b = 0; b * kSumBlock < from.count; ++b) {
     if (s.block_sum[b] == 0) continue;
     if (block >= 0) left -= s.block_sum[block];

@@ -1,8 +1,8 @@
-// Choosing the next token from one row of logits.
+// Chooses the next token from one row of logits.
 //
-// A row is handled by one thread and depends on nothing but its arguments, so rows may run on any threads in
-// any order and a request samples the same tokens alone and in a crowd. Nothing here throws or allocates,
-// except Scratch's constructor.
+// One thread handles a row, and the result depends only on the arguments. So rows may run on any threads in any order,
+// and a request samples the same tokens alone and in a batch. Nothing here throws or allocates, except Scratch's
+// constructor.
 //
 // The rules, in processing order (vLLM's and Hugging Face's semantics):
 //   logit_bias       added to the logits it names
@@ -44,11 +44,11 @@ namespace moeserve {
 
 constexpr int kMaxTopLogprobs = 20;
 
-// In a token's place.
+// Instead of a token.
 constexpr int32_t kNotFinite = -1;
 constexpr int32_t kNoneAllowed = -2;
 
-// The settings that moeserve/sampling/parameters.py declares: type, name and default.
+// The settings declared in moeserve/sampling/parameters.py: type, name and default.
 #define MOESERVE_SAMPLER_SETTINGS(X) \
   X(float, temperature, 1.0f)        \
   X(int32_t, top_k, 0)               \
@@ -66,7 +66,7 @@ constexpr int32_t kNoneAllowed = -2;
   X(double, xtc_probability, 0.0)    \
   X(double, xtc_threshold, 0.1)
 
-// What an order of samplers is made of: four bits a sampler, as moeserve/sampling/order.py has them.
+// The elements of a sampler order: four bits per sampler, as in moeserve/sampling/order.py.
 enum SamplerCode : uint32_t {
   kTemperature = 1,
   kTopNSigma,
@@ -82,8 +82,8 @@ struct SampleParams {
 #define MOESERVE_MEMBER(type, name, value) type name = value;
   MOESERVE_SAMPLER_SETTINGS(MOESERVE_MEMBER)
 #undef MOESERVE_MEMBER
-  uint32_t order = 0;  // the samplers that do something, the first in the lowest bits; 0: temperature, top_k,
-                       // min_p, top_p, of which some may do nothing
+  uint32_t order = 0;  // samplers that have an effect, the first in the lowest bits; 0: temperature, top_k,
+                       // min_p, top_p, some of which may have no effect
   int32_t num_logprobs = -1;  // -1: no logprobs; N: the chosen token's and the N largest, N <= 20
   uint64_t seed = 0;
   uint64_t position = 0;  // index of the output token that is drawn
@@ -98,14 +98,16 @@ struct SampleParams {
   int32_t num_repeats = 0;
   const int32_t* masked_ids = nullptr;
   int32_t num_masked = 0;
-  const uint32_t* allowed = nullptr;  // a bit a token, from the lowest bit on; null: every token may come
-  int32_t allowed_words = 0;          // tokens behind the last word may not come
+  const uint32_t* allowed =
+      nullptr;                // one bit per token, from the lowest bit; nullptr: every token is allowed
+  int32_t allowed_words = 0;  // tokens beyond the last word are not allowed
 };
 
-// Of the raw logits: natural-log softmax before bias, penalties and temperature; error under 1e-6.
+// From the raw logits: natural-log softmax before bias, penalties and temperature; error under 1e-6.
 struct LogprobResult {
   double logprob = 0;
-  int32_t rank = 0;  // 1 + the number of larger logits; 0: the row was not finite and the rest means nothing
+  int32_t rank =
+      0;  // 1 + the number of larger logits; 0: the row was not finite and the other fields are invalid
   int32_t num_top = 0;
   int32_t top_ids[kMaxTopLogprobs];  // by falling logprob, equal ones by rising id
   double top_logprobs[kMaxTopLogprobs];
@@ -113,44 +115,44 @@ struct LogprobResult {
 
 struct SampleResult {
   int32_t token_id = kNotFinite;
-  LogprobResult logprobs;  // where num_logprobs >= 0 and token_id >= 0
+  LogprobResult logprobs;  // valid if num_logprobs >= 0 and token_id >= 0
 };
 
-// One thread's working memory, about 16 bytes per vocabulary entry of address space; pages are touched only
-// when a request needs them. `isa` is a name of select_kernels; null takes the best this CPU has. All give the same
-// bits. Throws std::invalid_argument for an ISA that is unknown or that this CPU lacks.
+// One thread's working memory: about 16 bytes of address space per vocabulary entry; pages are touched only when a
+// request needs them. `isa`: a name for select_kernels; nullptr: the best that this CPU has. All give the same bits.
+// Throws std::invalid_argument for an ISA that is unknown or that this CPU lacks.
 class Scratch {
  public:
   explicit Scratch(int vocab, const char* isa = nullptr);
 
   const RowPasses* passes;
   std::unique_ptr<float[]> edited;      // [vocab] logits after bias, penalties and masks
-  std::unique_ptr<float[]> block_max;   // [blocks] of the row scanned last
-  std::unique_ptr<float[]> block_rank;  // [blocks] a copy to partition
-  std::unique_ptr<double[]> block_sum;  // [blocks] of the weights
-  std::unique_ptr<int32_t[]> ids;       // [vocab] candidates, rising
+  std::unique_ptr<float[]> block_max;   // [blocks], of the last scanned row
+  std::unique_ptr<float[]> block_rank;  // [blocks], a copy to partition
+  std::unique_ptr<double[]> block_sum;  // [blocks], sums of weights
+  std::unique_ptr<int32_t[]> ids;       // [vocab], candidates, ascending
   std::unique_ptr<float[]> values;      // [vocab] their logits
-  std::unique_ptr<float[]> weights;     // [vocab, rounded up] their weights; the largest logit's is 1
+  std::unique_ptr<float[]> weights;     // [vocab, rounded up], their weights; the largest logit's is 1
 };
 
-// What the filters let through; borrowed from the Scratch until its next use.
+// The tokens that the filters keep; borrowed from the Scratch until its next use.
 struct Survivors {
-  const int32_t* ids = nullptr;    // rising; null: every token
-  const float* weights = nullptr;  // relative to the most likely token's; to be divided by their sum
+  const int32_t* ids = nullptr;    // ascending; nullptr: every token
+  const float* weights = nullptr;  // relative to the most likely token's; divide by their sum
   int32_t count = 0;               // 0: the row was not finite
 };
 
 void sample_row(const float* logits, int vocab, const SampleParams& p, SampleResult& r,
                 Scratch& scratch) noexcept;
 
-// The logprob of a given token (a prompt's), 0 <= target < vocab, 0 <= top_n <= 20.
+// Computes the logprob of a given (prompt) token; 0 <= target < vocab, 0 <= top_n <= 20.
 void logprob_row(const float* logits, int vocab, int target, int top_n, LogprobResult& r,
                  Scratch& scratch) noexcept;
 
-// All of sample_row but the draw; without an order, temperature > 0.
+// sample_row without the draw. If params.order is 0, temperature must be > 0.
 Survivors filter_row(const float* logits, int vocab, const SampleParams& p, Scratch& scratch) noexcept;
 
-// The random numbers of an output token.
+// Names the random numbers of an output token.
 enum Stream : uint64_t { kDrawStream = 0, kXtcStream = 1 };
 
 // Uniform in [0, 1), a multiple of 2^-53: the top bits of the first word of Philox4x64-10 (Salmon et al.,

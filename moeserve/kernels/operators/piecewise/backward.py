@@ -1,8 +1,8 @@
-"""Gradients of piecewise attention: one kernel for the keys and values, a tile of keys a program, and one for the
-queries, without atomic additions (flash attention 2: https://arxiv.org/abs/2307.08691).
+"""Gradients of piecewise attention without atomic additions (flash attention 2: https://arxiv.org/abs/2307.08691):
+one kernel for keys and values, with a tile of keys per program, and one for queries.
 
-Weights are computed anew from the forward's logsumexp. As there, blocks that lie on one side of the distance take one
-product of scores.
+Attention weights are recomputed from the forward pass's logsumexp. As there, blocks on one side of the distance
+need only one product for their scores.
 """
 
 # mypy: ignore-errors
@@ -21,7 +21,7 @@ def score_gradients(
     q1, q2, k1, k2, v, gradient, lse, delta, position, rows, row_live, n, distance,
     NEAR: tl.constexpr, FAR: tl.constexpr, CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """The weights of a tile [queries, keys] and the gradient of its scores before they are scaled."""
+    """Returns the weights of a tile [queries, keys], and the gradient of its scores before scaling."""
     scores = piece_scores(q1, q2, k1, k2, position, rows, distance, NEAR, FAR) * SCALE
     seen = row_live[:, None] & (rows < n)[None, :]
     if CAUSAL:
@@ -33,7 +33,7 @@ def score_gradients(
 
 @triton.jit
 def choose(gradients, position, rows, distance, of_far: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr):
-    """The score gradients of one side of the distance, where the tile may have both."""
+    """Returns the score gradients of one side of the distance, for a tile that may have both."""
     if NEAR and FAR:
         is_far = position[:, None] - rows[None, :] >= distance
         gradients = tl.where(is_far, gradients, 0.0) if of_far else tl.where(is_far, 0.0, gradients)
@@ -46,7 +46,7 @@ def add_key_gradients(
     DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr,
     CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Adds the terms of the queries from `first` on."""
+    """Adds the contributions of the queries from `first` on."""
     row = first + tl.arange(0, BLOCK)
     live, position = row < m, row + n - m
     query1 = load_rows(q1, row, m, DIM, SIZE, True) if NEAR else 0
@@ -71,7 +71,7 @@ def piecewise_keys_kernel(
     GROUP: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (key tiles, batch * KV heads): gradients of ROWS keys and values, BLOCK queries at once."""
+    """Grid (key tiles, batch * KV heads): gradients of ROWS keys and values, from BLOCK queries at a time."""
     first_key = tl.program_id(0) * ROWS
     kv_head = tl.program_id(1)
     of_keys = kv_head.to(tl.int64) * n
@@ -82,7 +82,7 @@ def piecewise_keys_kernel(
     acc1 = tl.zeros([ROWS, SIZE], tl.float32)
     acc2 = tl.zeros([ROWS, SIZE], tl.float32)
     acc = tl.zeros([ROWS, SIZE], tl.float32)
-    # As rows of queries: from the first that sees a key; from the first for which some are far; for which all are.
+    # Query rows at which: a key is first seen; some keys are first far; all keys are far.
     begin = tl.maximum(first_key - (n - m), 0) // BLOCK * BLOCK if CAUSAL else 0
     mixed = tl.maximum(first_key + distance - (n - m), 0) // BLOCK * BLOCK
     mixed = tl.minimum(tl.maximum(mixed, begin), tl.cdiv(m, BLOCK) * BLOCK)
@@ -122,7 +122,7 @@ def add_query_gradients(
     DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr,
     CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Adds the terms of the keys from `first` on."""
+    """Adds the contributions of the keys from `first` on."""
     rows = first + tl.arange(0, BLOCK)
     key1 = load_rows(k1, rows, n, DIM, SIZE, True) if NEAR else 0
     key2 = load_rows(k2, rows, n, DIM, SIZE, True) if FAR else 0
@@ -145,7 +145,7 @@ def piecewise_queries_kernel(
     GROUP: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (query tiles, batch * heads): gradients of ROWS queries, BLOCK keys at once."""
+    """Grid (query tiles, batch * heads): gradients of ROWS queries, from BLOCK keys at a time."""
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
     head = tl.program_id(1)
     of_queries = head.to(tl.int64) * m

@@ -1,16 +1,16 @@
-"""The checks of piecewise attention's arguments, the same on every device."""
+"""Checks of piecewise attention's arguments, for all devices."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-MAX_WIDTH = 256  # of a head
+MAX_WIDTH = 256  # head width
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, distance: int) -> None:
-    """ValueError for shapes or types that do not fit, a head wider than 256 and a distance below 0."""
+    """Raises ValueError for shapes or dtypes that do not match, a head wider than 256, or a negative distance."""
     if q1.dim() != 4 or v.dim() != 4 or q1.shape != q2.shape or not k1.shape == k2.shape == v.shape:
         raise ValueError(
             f"shapes {[tuple(x.shape) for x in (q1, k1, q2, k2, v)]}: two of queries, three of keys"

@@ -1,8 +1,8 @@
-"""Piecewise attention forward (flash attention 2: https://arxiv.org/abs/2307.08691): a program takes a tile of queries
-of one head.
+"""Piecewise attention, forward (flash attention 2: https://arxiv.org/abs/2307.08691); a program takes a tile of
+queries of one head.
 
-Its keys are four stretches: those beyond the distance for every row take one product, as do those within it for every
-row; only the blocks between take both and choose; the last ones are masked.
+Its keys are four ranges: keys beyond the distance for every row, and keys within it for every row, need one
+product; blocks in between need both products and choose; the last ones are masked.
 """
 
 # mypy: ignore-errors
@@ -20,7 +20,7 @@ NO_SCORE = tl.constexpr(-1e30)  # less than any score
 
 @triton.jit
 def load_rows(base, rows, limit, DIM: tl.constexpr, SIZE: tl.constexpr, MASKED: tl.constexpr):
-    """[rows, SIZE] of a matrix [limit, DIM]; zeros beyond its ends."""
+    """Returns [rows, SIZE] of a matrix [limit, DIM]; zeros outside it."""
     d = tl.arange(0, SIZE)
     at = base + rows[:, None] * DIM + d[None, :]
     if MASKED or DIM < SIZE:
@@ -30,7 +30,8 @@ def load_rows(base, rows, limit, DIM: tl.constexpr, SIZE: tl.constexpr, MASKED: 
 
 @triton.jit
 def piece_scores(q1, q2, k1, k2, position, rows, distance, NEAR: tl.constexpr, FAR: tl.constexpr):
-    """q k^T of queries at `position` and keys `rows`, of the pair that the distance asks for."""
+    """Returns q k^T for queries at `position` and keys `rows`, with the pair of embeddings that the distance
+    selects."""
     if NEAR and FAR:
         near, far = (
             tl.dot(q1, tl.trans(k1), input_precision="tf32x3"),
@@ -50,7 +51,8 @@ def attend_block(
     DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys from `first` on. MASKED: some lie behind the end or, if CAUSAL, ahead of a row."""
+    """Attends to one block of keys from `first` on. MASKED: some keys are past the end or, if CAUSAL, after a row's
+    position."""
     rows = first + tl.arange(0, BLOCK)
     x1 = load_rows(k1, rows, n, DIM, SIZE, MASKED) if NEAR else 0
     x2 = load_rows(k2, rows, n, DIM, SIZE, MASKED) if FAR else 0
@@ -73,8 +75,8 @@ def piecewise_forward_kernel(
     GROUP: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     MIXED: tl.constexpr, CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (query tiles, batch * heads). The arguments are `op.forward`'s, contiguous; GROUP query heads to a KV head;
-    BLOCK keys at once, MIXED, which divides it, where both products are needed."""
+    """Grid (query tiles, batch * heads). Arguments are `op.forward`'s, contiguous; GROUP: query heads per KV head;
+    BLOCK: keys at a time; MIXED: keys at a time where both products are needed, a divisor of BLOCK."""
     # The last tiles see the most keys: they start first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
     head = tl.program_id(1)

@@ -15,21 +15,21 @@ from moeserve.kernels.operators.piecewise.forward import forward_kernel
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseTile:
-    rows: int  # a program's own
-    block: int  # of the others at once
-    mixed: int  # where both pairs of queries and keys are needed
+    rows: int  # query rows (or keys, backward) per program
+    block: int  # keys (or query rows) at a time
+    mixed: int  # the same where both products are needed
     warps: int
     stages: int
 
 
-HALF = {128: PiecewiseTile(128, 128, 64, 8, 2), 256: PiecewiseTile(64, 64, 32, 4, 2)}  # by a head's width
-# Of few queries, whose programs spend much of their time on beginnings and ends: two programs a multiprocessor, one of
-# which computes meanwhile. At 2,048 positions 0.82 to 0.87 of our attention's rate instead of 0.74 to 0.85; at 8,192
+HALF = {128: PiecewiseTile(128, 128, 64, 8, 2), 256: PiecewiseTile(64, 64, 32, 4, 2)}  # by head width
+# With few queries, programs spend much of their time starting and ending; two programs per multiprocessor overlap.
+# At 2,048 positions that gives 0.82 to 0.87 of ordinary attention's rate instead of 0.74 to 0.85; at 8,192 it gives
 # 0.90 to 0.95 instead of 0.98 to 1.05.
 FEW_ROWS = 2048
 HALF_FEW = {**HALF, 128: PiecewiseTile(64, 64, 64, 4, 2)}
 HALF_GRADIENTS = {128: PiecewiseTile(64, 64, 64, 8, 2), 256: PiecewiseTile(32, 32, 32, 4, 1)}
-# Three products of the tensor cores' 32-bit type make one of float32 (`tf32x3`).
+# A float32 product takes three tensor core products (`tf32x3`).
 FLOAT = {128: PiecewiseTile(32, 32, 32, 4, 1), 256: PiecewiseTile(16, 16, 16, 4, 1)}
 
 
@@ -43,10 +43,10 @@ def forward(
     causal: bool,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The result in q1's type and logsumexp in float32, as reference.py has them.
+    """Returns the result in q1's dtype, and the logsumexp in float32, as specified in reference.py.
 
-    All tensors of one type, float16, bfloat16 or float32; others than contiguous ones are copied. ValueError for shapes
-    that do not fit, a head wider than 256 and a distance below 0.
+    All tensors have the same dtype, float16, bfloat16 or float32; those that are not contiguous are copied. Raises
+    ValueError for shapes that do not match, a head wider than 256, or a negative distance.
     """
     check(q1, k1, q2, k2, v, distance)
     q1, k1, q2, k2, v = (x.contiguous() for x in (q1, k1, q2, k2, v))
@@ -71,7 +71,8 @@ def backward(
     causal: bool,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q1, k1, q2, k2 and v, in their type, from `forward`'s results and the gradient of the first."""
+    """Returns the gradients of q1, k1, q2, k2 and v, in their dtype, from `forward`'s results and the gradient of
+    the first."""
     q1, k1, q2, k2, v = inputs = tuple(x.contiguous() for x in inputs)
     out_gradient = out_gradient.contiguous()
     delta = (out.float() * out_gradient.float()).sum(-1)
@@ -94,7 +95,7 @@ def _width(q: Tensor) -> int:
 
 
 def _shape(q: Tensor, v: Tensor) -> tuple[int, int, int]:
-    """Query heads to a KV head, their width, and a power of two that holds it."""
+    """Returns the query heads per KV head, the head width, and a power of two that holds it."""
     return q.shape[1] // v.shape[1], q.shape[3], max(16, next_power_of_2(q.shape[3]))
 
 
@@ -110,7 +111,7 @@ def _launch(
     constants: tuple[object, ...],
     tile: PiecewiseTile,
 ) -> None:
-    """No length makes another kernel of it."""
+    """Launches the kernel. Lengths are passed so that no new kernel is compiled for other lengths."""
     kinds = [(x.dtype, x.data_ptr() & 15) for x in tensors]
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     kernel.launch((*kinds, *constants), grid, (*tensors, *lengths, *constants), options)

@@ -1,5 +1,5 @@
-"""Pointwise operations from expressions: a Python function becomes a Triton kernel with broadcasting, any strides and
-torch's type promotion, made once for each kind of arguments (the idea is FlagGems'). On a CPU torch computes."""
+"""Pointwise operations from expressions: a Python function becomes a Triton kernel with broadcasting, any strides
+and torch's type promotion, generated once per kind of arguments (the idea is FlagGems'). On a CPU, torch computes."""
 
 from moeserve.kernels.operators.pointwise.functions import (
     clamp,

@@ -1,8 +1,8 @@
-"""Expressions: what a Python function computes from its arguments, as a list of steps.
+"""Expressions: the steps by which a Python function computes its result from its arguments.
 
     expression = trace(lambda gate, up: gate * sigmoid(gate) * up)
 
-The function runs once, on values that note what is done with them; equal steps become one.
+The function runs once, on values that record the operations applied to them; equal steps are merged.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ Number = bool | int | float
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """operation: of OPERATIONS, or "argument" (constant: its index), "constant" (its value), "cast" (its dtype)."""
+    """operation: one of OPERATIONS, or "argument" (constant: its index), "constant" (its value), "cast" (its
+    dtype)."""
 
     operation: str
-    operands: tuple[int, ...]  # earlier steps
+    operands: tuple[int, ...]  # numbers of earlier steps
     constant: Number | torch.dtype | None = None
 
 
@@ -38,7 +39,7 @@ class Expression:
 
 
 class Value:
-    """The values that an expression's function computes with: Python's operators, and this module's functions."""
+    """The values with which an expression's function computes, by Python's operators and `functions.py`."""
 
     __slots__ = ("_index", "_steps")
     __hash__ = None  # type: ignore[assignment]  # == makes another value
@@ -74,7 +75,7 @@ def _index(steps: dict[tuple[object, ...], Step], x: object) -> int:
 
 
 def _note(steps: dict[tuple[object, ...], Step], step: Step) -> Value:
-    # By repr: 1, 1.0 and True are equal, and 0.0 and -0.0.
+    # By repr, because 1, 1.0 and True are equal, as are 0.0 and -0.0.
     key = (step.operation, step.operands, repr(step.constant))
     if key not in steps:
         steps[key] = step
@@ -103,7 +104,8 @@ for _name in ("neg", "invert", "abs"):
 
 
 def apply(name: str, *operands: Any) -> Any:
-    """An operation of OPERATIONS by its name. TypeError without a value among the operands, or with too many."""
+    """Applies an operation of OPERATIONS by name. Raises TypeError if no operand is a Value, or if there are too
+    many."""
     if len(operands) != OPERATIONS[name].arity:
         raise TypeError(f"{name} takes {OPERATIONS[name].arity} operands, not {len(operands)}")
     for x in operands:

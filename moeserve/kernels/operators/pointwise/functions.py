@@ -1,4 +1,4 @@
-"""Functions for expressions, beside Python's operators."""
+"""Functions for expressions, besides Python's operators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from moeserve.kernels.operators.pointwise.expression import apply
 
-# An expression's value, or a number.
+# A Value, or a number.
 Operand = Any
 
 
@@ -31,12 +31,12 @@ def erf(x: Operand) -> Operand:
 
 
 def minimum(x: Operand, y: Operand) -> Operand:
-    """NaN where either is."""
+    """The smaller of x and y; NaN if either is NaN."""
     return apply("minimum", x, y)
 
 
 def maximum(x: Operand, y: Operand) -> Operand:
-    """NaN where either is."""
+    """The larger of x and y; NaN if either is NaN."""
     return apply("maximum", x, y)
 
 
@@ -46,7 +46,7 @@ def where(condition: Operand, x: Operand, y: Operand) -> Operand:
 
 
 def sigmoid(x: Operand) -> Operand:
-    return 1.0 / (1.0 + exp(-1.0 * x))  # a product, for bools and what has no sign
+    return 1.0 / (1.0 + exp(-1.0 * x))  # a product, because bools and unsigned values have no negation
 
 
 def silu(x: Operand) -> Operand:
@@ -55,7 +55,7 @@ def silu(x: Operand) -> Operand:
 
 
 def tanh(x: Operand) -> Operand:
-    """From one exponential of what cannot overflow. Its error is absolute, 1e-7 in float32, for small x too."""
+    """tanh(x) from one exponential that cannot overflow. The absolute error is 1e-7 in float32, also for small x."""
     e = exp(-2.0 * abs(x))
     y = (1.0 - e) / (1.0 + e)
     return where(x < 0, -y, y)

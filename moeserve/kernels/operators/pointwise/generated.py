@@ -1,7 +1,7 @@
 """Generated source as Triton functions.
 
-Triton reads a function's source through `inspect`, which takes it from `linecache`: no file is written. The source is
-made from expressions of this program alone, never from data.
+Triton reads a function's source through `inspect`, which finds it in `linecache`: no file is written. The source is
+generated only from expressions in this program, never from data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from moeserve.kernels.operators.pointwise.typing_rules import NUMBER
 
 
 def kernel_of(name: str, source: str, kind: KernelKind) -> Kernel:
-    """The kernel `name` of `source.kernel_source`. A number's value is nothing that Triton compiles it for."""
+    """Returns the kernel `name` from `source.kernel_source`. The values of its number arguments do not cause
+    recompilation."""
     numbers = [f"x{i}" for i, argument in enumerate(kind.arguments) if argument.rank == NUMBER]
     return Kernel(triton.jit(_function_of(name, source), do_not_specialize=numbers))
 
@@ -26,9 +27,10 @@ def kernel_of(name: str, source: str, kind: KernelKind) -> Kernel:
 def _function_of(name: str, source: str) -> Any:
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     file = f"<moeserve.kernels.operators.pointwise {name} {digest}>"
-    # Without a modification time linecache does not look for the file.
+    # Without a modification time, linecache does not check for a file.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     module: dict[str, Any] = {"__name__": "moeserve.kernels.operators.pointwise.generated"}
-    # Not this file's own `from __future__ import annotations`: Triton would not know the numbers' types, quoted.
+    # Without this file's `from __future__ import annotations`, which would quote the numbers' types and hide them
+    # from Triton.
     exec(compile(source, file, "exec", dont_inherit=True), module)
     return module[name]

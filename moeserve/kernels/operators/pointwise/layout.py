@@ -1,4 +1,5 @@
-"""How tensors of a pointwise operation lie: broadcast, with the fewest dimensions that their strides allow."""
+"""The memory layout of a pointwise operation's tensors: broadcast, with the fewest dimensions that their strides
+allow."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ class Layout:
     """The common iteration space, outermost dimension first. Without dimensions: one element."""
 
     sizes: tuple[int, ...]
-    strides: tuple[tuple[int, ...], ...]  # of each tensor, 0 where it is broadcast
+    strides: tuple[tuple[int, ...], ...]  # per tensor; 0 where it is broadcast
 
     @property
     def is_wide(self) -> bool:
-        """Whether some tensor's last element is 2**31 or more from its first."""
+        """True if some tensor's last element is 2**31 or more elements after its first."""
         return any(
             sum((n - 1) * s for n, s in zip(self.sizes, of, strict=True)) >= 2**31 for of in self.strides
         )
@@ -45,17 +46,18 @@ def _is_dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
 
 
 def collapse(shape: torch.Size, strides: list[tuple[int, ...]]) -> Layout:
-    """The layout of tensors with these strides (the result's first), each expanded to `shape`, which is not empty.
+    """Returns the layout of tensors with these strides (the result's first), each expanded to `shape`, which is not
+    empty.
 
-    Dimensions are ordered by the result's strides, those of size 1 left out, and neighbours merged where every tensor
-    steps from one to the next. The last dimension is where the result is contiguous, if it is anywhere; the one before
-    it is one along which another tensor is contiguous, else the longest.
+    Dimensions are ordered by the result's strides, those of size 1 are dropped, and neighbours are merged if every
+    tensor steps from one to the next. The last dimension is one along which the result is contiguous, if any. The
+    one before it is one along which another tensor is contiguous, else the longest.
     """
     order = sorted(
         (d for d, size in enumerate(shape) if size != 1), key=lambda d: (strides[0][d], -d), reverse=True
     )
     sizes: list[int] = []
-    columns: list[list[int]] = []  # a dimension's strides
+    columns: list[list[int]] = []  # the strides of each dimension
     for d in order:
         column = [of[d] for of in strides]
         merges = bool(columns) and all(
@@ -76,24 +78,25 @@ def collapse(shape: torch.Size, strides: list[tuple[int, ...]]) -> Layout:
 
 
 def power_of_two(n: int) -> int:
-    """The least that is no less."""
+    """Returns the smallest power of two that is at least `n`."""
     return 1 << (n - 1).bit_length()
 
 
 def tile(sizes: tuple[int, ...], elements: int) -> tuple[int, int]:
-    """Rows and columns of a program: powers of two of about `elements` elements in all, along the last two."""
+    """Returns a program's rows and columns along the last two dimensions: powers of two with about `elements`
+    elements in all."""
     if len(sizes) < 2:
         return 1, elements
     columns = min(power_of_two(sizes[-1]), elements)
     rows = min(power_of_two(sizes[-2]), elements // columns)
-    # What is not contiguous along the columns may be so along the rows: neither is a sliver if both are long.
+    # Tensors that are not contiguous along columns may be so along rows, so both sides of the tile should be long.
     while columns > 64 and rows * 2 <= min(power_of_two(sizes[-2]), 16):
         columns, rows = columns // 2, rows * 2
     return rows, columns
 
 
 def num_tiles(sizes: tuple[int, ...], rows: int, columns: int) -> int:
-    """Programs of a launch."""
+    """Returns the number of programs of a launch."""
     if len(sizes) < 2:
         return -(-math.prod(sizes) // columns)
     return -(-sizes[-1] // columns) * -(-sizes[-2] // rows) * math.prod(sizes[:-2])

@@ -16,7 +16,7 @@ def silu_mul(gate: Any, up: Any) -> Any:
 
 @pointwise
 def swiglu_oai(gate: Any, up: Any) -> Any:
-    """(up + 1) * gate * sigmoid(1.702 * gate), of a gate of at most 7 and an up within 7 of 0 (gpt-oss,
+    """(up + 1) * gate * sigmoid(1.702 * gate), with gate at most 7 and up clamped to [-7, 7] (gpt-oss,
     https://arxiv.org/abs/2508.10925)."""
     gate, up = minimum(gate, 7.0), clamp(up, -7.0, 7.0)
     return (up + 1.0) * gate * sigmoid(1.702 * gate)
@@ -24,5 +24,5 @@ def swiglu_oai(gate: Any, up: Any) -> Any:
 
 @pointwise
 def sigmoid_mul(x: Any, gate: Any) -> Any:
-    """x * sigmoid(gate): what leaves attention through a gate (Qiu et al. 2025, https://arxiv.org/abs/2505.06708)."""
+    """x * sigmoid(gate): the output of gated attention (Qiu et al. 2025, https://arxiv.org/abs/2505.06708)."""
     return x * sigmoid(gate)

@@ -23,19 +23,19 @@ from moeserve.kernels.operators.pointwise.reference import evaluate
 from moeserve.kernels.operators.pointwise.source import KernelKind, kernel_source
 
 WARPS = 4
-MAX_PLANS = 4096  # kinds of calls that are remembered
+MAX_PLANS = 4096  # kinds of calls that are cached
 
 
 class Pointwise:
-    """A pointwise operation of tensors of one device and of numbers; another number compiles nothing.
+    """A pointwise operation on tensors of one device, and numbers. Another number needs no new compilation.
 
-    The result has the broadcast shape and the type of torch's promotion. Its strides are those of the tensors of that
-    shape, where these lie alike and without gaps, else contiguous. Halves are computed in float32 and rounded once. On
-    a GPU, division, square roots and exponentials err by up to 2 ulp. There is no gradient.
+    The result has the broadcast shape and torch's promoted dtype. It has the strides of the tensors of that shape
+    if these agree and have no gaps, else contiguous ones. Halves are computed in float32 and rounded once. On a
+    GPU, division, square roots and exponentials err by up to 2 ulp. There is no gradient.
 
-    Raises TypeError for types that an operation does not take or `out` does not hold, and for a wrong number of
-    arguments; ValueError for shapes that do not fit or tensors of several devices; RuntimeError for a tensor that wants
-    a gradient.
+    Raises TypeError for dtypes that an operation does not accept or `out` cannot hold, and for a wrong number of
+    arguments; ValueError for shapes that do not match or tensors of several devices; RuntimeError for a tensor that
+    requires a gradient.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -45,7 +45,7 @@ class Pointwise:
         self._kernels: dict[KernelKind, Any] = {}
 
     def __call__(self, *arguments: Argument, out: Tensor | None = None) -> Tensor:
-        """out: of the result's shape, at any strides; an argument's own elements, or memory of no argument."""
+        """out: of the result's shape, any strides; either an argument itself, or memory that no argument shares."""
         for argument in arguments:
             if isinstance(argument, Tensor) and argument.is_cuda:
                 return self.launch(*arguments, out=out)
@@ -57,7 +57,8 @@ class Pointwise:
         return (self.empty_result(*arguments) if out is None else out).copy_(evaluate(steps, arguments))
 
     def launch(self, *arguments: Argument, out: Tensor | None = None) -> Tensor:
-        """Launches the generated kernel. Tensors: of the current CUDA device; under Triton's interpreter, of any."""
+        """Launches the generated kernel. Tensors must be on the current CUDA device; under Triton's interpreter, on
+        any device."""
         key = (
             torch.is_grad_enabled(),
             *[
@@ -94,13 +95,13 @@ class Pointwise:
     ) -> tuple[Plan, Any, tuple[object, ...]]:
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
-        if out is None:  # as aligned as all that torch allocates
+        if out is None:  # torch allocates with this alignment
             out = torch.empty(0, dtype=plan.dtype, device=plan.device)
         self._plans[key] = known = plan, self._kernel(plan.kind), plan.compiled_key(out, arguments)
         return known
 
     def _kernel(self, kind: KernelKind) -> Any:
-        # Only now: a CPU needs no Triton.
+        # Imported late: on a CPU Triton is not needed.
         from moeserve.kernels.operators.pointwise.generated import kernel_of
 
         if kind not in self._kernels:
@@ -112,5 +113,5 @@ class Pointwise:
 
 
 def pointwise(function: Callable[..., Any]) -> Pointwise:
-    """Decorator: the pointwise operation that `function` computes of expressions' values."""
+    """Decorator: makes the pointwise operation that `function` computes on expressions' values."""
     return Pointwise(function)

@@ -1,4 +1,5 @@
-"""The operations of expressions: one table, read by the code generator, by torch's evaluation and by the type rules."""
+"""The operations of expressions: one table, read by the code generator, by torch's evaluation and by the type
+rules."""
 
 from __future__ import annotations
 
@@ -12,25 +13,25 @@ import torch
 
 
 class Rule(enum.Enum):
-    """How the type of a result follows from its operands'. They are converted to one type in every case."""
+    """How a result's dtype follows from its operands', which are always converted to one common dtype."""
 
-    SAME = enum.auto()  # what they promote to
-    FLOAT = enum.auto()  # what they promote to if it is a floating type, else torch's default type
-    BITS = enum.auto()  # what they promote to, which is no floating type
+    SAME = enum.auto()  # the promoted dtype
+    FLOAT = enum.auto()  # the promoted dtype if it is floating-point, else torch's default dtype
+    BITS = enum.auto()  # the promoted dtype; it must not be floating-point
     COMPARE = enum.auto()  # bool
-    SELECT = enum.auto()  # the first is a condition, the result is of the others' type
+    SELECT = enum.auto()  # the first operand is a condition; the promoted dtype of the others
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     arity: int
     rule: Rule
-    triton: str  # with {0}, {1}, {2} for the operands, names of values of one type
+    triton: str  # with {0}, {1}, {2} for the operands, which are variables of one dtype
     torch: Callable[..., Any]
 
 
 def _nan_safe(name: str) -> str:
-    """Triton's own minimum and maximum drop NaN, torch's keep it."""
+    """Returns Triton code of a minimum or maximum that keeps NaN like torch's; Triton's own drops it."""
     return f"tl.{name}({{0}}, {{1}}, propagate_nan=tl.PropagateNan.ALL)"
 
 

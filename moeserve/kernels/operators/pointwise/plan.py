@@ -1,4 +1,4 @@
-"""The launch of an expression's call: checked, laid out, and with the kernel that it needs described."""
+"""The plan of an expression's call: checked arguments, layout, and a description of the kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moeserve.kernels.operators.pointwise.layout import collapse, num_tiles, res
 from moeserve.kernels.operators.pointwise.source import TRITON_TYPES, KernelKind, stride_names
 from moeserve.kernels.operators.pointwise.typing_rules import TypedStep, kind_of, typed
 
-ELEMENTS = 1024  # of a program
+ELEMENTS = 1024  # per program
 
 Argument = Tensor | Number
 
@@ -22,13 +22,13 @@ class Plan:
     """The plan of all calls with arguments of the same shapes, strides, types and alignments."""
 
     shape: torch.Size
-    strides: tuple[int, ...]  # of a result that the call allocates
+    strides: tuple[int, ...]  # of a result allocated by the call
     dtype: torch.dtype
     device: torch.device
     kind: KernelKind
     grid: tuple[int]
-    rest: tuple[int, ...]  # the kernel's arguments behind the call's own
-    has_bools: bool  # numbers, which Triton takes as integers
+    rest: tuple[int, ...]  # further kernel arguments, after the call's own
+    has_bools: bool  # number arguments include bools, which Triton takes as integers
 
     def compiled_key(self, out: Tensor, arguments: tuple[Argument, ...]) -> tuple[object, ...]:
         """Returns the key of the compiled kernel: the result's type, alignments, and whether sizes and strides are 1,
@@ -42,7 +42,7 @@ class Plan:
 def checked(
     expression: Expression, arguments: tuple[Argument, ...], out: Tensor | None
 ) -> tuple[tuple[TypedStep, ...], torch.Size]:
-    """The steps of a call, and the shape of its result. Raises what op.py says."""
+    """Returns the steps of a call, and the shape of its result. Raises as op.py says."""
     name = expression.name
     if len(arguments) != len(expression.arguments):
         raise TypeError(f"{name} takes {', '.join(expression.arguments)}: not {len(arguments)} arguments")
@@ -70,7 +70,7 @@ def checked(
 
 
 def plan_of(expression: Expression, arguments: tuple[Argument, ...], out: Tensor | None) -> Plan:
-    """Raises what op.py says. A result without elements has a grid of none."""
+    """Returns a call's plan. Raises as op.py says. A result without elements has an empty grid."""
     steps, shape = checked(expression, arguments, out)
     tensors = [a for a in arguments if isinstance(a, Tensor)]
     strides = result_strides(shape, tensors) if out is None else out.stride()

@@ -1,5 +1,5 @@
-"""An expression evaluated by torch, one operation after another: the specification of the generated kernels, and what
-computes on a CPU."""
+"""Evaluates an expression by torch, one operation after another: the specification of generated kernels, and the
+CPU's implementation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moeserve.kernels.operators.pointwise.typing_rules import TypedStep
 
 
 def evaluate(steps: tuple[TypedStep, ...], arguments: tuple[Tensor | Number, ...]) -> Tensor:
-    """In the types of `typing_rules`: halves as float32, rounded once at the end."""
+    """Evaluates with the dtypes of `typing_rules`: halves as float32, rounded once at the end."""
     device = next((a.device for a in arguments if isinstance(a, Tensor)), None)
     values: list[Tensor] = []
     for typed in steps:

@@ -1,4 +1,4 @@
-"""The source of a kernel: Triton code of an expression for one kind of arguments."""
+"""Generates a kernel's source: Triton code of an expression for one kind of arguments."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ NUMBER_TYPES = {torch.bool: "i64", torch.int64: "i64", torch.float64: "fp64"}
 
 @dataclass(frozen=True, slots=True)
 class KernelKind:
-    """All that the source depends on, beside the expression.
+    """Everything that the source depends on, besides the expression.
 
-    steps: a tensor's steps along each dimension: "0" broadcast, "1" contiguous, "s" any other; the result's first,
-    then those of the arguments, "" of a number.
+    steps: for each tensor, its step along each dimension: "0" broadcast, "1" contiguous, "s" any other; the result
+    first, then the arguments, "" for a number.
     """
 
     arguments: tuple[Kind, ...]
     steps: tuple[str, ...]
-    wide: bool  # indices of 64 bits
+    wide: bool  # 64-bit indices
 
     @property
     def dims(self) -> int:
@@ -38,9 +38,9 @@ class KernelKind:
 
 
 def kernel_source(name: str, expression: Expression, kind: KernelKind) -> str:
-    """A module with the function `name`, not yet a Triton kernel.
+    """Returns a module with the function `name`, which is not yet a Triton kernel.
 
-    Its parameters: out, an argument each, a size of each dimension, the strides that are "s" in the order of `steps`,
+    Its parameters: out, the arguments, the size of each dimension, the strides marked "s" in the order of `steps`,
     and a tile's ROWS and COLUMNS.
     """
     body = [*_indices(kind), *_loads(expression, kind)]
@@ -53,7 +53,7 @@ def kernel_source(name: str, expression: Expression, kind: KernelKind) -> str:
 
 
 def stride_names(kind: KernelKind) -> list[tuple[int, int, str]]:
-    """(tensor, dimension, name) of each stride that the kernel takes; tensor 0 is the result."""
+    """Returns (tensor, dimension, name) for each stride that the kernel takes; tensor 0 is the result."""
     return [
         (i, d, f"stride{i}_{d}")
         for i, steps in enumerate(kind.steps)
@@ -72,7 +72,7 @@ def _parameters(kind: KernelKind) -> Iterator[str]:
 
 
 def _indices(kind: KernelKind) -> Iterator[str]:
-    """The tile's place: r and c along the last two dimensions, i0 .. along the ones before."""
+    """Yields code for the tile's indices: r and c along the last two dimensions, i0 .. along the others."""
     wide = ".to(tl.int64)" if kind.wide else ""
     yield f"program = tl.program_id(0){wide}"
     if kind.dims == 0:
@@ -99,7 +99,7 @@ def _indices(kind: KernelKind) -> Iterator[str]:
 
 
 def _access(kind: KernelKind, tensor: int, name: str) -> tuple[str, str | None]:
-    """A tensor's addresses in the tile and their mask: one row, column or element where it is broadcast."""
+    """Returns a tensor's addresses in the tile and their mask: one row, column or element if it is broadcast."""
     steps = kind.steps[tensor]
     if kind.dims == 0:
         return (f"{name} + c", "live") if tensor == 0 else (name, None)
@@ -130,7 +130,7 @@ def _loads(expression: Expression, kind: KernelKind) -> Iterator[str]:
 
 
 def _compute(steps: tuple[TypedStep, ...], arguments: list[str]) -> Iterator[str]:
-    """Assigns t0, t1, ... in the types of the steps; constants stand where they are used."""
+    """Yields code that assigns t0, t1, ... in the steps' dtypes; constants are inlined."""
     for i, typed_step in enumerate(steps):
         step = typed_step.step
         if step.operation == "argument":
@@ -151,13 +151,13 @@ def _operation(steps: tuple[TypedStep, ...], typed_step: TypedStep) -> str:
     operands = list(typed_step.step.operands)
     condition = [_operand(steps, operands.pop(0), torch.bool)] if operation.rule is Rule.SELECT else []
     if dtype == torch.bool and operation.rule is Rule.SAME:
-        # Sums and products of one bit would wrap.
+        # Sums and products of one-bit values would wrap.
         return f"({operation.triton.format(*(_operand(steps, k, torch.int32) for k in operands))}) != 0"
     return operation.triton.format(*condition, *(_operand(steps, k, dtype) for k in operands))
 
 
 def _operand(steps: tuple[TypedStep, ...], index: int, dtype: torch.dtype) -> str:
-    """An earlier step's value as `dtype`."""
+    """Returns code of an earlier step's value as `dtype`."""
     typed_step = steps[index]
     if typed_step.step.operation == "constant":
         return f"tl.full([], {_literal(typed_step.step.constant, dtype)}, {TRITON_TYPES[dtype]})"

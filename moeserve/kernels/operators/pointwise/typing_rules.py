@@ -1,8 +1,9 @@
-"""Types of an expression's steps, by torch's promotion: `torch.result_type` decides, on stand-ins for the operands.
+"""The dtypes of an expression's steps, by torch's promotion: `torch.result_type` decides, on stand-ins for the
+operands.
 
-Torch ranks tensors with dimensions above those without, and these above numbers; a lower rank changes the type only
-where it is of a higher kind (bool, integer, floating). Halves are computed in float32, from the first step to the last,
-where eager torch rounds each step's result.
+Torch ranks tensors with dimensions above those without, and these above numbers; a lower rank changes the dtype
+only if it is of a higher category (bool, integer, floating-point). Halves are computed in float32 from the first to
+the last step, where eager torch rounds each step's result.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _NUMBERS = {
     torch.bool: True,
     torch.int64: 1,
     torch.float64: 1.0,
-}  # the type that a Python number is computed in
+}  # dtypes in which Python numbers are computed
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of an argument or a step, and its rank in promotion."""
+    """The dtype of an argument or a step, and its rank in promotion."""
 
     dtype: torch.dtype
     rank: int
@@ -38,7 +39,7 @@ class Kind:
 class TypedStep:
     step: Step
     kind: Kind
-    operand_type: torch.dtype  # what its operands are converted to, but for a condition
+    operand_type: torch.dtype  # dtype to which operands are converted, except a condition
 
     @property
     def value_type(self) -> torch.dtype:
@@ -48,7 +49,7 @@ class TypedStep:
 
 
 def kind_of(argument: object) -> Kind:
-    """TypeError for what is neither a tensor nor a number."""
+    """Returns an argument's kind. Raises TypeError for anything but a tensor or a number."""
     if isinstance(argument, torch.Tensor):
         return Kind(argument.dtype, DIMENSIONED if argument.dim() else ZERO_DIM)
     for number, dtype in ((bool, torch.bool), (int, torch.int64), (float, torch.float64)):
@@ -58,7 +59,8 @@ def kind_of(argument: object) -> Kind:
 
 
 def typed(expression: Expression, arguments: tuple[Kind, ...]) -> tuple[TypedStep, ...]:
-    """TypeError where torch has no such operation: bits of floats, a difference of bools."""
+    """Returns the steps with their dtypes. Raises TypeError if torch has no such operation: bits of floats, a
+    difference of bools."""
     steps: list[TypedStep] = []
     for step in expression.steps:
         operands = [steps[i].kind for i in step.operands]

@@ -2,7 +2,7 @@
 
     x = embed(tokens)
     for each layer:
-        x = x + attention(norm(x))          attention.py, latent.py, or the recurrence in delta_net.py
+        x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: delta_net.py, mamba2.py
         x = x + experts(norm(x))            ffn.py
     logits = output(output_norm(x))
 
@@ -31,6 +31,7 @@ from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of
 from moeserve.models.blocks.cpu.latent import attend_latent, project_latent
 from moeserve.models.blocks.cpu.layer_inputs import add_input, make_inputs
 from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
+from moeserve.models.blocks.cpu.mamba2 import project_mamba2, recur_mamba2
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
 from moeserve.models.blocks.cpu.sandwich import mix_parts
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
@@ -42,8 +43,10 @@ from moeserve.models.loading.cpu_weights import (
     CpuDeltaNet,
     CpuDenseFfn,
     CpuLatentAttention,
+    CpuMamba2,
     CpuWeights,
 )
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.observer import LayerObserver, LayerRouting
 from moeserve.models.step_buffers import CPU_LOGIT_ROWS, draft_records
 
@@ -94,7 +97,7 @@ class CpuDecoder:
         )
         self._num_forwards = 0
         self._num_heads_read = 0
-        self._embedded: Sequence[tuple[int, Tensor]] = ()  # of `begin`
+        self._embedded: Sequence[tuple[int, Tensor]] = ()  # argument of the last `begin`
         self._forms = forms_of(
             shape,
             self._space,
@@ -176,7 +179,7 @@ class CpuDecoder:
                 self._add_deep(index)
 
     def _add_deep(self, index: int) -> None:
-        """Adds to the rows that are no tokens what they have for behind this layer, after a wait."""
+        """Waits, then adds DeepStack's embeddings for this layer's output to the rows whose input is embeddings."""
         hidden = self.shape.hidden_size
         self._stream.wait()
         for first, rows in self._embedded:
@@ -195,7 +198,7 @@ class CpuDecoder:
     def commit_states(self, slot: Tensor, first: Tensor, accepted: Tensor) -> None:
         """Launches the commit of accepted drafts, after a step with drafts: see `CpuStream.commit_states`."""
         for index, pending in self._pending.items():
-            mixer, state = self._shapes[index].delta_net, self._states[index]
+            mixer, state = self._shapes[index].recurrence, self._states[index]
             assert mixer is not None
             self._stream.commit_states(mixer.heads, state, slot, first, accepted, pending)
 
@@ -262,7 +265,10 @@ class CpuDecoder:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
             project_latent(stream, w, mixer, eps, n, space)
-        else:
+        elif isinstance(mixer, Mamba2Shape):
+            assert isinstance(w, CpuMamba2)
+            project_mamba2(stream, w, eps, n, space)
+        elif mixer is not None:
             assert isinstance(w, CpuDeltaNet)
             project_delta(stream, w, eps, n, space)
 
@@ -278,10 +284,12 @@ class CpuDecoder:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
             attend_latent(stream, w, mixer, self._forms[mixer.form], self._kv[index], batch, space)
-        else:
+        elif isinstance(mixer, Mamba2Shape):
+            assert isinstance(w, CpuMamba2)
+            recur_mamba2(stream, w, mixer, self._states[index], batch, space, self._pending.get(index))
+        elif mixer is not None:
             assert isinstance(w, CpuDeltaNet)
-            pending = self._pending.get(index)
-            recur(stream, w, mixer, eps, self._states[index], batch, space, pending)
+            recur(stream, w, mixer, eps, self._states[index], batch, space, self._pending.get(index))
 
     def _adapters_of(self, index: int, rows: AdapterRows | None) -> LayerAdapters | None:
         return None if self._adapters is None else self._adapters.layer(index, rows)
@@ -307,6 +315,8 @@ class CpuDecoder:
             self._expert_counts[index],
         )
         w, shape, eps = self._layers[index].ffn, self._shapes[index].ffn, self.shape.rms_eps
+        if w is None:
+            return out
         if isinstance(w, CpuDenseFfn):
             assert isinstance(shape, DenseFfnShape)
             feed_forward(self._stream, w, shape, eps, n, self._space, adapters, out, add=add)

@@ -1,7 +1,8 @@
-"""x += output(norm(delta rule(conv(qkv))) * silu(z)) with qkv, z, b, a of norm(x), queued on the pool's stream.
+"""x += output(norm(delta_rule(conv(qkv))) * silu(z)), with qkv, z, b and a projected from norm(x); queued on the
+pool's stream.
 
-Of Kimi Delta Attention with sigmoid(z), and a and z are products of few numbers of a token, f and g, that are made of
-norm(x)."""
+Kimi Delta Attention uses sigmoid(z). It computes a and z by two products each, through low-rank vectors f and g.
+"""
 
 from __future__ import annotations
 

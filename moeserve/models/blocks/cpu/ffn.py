@@ -1,6 +1,9 @@
-"""The feed-forward of y = norm(x), on the pool's stream: the sum over the chosen experts of down(activation(gate y,
-up y)), plus the shared expert's; in a layer without experts a single feed-forward. The result is added to `out` or
-overwrites it."""
+"""The feed-forward of y = norm(x), on the pool's stream.
+
+A mixture of experts gives the weighted sum over the chosen experts of down(activation(gate y, up y)), plus the
+shared expert's output. A layer without experts has a single feed-forward. The result is added to `out` or
+overwrites it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def feed_forward(
 ) -> None:
     """Launches the feed-forward of a layer without experts."""
     stream.norm(space.x, w.norm, eps, n, space.y)
-    run_unrouted(stream, w.expert, shape, n, space, adapters, names.FFN_PARTS, out, add=add)
+    run_unrouted(stream, w.expert, shape, n, space, adapters, shape.parts, out, add=add)
 
 
 def run_experts(
@@ -74,7 +77,7 @@ def run_experts(
         gate_bias=None if b is None else b.gate,
         up_bias=None if b is None else b.up,
         down_bias=None if b is None else b.down,
-        lora=None if adapters is None else adapters.experts(names.EXPERT_PARTS),
+        lora=None if adapters is None else adapters.experts(shape.parts),
     )  # fmt: skip
 
 

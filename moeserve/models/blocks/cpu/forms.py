@@ -1,4 +1,4 @@
-"""Buffers and tables shared by the layers with the same attention form, in a step on the CPU."""
+"""Buffers and tables for a step on the CPU, shared by all layers with the same attention form."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class CpuForm:
         """shape: of any layer of this form. sections: `section_of_frequencies`, if rows have three positions."""
         tokens = len(space.x)
         self.heads = _heads_of(shape)
-        self.plan = AttentionPlan()  # of the step's sequences
+        self.plan = AttentionPlan()  # for full-attention layers
         self.window_plan = (
             AttentionPlan()
-        )  # of windowed layers, where they have KV slots or ends of their own
+        )  # for windowed layers that have their own KV slots, or rows with their own ends
         self.cos, self.sin = angles
         self._sections = sections
         if isinstance(shape, AttentionShape):

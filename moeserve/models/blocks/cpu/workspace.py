@@ -8,12 +8,13 @@ from moeserve.kernels.stream_operands import Activations, AdapterRows, RoutingWo
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 
 
 class CpuBatch:
-    """Where a step's rows stand: their positions, KV slots, recurrent states and adapters. Their token ids go to
-    `CpuDecoder.begin`, their sequences to `plan_attention`."""
+    """The rows of a step: their positions, KV slots, recurrent states and adapters. `CpuDecoder.begin` takes their
+    token ids, `plan_attention` their sequences."""
 
     __slots__ = ("adapters", "has_window_plan", "kv_slots", "n", "positions", "states", "window_slots")
 
@@ -28,10 +29,11 @@ class CpuBatch:
         *,
         has_window_plan: bool = False,
     ) -> None:
-        """positions: where each row rotates to, int32 [n], or [3, n] by section where the model has sections.
-        kv_slots: where each row's KV goes, int32 [n]. states: whose recurrent states the rows move on,
-        where the model has any. adapters: None where no row asks for one. window_slots: int32 [n], where the KV of
-        windowed layers goes; None: to kv_slots. has_window_plan: `plan_attention` got window_table or ends."""
+        """positions: int32 [n], the rows' RoPE positions; [3, n] for a model with M-RoPE sections. kv_slots: int32
+        [n], the slot that each row's KV is written to. states: the sequences whose recurrent states the rows
+        advance; None without recurrent layers. adapters: None if no row uses one. window_slots: int32 [n], the
+        slots that windowed layers write to; None: kv_slots. has_window_plan: `plan_attention` was given
+        window_table or ends."""
         self.n = n
         self.positions = positions
         self.kv_slots = kv_slots
@@ -65,9 +67,18 @@ class DeltaWorkspace:
 
     def __init__(self, shape: GatedDeltaNetShape, tokens: int, within: Activations) -> None:
         self.inputs = [torch.empty(tokens, width) for _, width in shape.input_parts]
-        # What decays and output gates are made from, and both.
+        # Low-rank inputs of the decays and output gates; then the decays and gates themselves.
         self.low_rank = [Activations(tokens, shape.gate_rank) for _ in shape.gate_parts]
         self.gates = [torch.empty(tokens, width) for _, width in shape.gate_parts]
+        self.out = Activations(tokens, shape.heads.value_width, within=within)
+
+
+class Mamba2Workspace:
+    """Additional buffers of Mamba-2 layers."""
+
+    def __init__(self, shape: Mamba2Shape, tokens: int, within: Activations) -> None:
+        self.projected = torch.empty(tokens, shape.input_width)  # z, x, B, C and dt
+        self.decays = torch.empty(tokens, shape.heads.num_heads)
         self.out = Activations(tokens, shape.heads.value_width, within=within)
 
 
@@ -89,9 +100,9 @@ class NextTokenWorkspace:
     """Additional buffers of the next-token block."""
 
     def __init__(self, hidden: int, tokens: int) -> None:
-        self.states = Activations(tokens, hidden, q8=False)  # the model's, or the block's own
-        self.token = Activations(tokens, hidden)  # the norms of the two inputs
-        self.state = Activations(tokens, hidden)
+        self.states = Activations(tokens, hidden, q8=False)  # hidden states: the model's, or the block's own
+        self.token = Activations(tokens, hidden)  # normalised token embedding
+        self.state = Activations(tokens, hidden)  # normalised hidden state
 
 
 class CpuWorkspace:
@@ -112,19 +123,25 @@ class CpuWorkspace:
         s = shape
         self.x = torch.empty(tokens, s.hidden_size, pin_memory=pinned)  # the residual stream
         self.y = Activations(tokens, s.hidden_size)  # norm of x, the input of every block
-        # With k and v of the widest layer: forms.py.
+        # As wide as the widest layer's q, k and v; forms.py makes narrower views.
         self.q = torch.empty(tokens, 0 if s.latent else s.q_width)
         self.k = torch.empty(tokens, s.kv_width)
         self.v = torch.empty(tokens, s.value_width)
         gate = torch.empty(tokens * max(s.gate_widths, default=0))
-        # Of attention's outputs, by how many a token has.
+        # Output gates of attention, by their width per token.
         self.gates = {width: gate[: tokens * width].view(tokens, width) for width in s.gate_widths}
         self.widest_mixed = Activations(tokens, s.mixed_width)  # input of the mixers' output product
         self.sandwich = SandwichWorkspace(s.hidden_size, tokens) if s.is_sandwiched else None
         self.inputs = LayerInputWorkspace(s, tokens) if s.layer_input_width else None
         self.next_token = None if s.next_token_layer is None else NextTokenWorkspace(s.hidden_size, tokens)
         self.latent = None if s.latent is None else LatentWorkspace(s.latent, tokens)
-        self.delta = None if s.delta_net is None else DeltaWorkspace(s.delta_net, tokens, self.widest_mixed)
+        recurrence, mixed = s.recurrence, self.widest_mixed
+        self.delta = (
+            DeltaWorkspace(recurrence, tokens, mixed) if isinstance(recurrence, GatedDeltaNetShape) else None
+        )
+        self.mamba2 = (
+            Mamba2Workspace(recurrence, tokens, mixed) if isinstance(recurrence, Mamba2Shape) else None
+        )
         self.router_logits = torch.empty(tokens, s.num_experts)
         self.routing = RoutingWorkspace(tokens, s.num_experts, s.top_k)
         layers = weights.layers if weights.next_token is None else [*weights.layers, weights.next_token.layer]
@@ -133,7 +150,7 @@ class CpuWorkspace:
         unrouted = [layer.unrouted.experts for layer in layers if layer.unrouted is not None]
         self.unrouted_routing = RoutingWorkspace(tokens, 1, 1)
         widest = _between(tokens, s.unrouted_width, unrouted, has_adapters)
-        # Of feed-forwards that every token passes, by their width.
+        # Intermediate rows of the feed-forwards that all tokens pass, by width.
         self.unrouted_h = {
             width: Activations(tokens, width, f32=len(widest.f32) > 0, q8=len(widest.q8) > 0, within=widest)
             for width in {layer.unrouted_width for layer in s.layers} - {0}

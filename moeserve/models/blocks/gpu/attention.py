@@ -1,7 +1,7 @@
 """Attention on a GPU, as launches on the current stream: output(attention(rope(q), rope(k), v)) with q, k, v =
 qkv(y).
 
-Gated attention multiplies its output by a function of gate(y). A v without a matrix is k's product.
+Gated attention multiplies its output by a function of gate(y). A layer without a v matrix uses k's product as v.
 """
 
 from __future__ import annotations

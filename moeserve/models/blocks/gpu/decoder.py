@@ -2,18 +2,18 @@
 
     x = embed(tokens)
     for each layer:
-        x = x + attention(norm(x))          attention.py, latent.py, or the recurrence in delta_net.py
+        x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: delta_net.py, mamba2.py
         x = x + experts(norm(x))            ffn.py
     logits = output(output_norm(x))
 
-Of layers with norms behind their blocks, these are applied to what is added (kernels/norm/sandwich.py).
+Sandwiched layers normalise a block's output before they add it (kernels/norm/sandwich.py).
 
-Experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`). So may
-the first layers be, whole: then the weights here are the last layers', counted from 0, and x comes from the CPU. Or
-other GPUs have layers before and behind (`stage.py`).
+Some experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`).
+The first layers may be in RAM as a whole: the weights here are then the last layers', numbered from 0, and x comes
+from the CPU. With pipeline stages, other GPUs have the layers before and after these (`stage.py`).
 
-A block's output is added to x by the norm that comes next, in one launch. Nothing here waits for the GPU, reads from it
-or allocates on it, so a step can be captured in a CUDA graph.
+The next norm adds a block's output to x, in the same launch. Nothing here waits for the GPU, reads from it or
+allocates on it, so a step can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from moeserve.kernels.planes import Planes
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.forget import forget_kv
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
-from moeserve.models.blocks.gpu.delta_net import recur
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.forms import forms_of
@@ -44,6 +43,7 @@ from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
+from moeserve.models.blocks.gpu.recurrent import mix_recurrent
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
@@ -55,6 +55,7 @@ from moeserve.models.loading.gpu_weights import (
     GpuDeltaNet,
     GpuLatentAttention,
     GpuLayer,
+    GpuMamba2,
     GpuWeights,
     float_type,
     has_float_weights,
@@ -88,13 +89,13 @@ class GpuDecoder:
         stage: Stage | None = None,
         num_in_ram: Sequence[int] | None = None,
     ) -> None:
-        """kv, states: of the weights' layers; states: none where none of them is recurrent. slot_table: int32
-        [requests, length], the KV slots of each request by position. handoff, expert_stream, prefill: see
-        `GpuFfnBlock`. from_cpu: float32 [max_tokens, hidden] in pinned memory, where a step's x is instead of coming
-        from an embedding. forced_rows: the most rows of a step that takes the routers' choice from `forced_routing`.
-        sums: where several GPUs compute the model; None: every block is whole. adapters: the adapters that rows may ask
-        for. window_table: the slot table of windowed layers; None: they have no slots of their own. stage: where other
-        GPUs have the layers before or behind. num_in_ram: see `GpuFfnBlock`."""
+        """kv, states: one per layer of the weights; states is empty without recurrent layers. slot_table: int32
+        [requests, length], the KV slot of each position of a request. handoff, expert_stream, prefill, num_in_ram:
+        see `GpuFfnBlock`. from_cpu: float32 [max_tokens, hidden] in pinned memory; a step reads x from it instead
+        of embedding tokens. forced_rows: steps of up to this number of rows take the router's choice from
+        `forced_routing`; 0: none. sums: sums over the GPUs of a tensor-parallel group; None: every block is whole
+        on this GPU. adapters: LoRA adapters that rows may use. window_table: slot_table of windowed layers; None:
+        they use slot_table. stage: this GPU's pipeline stage, if other GPUs have the layers before or after."""
         self.shape = shape
         self.device = slot_table.device
         self.adapters = adapters
@@ -103,7 +104,8 @@ class GpuDecoder:
         self._weights = weights
         self._kv = kv
         self._states = states
-        # x from the CPU is looked up like tokens, row by row, so that a step begins with the same kernel.
+        # x from the CPU goes through the embedding kernel, row by row, so that every step begins with the same
+        # kernel.
         self._first_rows = weights.embedding if from_cpu is None else _as_planes(from_cpu, self.device)
         self._row_numbers = None if from_cpu is None else _numbers(len(from_cpu), self.device)
         self.stage = stage
@@ -111,7 +113,7 @@ class GpuDecoder:
             self._first_rows, self._row_numbers = _as_planes(stage.inbox, self.device), stage.row_numbers
         self._slot_table = slot_table
         self._window_table = window_table
-        # What comes from elsewhere is scaled already.
+        # x from the CPU or another GPU is already scaled.
         self._embedding_scale = shape.embedding_scale if self._row_numbers is None else 1.0
         forms = forms_of(shape, max_model_len, self.device, weights.rope_factors)
         self._sums = GpuSums(None, [None] * self.num_layers, None) if sums is None else sums
@@ -154,7 +156,7 @@ class GpuDecoder:
             (layer, kv[index], states[index : index + 1], shape.layers[self._first_layer + index])
             for index, layer in enumerate(weights.layers)
         ]
-        # `compile_ahead` needs these alone.
+        # `compile_ahead` launches only these.
         self._distinct_layers = distinct_layers(of_layers) if is_whole else list(range(self.num_layers))
         self._heads = {size: GpuHead(shape, logits, size, floats) for size in self.head_sizes}
         self._head_products = {
@@ -200,7 +202,8 @@ class GpuDecoder:
 
     def forward(self, batch: GpuBatch, observer: LayerObserver | None = None, part: StepPart = WHOLE) -> None:
         """Launches all layers. The input of `logits` stays valid until the next call. With an observer, waits after
-        every layer, which no graph can capture. part: the batch's part of a step, which only a `stage` divides."""
+        every layer, so no graph can capture the step. part: which rows of a step the batch is; only pipeline stages
+        divide steps."""
         s, table = self._spaces[len(batch.token_ids)], self._first_rows
         assert table is not None
         if self.stage is not None:
@@ -219,16 +222,19 @@ class GpuDecoder:
             observer.embedding(s.x)
         for index in self._distinct_layers if is_compiling_ahead() else range(self.num_layers):
             layer = self._weights.layers[index]
-            self._mixer_norm(index, s, batch.count)
             adapters = self._adapters_of(index, batch, s)
-            self._mix_tokens(index, layer, batch, s, adapters)
-            self._sums.add_mixer(s)
+            if layer.mixer is None:
+                self._take_over(index, layer, s, batch.count)
+            else:
+                self._add_and_norm(index, s, layer.mixer.norm, batch.count)
+                self._mix_tokens(index, layer, batch, s, adapters)
+                self._sums.add_mixer(s)
             self._ffn.mix(index, s, batch.count, adapters)
             if observer is not None:
                 self._show_layer(index, s, observer)
         if self.stage is not None:
             last, norm = self.num_layers - 1, self._weights.output_norm
-            self._ffn.add_and_norm(last, s, norm, batch.count, s.y, None)  # for x alone
+            self._ffn.add_and_norm(last, s, norm, batch.count, s.y, None)  # only to complete x
             self.stage.end(part, s.x)
 
     @property
@@ -323,14 +329,25 @@ class GpuDecoder:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, GpuLatentAttention)
             self._latent_attention.attend(mixer, w, self._kv[index], batch, s)
-        else:
-            assert isinstance(w, GpuDeltaNet)
+        elif mixer is not None:
+            assert isinstance(w, GpuDeltaNet | GpuMamba2)
             assert batch.states is not None
-            recur(mixer, w, self.shape.rms_eps, self._states[index], batch.states, batch.count, s)
+            state = self._states[index]
+            mix_recurrent(mixer, w, self.shape.rms_eps, state, batch.states, batch.count, s)
 
-    def _mixer_norm(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
+    def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
+        """Prepares the feed-forward of a layer without a mixer. What the previous layer's mixer left in s.output is
+        added by its norm, as if both were one layer; if that layer had a feed-forward, s.output becomes 0."""
+        if index and self._weights.layers[index - 1].ffn is None:
+            return
+        if index:
+            assert layer.ffn is not None
+            self._add_and_norm(index, s, layer.ffn.norm, count)  # for x alone
+        s.output.zero_()
+
+    def _add_and_norm(self, index: int, s: GpuWorkspace, weight: Tensor, count: Tensor) -> None:
         """Launches y = norm of x, after adding the previous layer's pending output."""
-        y, weight = s.y, self._weights.layers[index].mixer.norm
+        y = s.y
         if index == 0:
             add_norm(
                 s.x, None, None, None, None, None, count, weight, self.shape.rms_eps, y.x, y.codes, y.scales
@@ -343,22 +360,22 @@ class GpuDecoder:
         parts, weights, ids, pool_sum = self._ffn.pending(index, s)
         output = torch.zeros(s.rows, self.shape.hidden_size) if pool_sum is None else pool_sum.cpu()
         if parts is not None:
-            each = parts.cpu().float()  # under Triton's interpreter the very tensor that the next norm adds
+            each = parts.cpu().float()  # under the interpreter no copy: not to be changed in place
             if weights is not None:
                 each = each * weights.cpu()[:, :, None]
             if ids is not None:
                 each = each.masked_fill(ids.cpu()[:, :, None] < 0, 0.0)
             output = output + each.sum(dim=1)
         output = self._ffn.behind_norms(index, s, output)
-        after_attention = s.x
-        if self._ffn.fuses_router_norm(index, s):
+        after_attention, has_ffn = s.x, self._weights.layers[index].ffn is not None
+        if self._ffn.fuses_router_norm(index, s) or not has_ffn:
             after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()
         observer.layer(
-            self._first_layer + index,  # the CPU has shown the layers before
+            self._first_layer + index,  # the observer has seen the CPU's layers
             after_attention=after_attention,
             expert_input=s.router_input,
             routing=self._ffn.routing(index, s),
-            expert_output=output,
+            expert_output=output if has_ffn else torch.zeros_like(output),
         )
 
 

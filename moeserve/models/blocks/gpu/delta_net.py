@@ -1,5 +1,5 @@
-"""output(norm(delta rule(conv(qkv))) * silu(z)) with qkv, z, b, a = in(y), as launches on the current stream: the same
-as blocks/cpu/delta_net.py."""
+"""output(norm(delta_rule(conv(qkv))) * silu(z)) with qkv, z, b, a = in(y), as launches on the current stream; the
+same network as blocks/cpu/delta_net.py."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def recur(
     x = DeltaTensors(qkv, delta.mixed, gates, w.rate, w.dt_bias, own_states, out.x)
     convolve(x, w.conv, heads, rows.sequences, count)
     if rows.num_recurrent:
-        recurrent_rule(x, heads, _first(rows.sequences, rows.num_recurrent))
+        recurrent_rule(x, heads, first_of(rows.sequences, rows.num_recurrent))
     if rows.chunked is not None and heads.is_kimi:
         recurrent_rule(x, heads, rows.chunked)
     elif rows.chunked is not None:
@@ -86,6 +86,7 @@ def _project_kimi(
     return space.qkv, space.z, Gates(b, space.a, 1)
 
 
-def _first(sequences: StepSequences, count: int) -> StepSequences:
+def first_of(sequences: StepSequences, count: int) -> StepSequences:
+    """Returns the first `count` sequences."""
     s = sequences
     return StepSequences(s.first[:count], s.count[:count], s.slot[:count], s.row_sequence)

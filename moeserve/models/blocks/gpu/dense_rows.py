@@ -1,6 +1,8 @@
-"""The feed-forward of a layer without experts for a few rows, as dense products, which read the weights once for
-several rows. Computed as a mixture of one expert, each row would read them. A single row uses the mixture, which has
-one launch less."""
+"""The feed-forward of a layer without experts, for a few rows, as dense products.
+
+A dense product reads the weights once for several rows; as a mixture of one expert, each row would read them. A
+single row uses the mixture, which has one launch less.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from moeserve.models.loading.gpu_weights import GpuExperts, MergedLinear
 
 
 def takes_dense_products(w: GpuExperts, s: GpuWorkspace) -> bool:
-    """Returns whether a step of these rows uses dense products."""
+    """Returns whether steps with this workspace use dense products."""
     is_gemv = s.rows <= min(gemv_tokens(w.gate.rows), gemv_tokens(w.down.rows))
     return s.dense_products is not None and is_gemv and w.gate.quantised == w.up.quantised
 

@@ -1,4 +1,5 @@
-"""Launches some experts for the routes of all rows, few or many; and the type of a layer's pending output."""
+"""Launches a set of experts for all rows' routes, with the kernels that suit the number of rows; and the type of a
+layer's pending output."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from moeserve.models.loading.gpu_weights import GpuExperts, plane_tensors
 
 
 class PendingSum(NamedTuple):
-    """A layer's expert outputs that still have to be added to x: `parts` times `weights`, without parts whose id is
-    negative (ids None: all parts, unweighted), plus the CPU pool's sum."""
+    """A layer's expert outputs that are still to be added to x: the sum of `parts` times `weights`, plus the CPU
+    pool's sum. Parts whose id is negative are left out. ids None: all parts count, unweighted."""
 
     parts: Tensor | None
     weights: Tensor | None
@@ -44,7 +45,7 @@ class ExpertRun(NamedTuple):
     adapters: ExpertAdapters | None
 
     def launch(self, s: GpuWorkspace, count: Tensor, *, adds: bool) -> None:
-        """Launches the experts. adds: with one part per token, add to its present contents."""
+        """Launches the experts. adds: for few rows, add to the present contents of `parts`."""
         gate, up, down = self.experts.gate, self.experts.up, self.experts.down
         bias = None if self.experts.biases is None else self.experts.biases[2]
         matrices = (plane_tensors(gate), int(gate.type), plane_tensors(up), int(up.type), self.hidden)
@@ -85,7 +86,8 @@ class ExpertRun(NamedTuple):
             mine.add_down(h, self.parts)
 
     def _takes_quads(self, s: GpuWorkspace) -> bool:
-        """Adapters read and change activations in the ordinary layout only."""
+        """Returns whether the products use quad order. Rows with adapters do not: adapters need the ordinary
+        layout."""
         is_routed = self.blocks is s.blocks  # `s.quads` has blocks for all experts
         e = self.experts
         return (

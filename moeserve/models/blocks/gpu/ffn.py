@@ -1,8 +1,8 @@
-"""The feed-forwards of all layers, as launches on the current stream, wherever the experts are.
+"""The feed-forwards of all layers, as launches on the current stream.
 
-A layer has three ways to compute experts: those on the GPU; those in RAM, by the CPU pool at the same time
-(`kernels/handoff`); those in RAM, streamed to the GPU. A layer without experts has one feed-forward, treated like a
-shared expert. A layer's output is left in parts, which the next norm adds to x, possibly normalised first."""
+The GPU computes the experts in its memory while the CPU pool computes those in RAM (`kernels/handoff`); or RAM experts
+are streamed to the GPU. A layer without experts has one feed-forward, treated like a shared expert. A layer's output is
+left in parts. The next norm adds them to x; sandwiched layers normalise them first."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class GpuFfnBlock:
         forced_routing: ForcedRouting | None = None,
         num_in_ram: Sequence[int] | None = None,
     ) -> None:
-        """layers: the last ones of `shape`. handoff: to the CPU pool for experts in RAM, if there are any.
-        expert_stream: streams them, in layers whose `prefill` is not "cpu". sums: over the GPUs that share a layer.
-        num_in_ram: experts that the pool has, by layer; None: all that are not here."""
+        """layers: the last ones of `shape`. handoff: to the CPU pool, if it has experts. expert_stream: streams
+        experts from RAM, in layers whose `prefill` is not "cpu". sums: over the GPUs of a tensor-parallel group.
+        num_in_ram: number of experts that the pool has, by layer; None: all that are not on this GPU."""
         self._sums = sums
         self._forced_routing = forced_routing
         self._eps = shape.rms_eps
@@ -69,7 +69,7 @@ class GpuFfnBlock:
         self._prefill = ["cpu"] * len(layers) if expert_stream is None or prefill is None else list(prefill)
         elsewhere = [0 if m is None or handoff is None else int((m < 0).sum()) for m in self._expert_maps]
         self._num_in_ram = elsewhere if num_in_ram is None else list(num_in_ram)
-        # Of the last step: number of streamed experts per layer, and whether any were left to the pool.
+        # For the last step: number of streamed experts per layer, and whether the pool had any to compute.
         self._streamed = [0] * len(layers)
         self._pool_works = False
         # int64 [layers, experts]: tokens routed to each expert since start-up.
@@ -116,14 +116,14 @@ class GpuFfnBlock:
         """Launches a layer's feed-forward. Reads s.x and s.output (attention's output); its result is `pending`."""
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
-            self._norm(index, s, count)
+            self._norm(index, ffn.norm, s, count)
             changed = adapters is not None and adapters.change(names.FFN_PARTS)
             if takes_dense_products(ffn.expert.experts, s) and not changed:
                 out, form = self._routes(index, s).parts[:, 0], self._unrouted_gated(index).form
                 multiply_dense(ffn.expert.experts, s, count, out, form)
             else:
                 self._add_unrouted(index, ffn.expert, s, count, adapters, names.FFN_PARTS)
-        else:
+        elif ffn is not None:
             self._mix_experts(index, ffn, s, count, adapters)
         if self._sums.sums_ffn(index):
             self._sum_over_gpus(index, s, count)
@@ -175,7 +175,7 @@ class GpuFfnBlock:
             dense = None if norms.parts is None else self._unrouted_part(index, s)
             sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, weight, self._eps, y)
             return
-        # attention's output, still to be added
+        # attention's output, which this norm still has to add
         attended = self._sums.attended(s) if self.fuses_router_norm(index, s) else None
         within = None if rows is not None or parts is None else self._sums.ffn_within_norm(index, parts)
         if within is not None:
@@ -189,19 +189,19 @@ class GpuFfnBlock:
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
         """Returns the layer's pending residual contributions."""
         routes, is_shared = self._routes(index, s), self._is_shared(index)
-        is_added = self._sums.sums_ffn(index)  # includes this GPU's own
+        is_added = self._sums.sums_ffn(index)  # summed over the GPUs, this one's pool included
         pool_sum = s.pool_sum if is_shared and self._pool_works and not is_added else None
         if self._part_norms(index) is not None:
             return self._pending_experts(index, s, pool_sum)
+        if self._layers[index] is None or (is_added and not s.is_small_batch):
+            return PendingSum(s.output, None, None, pool_sum)  # without a feed-forward: the mixer's
         parts = routes.parts if self._has_parts(index) else None
         if s.is_small_batch:
-            return PendingSum(parts, None, None, pool_sum)  # summed, in one part
-        if is_added:
-            return PendingSum(s.output, None, None, pool_sum)
+            return PendingSum(parts, None, None, pool_sum)  # already summed, in one part
         return PendingSum(parts, routes.weights, self._ids_here(index, routes), pool_sum)
 
     def _pending_experts(self, index: int, s: GpuWorkspace, pool_sum: Tensor | None) -> PendingSum:
-        """Returns the pending outputs without the feed-forward that all tokens pass."""
+        """Returns the pending outputs of the routed experts only."""
         routes, top_k = self._routes(index, s), self._shapes[index].num_routes
         if not self._has_routed_parts(index):
             return PendingSum(None, None, None, pool_sum)
@@ -229,7 +229,7 @@ class GpuFfnBlock:
         """Returns whether the norm before the router and the router are one kernel; then the next norm adds the
         attention's output."""
         ffn = self._layers[index]
-        if isinstance(ffn, GpuDenseFfn) or ffn.sandwich is not None or not s.is_small_batch:
+        if not isinstance(ffn, GpuMoe) or ffn.sandwich is not None or not s.is_small_batch:
             return False
         return not ffn.router.first.quantised
 
@@ -255,7 +255,7 @@ class GpuFfnBlock:
         return routes.local_expert_ids if is_partial else routes.expert_ids
 
     def _sandwich(self, index: int) -> SandwichNorms | None:
-        return self._layers[index].sandwich
+        return None if (ffn := self._layers[index]) is None else ffn.sandwich
 
     def _part_norms(self, index: int) -> PartNorms | None:
         norms = self._sandwich(index)
@@ -278,7 +278,7 @@ class GpuFfnBlock:
         routes, at = self._routes(index, s), self._shapes[index].num_routes
         if not s.is_small_batch:
             return routes.parts[:, at : at + 1]
-        # With the experts' sum; or by itself, where attention's output has been added to x by then.
+        # Added to the experts' sum; with a norm of its own, in s.output, which x already includes by then.
         return routes.parts if self._part_norms(index) is None else s.output
 
     def _unrouted_gated(self, index: int) -> Gated:
@@ -304,11 +304,11 @@ class GpuFfnBlock:
             return count if batch.tiles is not None else 0
         return round(count * batch.streamed) if way == "auto" else 0
 
-    def _norm(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
+    def _norm(self, index: int, weight: Tensor, s: GpuWorkspace, count: Tensor) -> None:
         """Launches y = norm of x with the attention's output."""
         exact, norms = None if s.router_input is s.y.x else s.router_input, self._sandwich(index)
         if norms is None:
-            self._sums.mixer_norm(s, count, self._layers[index].norm, self._eps, exact)
+            self._sums.mixer_norm(s, count, weight, self._eps, exact)
         else:
             sandwich_inputs(s.x, s.output.view(s.rows, -1), norms, count, self._eps, s.y, exact, None)
 
@@ -319,7 +319,7 @@ class GpuFfnBlock:
             self._sums.mixer_norm_router(s, count, moe.norm, self._eps, router.first.codes[0], router.bias)
             return
         if moe.sandwich is None or moe.sandwich.parts is None:
-            self._norm(index, s, count)
+            self._norm(index, moe.norm, s, count)
         else:
             experts = self._experts_input(index, s)
             output = s.output.view(s.rows, -1)
@@ -346,7 +346,7 @@ class GpuFfnBlock:
         if moe.experts is not None:
             self._run_experts(index, moe.experts, local_expert_ids, s, count)
         if stream is not None:
-            # From here on negative local_expert_ids mean that a route's part is not here.
+            # From here on a negative local_expert_ids means that the expert is neither on the GPU nor streamed.
             streamed_ids = routes.streamed_expert_ids[:, :top_k]
             select_streamed_routes(ids, stream.expert_map(index), streamed_ids, local_expert_ids)
             adds = moe.experts is not None

@@ -1,8 +1,7 @@
-"""The routers' choice from a trace instead of the text, for measurements with random weights, which have no locality.
+"""Router choices replayed from a trace, for measurements with random weights, whose own choices have no locality.
 
-A CUDA graph takes a layer's logits from here instead of its router's, which are computed all the same: the choice,
-its weights and its counts are made as ever, and no kernel is added. `choose` says before each step which rows of the
-trace they are.
+A CUDA graph still computes the router's logits, then takes the trace's in their place. The choice of experts, their
+weights and the counts follow as usual, without a further kernel. `choose` sets the trace's step before each step.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor
 
 
 class ForcedRouting:
-    """Forces the routes of steps of up to `rows` rows; larger ones route as the weights say."""
+    """Replays choices in steps of up to `rows` rows; larger steps use the router's own."""
 
     def __init__(self, layers: int, experts: int, rows: int, device: torch.device) -> None:
         self._logits = torch.zeros(layers, rows, experts, device=device)
@@ -22,8 +21,9 @@ class ForcedRouting:
         self._steps = torch.zeros(0, layers, rows, experts, dtype=torch.int8)
 
     def load(self, ids: npt.NDArray[np.uint16]) -> None:
-        """ids: [steps, rows, the model's layers, top_k], of at most as many rows as there is room for; the others
-        choose any. The first layers may be elsewhere."""
+        """ids: [steps, rows, the model's layers, top_k], the chosen experts. `rows` is at most the constructor's;
+        in a step, rows beyond it choose arbitrary experts. If the first layers are not on this GPU, their ids are
+        ignored."""
         steps, rows, _, _ = ids.shape
         by_layer = ids[:, :, -len(self._logits) :].transpose(0, 2, 1, 3)
         chosen = np.zeros((steps, *self._logits.shape), np.int8)
@@ -31,10 +31,10 @@ class ForcedRouting:
         self._steps = torch.from_numpy(chosen).to(self._logits.device)
 
     def choose(self, step: int) -> None:
-        """Launches: the next step is this one of `load`'s."""
+        """Launches the copy of the trace's step number `step`, for the next step."""
         self._logits.copy_(self._steps[step])
 
     def logits(self, layer: int, routers: Tensor) -> Tensor:
-        """[n, experts], the chosen step's in place of the layer's router's own, `routers`."""
+        """Returns [n, experts]: the trace's logits for this layer in place of `routers`, the router's own."""
         n = len(routers)
         return self._logits[layer, :n] if n <= self._rows else routers

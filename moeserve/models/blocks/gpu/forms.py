@@ -1,4 +1,4 @@
-"""The tables and plans that layers with one form of attention share on a GPU, for every step."""
+"""RoPE tables that all layers with the same attention form share on a GPU."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from moeserve.models.latent import AttentionForm
 
 @dataclass(frozen=True, slots=True)
 class GpuForm:
-    index: int  # among the model's forms
-    cos: Tensor  # float32 [positions, rotary_dim / 2], as is sin: the angles of all positions
+    index: int  # number of this form among the model's
+    cos: Tensor  # float32 [positions, rotary_dim / 2], as is sin: of all positions' angles
     sin: Tensor
 
 
 def forms_of(
     model: ModelShape, length: int, device: torch.device, rope_factors: Tensor | None
 ) -> dict[AttentionForm, GpuForm]:
-    """length: positions. rope_factors: on the CPU, see `rope_tables`."""
+    """length: number of positions. rope_factors: on the CPU, see `rope_tables`."""
     forms: dict[AttentionForm, GpuForm] = {}
     for index, form in enumerate(model.forms):
         cos, sin = (table.to(device) for table in rope_tables(model, length, form, rope_factors))

@@ -1,5 +1,8 @@
-"""The head's product with some tens of rows and more, whose weights are taken apart once for up to 256 rows: by the
-products of kernels/experts/quads.py, as one expert that every row goes to."""
+"""The head's product for 17 rows and more.
+
+It uses the kernels of kernels/experts/quads.py, with the head as one expert that all rows go to: they unpack a
+weight once for up to 256 rows.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from moeserve.kernels.experts.quads import QuadTile, quad_order, quads_down, tak
 from moeserve.kernels.linear.op import RouteBlocks
 from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
 
-LEAST_ROWS = 17  # as fast as linear's tiles with 16 (docs/results/gpu-kernels.md)
+LEAST_ROWS = 17  # linear's tiles are as fast for 16 rows (docs/results/gpu-kernels.md)
 
 
 def quad_tile(rows: int) -> tuple[int, QuadTile]:
-    """Rows of a block, and the tile; measured there."""
+    """Returns rows per block, and the tile: the fastest measured (docs/results/gpu-kernels.md)."""
     if rows > 128:
         return 256, QuadTile(128, 8, 3)
     return (128 if rows > 64 else 64), QuadTile(64, 4, 3)
@@ -32,7 +35,7 @@ class HeadProduct:
         dtype: torch.dtype = torch.bfloat16,
         tile: tuple[int, QuadTile] | None = None,
     ) -> None:
-        """tile: None: `quad_tile`'s."""
+        """tile: rows per block and tile; None: `quad_tile(rows)`."""
         block, self._tile = tile or quad_tile(rows)
         routes = torch.arange(-(-rows // block) * block, dtype=torch.int32, device=device).view(-1, block)
         routes[routes >= rows] = -1
@@ -40,7 +43,8 @@ class HeadProduct:
         self._ordered = torch.empty(rows, hidden, dtype=dtype, device=device)
 
     def __call__(self, weights: MergedLinear, x: GpuActivations, count: Tensor, logits: Tensor) -> None:
-        """logits[i] = W x[i] for i < count[0]. x [rows, hidden] of the type; logits float32 [rows, vocab]."""
+        """Launches logits[i] = W x[i] for i < count[0]. x: [rows, hidden] of the constructor's dtype. logits:
+        float32 [rows, vocab]."""
         first = weights.first
         assert x.x is not None
         quad_order(x.x, count, self._ordered)
@@ -53,8 +57,8 @@ class HeadProduct:
 def head_product(
     weights: MergedLinear | None, rows: int, floats: torch.dtype, device: torch.device
 ) -> HeadProduct | None:
-    """Returns the head's own product; None if `multiply` computes it. floats: the type that the tensor cores
-    multiply."""
+    """Returns the quad-order product for the head; None if `multiply` is to compute it. floats: dtype that the
+    tensor cores multiply."""
     if weights is None or weights.second is not None or weights.bias is not None:
         return None
     if rows < LEAST_ROWS or floats != torch.bfloat16 or not takes_quads(weights.first):

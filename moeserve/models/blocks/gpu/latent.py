@@ -1,5 +1,5 @@
-"""output(values(attention(queries, latents))) of y with latent attention in absorbed form, as launches on the current
-stream: the same as blocks/cpu/latent.py."""
+"""output(values(attention(queries, latents))) of y with latent attention in absorbed form, as launches on the
+current stream; the same network as blocks/cpu/latent.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from moeserve.models.loading.gpu_weights import GpuLatentAttention, plane_tensor
 
 
 class GpuLatentAttentionBlock:
-    """The latent attention of all layers. The arguments are those of `GpuAttentionBlock`."""
+    """The latent attention of all layers. Arguments as for `GpuAttentionBlock`."""
 
     def __init__(self, slot_table: Tensor, forms: Mapping[AttentionForm, GpuForm]) -> None:
         self._slot_table = slot_table
@@ -39,7 +39,7 @@ class GpuLatentAttentionBlock:
         batch: GpuBatch,
         s: GpuWorkspace,
     ) -> None:
-        """Reads s.y, the norm of x; leaves the block's output in s.output."""
+        """Launches a layer's attention. Reads s.y, the norm of x; writes the block's output to s.output."""
         count, space, form, of_form = batch.count, s.latent, self._forms[shape.form], s.forms[shape.form]
         a = of_form.attended
         assert space is not None

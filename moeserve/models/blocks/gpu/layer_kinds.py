@@ -1,4 +1,4 @@
-"""Which layers launch the same kernels, so that those of one of them stand for all."""
+"""Finds layers that launch the same kernels, so that compiling one layer's kernels serves the others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 
 def distinct_layers(of_layers: Sequence[object]) -> list[int]:
-    """The layers to launch, ascending, for all kernels that all of them launch. of_layers: what each one's launches
-    depend on. The first kernel of a layer adds what the one before has left, so pairs of neighbours count."""
+    """Returns the layers, ascending, that together launch every kernel that any layer launches. of_layers: for each
+    layer, all that its launches depend on. A layer's first kernel also adds the previous layer's output, so layers
+    are compared together with the layer before."""
     kinds = [kind_of(layer) for layer in of_layers]
     first: dict[object, int] = {}
     for index, pair in enumerate(zip([None, *kinds], kinds, strict=False)):
@@ -19,8 +20,8 @@ def distinct_layers(of_layers: Sequence[object]) -> list[int]:
 
 
 def kind_of(value: object) -> object:
-    """Equal for values with which a launch needs the same kernel: of a tensor its type, sizes and alignment count. What
-    is not known here is like nothing else."""
+    """Returns a value that is equal for arguments for which a launch compiles the same kernel. Tensors count by
+    dtype, shape, strides and 16-byte alignment. An object of unknown type equals only itself."""
     if isinstance(value, Tensor):
         return value.dtype, value.shape, value.stride(), value.data_ptr() & 15
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""One launch of a product with a matrix, or with two side by side."""
+"""The product of activations with one weight matrix, or with two matrices side by side, in one launch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def multiply(
     out: Tensor,
     scratch: UnpackScratch | None = None,
 ) -> None:
-    """out = x W^T + bias. out: [rows, weights.rows]; count: int32 [1], the rows that exist. scratch: of a large step,
-    where the weights are unpacked if there is room for them."""
+    """Launches out = x W^T + bias. out: [rows, weights.rows]. count: int32 [1], number of valid rows. scratch: a
+    large step's buffer; the weights are unpacked into it if they fit."""
     first, second = weights.first, weights.second
     if scratch is not None and scratch.fits(weights.rows, first.cols):
         weight = weight_of(plane_tensors(first), int(first.type), first.cols)
@@ -43,8 +43,8 @@ def multiply_all(
     out: Tensor,
     scratch: UnpackScratch | None = None,
 ) -> list[Tensor]:
-    """The products of x and the matrices, split into [n, width] for each of `widths`, n the rows of x: views of
-    `out`, flat and with room for all."""
+    """Launches the products of x [n, cols] with the matrices. Returns them split into [n, width] for each of
+    `widths`: views of `out`, a flat buffer with room for all."""
     n = rows_of(x)
     pieces: list[Tensor] = []
     at = 0

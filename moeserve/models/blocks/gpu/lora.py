@@ -1,7 +1,7 @@
-"""The adapters of a decoder on a GPU: their matrices in slots, which steps find by a table on the device.
+"""LoRA adapters of a decoder on a GPU: their matrices, in slots that steps find through a table on the device.
 
-A CUDA graph has the launches of the adapters' products whether a row of it asks for one or not, and each costs a
-microsecond or two. So graphs are captured for scopes: without any adapter, and for the kinds of products that the
+A CUDA graph launches the adapters' products even if no row uses an adapter, and each launch takes one or two
+microseconds. So graphs are captured for several scopes: without adapters, and for each set of products that the
 adapters in use change.
 """
 
@@ -25,23 +25,23 @@ from moeserve.models.adapters.scope import AdapterScope, scope_of
 from moeserve.models.adapters.sizes import gpu_matrix_bytes, gpu_rank
 from moeserve.models.interface import ModelShape
 
-_ENTRY = 4  # int64s of a product: kernels/lora/triton.py
+_ENTRY = 4  # int64s per product: kernels/lora/triton.py
 
 
 class _Products(NamedTuple):
-    """The adapters' products of one matrix of a layer, or of its experts'."""
+    """Where the adapter table has one matrix of a layer, or the same matrix of all its experts."""
 
-    first: int  # among all products
+    first: int  # index of the first in the table
     experts: int
     cols: int
 
 
 @dataclass(frozen=True, slots=True)
 class GpuAdapterMatrices:
-    """An adapter as the GPU's kernels read it."""
+    """An adapter in the layout that the GPU's kernels read."""
 
     entries: Tensor  # int64 [products, 4], on the host
-    matrices: Tensor  # flat, on the device: what the entries point into
+    matrices: Tensor  # flat, on the device; the entries hold addresses in it
     scope: AdapterScope
 
     @property
@@ -50,15 +50,15 @@ class GpuAdapterMatrices:
 
 
 class GpuAdapterRows(NamedTuple):
-    """Which adapters the rows of a step ask for."""
+    """Which adapter each row of a step uses."""
 
-    slots: Tensor  # int32 [rows] on the device, -1: none
-    scope: AdapterScope  # of what is launched
+    slots: Tensor  # int32 [rows] on the device; -1: none
+    scope: AdapterScope  # the products that are launched
 
 
 class GpuAdapters:
-    """The adapters of a model by slot. Owns their matrices and the table. One writer: the thread that executes plans,
-    but for `prepare`."""
+    """A model's adapters by slot. Owns their matrices and the table. Only the thread that executes plans writes,
+    except in `prepare`."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class GpuAdapters:
         *,
         experts_in_ram: bool = False,
     ) -> None:
-        """capacity: slots. rank: the largest that an adapter may have. dtype: of the matrices. scopes: those that
-        CUDA graphs are captured for, the last of them with all that any adapter may change. experts_in_ram: some routed
-        experts are not on the GPU, which no adapter may then change."""
+        """capacity: number of slots. rank: largest rank of an adapter. dtype: of the matrices. scopes: the scopes
+        that CUDA graphs are captured for; the last one includes all products that any adapter may change.
+        experts_in_ram: some routed experts are in RAM; adapters may then not change routed experts."""
         self.shape = shape
         self.capacity = capacity
         self.rank = gpu_rank(rank)
@@ -90,11 +90,11 @@ class GpuAdapters:
         self._num_products = total
         self._table = torch.zeros(capacity, total, _ENTRY, dtype=torch.int64, device=device)
         self._held: dict[int, GpuAdapterMatrices] = {}
-        # Of what is loaded beside the steps: a stream of its own, so that no step waits for a copy.
+        # Uploads have their own stream, so that no step waits for a copy.
         self._uploads = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def check(self, checked: PeftAdapter | GgufAdapter) -> None:
-        """Raises AdapterError for one that cannot be here."""
+        """Raises AdapterError for an adapter that this engine cannot hold."""
         if self._experts_in_ram and checked.scope & AdapterScope.ROUTED_EXPERTS:
             raise AdapterError(
                 checked.path,
@@ -110,14 +110,14 @@ class GpuAdapters:
             )
 
     def needed_bytes(self, checked: PeftAdapter | GgufAdapter) -> int:
-        """GPU memory for its matrices."""
+        """Returns the bytes of GPU memory that the adapter's matrices need."""
         return gpu_matrix_bytes(checked.sizes, self._dtype.itemsize)
 
     def held_bytes(self, matrices: GpuAdapterMatrices) -> int:
         return matrices.num_bytes
 
     def prepare(self, adapter: Adapter) -> GpuAdapterMatrices:
-        """Brings it to the GPU; beside the steps, in another thread. Raises MemoryError."""
+        """Copies an adapter to the GPU, in another thread, beside the steps. Raises MemoryError."""
         entries = np.zeros((self._num_products, _ENTRY), np.int64)
         sizes = [
             gpu_rank(len(pair.a)) * (pair.a.shape[1] + len(pair.b)) for pair in adapter.products.values()
@@ -135,12 +135,12 @@ class GpuAdapters:
         return GpuAdapterMatrices(torch.from_numpy(entries), on_device, scope)
 
     def put(self, slot: int, matrices: GpuAdapterMatrices) -> None:
-        """Only between two steps."""
+        """Installs an adapter. Only between two steps."""
         self._held[slot] = matrices
         self._table[slot].copy_(matrices.entries)
 
     def remove(self, slot: int) -> None:
-        """Only between two steps, and when no row asks for it any more."""
+        """Removes an adapter. Only between two steps, and when no row uses it any more."""
         self._table[slot].zero_()
         del self._held[slot]
 
@@ -158,7 +158,8 @@ class GpuAdapters:
         return next(scope for scope in self.scopes if wanted & scope == wanted)
 
     def table(self, layer: int, parts: Sequence[str]) -> AdapterTable | None:
-        """The table of parts that lie one behind the other; None where the layer has none of them."""
+        """Returns the part of the table for `parts`, which are consecutive in it; None if the layer has none of
+        them."""
         places = [self._places[layer, part] for part in parts if (layer, part) in self._places]
         if not places:
             return None
@@ -167,7 +168,8 @@ class GpuAdapters:
         return AdapterTable(entries, len(places), experts, cols, self.rank, self._dtype)
 
     def _upload(self, flat: Tensor, adapter: Adapter) -> Tensor:
-        """flat gets the matrices one after another: A [rank, cols], then B [rows, rank], the rank rounded up."""
+        """Fills `flat` with the matrices one after another, A [rank, cols] then B [rows, rank], rank rounded up,
+        and copies it to the device."""
         at = 0
         for pair in adapter.products.values():
             (rank, cols), rows = pair.a.shape, len(pair.b)

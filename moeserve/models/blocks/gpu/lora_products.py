@@ -1,4 +1,4 @@
-"""The terms that the adapters of a step's rows add to the products of one layer, as launches on the current stream."""
+"""Launches what the adapters of a step's rows add to the products of one layer."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class LayerAdapters:
         self._s = s
 
     def change(self, parts: Sequence[str]) -> bool:
-        """True if the adapters of the step's rows may change these products."""
+        """Returns whether an adapter of the step's rows may change these products."""
         return scope_of(parts) & self._rows.scope != AdapterScope.NONE
 
     def add(self, x: GpuActivations, parts: Sequence[str], out: Sequence[Tensor]) -> None:
-        """Adds the adapters' terms for x to the products `out`, [rows, width] each, of the adaptable `parts`."""
+        """Launches the addition of the adapters' terms for x to `out`: for each of `parts`, its product, [rows,
+        width]."""
         table = self._table(parts)
         if table is None:
             return
@@ -43,7 +44,7 @@ class LayerAdapters:
         expand(self._s.adapter_shrunk, table, items, out)
 
     def experts(self, parts: Sequence[str]) -> ExpertAdapters | None:
-        """For the products of a mixture: gate, up and down."""
+        """Returns the adapters for a mixture's products gate, up and down; None if there are none."""
         gate_up, down = self._table(parts[:2]), self._table(parts[2:])
         if gate_up is None or down is None:
             return None
@@ -65,24 +66,26 @@ class LayerAdapters:
 
 @dataclass(frozen=True, slots=True)
 class ExpertAdapters:
-    """The adapters of a layer's experts, for a step's routes once `of_routes` has named them."""
+    """A step's adapters for a layer's experts. `of_routes` completes it with the routes."""
 
     gate_up: AdapterTable
     down: AdapterTable
     items: Items
     shrunk: Tensor
-    scratch: Tensor  # flat: what is added to gate and up
+    scratch: Tensor  # flat: the terms of gate and up
 
     def of_routes(self, ids: Tensor, blocks: BlockWorkspace | None) -> ExpertAdapters:
-        """ids: int32 [rows, routes], the experts. blocks: of a large batch, the routes sorted."""
+        """Returns a copy for these routes. ids: int32 [rows, routes], the experts. blocks: the routes sorted by
+        expert, for a large batch."""
         top_k = ids.shape[1]
-        if blocks is not None and blocks.routes.shape[1] >= RANK_TILE:  # what tensor cores multiply at least
+        if blocks is not None and blocks.routes.shape[1] >= RANK_TILE:  # tensor cores need this many rows
             sorted_routes = RouteBlocks(blocks.expert, blocks.routes)
             return replace(self, items=replace(self.items, top_k=top_k, blocks=sorted_routes))
         return replace(self, items=replace(self.items, top_k=top_k, ids=ids))
 
     def gated(self, y: GpuActivations, width: int, options: Gated) -> Gated:
-        """`options` with what adapters add to the products with gate and up, for each route by itself."""
+        """Launches the adapters' terms for gate and up. Returns `options` with these terms as a bias for each
+        route."""
         items = self.items
         num = len(items.slots) * items.top_k
         gate, up = self.scratch[: 2 * num * width].view(2, num, width)
@@ -92,12 +95,13 @@ class ExpertAdapters:
         return replace(options, gate_bias=gate, up_bias=up, by_route=True)
 
     def add_down(self, h: GpuActivations, parts: Tensor) -> None:
-        """To each route's part. parts: [rows, routes, hidden], perhaps columns of a wider tensor."""
+        """Launches the addition of down's terms to each route's part. parts: [rows, routes, hidden], possibly
+        columns of a wider tensor."""
         shrink(h, self.down, self.items, self.shrunk)
         hidden = parts.shape[2]
         expand(self.shrunk, self.down, self.items, [parts[0]], out_top_k=parts.stride(0) // hidden)
 
     def add_down_sum(self, h: GpuActivations, weights: Tensor, out: Tensor) -> None:
-        """To the weighed sum of each row's routes. out: [rows, hidden]."""
+        """Launches the addition of down's terms to each row's weighted sum over its routes. out: [rows, hidden]."""
         shrink(h, self.down, self.items, self.shrunk)
         expand_sum(self.shrunk, self.down, self.items, weights, out)

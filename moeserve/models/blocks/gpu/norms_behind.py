@@ -1,4 +1,4 @@
-"""The change that norms behind a block make to its output, computed on the CPU for an observer."""
+"""The contribution of a sandwiched layer to x, computed on the CPU for an observer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 
 
 def added_behind_norms(x: Tensor, dense: Tensor, rest: Tensor, norms: SandwichNorms, eps: float) -> Tensor:
-    """What a layer adds to x, float32 [rows, hidden] on the CPU. dense: the output of what every token passes, used
-    where parts are normalised by themselves; rest: the sum of the others, or of all."""
+    """Returns what a layer adds to x, float32 [rows, hidden] on the CPU. dense: output of the feed-forward that
+    all tokens pass, used only if parts have norms of their own. rest: the sum of the other parts, or else of
+    all parts."""
     x, factor = x.cpu(), torch.ones(1) if norms.factor is None else norms.factor.cpu()
     if norms.parts is None:
         after = (x + reference.norm(rest, norms.output.cpu(), eps)) * factor

@@ -1,9 +1,10 @@
-"""A GPU's place where each of several has some of the layers: what comes before its own, and what comes behind.
+"""A GPU's stage in pipeline parallelism, where each GPU has some of the layers: its links to the stages before and
+after.
 
     GPU 0   embedding, layers ──▶ GPU 1   layers ──▶ …      ──▶ GPU 0   head
 
-A step may go through in parts ("micro-batches"), one behind the other: while a GPU computes one, the GPU before it
-computes the next. A part is some rows of a step in order, so that the KV of those before is there.
+A step may pass in parts ("micro-batches"): while a GPU computes one part, the GPU before it computes the next.
+Parts take a step's rows in order, so that the KV of earlier rows is already stored.
 """
 
 from __future__ import annotations
@@ -28,40 +29,41 @@ WHOLE = StepPart(0, True)
 
 
 class Stage:
-    """The ends of one rank's layers. Owns nothing of a step but the parts whose rows are still to come back."""
+    """The input and output of one rank's layers. Owns the list of parts that have been sent and not yet come back."""
 
     def __init__(self, link: StageLink, rank: int, num_ranks: int) -> None:
         self._link = link
         self._sent: list[tuple[int, int]] = []
-        self._is_alone = False  # for timing this rank by itself: nothing is sent or waited for
+        self._is_alone = False  # for timing this rank alone: it neither sends nor waits
         self.is_first = rank == 0
         self._is_last = rank == num_ranks - 1
         rows = len(link.inbox)
-        # A part's padding may reach beyond the last row; it is not read.
+        # A part's padding may reach past the last row; padding is not read.
         self.row_numbers = torch.arange(2 * rows, dtype=torch.int32, device=link.inbox.device)
 
     @property
     def inbox(self) -> Tensor:
-        """float32 [rows, hidden]: of the first rank a step's rows behind all layers, else before its own layers."""
+        """float32 [rows, hidden]: on the first rank, a step's rows after all layers; on others, the input of their
+        layers."""
         return self._link.inbox
 
     @property
     def takes_parts(self) -> bool:
-        """Else a step goes through whole."""
+        """True if steps may be divided into parts."""
         return self._link.is_one_sided
 
     def be_alone(self, *, alone: bool) -> None:
-        """From here on nothing is sent, nor waited for; or it is again."""
+        """Switches sending and waiting off (alone) or on again."""
         self._is_alone = alone
 
     def begin(self, part: StepPart, size: int) -> None:
-        """Before the layers, of a part padded to `size` rows."""
+        """Waits for the input of a part that is padded to `size` rows. Call it before the layers."""
         if not self.is_first and not self._is_alone:
             self._link.receive((part.first_row, size))
 
     def end(self, part: StepPart, x: Tensor) -> None:
-        """Behind the layers: x, float32 [size, hidden], goes on. When the first rank has sent a step's last part, it
-        waits for all of them."""
+        """Sends x, float32 [size, hidden], to the next rank. Call it after the layers. After a step's last part,
+        the first rank waits until all parts have come back."""
         if self._is_alone:
             return
         self._link.send(x, part.first_row, more=self._is_last and not part.is_last)

@@ -1,7 +1,6 @@
-"""What blocks sum over the GPUs that compute a model together, and the norms behind these sums.
+"""Sums of block outputs over the GPUs of a tensor-parallel group, and the norms that follow these sums.
 
-What a block adds to the residual stream is summed once (kernels/collectives): by itself, or within the norm that adds
-it to the stream.
+A block's output is summed once (kernels/collectives): on its own, or within the norm that adds it to x.
 """
 
 from __future__ import annotations
@@ -23,21 +22,22 @@ class GpuSums:
     def __init__(
         self, mixer: AllReduce | None, ffns: Sequence[AllReduce | None], within_norm: SumNorm | None
     ) -> None:
-        """mixer, ffns: what sums the mixers' outputs, and each layer's feed-forward's; None: they are whole.
-        within_norm: the same within the norm; None: not possible, or a `LayerObserver` is to see every sum."""
+        """mixer, ffns: all-reduce of the mixers' outputs, and of each layer's feed-forward; None: the output is
+        already whole. within_norm: all-reduce fused with the norm; None: not possible, or a `LayerObserver` needs
+        to see every sum."""
         self._mixer = mixer
         self._ffns = ffns
         self._within_norm = within_norm
 
     def add_mixer(self, s: GpuWorkspace) -> None:
-        """Behind a mixer: s.output becomes the sum, unless the norm behind it sums."""
+        """Launches the sum of s.output after a mixer, unless the next norm computes it."""
         if self._mixer is not None and self._mixer_within_norm(s) is None:
             self._mixer(s.output)
 
     def mixer_norm(
         self, s: GpuWorkspace, count: Tensor, weight: Tensor, eps: float, exact: Tensor | None
     ) -> None:
-        """x += the mixers' output of all GPUs, and s.y (and exact, in float32) the norm of that."""
+        """Launches x += the mixer's output summed over the GPUs; s.y (and `exact`, in float32) = norm of x."""
         y, within = s.y, self._mixer_within_norm(s)
         if within is not None:
             within.add_norm(s.output, s.x, count, weight, eps, y, exact)
@@ -47,8 +47,8 @@ class GpuSums:
     def mixer_norm_router(
         self, s: GpuWorkspace, count: Tensor, weight: Tensor, eps: float, router: Tensor, bias: Tensor | None
     ) -> None:
-        """s.y = the norm of x + the mixers' output of all GPUs (`attended`, which is not added yet), and the router's
-        logits. Few rows."""
+        """Launches s.y = norm(x + the mixer's output summed over the GPUs), and the router's logits. x does not
+        change: the next norm adds `attended`. Only for few rows."""
         y, within = s.y, self._mixer_within_norm(s)
         if within is not None:
             within.norm_router(s.output, s.x, count, weight, eps, router, y, s.router_logits, bias=bias)
@@ -59,23 +59,24 @@ class GpuSums:
         )  # fmt: skip
 
     def attended(self, s: GpuWorkspace) -> Tensor:
-        """float32 [rows, hidden]: the mixers' output of all GPUs, behind `mixer_norm_router`."""
+        """float32 [rows, hidden]: the mixer's output summed over the GPUs, after `mixer_norm_router`."""
         within = self._mixer_within_norm(s)
         return s.output.view(s.rows, -1) if within is None else within.total(s.rows)
 
     def sums_ffn(self, index: int) -> bool:
-        """Layer `index`'s feed-forward is not whole here."""
+        """Returns whether this GPU computes only part of layer `index`'s feed-forward."""
         return self._ffns[index] is not None
 
     def add_ffn(self, index: int, partial: Tensor) -> None:
-        """Behind a feed-forward that is not whole: partial becomes the sum, unless the norm behind it sums."""
+        """Launches the sum of `partial`, this GPU's part of a feed-forward, unless the next norm computes it."""
         all_reduce = self._ffns[index]
         if all_reduce is not None and self.ffn_within_norm(index, partial) is None:
             all_reduce(partial)
 
     def ffn_within_norm(self, index: int, partial: Tensor) -> SumNorm | None:
-        """Returns the sum of layer `index`'s feed-forward within the norm behind it. (Behind the last layer that is the
-        head's norm, which has some of the rows, and perhaps not on each of the ranks.)"""
+        """Returns the fused sum and norm for the feed-forward of layer `index`; None if they are separate. They are
+        separate after the last layer: its next norm is the head's, which reads only some rows and may not run on
+        every rank."""
         is_summed = self.sums_ffn(index) and index < len(self._ffns) - 1
         return self._chosen(partial) if is_summed else None
 

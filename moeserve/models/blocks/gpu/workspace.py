@@ -1,8 +1,7 @@
-"""The buffers of a step on the GPU, by the size that the step is rounded up to.
+"""The buffers of a step on the GPU, one workspace for each padded step size.
 
-Steps run one after another, so the workspaces of all sizes lie over one another in one arena. What a kernel keeps
-between steps (counters that it leaves at zero) has memory of its own. `models/step_buffers.py` declares the
-arena's buffers.
+Steps run one after another, so the workspaces of all sizes share one arena. State that a kernel keeps between steps
+(counters that it leaves at zero) has separate memory. `models/step_buffers.py` declares the arena's buffers.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.step_buffers import (
     ALIGNMENT,
@@ -38,9 +38,9 @@ from moeserve.models.step_buffers import (
     unpacks_experts,
 )
 
-MAX_DECODE_ROWS = 256  # rows that decode attention has splits for; more go in parts
-# Beside prompts there may be few such rows, with long contexts: how many go together, each in how many splits. (With
-# the one split of 256 rows, a row 8,000 tokens on took a step of 48 layers 15 ms.)
+MAX_DECODE_ROWS = 256  # decode attention has splits for this many rows; more rows are divided
+# In steps with prompts, the few decode rows may have long contexts: rows per launch, and splits of a row's keys.
+# (With one split, as for 256 rows, a row at position 8,000 took 15 ms of a 48-layer step.)
 MIXED_DECODE_ROWS, MIXED_SPLITS = 64, 8
 FLOATS: dict[torch.dtype, GpuFloat] = {
     torch.float32: "float32",
@@ -51,70 +51,70 @@ FLOATS: dict[torch.dtype, GpuFloat] = {
 
 @dataclass(frozen=True, slots=True)
 class GpuStateRows:
-    """The sequences whose recurrent states a step's rows advance: the first ones token by token, the others by
+    """The sequences whose recurrent states a step's rows advance: the first ones token by token, the others in
     chunks."""
 
-    sequences: StepSequences  # all
-    num_recurrent: int  # the first ones; padding among them has no rows
+    sequences: StepSequences  # all of them
+    num_recurrent: int  # number of the first ones; padding sequences have no rows
     chunked: StepSequences | None  # the others
-    chunks: Tensor | None  # theirs, delta_net.op.chunks_of
+    chunks: Tensor | None  # delta_net.op.chunks_of(chunked)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuBatch:
-    """The rows of a step, on the device, padded to a size of `step_sizes`: int32 [size] each."""
+    """The rows of a step, on the device, padded to one of `step_sizes`: int32 [size] each."""
 
-    count: Tensor  # int32 [1]: rows that exist
+    count: Tensor  # int32 [1]: number of valid rows
     token_ids: Tensor
     positions: Tensor
-    kv_slots: Tensor  # where a row's KV goes
-    req_slots: Tensor  # whose row of the slot table it reads
-    num_decode: int  # the first rows, each of which attends by itself; of a small batch, all
-    # Of the other rows, attention.op.prefill_tiles for each of the model's forms; None where there are none.
+    kv_slots: Tensor  # the slot that a row's KV is written to
+    req_slots: Tensor  # the request slot: a row of the slot table
+    num_decode: int  # number of the first rows, one per sequence; all rows of a small batch
+    # For the prompts' rows: attention.op.prefill_tiles for each attention form; None without prompts.
     tiles: tuple[Tensor, ...] | None
     rows_independent: bool = False  # no row attends to another row's token of this step
-    streamed: float = 0.0  # part of the experts in RAM that comes to the GPU, instead of the rows to them
-    states: GpuStateRows | None = None  # where the model has recurrent state
-    # In a CUDA graph with prompts: int32 [1] each, how many of the first rows, MIXED_DECODE_ROWS together, attend by
-    # themselves; None: all of num_decode.
+    streamed: float = 0.0  # fraction of the RAM experts that is streamed to the GPU
+    states: GpuStateRows | None = None  # None without recurrent layers
+    # In a CUDA graph with prompts: int32 [1] for each MIXED_DECODE_ROWS of the first rows, how many of them are
+    # decode rows; None: all of num_decode.
     decode_counts: tuple[Tensor, ...] | None = None
-    adapters: GpuAdapterRows | None = None  # None: no row asks for any
+    adapters: GpuAdapterRows | None = None  # None: no row uses one
     window_slots: Tensor | None = (
         None  # int32 [size]: where the KV of windowed layers goes; None: to kv_slots
     )
 
 
 class Routes(NamedTuple):
-    """The routes of a layer whose tokens pass several feed-forwards each: the experts chosen by the router, then the
-    shared ones."""
+    """The routes of a layer: of each token, the experts that the router chose, then the feed-forwards that all
+    tokens pass."""
 
     expert_ids: Tensor  # int32 [rows, parts]
-    local_expert_ids: Tensor  # the same as places among the GPU's experts
-    streamed_expert_ids: Tensor  # among those streamed to it
+    local_expert_ids: Tensor  # index among the experts on this GPU; negative: not there
+    streamed_expert_ids: Tensor  # index among the streamed experts
     weights: Tensor  # float32 [rows, parts]
-    parts: Tensor  # [rows, parts, hidden], of few rows [rows, 1, hidden]: the sum
+    parts: Tensor  # [rows, parts, hidden]; for few rows [rows, 1, hidden], the sum
 
 
 class AttentionWorkspace(NamedTuple):
-    """The workspace of the layers whose attention has one form."""
+    """Buffers of the layers with the same attention form."""
 
-    q: Tensor  # of the type that keys are read as, [rows, heads, head_dim]
+    q: Tensor  # [rows, heads, head_dim], of the dtype that keys are read as
     attended: GpuActivations
     decode: DecodeWorkspace
-    mixed_decode: DecodeWorkspace  # beside prompts
+    mixed_decode: DecodeWorkspace  # in steps with prompts
 
 
 class KimiDeltaWorkspace(NamedTuple):
-    """Further buffers of Kimi Delta Attention."""
+    """Additional buffers of Kimi Delta Attention."""
 
     qkv: Tensor  # [rows, channels]
-    low_rank: GpuActivations  # what a is made from, then what z is
+    low_rank: GpuActivations  # low-rank input of a, then of z
     a: Tensor  # [rows, decays]
     z: Tensor  # [rows, value_width]
 
 
 class DeltaWorkspace:
-    """Further buffers of recurrent layers."""
+    """Additional buffers of recurrent layers."""
 
     def __init__(self, views: dict[str, Tensor], shape: GatedDeltaNetShape) -> None:
         self.mixed = views["delta_mixed"]
@@ -126,8 +126,16 @@ class DeltaWorkspace:
         self.out = _activations(views, "attended", shape.heads.value_width)
 
 
+class Mamba2Workspace:
+    """Additional buffers of Mamba-2 layers."""
+
+    def __init__(self, views: dict[str, Tensor], shape: Mamba2Shape) -> None:
+        self.mixed = views["mamba2_mixed"]
+        self.out = _activations(views, "attended", shape.heads.value_width)
+
+
 class LatentWorkspace:
-    """Further buffers of latent attention."""
+    """Additional buffers of latent attention."""
 
     def __init__(self, views: dict[str, Tensor], shape: LatentAttentionShape, rows: int) -> None:
         heads = shape.num_heads
@@ -141,7 +149,7 @@ class LatentWorkspace:
 
 
 class GpuWorkspace:
-    """For steps of up to `rows` rows."""
+    """The buffers of steps of up to `rows` rows."""
 
     def __init__(
         self,
@@ -157,9 +165,9 @@ class GpuWorkspace:
         adapter_rank: int,
         experts_here: int,
     ) -> None:
-        """arena: uint8, shared with the workspaces of other sizes, as `decode` and `mixed_decode` may be. floats: of
-        what the tensor cores multiply. queries: 16 bits, as attention reads keys. adapter_rank: as `gpu_step_buffers`
-        has it. experts_here: the most of a layer that a product takes."""
+        """arena: uint8, shared with the workspaces of other sizes, as `decode` and `mixed_decode` may be. floats:
+        dtype that the tensor cores multiply. queries: 16-bit dtype that attention reads keys as. adapter_rank: see
+        `gpu_step_buffers`. experts_here: largest number of a layer's experts that one launch may use."""
         device = arena.device
         buffers = gpu_step_buffers(
             shape, rows, FLOATS[floats], float_weights=float_weights, adapter_rank=adapter_rank
@@ -170,7 +178,7 @@ class GpuWorkspace:
         self.x = views["x"]
         self.y = _activations(views, "y")
         self.projected = views["projected"]
-        self.q = views["q"].view(queries)  # of the widest form
+        self.q = views["q"].view(queries)  # sized for the widest form
         self.forms = {
             each.form: AttentionWorkspace(
                 _queries(self.q, each),
@@ -181,15 +189,17 @@ class GpuWorkspace:
             for each in _attentions(shape)
         }
         self.latent = None if shape.latent is None else LatentWorkspace(views, shape.latent, rows)
-        self.delta = None if shape.delta_net is None else DeltaWorkspace(views, shape.delta_net)
+        recurrence = shape.recurrence
+        self.delta = DeltaWorkspace(views, recurrence) if isinstance(recurrence, GatedDeltaNetShape) else None
+        self.mamba2 = Mamba2Workspace(views, recurrence) if isinstance(recurrence, Mamba2Shape) else None
         self.output = views["output"]
         self.router_input = views.get("router_input", views["y"])
-        # What routed experts read, where every token's feed-forward reads something else.
+        # Input of the routed experts, if it differs from that of the feed-forward that all tokens pass.
         self.experts_input = _activations(views, "experts_input") if "experts_input" in views else None
-        self.input_weights = views.get("input_weights")  # by which that was multiplied, where it was
+        self.input_weights = views.get("input_weights")  # weights that this input was multiplied by, if any
         self.router_logits = views["router_logits"]
         self.h = _activations(views, "h")
-        # By how many feed-forwards a token of a layer adds up.
+        # By number of parts that a layer sums per token.
         self.routes = {
             parts: _routes(views, parts, self.is_small_batch)
             for parts in {layer.num_parts for layer in shape.layers}
@@ -205,13 +215,13 @@ class GpuWorkspace:
             device,
             is_large_batch=unpacks_experts(rows, shape.top_k, shape.num_experts),
         )
-        # Of experts whose matrices are of types for it; None: steps are too small or too large.
+        # For experts whose types have quad-order kernels; None: the steps are too small or too large for them.
         self.quads = (
             QuadWorkspace(rows, shape.top_k, experts_here, views["quads"])
             if "quads" in views and floats == torch.bfloat16 and shape.num_experts
             else None
         )
-        # Of feed-forwards that every token passes, by their width.
+        # Intermediate rows of the feed-forwards that all tokens pass, by width.
         widths = {layer.unrouted_width for layer in shape.layers} - {0}
         self.unrouted_h = {width: _activations(views, "unrouted_h", width) for width in widths}
         self.dense_products = views.get("dense_products")
@@ -221,7 +231,7 @@ class GpuWorkspace:
 
 
 class GpuHead:
-    """Where up to `rows` rows become logits."""
+    """Buffers of the head for up to `rows` rows."""
 
     def __init__(self, shape: ModelShape, logits: Tensor, rows: int, floats: torch.dtype) -> None:
         """logits: float32 [rows or more, vocab]."""
@@ -247,14 +257,15 @@ def make_workspaces(
     adapter_rank: int = 0,
     experts_here: int | None = None,
 ) -> dict[int, GpuWorkspace]:
-    """By size, over one another. experts_here: the most of a layer that a product takes; None: all."""
+    """Returns the workspaces of all step sizes, in one shared arena. experts_here: largest number of a layer's
+    experts that one launch may use; None: all."""
     nbytes = gpu_arena_bytes(
         shape, max_tokens, FLOATS[floats], float_weights=float_weights, adapter_rank=adapter_rank
     )
     arena = torch.empty(nbytes, dtype=torch.uint8, device=device)
     sizes = step_sizes(max_tokens)
     by_rows: dict[int, dict[AttentionForm, DecodeWorkspace]] = {}
-    largest = None  # its memory is that of all: one step runs at a time
+    largest = None  # all sizes share the largest one's memory: one step runs at a time
     for n in sorted({min(s, MAX_DECODE_ROWS) for s in sizes}, reverse=True):
         by_rows[n] = _decode_workspaces(shape, n, device, room=largest)
         largest = largest or by_rows[n]
@@ -277,12 +288,12 @@ def make_workspaces(
 
 
 def _attentions(shape: ModelShape) -> list[AttentionShape | LatentAttentionShape]:
-    """Some layer's of each form."""
+    """Returns one layer's attention shape for each attention form."""
     return list({a.form: a for layer in shape.layers if (a := layer.attention) is not None}.values())
 
 
 def _queries(memory: Tensor, shape: AttentionShape | LatentAttentionShape) -> Tensor:
-    """The queries of the form's heads, in the memory of the widest form's."""
+    """Returns this form's queries [rows, heads, head_dim], a view of the memory for the widest form's."""
     if isinstance(shape, LatentAttentionShape):
         return memory.view(len(memory), shape.num_heads, -1)
     return _narrowed(memory, shape.q_width).view(len(memory), shape.num_heads, shape.head_dim)
@@ -325,7 +336,7 @@ def _views(arena: Tensor, buffers: tuple[Buffer, ...]) -> dict[str, Tensor]:
 
 
 def _activations(views: dict[str, Tensor], name: str, cols: int | None = None) -> GpuActivations:
-    """cols: of narrower rows in the same memory."""
+    """Returns the activations named `name`. cols: columns of a narrower view of the same memory."""
     x, codes, scales = views[name], views.get(f"{name}_codes"), views.get(f"{name}_scales")
     if cols is None or cols == x.shape[1]:
         return GpuActivations(x, codes, scales)
@@ -345,6 +356,6 @@ def _routes(views: dict[str, Tensor], parts: int, is_small_batch: bool) -> Route
 
 
 def _narrowed(rows: Tensor, count: int) -> Tensor:
-    """[n, m, ..] as [n, count, ..] with count <= m: from the beginning of the same memory, contiguous."""
+    """Returns [n, count, ...], a contiguous view of the beginning of [n, m, ...], count <= m."""
     n, _, *rest = rows.shape
     return rows.view(-1)[: n * count * prod(rest)].view(n, count, *rest)

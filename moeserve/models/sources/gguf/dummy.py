@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from moeserve.quantization import QuantType, StoredScales
 from moeserve.quantization.codebook import Codebook
+from moeserve.quantization.quant_type import FLOAT32_BYTES
 from moeserve.quantization.reference import dequantize
 
 from . import names as n
@@ -54,7 +55,7 @@ class DummyFile(GGUFFile):
             self._scratch = np.empty(tensor.nbytes, np.uint8)
         pool = self._pool(tensor.type, std_of(tensor))
         block = tensor.type.block_bytes
-        period = len(pool) // 2  # the pool is there twice
+        period = len(pool) // 2  # the pool is stored twice in a row
         rng = np.random.default_rng(zlib.crc32(name.encode()))
         out = self._scratch[: tensor.nbytes]
         for start in range(0, len(out), period):
@@ -103,15 +104,21 @@ def _set_scales(blocks: Bytes, kind: QuantType, scale: float) -> None:
         return
     if (
         layout.stored_scales == StoredScales.UE4M3
-    ):  # powers of two: the lowest that there is, where it is less
+    ):  # powers of two: the lowest one that can be stored, if it is below that
         blocks[:, layout.octets_at : layout.octets_at + layout.octets] = (
             max(8 + round(np.log2(scale)), 1) << 3
         )
         return
+    at = layout.octets_at
+    if layout.stored_scales in (StoredScales.F32, StoredScales.UE4M3_F32):
+        blocks[:, at : at + FLOAT32_BYTES] = np.array([scale], np.float32).view(np.uint8)
+        if layout.stored_scales == StoredScales.UE4M3_F32:
+            blocks[:, at + FLOAT32_BYTES : at + layout.octets] &= 63  # below 2, and never NaN
+        return
     halves = [scale]
     if layout.has_own_min:
         mean_code = ((1 << layout.low_bits + layout.high_bits) - 1) / 2
-        sign = -1 if layout.stored_scales == StoredScales.F16_MIN else 1  # it is added, not subtracted
+        sign = -1 if layout.stored_scales == StoredScales.F16_MIN else 1  # F16_MIN stores -m
         halves.append(sign * scale * mean_code)
     at = layout.halves_at
     blocks[:, at : at + 2 * len(halves)] = np.array(halves, np.float16).view(np.uint8)

@@ -28,7 +28,7 @@ MAX_STRINGS = 1 << 23  # in all arrays; skipping them takes 3 s
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's limit
 MAX_TENSOR_NAME_BYTES = 64  # the format's limit
 MAX_RANK = 4
-MAX_MODEL_BYTES = 1 << 42  # of a file without its tensors
+MAX_MODEL_BYTES = 1 << 42  # for a file that is read without its tensors' data
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
 

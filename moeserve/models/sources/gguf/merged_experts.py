@@ -19,12 +19,13 @@ def separated(tensors: Iterable[MappedTensor]) -> Iterator[MappedTensor]:
     """Yields a file's tensors, each merged one split in two: weights [E, 2 * ff, hidden], biases [E, 2 * ff]."""
     for tensor in tensors:
         layer = n.layer_of(tensor.name)
-        if layer is not None and tensor.name == n.in_layer(layer, n.EXP_PROBS_B):  # so in files of Hunyuan 3
+        # Files of Hunyuan 3 have this name.
+        if layer is not None and tensor.name == n.in_layer(layer, n.EXP_PROBS_B):
             yield replace(tensor, name=n.bias_of_layer(layer, n.EXP_PROBS_B))
             continue
         parts = () if layer is None else _MERGED.get(tensor.name.removeprefix(n.in_layer(layer, "")), ())
         if not parts or len(tensor.shape) < 2 or tensor.shape[1] % 2:
-            yield tensor  # one that is no such thing is refused with what else has no place
+            yield tensor  # a tensor of any other form is passed on and refused with other unexpected ones
             continue
         assert layer is not None
         experts, rows, *cols = tensor.shape

@@ -66,7 +66,7 @@ class Metadata(Mapping[str, MetadataValue]):
         values: dict[str, MetadataValue],
         complain: Callable[[Path, str, str], ModelError] | None = None,
     ) -> None:
-        """complain(path, key, problem): makes an error in the terms of another format than GGUF."""
+        """complain(path, key, problem): makes the error; another format than GGUF words it in its own terms."""
         self.path = path
         self._values = values
         self._complain = complain or _gguf_error

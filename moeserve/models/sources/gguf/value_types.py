@@ -1,6 +1,7 @@
-"""The types of metadata's values, by the numbers of the format's description.
+"""The types of metadata values, by the GGUF specification's numbers.
 
-gguf-py has them too; every process of a server reads a header, and would import its reader, its writer and YAML.
+gguf-py has them too, but importing it also imports its reader, its writer and YAML, in every process that reads a
+header.
 """
 
 from __future__ import annotations

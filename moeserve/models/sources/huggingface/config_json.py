@@ -16,7 +16,7 @@ from moeserve.models.sources.gguf.metadata import MetadataValue
 
 from .mapping import DEFAULTED, HuggingFaceMapping
 
-_ROPE_KEYS = {  # of each rope_type, beside the keys that all have
+_ROPE_KEYS = {  # settings of each rope_type, besides those that all types have
     "default": set[str](),
     "yarn": {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"},
     "linear": set[str](),
@@ -177,7 +177,7 @@ def _scaling(path: Path, kind: str, scaling: Mapping[str, Any]) -> dict[str, Met
     ):
         if scaling.get(theirs) is not None:
             values[ours] = scaling[theirs]
-    if attention is not None:  # GGUF's multiplies YaRN's own, transformers' takes its place
+    if attention is not None:  # GGUF's value multiplies YaRN's own scale, transformers' replaces it
         if not isinstance(attention, int | float):
             raise ModelError(path, f"'attention_factor' is {attention!r}, a number is expected")
         values["rope.scaling.yarn_attn_factor"] = attention / (0.1 * math.log(factor) + 1)

@@ -17,7 +17,7 @@ from moeserve.models.sources.gguf.metadata import MetadataValue
 from .made_tensor import MadeTensor, find_tensor, floats_made, rows_made
 from .safetensors_file import StoredTensor
 
-UNDER = "linear_attn."  # behind "model.layers.N."
+UNDER = "linear_attn."  # prefix after "model.layers.N."
 
 DELTA_KEYS: dict[str, tuple[str, ...]] = {
     "ssm.group_count": ("linear_num_key_heads",),
@@ -32,7 +32,7 @@ DELTA_LAYER: dict[str, str] = {
     n.of_part(n.SSM_NORM): f"{UNDER}norm.weight",
     n.of_part(n.SSM_OUT): f"{UNDER}out_proj.weight",
 }
-# Of every norm but the DeltaNet's.
+# All norms except the DeltaNet's.
 LESS_ONE = frozenset(
     {n.OUTPUT_NORM, *map(n.of_part, (n.ATTN_NORM, n.POST_ATTENTION_NORM, n.ATTN_Q_NORM, n.ATTN_K_NORM))}
 )
@@ -83,7 +83,7 @@ def made_tensors_of_merged(
         metadata.require_int(f"{architecture}.{key}", 1, 1024)
         for key in ("ssm.group_count", "ssm.time_step_rank", "ssm.state_size", n.SSM_VALUE_DIM)
     )
-    values = value_heads * value_dim // key_heads  # of a key head
+    values = value_heads * value_dim // key_heads  # per key head
     if matrix.shape[0] != key_heads * (2 * key_dim + 2 * values):
         raise ModelError(path, f"tensor {name!r} has {matrix.shape[0]} rows, which the heads do not fit")
     cuts = np.cumsum([0, key_dim, key_dim, values, values])

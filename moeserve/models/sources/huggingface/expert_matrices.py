@@ -15,7 +15,7 @@ from moeserve.models.sources.gguf import names as n
 from .made_tensor import MadeTensor, find_tensor, rows_made
 from .safetensors_file import StoredTensor
 
-_LINEAR = "block_sparse_moe."  # behind "model.layers.N."
+_LINEAR = "block_sparse_moe."  # prefix after "model.layers.N."
 
 
 def transposed_experts(

@@ -20,7 +20,7 @@ from moeserve.models.sources.gguf import names as n
 
 from .config_json import metadata_of, spelling
 from .fp8_blocks import with_scales
-from .integer_weights import with_integers
+from .integer_weights import with_packed
 from .interleaved_experts import interleaved_experts
 from .json_files import read_json
 from .made_tensor import MadeTensor, bytes_of, floats_made, numbers_of
@@ -239,7 +239,7 @@ def open_mapped_folder(
         file_bytes += size
     quantization = quantization_of(path, config)
     if quantization is not None:
-        stored = with_integers(path, stored, quantization)
+        stored = with_packed(path, stored, quantization)
         if quantization["quant_method"] in FLOATS:
             stored = with_scales(path, stored, quantization)
     if mapping.wrapped_in is not None:

@@ -1,10 +1,14 @@
-"""Checkpoints in 8-bit floats: each matrix has scales in `<name>_scale_inv` or `<name>_scale`, per block
-(DeepSeek-V3's form, https://arxiv.org/abs/2412.19437), per row, or one for the matrix. They are read as bfloat16."""
+"""Checkpoints with 8-bit float matrices, whose scales are in `<name>_scale_inv` or `<name>_scale`: one per block
+(DeepSeek-V3's form, https://arxiv.org/abs/2412.19437), per row, or per matrix.
+
+Matrices become blocks of such floats with a float32 scale each, without rounding. Where columns or the scales' blocks
+are no multiples of 32, and where single values are asked for, they are read as bfloat16."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from moeserve.models.errors import ModelError
+from moeserve.quantization import QuantType
+from moeserve.quantization.reference import e4m3_values
+from moeserve.quantization.table import FP8_TYPES
 
-from .safetensors_file import FP8, StoredTensor, stored_numbers
+from .safetensors_file import FP8, PackedWeight, StoredTensor, stored_numbers
 
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
 
@@ -33,8 +40,32 @@ def with_scales(
             raise ModelError(
                 path, f"tensor {name + SCALE_SUFFIXES[0]!r} is missing; download the whole repository"
             )
-        found[name] = replace(tensor, scales=scales, block=_block(path, tensor, scales, block))
+        whole = replace(tensor, scales=scales, block=_block(path, tensor, scales, block))
+        found[name] = replace(whole, packed=_blocks_of(whole))
     return found
+
+
+def _blocks_of(tensor: StoredTensor) -> PackedWeight | None:
+    """Returns the matrix as blocks of 8-bit floats; None if no type has blocks into which its columns divide."""
+    assert tensor.scales is not None
+    cols = gcd(tensor.shape[1], tensor.block[1])
+    kind = next((row for width, row in sorted(FP8_TYPES.items(), reverse=True) if cols % width == 0), None)
+    if kind is None:
+        return None
+    return PackedWeight(kind, lambda: _as_blocks(kind, tensor), (replace(tensor, scales=None), tensor.scales))
+
+
+def _as_blocks(kind: QuantType, tensor: StoredTensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """uint8 [rows, row bytes]."""
+    assert tensor.scales is not None
+    rows, cols = tensor.shape
+    width = kind.block_columns
+    scales = _floats(tensor.scales).reshape(-(-rows // tensor.block[0]), -1)
+    scales = scales[:, np.arange(0, cols, width) // tensor.block[1]].repeat(tensor.block[0], axis=0)[:rows]
+    out = np.empty((rows, cols // width, kind.block_bytes), np.uint8)
+    out[..., :4] = np.ascontiguousarray(scales, np.float32)[..., None].view(np.uint8)
+    out[..., 4:] = stored_numbers(tensor).reshape(rows, -1, width)
+    return out.reshape(rows, -1)
 
 
 def _block_size(path: Path, config: dict[str, Any]) -> tuple[int, int] | None:
@@ -79,10 +110,9 @@ def dequantized(tensor: StoredTensor) -> npt.NDArray[np.uint16]:
     rows, cols = tensor.shape
     scales = _floats(tensor.scales).reshape(-(-rows // tensor.block[0]), -1)
     scales = scales.repeat(tensor.block[0], axis=0)[:rows].repeat(tensor.block[1], axis=1)[:, :cols]
-    values = _E4M3[stored_numbers(tensor)] * scales
+    values = e4m3_values(stored_numbers(tensor)) * scales
     bits = values.view(np.uint32)
     rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
-    rounded[np.isnan(values)] = 0x7FC0
     numbers: npt.NDArray[np.uint16] = rounded.astype(np.uint16)
     return numbers
 
@@ -92,17 +122,3 @@ def _floats(scales: StoredTensor) -> npt.NDArray[np.float32]:
     if scales.dtype == "BF16":
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.view(np.float32 if scales.dtype == "F32" else np.float16).astype(np.float32)
-
-
-def _e4m3() -> npt.NDArray[np.float32]:
-    """Returns the value of each byte: sign, 4 exponent bits (bias 7), 3 mantissa bits; no infinities
-    (https://arxiv.org/abs/2209.05433)."""
-    codes = np.arange(256)
-    exponent, mantissa = codes >> 3 & 15, codes & 7
-    small = mantissa / 8 * 2.0**-6
-    values = np.where(exponent == 0, small, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
-    values[codes & 127 == 127] = np.nan
-    return np.where(codes < 128, values, -values).astype(np.float32)
-
-
-_E4M3 = _e4m3()

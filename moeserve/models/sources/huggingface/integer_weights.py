@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from moeserve.models.errors import ModelError
 
-from .made_tensor import find_tensor
+from .fp4_weights import modelopt_matrix, packed_fp4_matrix
+from .made_tensor import find_part, misfit
 from .quantization_config import AWQ, GPTQ, is_gptq_v2
 from .safetensors_file import StoredTensor, stored_numbers
 from .zero_blocks import Bytes, Integers, integer_matrix
@@ -37,9 +38,9 @@ _OF_ACTIVATIONS = (
 )
 
 
-def with_integers(path: Path, stored: Stored, settings: dict[str, Any]) -> Stored:
-    """Replaces the parts of integer matrices by the matrices, under their names in a float checkpoint. Raises
-    ModelError for inconsistent parts, and for formats that no block type can hold."""
+def with_packed(path: Path, stored: Stored, settings: dict[str, Any]) -> Stored:
+    """Replaces the parts of matrices of integers or of 4-bit floats (fp4_weights.py) by the matrices, under their names
+    in a float checkpoint. Raises ModelError for inconsistent parts, and for formats that no block type can hold."""
     found = {name: t for name, t in stored.items() if name.rpartition(".")[2] not in _OF_ACTIVATIONS}
     method = settings["quant_method"]
     for name in list(found):
@@ -50,8 +51,12 @@ def with_integers(path: Path, stored: Stored, settings: dict[str, Any]) -> Store
                 if method == GPTQ
                 else _awq(path, found, prefix)
             )
+        elif part == "weight_packed" and found[name].dtype == "U8":
+            matrix = packed_fp4_matrix(path, found, prefix)
         elif part == "weight_packed":
             matrix = _packed(path, found, prefix)
+        elif part == "weight" and found[name].dtype == "U8":
+            matrix = modelopt_matrix(path, found, prefix)
         elif part == "weight" and found[name].dtype == "I8":
             matrix = _signed_bytes(path, found, prefix)
         else:
@@ -63,31 +68,16 @@ def with_integers(path: Path, stored: Stored, settings: dict[str, Any]) -> Store
     return found
 
 
-def _part(
-    path: Path, stored: Stored, name: str, dtypes: tuple[str, ...], dimensions: int = 2
-) -> StoredTensor:
-    tensor = find_tensor(path, stored, name, dimensions)
-    if tensor.dtype not in dtypes or 0 in tensor.shape:
-        raise ModelError(
-            path, f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)}; {' or '.join(dtypes)} is expected"
-        )
-    return tensor
-
-
 _FLOAT = ("F16", "BF16", "F32")
 
 
-def _misfit(path: Path, prefix: str) -> ModelError:
-    return ModelError(path, f"the parts of {prefix!r} have shapes that do not fit one another")
-
-
 def _gptq(path: Path, stored: Stored, prefix: str, is_v2: bool) -> StoredTensor:
-    weight, zeros = (_part(path, stored, f"{prefix}.{part}", ("I32",)) for part in ("qweight", "qzeros"))
-    scales = _part(path, stored, f"{prefix}.scales", _FLOAT)
+    weight, zeros = (find_part(path, stored, f"{prefix}.{part}", ("I32",)) for part in ("qweight", "qzeros"))
+    scales = find_part(path, stored, f"{prefix}.scales", _FLOAT)
     groups, out = scales.shape
     bits = zeros.shape[1] * WORD // out
     if bits * out != zeros.shape[1] * WORD or zeros.shape[0] != groups or weight.shape[1] != out or bits < 1:
-        raise _misfit(path, prefix)
+        raise misfit(path, prefix)
     cols = weight.shape[0] * WORD // bits
     sources = [weight, zeros, scales]
     if f"{prefix}.g_idx" in stored:
@@ -96,7 +86,7 @@ def _gptq(path: Path, stored: Stored, prefix: str, is_v2: bool) -> StoredTensor:
 
     def read() -> Integers:
         words = np.ascontiguousarray(stored_numbers(weight).T)
-        points = stored_numbers(zeros) + np.uint32(one)  # in whole words, as they were subtracted
+        points = stored_numbers(zeros) + np.uint32(one)  # on whole words, as it was subtracted
         return Integers(words.view(np.uint8), stored_numbers(scales).T, _codes(points, bits).T)
 
     return integer_matrix(weight, f"{prefix}.weight", (out, cols), bits, scales, groups, tuple(sources), read)
@@ -104,9 +94,9 @@ def _gptq(path: Path, stored: Stored, prefix: str, is_v2: bool) -> StoredTensor:
 
 def _checked_order(path: Path, stored: Stored, name: str, cols: int, groups: int) -> StoredTensor:
     """Raises ModelError if a column's group is not determined by its position (act-order)."""
-    order = _part(path, stored, name, ("I32", "I64"), 1)
+    order = find_part(path, stored, name, ("I32", "I64"), 1)
     if order.shape != (cols,) or cols % groups:
-        raise _misfit(path, name.rpartition(".")[0])
+        raise misfit(path, name.rpartition(".")[0])
     if not (stored_numbers(order) == np.arange(cols) // (cols // groups)).all():
         raise ModelError(
             path,
@@ -116,19 +106,20 @@ def _checked_order(path: Path, stored: Stored, name: str, cols: int, groups: int
     return order
 
 
-# The nibbles of a word, lowest first, are these of its eight outputs.
+# A word's nibbles, lowest first, belong to these of its eight outputs.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def _awq(path: Path, stored: Stored, prefix: str) -> StoredTensor:
-    weight, zeros = (_part(path, stored, f"{prefix}.{part}", ("I32",)) for part in ("qweight", "qzeros"))
-    scales = _part(path, stored, f"{prefix}.scales", _FLOAT)
+    weight, zeros = (find_part(path, stored, f"{prefix}.{part}", ("I32",)) for part in ("qweight", "qzeros"))
+    scales = find_part(path, stored, f"{prefix}.scales", _FLOAT)
     (cols, words), (groups, out) = weight.shape, scales.shape
     if words * 8 != out or zeros.shape != (groups, words):
-        raise _misfit(path, prefix)
+        raise misfit(path, prefix)
 
     def outputs(tensor: StoredTensor) -> Bytes:
-        turned = np.ascontiguousarray(stored_numbers(tensor).T)  # as words, which are fewer
+        # Transposed as words, which are fewer than codes.
+        turned = np.ascontiguousarray(stored_numbers(tensor).T)
         spread = np.empty((words, 8, turned.shape[1]), np.uint8)
         for nibble, place in enumerate(_AWQ_ORDER):
             spread[:, place] = turned >> np.uint32(4 * nibble) & np.uint32(15)
@@ -144,24 +135,24 @@ def _awq(path: Path, stored: Stored, prefix: str) -> StoredTensor:
 
 
 def _packed(path: Path, stored: Stored, prefix: str) -> StoredTensor:
-    weight = _part(path, stored, f"{prefix}.weight_packed", ("I32",))
-    scales = _part(path, stored, f"{prefix}.weight_scale", _FLOAT)
-    shape = _part(path, stored, f"{prefix}.weight_shape", ("I64", "I32"), 1)
+    weight = find_part(path, stored, f"{prefix}.weight_packed", ("I32",))
+    scales = find_part(path, stored, f"{prefix}.weight_scale", _FLOAT)
+    shape = find_part(path, stored, f"{prefix}.weight_shape", ("I64", "I32"), 1)
     if shape.shape != (2,):
-        raise _misfit(path, prefix)
+        raise misfit(path, prefix)
     rows, cols = (int(size) for size in stored_numbers(shape))
     bits = weight.shape[1] * WORD // max(1, cols)
     groups = scales.shape[1]
     if weight.shape != (rows, cols * bits // WORD) or cols * bits % WORD or scales.shape[0] != rows:
-        raise _misfit(path, prefix)
+        raise misfit(path, prefix)
     sources = [weight, scales, shape]
     if f"{prefix}.weight_g_idx" in stored:
         sources.append(_checked_order(path, stored, f"{prefix}.weight_g_idx", cols, groups))
     zeros = None
     if f"{prefix}.weight_zero_point" in stored:
-        zeros = _part(path, stored, f"{prefix}.weight_zero_point", ("I32",))
+        zeros = find_part(path, stored, f"{prefix}.weight_zero_point", ("I32",))
         if zeros.shape != (-(-rows * bits // WORD), groups):
-            raise _misfit(path, prefix)
+            raise misfit(path, prefix)
         sources.append(zeros)
 
     def points() -> Bytes:
@@ -179,19 +170,19 @@ def _packed(path: Path, stored: Stored, prefix: str) -> StoredTensor:
 
 
 def _signed_bytes(path: Path, stored: Stored, prefix: str) -> StoredTensor:
-    weight = _part(path, stored, f"{prefix}.weight", ("I8",))
+    weight = find_part(path, stored, f"{prefix}.weight", ("I8",))
     name = f"{prefix}.weight_scale"
-    scales = _part(path, stored, name, _FLOAT, len(stored[name].shape) if name in stored else 2)
+    scales = find_part(path, stored, name, _FLOAT, len(stored[name].shape) if name in stored else 2)
     rows, cols = weight.shape
     size = int(np.prod(scales.shape))
     groups = 1 if size == 1 else size // rows
     if size != 1 and (scales.shape[0] != rows or groups * rows != size or len(scales.shape) > 2):
-        raise _misfit(path, prefix)
+        raise misfit(path, prefix)
     sources = [weight, scales]
     zeros = stored.get(f"{prefix}.weight_zero_point")
     if zeros is not None:
         if zeros.dtype != "I8" or zeros.shape != scales.shape:
-            raise _misfit(path, prefix)
+            raise misfit(path, prefix)
         sources.append(zeros)
 
     def spread(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -1,11 +1,12 @@
-"""gpt-oss's experts: one tensor for all experts of a layer, gate and up in turn, as floats or as MXFP4.
+"""gpt-oss's experts: one tensor for all experts of a layer, with alternating rows of gate and up, as floats or
+MXFP4.
 
     gate_up_proj [E, hidden, 2 * ff], down_proj [E, ff, hidden]        floats, transposed
     gate_up_proj_blocks [E, 2 * ff, hidden / 32, 16], .._scales [E, 2 * ff, hidden / 32], and of down_proj likewise
     gate_up_proj_bias [E, 2 * ff], down_proj_bias [E, hidden]
 
-Byte j of an MXFP4 block (https://arxiv.org/abs/2310.10537) holds values 2j and 2j + 1 here, j and j + 16 in a GGUF's,
-which has the scale before them.
+Byte j of an MXFP4 block (https://arxiv.org/abs/2310.10537) holds values 2j and 2j + 1 in a checkpoint, and values j
+and j + 16 in a GGUF, where the scale precedes them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import names as n
 from moeserve.quantization.table import MXFP4
 
+from .fp4_weights import halves_of_pairs
 from .made_tensor import Bytes, MadeTensor, bytes_of, find_tensor, numbers_of
 from .safetensors_file import StoredTensor
 
@@ -78,9 +80,7 @@ def _made_mxfp4(blocks: StoredTensor, scales: StoredTensor, rows: slice) -> Made
 
     def make() -> Bytes:
         pairs, exponents = numbers_of(blocks)[:, rows], numbers_of(scales)[:, rows]
-        codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], BLOCK)
-        packed = codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4
-        return bytes_of(np.concatenate([exponents[..., None], packed], axis=-1))
+        return bytes_of(np.concatenate([exponents[..., None], halves_of_pairs(pairs)], axis=-1))
 
     shape = (experts, len(range(out)[rows]), groups * BLOCK)
     return MadeTensor(shape, MXFP4, (blocks, scales), make)

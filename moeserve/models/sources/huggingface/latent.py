@@ -18,10 +18,10 @@ from moeserve.models.sources.gguf.metadata import MetadataValue
 from .made_tensor import MadeTensor, find_tensor, values_made
 from .safetensors_file import StoredTensor
 
-SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers of `scoring_func`
+SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers for `scoring_func`
 V2 = "deepseek_v2"  # model_type
 _SCORING = {"softmax": SOFTMAX, "sigmoid": SIGMOID}
-_CHOICES = {  # the supported values of `topk_method`, the first where there is none
+_CHOICES = {  # supported values of `topk_method`, the default first
     SIGMOID: ("noaux_tc",),
     SOFTMAX: ("greedy", "group_limited_greedy"),
 }

@@ -13,7 +13,7 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# The layers of a tower whose outputs the text model's first layers get (DeepStack): config.json's, in vision_config.
+# Layers of the vision tower whose outputs are added in the text model's first layers (DeepStack): in vision_config.
 DEEP_LAYERS = "deepstack_visual_indexes"
 _MAX_WINDOW_LAYERS = 28  # transformers' default of max_window_layers
 

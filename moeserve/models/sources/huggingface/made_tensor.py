@@ -70,13 +70,32 @@ def find_tensor(path: Path, stored: dict[str, StoredTensor], name: str, dimensio
     return tensor
 
 
+def find_part(
+    path: Path, stored: dict[str, StoredTensor], name: str, dtypes: tuple[str, ...], dimensions: int = 2
+) -> StoredTensor:
+    """Returns a tensor of one of these dtypes that is not empty. Raises ModelError."""
+    tensor = find_tensor(path, stored, name, dimensions)
+    if tensor.dtype not in dtypes or 0 in tensor.shape:
+        raise ModelError(
+            path, f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)}; {' or '.join(dtypes)} is expected"
+        )
+    return tensor
+
+
+def misfit(path: Path, prefix: str) -> ModelError:
+    """Makes the error for parts of a matrix that contradict one another."""
+    return ModelError(path, f"the parts of {prefix!r} have shapes that do not fit one another")
+
+
 def numbers_of(tensor: StoredTensor) -> npt.NDArray[Any]:
     """Returns the tensor as unsigned integers of the same width (bfloat16's for 8-bit floats, float32's for scaled
     integers), for moving values without computing."""
+    if tensor.scales is not None:
+        return dequantized(tensor)
     if tensor.packed is not None:
         values = dequantize(tensor.packed.type, tensor.packed.make())
         return values.reshape(tensor.shape).view(np.uint32)
-    return stored_numbers(tensor) if tensor.scales is None else dequantized(tensor)
+    return stored_numbers(tensor)
 
 
 def bytes_of(numbers: npt.NDArray[Any]) -> Bytes:
@@ -85,8 +104,8 @@ def bytes_of(numbers: npt.NDArray[Any]) -> Bytes:
 
 def _floats(tensor: StoredTensor) -> npt.NDArray[np.float32]:
     numbers = numbers_of(tensor)
-    if tensor.packed is not None:
+    if tensor.float_type is F32:
         return numbers.view(np.float32)
     if tensor.float_type is BF16:
         return (numbers.astype(np.uint32) << 16).view(np.float32)
-    return numbers.view({"F16": np.float16, "F32": np.float32}[tensor.dtype]).astype(np.float32)
+    return numbers.view(np.float16).astype(np.float32)

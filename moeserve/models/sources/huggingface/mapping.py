@@ -1,6 +1,9 @@
-"""How a family's checkpoints in Hugging Face's layout are read: config.json's keys and the tensors' names, in GGUF's
-language. What transformers' code of the model knows and ours does not is refused: a setting that is passed over would
-quietly change every answer."""
+"""How to read a family's checkpoints in Hugging Face's layout: maps config.json's keys and the tensor names to
+GGUF's.
+
+A setting that transformers' code of the model uses and that this code does not know is refused, because ignoring it
+would silently change every answer.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from .quantization_config import METHODS, quantization_of
 from .safetensors_file import StoredTensor
 
 HEAD_DIM = "attention.key_length"
-# May be missing, as in a GGUF: the reader of the shape has a default. HEAD_DIM's is hidden_size / num_attention_heads.
+# Keys that may be missing, as in a GGUF: the shape reader has a default. HEAD_DIM's is hidden_size /
+# num_attention_heads.
 DEFAULTED = frozenset(
     {
         HEAD_DIM,
@@ -33,63 +37,65 @@ DEFAULTED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceMapping:
-    model_type: str  # of config.json, which a file is named by
-    keys: Mapping[str, tuple[str, ...]]  # GGUF's key without the architecture: config.json's names of it
-    fixed: Mapping[str, tuple[Any, Any]]  # config.json's key: the supported value, and transformers' default
-    layer: Mapping[str, str]  # GGUF's name within a layer: the checkpoint's, behind "model.layers.N."
-    moe: Mapping[str, str] = field(default_factory=dict)  # the same of a layer with experts alone,
+    model_type: str  # config.json's `model_type`
+    keys: Mapping[str, tuple[str, ...]]  # GGUF key without the architecture -> names in config.json
+    # config.json key -> (the only supported value, transformers' default).
+    fixed: Mapping[str, tuple[Any, Any]]
+    layer: Mapping[str, str]  # GGUF name within a layer -> checkpoint's after "model.layers.N."
+    moe: Mapping[str, str] = field(default_factory=dict)  # the same, only in layers with experts
     dense: Mapping[str, str] = field(
         default_factory=dict
-    )  # and of one without: n.DENSE_LAYERS, or the first ones
-    # GGUF's keys of `keys`: transformers' value where config.json has none.
+    )  # only in layers without: n.DENSE_LAYERS, or the first
+    # Key of `keys` -> transformers' default.
     defaults: Mapping[str, bool] = field(default_factory=dict)
-    experts: Mapping[str, str] = field(default_factory=dict)  # of one expert, behind "<experts_under>.E."
-    experts_under: str = "mlp.experts"  # behind "model.layers.N."
-    optional: frozenset[str] = frozenset()  # GGUF's names of what a checkpoint may leave out
-    # Where the experts of a layer are one tensor each of gate and up in turn, and of down: behind "model.layers.N.".
+    experts: Mapping[str, str] = field(default_factory=dict)  # of one expert, after "<experts_under>.E."
+    experts_under: str = "mlp.experts"  # after "model.layers.N."
+    optional: frozenset[str] = frozenset()  # GGUF names of tensors that may be missing
+    # Prefix, after "model.layers.N.", of experts stored as one tensor with alternating rows of gate and up, and one
+    # of down.
     interleaved_experts: str | None = None
-    # A layer's tensors that are put together from others: of the folder, "model.layers.N.", the metadata and the
-    # tensors, out of which it takes them. Raises ModelError.
+    # Makes a layer's tensors from others. Arguments: the folder, "model.layers.N.", the metadata, and the stored
+    # tensors, from which it removes those it uses. Raises ModelError.
     made: (
         Callable[[Path, str, Metadata, dict[str, StoredTensor]], Iterator[tuple[str, MadeTensor]]] | None
     ) = None
-    # Tensors of no layer that follow from the metadata.
+    # Makes tensors outside the layers from the metadata.
     made_of_none: Callable[[Metadata], Iterator[tuple[str, MadeTensor]]] | None = None
-    # GGUF's names, within a layer or of none, of norms that are stored less 1.
+    # GGUF names, within a layer or outside, of norms that are stored minus 1.
     less_one: frozenset[str] = frozenset()
-    # What the names of tensors for further tokens (MTP) begin with, which are not loaded.
+    # Prefixes of the names of next-token (MTP) tensors, which are not loaded.
     skipped: tuple[str, ...] = ()
-    quantization: frozenset[str] = METHODS  # quant_method's values that are read
-    # What else is to be looked at in config.json, given with its path: raises ModelError.
+    quantization: frozenset[str] = METHODS  # supported values of quant_method
+    # A further check of config.json, given with its path. Raises ModelError.
     check: Callable[[Path, Mapping[str, Any]], None] | None = None
-    # config.json's settings, and its path, to GGUF's keys without the architecture: what follows from several settings.
-    # Raises ModelError.
+    # Derives GGUF keys, without the architecture, that depend on several settings of config.json, given with its
+    # path. Raises ModelError.
     derived: Callable[[Path, Mapping[str, Any]], dict[str, MetadataValue]] | None = None
-    # The same of RoPE, in place of what config_json.py makes of it.
+    # Derives RoPE's keys, instead of config_json.py.
     rope: Callable[[Path, Mapping[str, Any]], dict[str, MetadataValue]] | None = None
-    # YaRN's keys beside the keys that all families have: `derived` reads them.
+    # Settings of YaRN, besides those that all families have, which `derived` reads.
     rope_settings: frozenset[str] = frozenset()
-    other_model_types: tuple[str, ...] = ()  # that are read in the same way
-    # GGUF's keys without the architecture, of what no config.json says.
+    other_model_types: tuple[str, ...] = ()  # further model types that are read in the same way
+    # GGUF keys, without the architecture, that no config.json states.
     metadata: Mapping[str, bool] = field(default_factory=dict)
-    rotates_in_sections: bool = False  # mrope_section: of a text, all sections have the same positions
-    rotates_part: bool = False  # of each head: partial_rotary_factor, or rotary_dim, says how much
-    # config.json's names of how many layers, behind num_hidden_layers, are for tokens after the next one.
+    rotates_in_sections: bool = False  # mrope_section; a text's positions are equal in all sections
+    rotates_part: bool = False  # partial_rotary_factor or rotary_dim tells how much of each head
+    # config.json's names for the number of next-token layers, which follow num_hidden_layers.
     skipped_layers: tuple[str, ...] = ()
-    # model_type of a config.json whose text_config is of this one: wrapped_text.py.
+    # model_type of a config.json whose text_config has this one's: wrapped_text.py.
     wrapped_in: str | None = None
-    rope_theta: float | None = None  # where config.json has none
-    tied_by_default: bool = False  # tie_word_embeddings, where config.json does not say
-    flattened: frozenset[str] = frozenset()  # GGUF's names of vectors that are [1, n] there
+    rope_theta: float | None = None  # default, if config.json has none
+    tied_by_default: bool = False  # tie_word_embeddings, if config.json does not state it
+    flattened: frozenset[str] = frozenset()  # GGUF names of vectors that are [1, n] in checkpoints
 
     @property
     def model_types(self) -> tuple[str, ...]:
-        """The values of config.json's `model_type`, in all the forms that are read."""
+        """All supported values of config.json's `model_type`."""
         wrapped = () if self.wrapped_in is None else (self.wrapped_in,)
         return self.model_type, *self.other_model_types, *wrapped
 
 
-# What decoders share: GGUF's key, config.json's, and the name that transformers 5 writes.
+# Keys that all decoders have: GGUF's key -> config.json's name, and the name that transformers 5 writes.
 DECODER_KEYS: dict[str, tuple[str, ...]] = {
     "embedding_length": ("hidden_size",),
     "block_count": ("num_hidden_layers",),
@@ -136,13 +142,13 @@ DENSE_FFN: dict[str, str] = {
     n.of_part(n.FFN_DOWN): "mlp.down_proj.weight",
 }
 MOE_ROUTER: dict[str, str] = {n.of_part(n.FFN_GATE_INP): "mlp.gate.weight"}
-SHARED_EXPERT: dict[str, str] = {  # behind a gate
+SHARED_EXPERT: dict[str, str] = {  # with a gate
     n.of_part(n.FFN_GATE_SHEXP): "mlp.shared_expert.gate_proj.weight",
     n.of_part(n.FFN_UP_SHEXP): "mlp.shared_expert.up_proj.weight",
     n.of_part(n.FFN_DOWN_SHEXP): "mlp.shared_expert.down_proj.weight",
     n.of_part(n.FFN_GATE_INP_SHEXP): "mlp.shared_expert_gate.weight",
 }
-SHARED_EXPERTS: dict[str, str] = {  # as one, without a gate
+SHARED_EXPERTS: dict[str, str] = {  # as one feed-forward, without a gate
     n.of_part(n.FFN_GATE_SHEXP): "mlp.shared_experts.gate_proj.weight",
     n.of_part(n.FFN_UP_SHEXP): "mlp.shared_experts.up_proj.weight",
     n.of_part(n.FFN_DOWN_SHEXP): "mlp.shared_experts.down_proj.weight",
@@ -155,13 +161,14 @@ MOE_EXPERTS: dict[str, str] = {
 
 
 def renamed(names: Mapping[str, str], parts: Mapping[str, str]) -> dict[str, str]:
-    """`names` with other parts of GGUF's: a norm, say, that an architecture calls otherwise."""
+    """Returns `names` with some GGUF parts renamed, for an architecture that, say, names a norm differently."""
     ours = {n.of_part(old): n.of_part(new) for old, new in parts.items()}
     return {ours.get(name, name): theirs for name, theirs in names.items()}
 
 
 def check_settings(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) -> None:
-    """Raises ModelError for a quantised checkpoint, or a variant of the architecture that would be computed wrongly."""
+    """Raises ModelError for an unsupported quantisation, or a variant of the architecture that would be computed
+    wrongly."""
     quantization = quantization_of(path.parent, config)
     method = None if quantization is None else quantization["quant_method"]
     if quantization is not None and not (isinstance(method, str) and method in mapping.quantization):

@@ -17,9 +17,9 @@ from moeserve.quantization.table import F32
 
 from .made_tensor import MadeTensor, bytes_of
 
-SLIDING, FULL = "sliding_attention", "full_attention"  # of `layer_types`
-NOT_ROTATED = 1e30  # by which llama.cpp's converter divides the frequency of a pair that does not rotate
-_ROPES: Mapping[str, Mapping[str, Any]] = {  # transformers' own, where there is no `rope_parameters`
+SLIDING, FULL = "sliding_attention", "full_attention"  # values of `layer_types`
+NOT_ROTATED = 1e30  # llama.cpp's converter divides the frequency of an unrotated pair by this
+_ROPES: Mapping[str, Mapping[str, Any]] = {  # transformers' defaults, without `rope_parameters`
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
     FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
 }
@@ -44,7 +44,7 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         if "rope_theta" not in given:
             raise ModelError(path, f"'rope_theta' of {kind} is missing")
     full = ropes[FULL]
-    # Of the default type transformers rotates all, whatever the share says.
+    # With the default type, transformers rotates the whole head and ignores the share.
     share = full.get("partial_rotary_factor", 1.0) if full.get("rope_type") == "proportional" else 1.0
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise ModelError(path, f"'partial_rotary_factor' is {share!r}; a number up to 1 is expected")

@@ -11,16 +11,29 @@ from moeserve.models.errors import ModelError
 
 from .json_files import read_json
 
-INSTEAD = "download a GGUF file, or a folder of AWQ, GPTQ, compressed-tensors' pack-quantized or FP8"
+INSTEAD = "download a GGUF file, or a folder of AWQ, GPTQ, compressed-tensors' pack-quantized, NVFP4 or FP8"
 GPTQ, AWQ, COMPRESSED = "gptq", "awq", "compressed-tensors"
-# Matrices of 8-bit floats with scales beside them.
+# 8-bit float matrices with separate scales.
 FP8, FBGEMM, MODELOPT = "fp8", "fbgemm_fp8", "modelopt"
 METHODS = frozenset({GPTQ, AWQ, COMPRESSED, FP8, FBGEMM, MODELOPT})
 FLOATS = frozenset({COMPRESSED, FP8, FBGEMM, MODELOPT})
 _COMPRESSED_FORMATS = frozenset(
-    {"pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense", "mixed-precision"}
+    [
+        "pack-quantized",
+        "int-quantized",
+        "float-quantized",
+        "naive-quantized",
+        "dense",
+        "mixed-precision",
+        "nvfp4-pack-quantized",
+        "mxfp4-pack-quantized",
+    ]
 )
-_OLD_FILE = "quantize_config.json"  # of AutoGPTQ
+_OLD_FILE = "quantize_config.json"  # AutoGPTQ's file
+_MODELOPT_FILE = "hf_quant_config.json"
+_MODELOPT_ALGORITHMS = frozenset(
+    ["FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "MIXED_PRECISION"]
+)
 
 
 def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -33,6 +46,10 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] |
     if settings is None and (folder / _OLD_FILE).exists():
         path = folder / _OLD_FILE
         settings = {"quant_method": GPTQ} | read_json(path)
+    if settings is None and (folder / _MODELOPT_FILE).exists():
+        path = folder / _MODELOPT_FILE
+        theirs = read_json(path).get("quantization")
+        settings = {**theirs, "quant_method": MODELOPT} if isinstance(theirs, dict) else theirs
     if settings is None:
         return None
     if not isinstance(settings, dict):
@@ -92,5 +109,5 @@ def _check_compressed(path: Path, settings: Mapping[str, Any]) -> None:
 
 def _check_modelopt(path: Path, settings: Mapping[str, Any]) -> None:
     algorithm = settings.get("quant_algo")
-    if algorithm not in ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", None):
+    if algorithm is not None and (not isinstance(algorithm, str) or algorithm not in _MODELOPT_ALGORITHMS):
         raise _refuse(path, f"ModelOpt's quant_algo {algorithm!r:.60}")

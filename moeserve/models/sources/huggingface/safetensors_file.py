@@ -22,10 +22,10 @@ from moeserve.quantization.table import BF16, F32
 
 # Safetensors' names are ggml's.
 TYPES = {row.name: row for row in QUANT_TYPES.values() if not row.is_quantised}
-FP8 = "F8_E4M3"  # read as bfloat16, where there are scales
+FP8 = "F8_E4M3"  # read if it has scales
 _OTHERS = {"U8": 1, "I8": 1, FP8: 1, "I32": 4, "I64": 8}
 ITEM_BYTES = {name: row.block_bytes for name, row in TYPES.items()} | _OTHERS
-_LENGTH = struct.Struct("<Q")  # of the header, at the file's beginning
+_LENGTH = struct.Struct("<Q")  # the header's length, at the beginning of the file
 
 
 class _Entry(msgspec.Struct):
@@ -36,10 +36,10 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A matrix of integers, stored as several tensors."""
+    """A matrix of integers or small floats, stored as several tensors."""
 
     type: QuantType
-    make: Callable[[], np.ndarray[Any, np.dtype[np.uint8]]]  # its blocks: uint8 [rows, row bytes]
+    make: Callable[[], np.ndarray[Any, np.dtype[np.uint8]]]  # returns its blocks: uint8 [rows, row bytes]
     sources: tuple[StoredTensor, ...]
 
 
@@ -50,17 +50,17 @@ class StoredTensor:
     path: Path
     name: str
     shape: tuple[int, ...]
-    dtype: str  # safetensors'
+    dtype: str  # safetensors' name
     start: int
     end: int
     buffer: mmap.mmap
-    scales: StoredTensor | None = None  # of blocks of `block` rows and columns of a matrix of 8-bit floats
+    scales: StoredTensor | None = None  # of an 8-bit float matrix, per `block` of rows and columns
     block: tuple[int, int] = (0, 0)
-    packed: PackedWeight | None = None  # the shape is the matrix's, the bytes are those of its codes
+    packed: PackedWeight | None = None  # then `shape` is the matrix's, and start .. end are its codes' bytes
 
     @property
     def type(self) -> QuantType:
-        """The type as which rows are read. Raises ModelError if it is neither float nor scaled integers."""
+        """The type as which rows are read. Raises ModelError if it is neither float nor has scales."""
         return self.float_type if self.packed is None else self.packed.type
 
     @property
@@ -73,10 +73,10 @@ class StoredTensor:
     @property
     def float_type(self) -> QuantType:
         """The type as which single values are read. Raises ModelError if it is not float."""
-        if self.packed is not None:
-            return F32
         if self.scales is not None:
             return BF16
+        if self.packed is not None:
+            return F32
         if self.dtype not in TYPES:
             raise ModelError(
                 self.path,
@@ -117,7 +117,7 @@ def read_tensors(path: Path, most_header_bytes: int | None = None) -> tuple[int,
 
 def _stored(path: Path, name: str, entry: _Entry, buffer: mmap.mmap, base: int) -> StoredTensor:
     start, end = (base + offset for offset in entry.data_offsets)
-    nbytes = end - start  # of a type that is not known
+    nbytes = end - start  # for a type unknown here
     if entry.dtype in ITEM_BYTES:
         nbytes = math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
     if not (base <= start <= end <= len(buffer) and end - start == nbytes):
@@ -129,5 +129,5 @@ def stored_numbers(tensor: StoredTensor) -> npt.NDArray[Any]:
     """Returns the tensor as unsigned integers of its width, in its shape."""
     data = np.frombuffer(tensor.buffer, np.uint8, tensor.end - tensor.start, tensor.start)
     item = data.nbytes // max(1, math.prod(tensor.shape))
-    # A header of odd length leaves numbers at odd addresses, which numpy reads all the same.
+    # A header of odd length leaves numbers at odd addresses; numpy can read these.
     return data.view(f"<u{item}").reshape(tensor.shape)

@@ -13,8 +13,8 @@ from moeserve.models.errors import ModelError
 
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
 _AT_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
-_PRE_TOKENIZERS = (None, _AT_SPACES)  # where no space is left, the second cuts nothing
-_BPE = {  # of `model`: the values that are supported
+_PRE_TOKENIZERS = (None, _AT_SPACES)  # no spaces are left, so the second one splits nothing
+_BPE = {  # supported values in `model`
     "type": ("BPE",),
     "dropout": (None,),
     "continuing_subword_prefix": (None, ""),
@@ -23,7 +23,8 @@ _BPE = {  # of `model`: the values that are supported
     "ignore_merges": (None, False, True),
 }
 _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
-# Control tokens that readers of calls and thoughts must see: user-defined ones, as llama.cpp's converter has them.
+# Control tokens that parsers of tool calls and reasoning must see: user-defined, as llama.cpp's converter marks
+# them.
 _VISIBLE = frozenset(
     {
         "<|channel>",

@@ -15,7 +15,7 @@ from moeserve.models.errors import ModelError
 from .safetensors_file import StoredTensor
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_AT_ONCE = 1 << 24  # bytes that are compared
+_AT_ONCE = 1 << 24  # bytes compared at a time
 
 
 def settle_head(

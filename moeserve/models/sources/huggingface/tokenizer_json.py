@@ -22,16 +22,16 @@ from .spaced_bpe import check_spaced, is_spaced, spaced_kinds
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
 MAX_VOCAB = 1 << 22
 
-# The words are what the expression matches: kept apart, or all else left out, which is nothing.
+# The expression matches words: its matches are isolated, or everything else (nothing) is removed.
 _SPLIT_STEPS = [
     {"type": "Split", "behavior": "Isolated", "invert": False},
     {"type": "Split", "behavior": "Removed", "invert": True},
 ]
 _DIGITS_STEP = {"type": "Digits", "individual_digits": True}
 _NO_NORMALIZERS = (None, {"type": "Sequence", "normalizers": []})
-# What tokenizer.json says of offsets is of no consequence to ids.
+# tokenizer.json's settings about offsets do not affect ids.
 _BYTES_STEP = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-_BPE = {  # of `model`: the values that are supported
+_BPE = {  # supported values in `model`
     "type": ("BPE",),
     "dropout": (None,),
     "unk_token": (None,),
@@ -41,7 +41,8 @@ _BPE = {  # of `model`: the values that are supported
     "ignore_merges": (None, False, True),
 }
 _DEFAULT = "default"
-_TEMPLATE_SUFFIXES = {_DEFAULT: "", "tool_use": ".tool_use"}  # of a GGUF's key, by Hugging Face's name
+# Suffix of a GGUF's key, by Hugging Face's template name.
+_TEMPLATE_SUFFIXES = {_DEFAULT: "", "tool_use": ".tool_use"}
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 
 
@@ -127,7 +128,7 @@ def _split_of(cuts: list[dict[str, Any]], to_bytes: dict[str, Any]) -> Split | N
     if to_bytes.get("use_regex", True):
         cuts.append(_SPLIT_STEPS[0] | {"pattern": {"Regex": GPT2.expression}})
         to_bytes = to_bytes | {"use_regex": False}
-    # What a step that removes what it does not match leaves would be another text for the next.
+    # A step that removes what it does not match would change the text for the next step.
     forms = _SPLIT_STEPS if len(cuts) == 1 else _SPLIT_STEPS[:1]
     if not all(any(cut.items() >= wanted.items() for wanted in forms) for cut in cuts):
         return None

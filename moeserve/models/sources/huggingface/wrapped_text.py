@@ -11,14 +11,14 @@ from .safetensors_file import StoredTensor
 
 TEXT_CONFIG = "text_config"
 _TEXT = "model.language_model."
-_OTHERS = (  # of vision, and of sound
+_OTHERS = (  # prefixes of vision and sound tensors
     "model.visual.",
     "model.vision_tower.",
     "model.embed_vision.",
     "model.audio_tower.",
     "model.embed_audio.",
 )
-_OF_ALL = ("quantization_config", "tie_word_embeddings")  # what config.json says outside of text_config
+_OF_ALL = ("quantization_config", "tie_word_embeddings")  # settings that config.json has outside text_config
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:

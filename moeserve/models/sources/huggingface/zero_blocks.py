@@ -24,7 +24,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 class Integers:
     """A matrix in the form from which blocks are built."""
 
-    codes: Bytes  # [rows, cols * bits / 8], a row's in their order, the first in the lowest bits; unsigned
+    codes: Bytes  # unsigned [rows, cols * bits / 8], in column order from the lowest bits
     scales: npt.NDArray[Any]  # [rows, groups], float16, float32 or the bits of bfloat16
     zeros: Bytes  # [rows, groups], unsigned as the codes
 
@@ -89,7 +89,7 @@ def _blocks(kind: QuantType, shape: tuple[int, int], bits: int, integers: Intege
     assert layout is not None
     rows, cols = shape
     count = cols // kind.block_columns
-    each = count // integers.scales.shape[1]  # blocks of a group
+    each = count // integers.scales.shape[1]  # blocks per group
     out = np.empty((rows, count, kind.block_bytes), np.uint8)
     scales = _as_16_bits(integers.scales, layout.stored_scales)
     out[..., :2] = np.ascontiguousarray(scales.repeat(each, axis=1))[..., None].view(np.uint8)

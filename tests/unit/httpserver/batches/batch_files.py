@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-import openai
+import pytest
 
 from tests.support.http_harness import NAME, HttpServer, within
 
+if TYPE_CHECKING:
+    import openai
+
 CHAT = "/v1/chat/completions"
+
+
+@contextmanager
+def refused(status: int, words: str = "") -> Iterator[None]:
+    """The block ends with such an answer, whose message has the words."""
+    import openai
+
+    with pytest.raises(openai.APIStatusError) as caught:
+        yield
+    assert caught.value.status_code == status
+    assert words in str(caught.value)
 
 
 def line(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
@@ -23,6 +38,8 @@ def jsonl(lines: Iterable[dict[str, Any]]) -> bytes:
 
 
 def client_of(server: HttpServer, key: str = "none") -> openai.OpenAI:
+    import openai
+
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
 
 

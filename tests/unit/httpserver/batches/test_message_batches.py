@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from tests.support.http_harness import NAME, HttpServer, http_server, within
+
+if TYPE_CHECKING:
+    import anthropic
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +27,8 @@ def server(shared: HttpServer) -> HttpServer:
 
 @pytest.fixture
 def client(server: HttpServer) -> anthropic.Anthropic:
+    import anthropic
+
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
 
 
@@ -39,6 +43,8 @@ def ended(client: anthropic.Anthropic, batch_id: str) -> Any:
 
 
 def test_a_batch_is_answered(client: anthropic.Anthropic) -> None:
+    import anthropic
+
     asked = [item(f"r-{i}") for i in range(10)] + [item("wrong", model="claude-0"), item("bad", max_tokens=0)]
     batch = client.messages.batches.create(requests=asked)
     assert batch.processing_status == "in_progress"
@@ -59,6 +65,8 @@ def test_a_batch_is_answered(client: anthropic.Anthropic) -> None:
 
 
 def test_a_canceled_batch_says_so_of_each_request(server: HttpServer, client: anthropic.Anthropic) -> None:
+    import anthropic
+
     server.answer = lambda server, request: None
     batch = client.messages.batches.create(requests=[item(f"r-{i}") for i in range(30)])
     assert within(30, lambda: len(server.requests) > 0)
@@ -83,6 +91,8 @@ def test_a_canceled_batch_says_so_of_each_request(server: HttpServer, client: an
     ],
 )
 def test_batches_that_are_refused(client: anthropic.Anthropic, requests: Any, words: str) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.BadRequestError) as refused:
         client.messages.batches.create(requests=requests)
     assert words in str(refused.value)

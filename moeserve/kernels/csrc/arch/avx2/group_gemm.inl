@@ -1,10 +1,10 @@
-// Without VNNI. A tile is a half of the panel's rows by up to six tokens, so that its sums fit in registers and a weight
-// vector is loaded once for them.
+// Group products without VNNI. A tile is one half of the panel's rows times up to six tokens, so that its sums fit in
+// registers and each weight vector is loaded once for all of them.
 
 // A product of a quad is two int16, each the sum of two u8 x s8 products (vpmaddubsw). Products of several
-// quads are added in 16 bits before they are widened to 32 (vpmaddwd), as many as cannot overflow: an activation is
-// within 128 of 0 and a code, whatever a file's bytes, is between 0 and kMostCode, so that `quads` products are within
-// quads * 2 * 128 * kMostCode of 0. That bound is kept below for every type:
+// quads are added in 16 bits before they are widened to 32 (vpmaddwd), as many as cannot overflow. An activation is in
+// [-128, 128] and a code, whatever a file's bytes, in [0, kMostCode], so the sum over `quads` quads has a magnitude of
+// at most quads * 2 * 128 * kMostCode. It stays below 32,768 for every type:
 //   Q2_K, Q3_K                 3, 7     4 quads (of a scale)    3,072, 7,168
 //   Q4_0, Q4_1, Q4_K           15       8                       30,720
 //   MXFP4                      24       4                       24,576
@@ -15,7 +15,7 @@
 //   IQ3_S, IQ1_*               30, 18   4                       30,720, 18,432
 constexpr int kMostInt16 = 32767;
 constexpr int most_sum(int quads, int most_code) { return quads * 2 * 128 * most_code; }
-// 8, 4, 2 or 1.
+// Returns how many quads' products fit in 16 bits: 8, 4, 2 or 1.
 constexpr int quads_in_16_bits(int most_code) {
   int quads = 8;
   while (quads > 1 && most_sum(quads, most_code) > kMostInt16) quads /= 2;
@@ -24,11 +24,11 @@ constexpr int quads_in_16_bits(int most_code) {
 static_assert(quads_in_16_bits(15) == 8 && quads_in_16_bits(24) == 4 && quads_in_16_bits(31) == 4 &&
               quads_in_16_bits(63) == 2);
 
-// Codes of 8 bits would overflow already within a quad: they are multiplied as two nibbles, 16 * high + low.
+// 8-bit codes would overflow within a single quad: they are multiplied as two nibbles, 16 * high + low.
 template <class F>
 constexpr bool kNibbles = most_sum(1, F::kMostCode) > kMostInt16;
 
-// Sums over quads From..To-1 of the quad's codes, which `codes(Quad<Q>)` gives.
+// Sums over quads From..To-1 the products with the codes that `codes(Quad<Q>)` returns.
 template <int MostCode, int From, int To, int N, class Codes>
 inline void dot_quads(const Codes& codes, const int8_t* const (&x)[N], VI (&sums)[N]) {
   constexpr int run = std::min(To - From, quads_in_16_bits(MostCode));
@@ -72,7 +72,7 @@ inline void broadcast_quads(const int8_t* const (&x)[N], int q, __m256i (&four)[
   for (int t = 0; t < N; ++t) four[t] = broadcast_quad(x[t] + 4 * q).lo;
 }
 
-// Adds a quad's products with w to sums of 16 bits, or begins them.
+// Adds a quad's products with w to 16-bit sums, or starts them.
 template <bool First, int N>
 inline void add_products(const VB& w, const __m256i (&four)[N], __m256i (&lo)[N], __m256i (&hi)[N]) {
   __m256i w_lo = w.lo, w_hi = w.hi;
@@ -86,7 +86,8 @@ inline void add_products(const VB& w, const __m256i (&four)[N], __m256i (&lo)[N]
   }
 }
 
-// The sums of codes of 8 bits, whose quads' nibbles `low` and `high` give. Both at once: an activation is loaded once.
+// The sums for 8-bit codes, whose nibbles `low` and `high` return. Both at once, so that each activation is loaded
+// once.
 template <int From, int To, int N, class Low, class High>
 inline void dot_nibbles(const Low& low, const High& high, const int8_t* const (&x)[N], VI (&sums)[N]) {
   static_assert(most_sum(To - From, 15) <= kMostInt16);
@@ -104,8 +105,7 @@ inline void dot_nibbles(const Low& low, const High& high, const int8_t* const (&
   }
 }
 
-// The codes of a group of 32 columns of a half, unpacked where they are used: for so few tokens that storing them
-// would cost more.
+// The codes of one half's group of 32 columns, unpacked at each use: for few tokens, storing them would cost more.
 template <class F>
 struct PackedCodes {
   const uint8_t* p;
@@ -122,7 +122,7 @@ struct PackedCodes {
   }
 };
 
-// The same, unpacked once.
+// The same, unpacked once and stored.
 template <class F>
 struct UnpackedCodes {
   static constexpr int kBytes = 64;
@@ -152,17 +152,17 @@ struct UnpackedCodes {
   }
 };
 
-// Where N tokens' group begins.
+// Pointers to where the group begins in N tokens' activations.
 template <int N>
 inline void group_of(const void* const* rows, int64_t group, const int8_t* (&x)[N]) {
 #pragma GCC unroll 6
   for (int t = 0; t < N; ++t) {
     x[t] = static_cast<const int8_t*>(rows[t]) + 32 * group;
-    asm("" : "+r"(x[t]));  // else GCC adds the pointers in a vector and takes them out again
+    asm("" : "+r"(x[t]));  // keeps the pointers apart: GCC would add them in a vector and extract them again
   }
 }
 
-// N tokens, one half: adds to their 16 accumulators each, kPanelRows apart from `out` on.
+// N tokens, one half: adds to each token's 16 accumulators; tokens are kPanelRows apart from `out` on.
 template <class F, int N, class Codes>
 inline void token_tile(const Codes& w, const Scales& s, const void* const* rows, int64_t cols, int64_t group,
                        float* out) {
@@ -181,8 +181,7 @@ inline void token_tile(const Codes& w, const Scales& s, const void* const* rows,
   }
 }
 
-// A function by itself, with all it calls within: GCC then has all registers for the tile's sums, which it would share with
-// what the caller has made ready.
+// A separate function with everything inlined into it, so that GCC has all registers for the tile's sums.
 template <class F, int N, class Codes>
 [[gnu::noinline, gnu::flatten]] void token_tile_apart(const Codes& w, const Scales& s,
                                                       const void* const* rows, int64_t cols, int64_t group,
@@ -190,7 +189,7 @@ template <class F, int N, class Codes>
   token_tile<F, N>(w, s, rows, cols, group, out);
 }
 
-// n tokens in tiles of N and of fewer.
+// n tokens, in tiles of N tokens and a smaller last one.
 template <class F, int N, class Codes>
 inline void token_tiles(const Codes& w, const Scales& s, const void* const* rows, int64_t cols, int64_t group,
                         int n, float* out) {
@@ -202,11 +201,11 @@ inline void token_tiles(const Codes& w, const Scales& s, const void* const* rows
   }
 }
 
-// Of a type with two sums a token, and of the others: how many tokens' sums the registers hold.
+// Number of tokens whose sums fit in registers: for types with two sums per token, and for the others.
 template <class F>
 constexpr int kTile = F::kSplit || kNibbles<F> ? 2 : 6;
-// Up to how many tokens codes are unpacked again for each tile, which is quicker than storing them: of plain nibbles up to
-// eight, of nibbles that are looked up for one tile of four; of a codebook's entries never.
+// Up to this many tokens, unpacking codes again for each tile is faster than storing them: plain nibbles up to eight
+// tokens, nibbles with a table up to one tile of four, codebook entries never.
 template <class F>
 constexpr int kMostUnpackedAgain = F::type.has_book()                       ? 0
                                    : kTile<F> == 2 || F::type.high.bits > 0 ? 2
@@ -244,11 +243,11 @@ template <class F>
   }
 }
 
-// Panels of types whose blocks have 32 columns are computed in one loop: a call for each block would be a third of so small a
-// block's time (docs/results/cpu-engine.md).
+// Panels of types with blocks of 32 columns are computed in one loop: a call per block would take a third of such a
+// small block's time (docs/results/cpu-engine.md).
 
-// N tokens, few enough for one tile. What both halves need of a token is made once; the scales are read when the products
-// are summed, whose registers they would take.
+// N tokens, few enough for one tile. What both halves need of a token is computed once. Scales are read only when the
+// products are summed, because the products need the registers.
 template <class F, int N>
 [[gnu::noinline, gnu::flatten]] void panel_of_few(const uint8_t* panel, const uint8_t* end,
                                                   const uint8_t* next, int64_t cols, const void* const* rows,
@@ -275,7 +274,7 @@ template <class F, int N>
   }
 }
 
-// n tokens in tiles of N and of fewer.
+// n tokens, in tiles of N tokens and a smaller last one.
 template <class F, int N>
 inline void inner_tiles(const UnpackedCodes<F>& w, const Scales& s, const void* const* rows, int64_t cols,
                         int64_t group, int n, float* out) {
@@ -303,7 +302,7 @@ template <class F>
   }
 }
 
-// False: the type's blocks are larger.
+// Returns false if the type's blocks are larger.
 template <class F>
 inline bool panel_gemm(const uint8_t* panel, const uint8_t* end, const uint8_t* next, int64_t cols,
                        const void* const* rows, int n, float* out) {

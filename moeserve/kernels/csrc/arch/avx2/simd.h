@@ -1,10 +1,11 @@
-// The vector vocabulary of the kernels, AVX2 + FMA + F16C: every 512-bit value is two halves.
+// The vector types and functions that the kernels use, for AVX2 + FMA + F16C: every 512-bit value is two halves.
 
 #include "arch/x86.h"
 
-constexpr int kSumsInRegisters = 4;  // VF or VI that a kernel adds to: each takes two of the 16 registers
-constexpr int kStateRows = 1;        // rows of a DeltaNet state at once: four chains of additions
-constexpr int kRowLanes = 8;         // floats to a vector of sampling/row_passes.inl
+constexpr int kSumsInRegisters =
+    4;                         // accumulators (VF or VI) of a kernel; each takes two of the 16 registers
+constexpr int kStateRows = 1;  // rows of a DeltaNet state processed together: four chains of additions
+constexpr int kRowLanes = 8;   // floats per vector in sampling/row_passes.inl
 
 struct VF {
   __m256 lo, hi;
@@ -71,9 +72,10 @@ inline VI broadcast_quad(const int8_t* p) {
   __builtin_memcpy(&x, p, 4);
   return set_i(x);
 }
-// Has both computed here: GCC puts off a chain of additions to where its end is used, and keeps all summands in memory.
+// Makes GCC compute both values here. Otherwise it moves a chain of additions to where the result is used, and keeps
+// all summands in memory.
 inline void compute_now(__m256i& a, __m256i& b) { asm("" : "+x"(a), "+x"(b)); }
-// 32 int16: a lane's two against the pair.
+// Loads 32 int16: two per lane.
 inline VI load_pairs(const int16_t* p) {
   const auto* v = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
@@ -85,7 +87,7 @@ inline VI dot2(VI acc, VI a, VI pair) {
   compute_now(acc.lo, acc.hi);
   return acc;
 }
-// Of each lane's four int8, the first and third, or second and fourth, to int16.
+// Widens to int16 the first and third of each lane's four int8 (even), or the second and fourth (odd).
 inline void store_odd_bytes(int16_t* p, VB a) {
   auto* v = reinterpret_cast<__m256i*>(p);
   _mm256_storeu_si256(v, _mm256_srai_epi16(a.lo, 8));
@@ -94,7 +96,7 @@ inline void store_odd_bytes(int16_t* p, VB a) {
 inline void store_even_bytes(int16_t* p, VB a) {
   store_odd_bytes(p, {_mm256_slli_epi16(a.lo, 8), _mm256_slli_epi16(a.hi, 8)});
 }
-// Two rows of 16 int8 in turn, to int16.
+// Interleaves two rows of 16 int8, widened to int16.
 inline void store_byte_pairs(int16_t* p, const uint8_t* a, const uint8_t* b) {
   const __m128i x = load_128(a), y = load_128(b);
   auto* v = reinterpret_cast<__m256i*>(p);
@@ -141,7 +143,7 @@ inline void store_i8(int8_t* p, VF rounded) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm_packs_epi16(narrow_8(rounded.lo), narrow_8(rounded.hi)));
 }
-inline void store_i16(int16_t* p, VF a, VF b) {  // 32, rounded to even and cut to what fits
+inline void store_i16(int16_t* p, VF a, VF b) {  // stores 32 int16, rounded to even and saturated
   const VF both[2] = {a, b};
   for (int i = 0; i < 2; ++i) {
     const __m256i x = _mm256_packs_epi32(_mm256_cvtps_epi32(both[i].lo), _mm256_cvtps_epi32(both[i].hi));
@@ -165,7 +167,7 @@ inline VB shl_b(VB a) {
   return {_mm256_slli_epi16(a.lo, N), _mm256_slli_epi16(a.hi, N)};
 }
 inline VB add_b(VB a, VB b) { return {_mm256_add_epi8(a.lo, b.lo), _mm256_add_epi8(a.hi, b.hi)}; }
-// Which third of 0..255 a byte is in: 0, 1 or 2.
+// Returns which third of 0..255 each byte is in: 0, 1 or 2.
 inline __m256i third_of_256(__m256i bytes) {
   auto at_least = [bytes](int least) {
     return _mm256_cmpeq_epi8(_mm256_max_epu8(bytes, _mm256_set1_epi8(static_cast<char>(least))), bytes);
@@ -174,7 +176,7 @@ inline __m256i third_of_256(__m256i bytes) {
 }
 inline VB third_of_256(VB a) { return {third_of_256(a.lo), third_of_256(a.hi)}; }
 inline VB as_bytes(VI a) { return {a.lo, a.hi}; }
-// Loads one by one, which are quicker than gathers (docs/results/cpu-engine.md).
+// Table look-up by single loads, which are faster than gathers (docs/results/cpu-engine.md).
 struct Lanes {
   alignas(32) uint32_t at[16];
   explicit Lanes(VI index) {
@@ -195,7 +197,7 @@ inline VB gather(const uint32_t* table, VI index) {
   };
   return {eight(0), eight(8)};
 }
-// Pair `index` of the table's words, for each lane: its first and its second word.
+// Returns for each lane pair `index` of the table's words: its first and its second word.
 inline __m128i two_pairs(const uint32_t* table, uint32_t a, uint32_t b) {
   const auto* second = reinterpret_cast<const __m64*>(table + 2 * b);
   return _mm_castps_si128(_mm_loadh_pi(_mm_castsi128_ps(load_64(table + 2 * a)), second));
@@ -236,7 +238,7 @@ inline void store_b(uint8_t* p, VB a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
 }
-// 8 rows of 32 bytes: row r's 32-bit word v becomes word r of out[v].
+// Transposes 8 rows of 32 bytes: 32-bit word v of row r becomes word r of out[v].
 inline void transpose_8(const uint8_t* rows, size_t stride, __m256i (&out)[8]) {
   __m256i a[8], b[8];
   for (int i = 0; i < 8; ++i) a[i] = load_256(rows + i * stride);
@@ -255,7 +257,7 @@ inline void transpose_8(const uint8_t* rows, size_t stride, __m256i (&out)[8]) {
     out[i + 4] = _mm256_permute2x128_si256(a[i], a[i + 4], 0x31);
   }
 }
-// Row r's 32-bit word v, for 16 rows of 64 bytes, becomes word r of out[v].
+// Transposes 16 rows of 64 bytes: 32-bit word v of row r becomes word r of out[v].
 inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
   for (int part = 0; part < 2; ++part) {
     __m256i lo[8], hi[8];
@@ -265,6 +267,6 @@ inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
   }
 }
 
-// See simd.h for the order.
+// Adds in the order that arch/plain/simd.h gives.
 inline float reduce_add(VF a) { return reduce_8(_mm256_add_ps(a.lo, a.hi)); }
 inline float reduce_max(VF a) { return reduce_max_8(_mm256_max_ps(a.lo, a.hi)); }

@@ -1,4 +1,4 @@
-// Compiled with this instruction set's flags (CMakeLists.txt).
+// Compiled with the flags of this instruction set (CMakeLists.txt).
 #define MOESERVE_SIMD "arch/avx512/simd.h"
 #define MOESERVE_GROUP_GEMM "arch/shared/group_gemm_by_token.inl"
 #define MOESERVE_TOKEN_GROUP [[gnu::always_inline]] inline

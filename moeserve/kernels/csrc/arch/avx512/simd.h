@@ -1,11 +1,11 @@
-// The vector vocabulary of the kernels, AVX-512 (F, BW, DQ, VL, VNNI). Included by simd.h inside an anonymous
-// namespace: each ISA's translation unit has its own copy, so no two can be linked into one another.
+// The vector types and functions that the kernels use, for AVX-512 (F, BW, DQ, VL, VNNI). arch/simd.h includes it
+// inside an anonymous namespace, so each ISA's translation unit has its own copy and the linker cannot merge them.
 
 #include "arch/x86.h"
 
-constexpr int kSumsInRegisters = 16;  // VF or VI that a kernel adds to
-constexpr int kStateRows = 2;         // rows of a DeltaNet state at once: eight chains of additions
-constexpr int kRowLanes = 16;         // floats to a vector of sampling/row_passes.inl
+constexpr int kSumsInRegisters = 16;  // accumulators (VF or VI) of a kernel
+constexpr int kStateRows = 2;  // rows of a DeltaNet state processed together: eight chains of additions
+constexpr int kRowLanes = 16;  // floats per vector in sampling/row_passes.inl
 
 struct VF {  // 16 float32
   __m512 v;
@@ -53,36 +53,36 @@ inline VF blend_less(VF a, VF b, VF yes, VF no) {  // a < b ? yes : no
 }
 
 inline VI set_i(int x) { return {_mm512_set1_epi32(x)}; }
-inline VI broadcast_quad(const int8_t* p) {  // 4 activations in every lane
+inline VI broadcast_quad(const int8_t* p) {  // broadcasts 4 activations to every lane
   int32_t x;
   __builtin_memcpy(&x, p, 4);
   return {_mm512_set1_epi32(x)};
 }
 inline VI dot4(VI acc, VB weights, VI quad) { return {_mm512_dpbusd_epi32(acc.v, weights.v, quad.v)}; }
-// 32 int16: a lane's two against the pair.
+// Loads 32 int16: two per lane.
 inline VI load_pairs(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
 inline VI broadcast_pair(const int16_t* p) { return broadcast_quad(reinterpret_cast<const int8_t*>(p)); }
 inline VI dot2(VI acc, VI a, VI pair) { return {_mm512_dpwssd_epi32(acc.v, a.v, pair.v)}; }
-// Of each lane's four int8, the first and third, or second and fourth, to int16.
+// Widens to int16 the first and third of each lane's four int8 (even), or the second and fourth (odd).
 inline void store_even_bytes(int16_t* p, VB a) {
   _mm512_storeu_si512(p, _mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8));
 }
 inline void store_odd_bytes(int16_t* p, VB a) { _mm512_storeu_si512(p, _mm512_srai_epi16(a.v, 8)); }
-// Two rows of 16 int8 in turn, to int16.
+// Interleaves two rows of 16 int8, widened to int16.
 inline void store_byte_pairs(int16_t* p, const uint8_t* a, const uint8_t* b) {
   const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a));
   const __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
   const __m256i pairs = _mm256_set_m128i(_mm_unpackhi_epi8(x, y), _mm_unpacklo_epi8(x, y));
   _mm512_storeu_si512(p, _mm512_cvtepi8_epi16(pairs));
 }
-inline void store_i16(int16_t* p, VF a, VF b) {  // 32, rounded to even and cut to what fits
+inline void store_i16(int16_t* p, VF a, VF b) {  // stores 32 int16, rounded to even and saturated
   auto* v = reinterpret_cast<__m256i*>(p);
   _mm256_storeu_si256(v, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a.v)));
   _mm256_storeu_si256(v + 1, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(b.v)));
 }
 inline VF as_float(VI bits) { return {_mm512_castsi512_ps(bits.v)}; }
 inline VF to_float(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
-inline VI load_u8(const uint8_t* p) {  // 16 bytes to 16 lanes
+inline VI load_u8(const uint8_t* p) {  // widens 16 bytes to 16 lanes
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 inline VI load_i8(const uint8_t* p) {
@@ -103,7 +103,7 @@ template <int N>
 inline VI shl_i(VI a) {
   return {_mm512_slli_epi32(a.v, N)};
 }
-// 16 lanes in [-128, 127] to 16 bytes.
+// Stores 16 lanes in [-128, 127] as 16 bytes.
 inline void store_i8(int8_t* p, VF rounded) {
   const __m128i b = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(rounded.v));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), b);
@@ -114,7 +114,7 @@ inline VB and_b(VB a, uint8_t mask) {
   return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(mask)))};
 }
 inline VB or_b(VB a, VB b) { return {_mm512_or_si512(a.v, b.v)}; }
-template <int N>  // the bits that cross a byte border are garbage: mask afterwards
+template <int N>  // bits that cross a byte boundary are garbage: mask the result
 inline VB shr_b(VB a) {
   return {_mm512_srli_epi16(a.v, N)};
 }
@@ -123,7 +123,7 @@ inline VB shl_b(VB a) {
   return {_mm512_slli_epi16(a.v, N)};
 }
 inline VB add_b(VB a, VB b) { return {_mm512_add_epi8(a.v, b.v)}; }
-// Which third of 0..255 a byte is in: 0, 1 or 2.
+// Returns which third of 0..255 each byte is in: 0, 1 or 2.
 inline VB third_of_256(VB a) {
   auto at_least = [a](int least) {
     return _mm512_cmpge_epu8_mask(a.v, _mm512_set1_epi8(static_cast<char>(least)));
@@ -133,7 +133,7 @@ inline VB third_of_256(VB a) {
 }
 inline VB as_bytes(VI a) { return {a.v}; }
 inline VB gather(const uint32_t* table, VI index) { return {_mm512_i32gather_epi32(index.v, table, 4)}; }
-// Pair `index` of the table's words, for each lane: its first and its second word.
+// Returns for each lane pair `index` of the table's words: its first and its second word.
 inline void gather_pairs(const uint32_t* table, VI index, VB& first, VB& second) {
   first = gather(table, shl_i<1>(index));
   second = gather(table + 1, shl_i<1>(index));
@@ -152,7 +152,7 @@ inline VB lookup(const uint8_t* table16, VB index) {
   return {_mm512_shuffle_epi8(t, index.v)};
 }
 inline void store_b(uint8_t* p, VB a) { _mm512_storeu_si512(p, a.v); }
-// Row r's 32-bit word v, for 16 rows of 64 bytes, becomes word r of out[v].
+// Transposes 16 rows of 64 bytes: 32-bit word v of row r becomes word r of out[v].
 inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
   __m512i a[16], b[16];
   for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows + i * stride);
@@ -178,7 +178,7 @@ inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
   }
 }
 
-// See simd.h for the order.
+// Adds in the order that arch/plain/simd.h gives.
 inline __m256 upper_half(VF a) { return _mm512_extractf32x8_ps(a.v, 1); }
 inline float reduce_add(VF a) { return reduce_8(_mm256_add_ps(_mm512_castps512_ps256(a.v), upper_half(a))); }
 inline float reduce_max(VF a) {

@@ -1,9 +1,9 @@
-// The vector vocabulary of the kernels in plain C++, over the compiler's generic vectors: for any CPU, and as
-// the readable specification of what the other two must do.
+// The vector types and functions that the kernels use, in plain C++ with the compiler's generic vectors: for any CPU,
+// and as the readable specification of the other instruction sets.
 
-constexpr int kSumsInRegisters = 8;  // VF or VI that a kernel adds to
-constexpr int kStateRows = 1;        // rows of a DeltaNet state at once: four chains of additions
-constexpr int kRowLanes = 4;         // floats to a vector of sampling/row_passes.inl
+constexpr int kSumsInRegisters = 8;  // accumulators (VF or VI) of a kernel
+constexpr int kStateRows = 1;        // rows of a DeltaNet state processed together: four chains of additions
+constexpr int kRowLanes = 4;         // floats per vector in sampling/row_passes.inl
 
 typedef float F16x __attribute__((vector_size(64)));
 typedef int32_t I16x __attribute__((vector_size(64)));
@@ -38,7 +38,7 @@ inline VF mul(VF a, VF b) { return {a.v * b.v}; }
 inline VF div(VF a, VF b) { return {a.v / b.v}; }
 inline VF max(VF a, VF b) { return {a.v > b.v ? a.v : b.v}; }
 inline VF min(VF a, VF b) { return {a.v < b.v ? a.v : b.v}; }
-inline VF abs(VF a) { return {a.v <= 0 ? 0.0f - a.v : a.v}; }  // of -0, 0
+inline VF abs(VF a) { return {a.v <= 0 ? 0.0f - a.v : a.v}; }  // abs(-0) is +0
 inline VF fma(VF a, VF b, VF c) { return {a.v * b.v + c.v}; }
 inline VF fnma(VF a, VF b, VF c) { return {c.v - a.v * b.v}; }
 inline VF load_half(const uint16_t* p) {
@@ -92,7 +92,7 @@ inline VI dot4(VI acc, VB w, VI x) {
   }
   return acc;
 }
-// 32 int16: a lane's two against the pair.
+// Loads 32 int16: two per lane.
 inline VI load_pairs(const int16_t* p) {
   VI r;
   __builtin_memcpy(&r, p, 64);
@@ -106,18 +106,19 @@ inline VI dot2(VI acc, VI a, VI pair) {
   for (int i = 0; i < 32; ++i) acc.v[i / 2] += x[i] * y[i];
   return acc;
 }
-// Of each lane's four int8, the first and third, or second and fourth, to int16.
+// Widens to int16 the first and third of each lane's four int8 (even), or the second and fourth (odd).
 inline void store_even_bytes(int16_t* p, VB a) {
   for (int i = 0; i < 32; ++i) p[i] = static_cast<int8_t>(a.v[2 * i]);
 }
 inline void store_odd_bytes(int16_t* p, VB a) {
   for (int i = 0; i < 32; ++i) p[i] = static_cast<int8_t>(a.v[2 * i + 1]);
 }
-// Two rows of 16 int8 in turn, to int16.
+// Interleaves two rows of 16 int8, widened to int16.
 inline void store_byte_pairs(int16_t* p, const uint8_t* a, const uint8_t* b) {
   for (int i = 0; i < 32; ++i) p[i] = static_cast<int8_t>((i % 2 ? b : a)[i / 2]);
 }
-inline void store_i16(int16_t* p, VF a, VF b) {  // 32, rounded to even and cut to what fits; of NaN, 0
+inline void store_i16(int16_t* p, VF a,
+                      VF b) {  // stores 32 int16, rounded to even and saturated; NaN becomes 0
   for (int i = 0; i < 32; ++i) {
     const float x = __builtin_nearbyintf(i < 16 ? a.v[i] : b.v[i - 16]);
     p[i] = x == x ? static_cast<int16_t>(std::clamp(x, -32768.0f, 32767.0f)) : int16_t{0};
@@ -148,7 +149,7 @@ inline VI load_i(const void* p) {
   __builtin_memcpy(&r, p, 64);
   return r;
 }
-// float16 bits in the lanes.
+// Converts float16 bits in the lanes to float32.
 inline VF half_bits(VI a) {
   return each([a](int i) { return half_to_float(static_cast<uint16_t>(a.v[i])); });
 }
@@ -164,7 +165,9 @@ inline VI shl_i(VI a) {
 inline void store_i8(int8_t* p, VF rounded) {
   for (int i = 0; i < 16; ++i) {
     const float x = rounded.v[i];
-    p[i] = static_cast<int8_t>(x > 127 ? 127 : x > -128 ? x : -128);  // NaN goes to -128, as a cast would not
+    p[i] = static_cast<int8_t>(x > 127    ? 127
+                               : x > -128 ? x
+                                          : -128);  // NaN becomes -128; a cast would be undefined
   }
 }
 
@@ -184,7 +187,7 @@ inline VB shl_b(VB a) {
   return {a.v << N};
 }
 inline VB add_b(VB a, VB b) { return {a.v + b.v}; }
-// Which third of 0..255 a byte is in: 0, 1 or 2.
+// Returns which third of 0..255 each byte is in: 0, 1 or 2.
 inline VB third_of_256(VB a) {
   for (int i = 0; i < 64; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] * 3 >> 8);
   return a;
@@ -194,17 +197,18 @@ inline VB as_bytes(VI a) {
   __builtin_memcpy(&r, &a, 64);
   return r;
 }
-// Word `index` of the table, for each lane.
+// Returns for each lane word `index` of the table.
 inline VB gather(const uint32_t* table, VI index) {
   for (int i = 0; i < 16; ++i) index.v[i] = static_cast<int32_t>(table[index.v[i]]);
   return as_bytes(index);
 }
-// Pair `index` of the table's words, for each lane: its first and its second word.
+// Returns for each lane pair `index` of the table's words: its first and its second word.
 inline void gather_pairs(const uint32_t* table, VI index, VB& first, VB& second) {
   first = gather(table, shl_i<1>(index));
   second = gather(table + 1, shl_i<1>(index));
 }
-// zero + or - each byte: of a lane's four, minus where the bits 0..3 (Nibble 0) or 4..7 of byte Byte of its word are set.
+// Returns `zero` plus or minus each byte of a lane's four: minus where bits 0..3 (Nibble 0) or 4..7 of byte `Byte` of
+// the lane's sign word are set.
 template <int Byte, int Nibble>
 inline VB with_signs(VB bytes, VI words, uint8_t zero) {
   for (int i = 0; i < 64; ++i) {
@@ -219,7 +223,7 @@ inline VB lookup(const uint8_t* table16, VB index) {
   return r;
 }
 inline void store_b(uint8_t* p, VB a) { __builtin_memcpy(p, &a, 64); }
-// Row r's 32-bit word v, for 16 rows of 64 bytes, becomes word r of out[v].
+// Transposes 16 rows of 64 bytes: 32-bit word v of row r becomes word r of out[v].
 inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
   for (int v = 0; v < 16; ++v) {
     for (int r = 0; r < 16; ++r)
@@ -227,7 +231,7 @@ inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
   }
 }
 
-// Across lanes in one fixed order, the same on every ISA: halves, quarters, pairs, neighbours.
+// Adds across lanes in one fixed order, the same on every ISA: halves, quarters, pairs, neighbours.
 inline float reduce_add(VF a) {
   for (int width = 8; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) a.v[i] += a.v[i + width];

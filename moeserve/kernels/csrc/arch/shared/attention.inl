@@ -1,9 +1,9 @@
-// Attention of many query vectors against one block of 32 keys, lanes = keys for the scores and lanes = head
-// dimension for the values. A query's arithmetic is the same alone, in a tile, in prefill and in decode:
-// blocks come in the order of positions, each query has its own accumulators, masked keys add exact zeros.
+// Attention of many query vectors to one block of 32 keys. Lanes are keys for the scores, and head dimensions for the
+// values. A query's arithmetic is the same alone, in a tile, in prefill and in decode: blocks come in order of
+// positions, each query has its own accumulators, and masked keys add exact zeros.
 
 constexpr int kBlockKeys = 32;
-// Vectors of 16 keys, and of 16 dimensions of values, whose sums with four queries have room in the registers.
+// Vectors of 16 keys, and of 16 value dimensions, whose sums with four queries fit in the registers.
 constexpr int kKeysTogether = std::min(2, kSumsInRegisters / 4), kVectorsTogether = kSumsInRegisters / 4;
 
 void gather_keys(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim, float* out) {
@@ -31,10 +31,10 @@ void gather_values(const uint16_t* base, int64_t stride, const int32_t* slots, i
   if (count < kBlockKeys) std::memset(out + count * dim, 0, sizeof(float) * dim * (kBlockKeys - count));
 }
 
-// Scores of 16 * KEYS keys for N queries.
+// Computes the scores of 16 * KEYS keys for N queries.
 template <int N, int KEYS>
 inline void scores(const float* const* queries, const float* keys, int dim, float* out, Upcoming& upcoming) {
-  upcoming.ask();  // within the loop, GCC would keep the sums in memory
+  upcoming.ask();  // outside the loop: inside it, GCC would keep the sums in memory
   VF acc[N][KEYS];
   for (auto& a : acc) {
     for (VF& x : a) x = zero_f();
@@ -59,8 +59,8 @@ inline void score_floats(const float* const* queries, const float* keys, int dim
     scores<N, kKeysTogether>(queries, keys + key, dim, out + key, upcoming);
 }
 
-// Scores to probabilities relative to the running maximum; gives the factor for what came before. N queries at a
-// time, so that their chains of dependent steps overlap.
+// Turns scores into probabilities relative to the running maximum, and returns the factor for the earlier sums. N
+// queries at a time, so that their dependency chains overlap.
 template <int N>
 inline void update_softmax(float* const* scores, const int* first, const int* end, Softmax* const* states,
                            float* factors) {
@@ -123,7 +123,7 @@ inline void weigh(float* const* p, const float* factor, const float* values, int
   }
 }
 
-// A block's values [32][dim] as float32; q8_0's are in attention_q8.inl.
+// A block's values as float32, [32][dim]; attention_q8.inl has the q8_0 form.
 struct FloatValues {
   const float* rows;
   int dim;
@@ -140,7 +140,7 @@ struct FloatValues {
   }
 };
 
-// One block for n queries whose scores are known: [n][32], overwritten.
+// Attends one block for n queries whose scores are known: [n][32], overwritten.
 template <class Values>
 inline void attend_scored(float* scored, const int* first, const int* end, int n, const Values& values,
                           Softmax* state, float* acc, Upcoming& upcoming) {
@@ -169,7 +169,7 @@ inline void attend_scored(float* scored, const int* first, const int* end, int n
   }
 }
 
-// Scores of n queries with a block's keys: [n][32].
+// Computes the scores of n queries with a block's keys: [n][32].
 inline void score_all(const float* const* queries, int n, const float* keys, int dim, float* out,
                       Upcoming& upcoming) {
   int q = 0;

@@ -1,12 +1,12 @@
-// Attention over a q8_0 cache, in integer products of int8 codes and int16, both with a scale for each 32 columns. For the
-// scores those are the query; for the values, the block's weights: a key's probability times its value's scale. A query's
-// arithmetic is as fixed as in attention.inl: its weights are scaled by what it sees itself.
+// Attention over a q8_0 cache, by integer products of int8 codes and int16, both with a scale per 32 columns. For the
+// scores, the int16 are the query. For the values, they are the block's weights: a key's probability times its value's
+// scale. A query's arithmetic is fixed as in attention.inl: its weights are scaled by the keys that it sees itself.
 
 constexpr int kLargestCode = 127;
 constexpr float kLargestWeight = 32767.0f;
 constexpr int kScalesTogether = 4;
 
-// Like `quantize`, but the codes are of the scale as it is kept, which float16 has rounded.
+// Like `quantize`, but the codes are relative to the stored scale, which float16 has rounded.
 void quantize_kv(const float* x, int n, int8_t* codes, uint16_t* scales) {
   for (int g = 0; g < n / 32; ++g, x += 32) {
     const VF a = load_f(x), b = load_f(x + 16);
@@ -26,7 +26,8 @@ void quantize_kv(const float* x, int n, int8_t* codes, uint16_t* scales) {
 }
 
 void quantize_query(const float* x, int dim, QueryRow row) {
-  constexpr int kOrder[4] = {0, 2, 1, 3};  // in which even and odd bytes of four key codes come
+  constexpr int kOrder[4] = {0, 2, 1,
+                             3};  // order of a quad's four key codes after splitting even and odd bytes
   for (int g = 0; g < dim / 32; ++g, x += 32) {
     const VF a = load_f(x), b = load_f(x + 16);
     const float largest = reduce_max(max(abs(a), abs(b)));
@@ -43,7 +44,8 @@ void quantize_query(const float* x, int dim, QueryRow row) {
   }
 }
 
-// Scales of `groups` groups of columns from `first` on, of all keys: [32][groups], zero from `count` on. groups <= 4.
+// Gathers the scales of `groups` column groups from `first` on, of all keys: [32][groups], zero from `count` on. groups
+// <= 4.
 inline void gather_scales(const Q8Rows& rows, const int32_t* slots, int count, int first, int groups,
                           float* out) {
   alignas(64) uint16_t halves[kBlockKeys * kScalesTogether] = {};
@@ -55,7 +57,7 @@ inline void gather_scales(const Q8Rows& rows, const int32_t* slots, int count, i
   for (int i = 0; i < kBlockKeys * groups; i += 16) store_f(out + i, load_half(halves + i));
 }
 
-// The same of a whole head: [dim / 32][32 keys].
+// The same for a whole head: [dim / 32][32 keys].
 inline void gather_scales_by_group(const Q8Rows& rows, const int32_t* slots, int count, int dim, float* out) {
   alignas(64) float by_key[kBlockKeys * kScalesTogether];
   for (int first = 0; first < dim / 32; first += kScalesTogether) {
@@ -112,7 +114,7 @@ void gather_values_q8(const Q8Rows& rows, const int32_t* slots, int count, int d
   gather_scales_by_group(rows, slots, count, dim, scales);
 }
 
-// Scores of 16 * KEYS keys for N queries.
+// Computes the scores of 16 * KEYS keys for N queries.
 template <int N, int KEYS>
 inline void scores_q8(const QueryRow* queries, const int16_t* keys, const float* key_scales, int dim,
                       float* out, Upcoming& upcoming) {
@@ -147,7 +149,7 @@ inline void scores_q8(const QueryRow* queries, const int16_t* keys, const float*
   }
 }
 
-// The weights of one query's 32 keys for 32 columns as int16; returns their scale.
+// Quantises the weights of one query's 32 keys for 32 columns to int16; returns their scale.
 inline float quantize_weights(const float* p, const float* value_scales, int16_t* weights) {
   const VF a = mul(load_f(p), load_f(value_scales)), b = mul(load_f(p + 16), load_f(value_scales + 16));
   const float largest = reduce_max(max(a, b));
@@ -195,7 +197,7 @@ struct Q8Values {
       alignas(64) int16_t weights[N][kBlockKeys];
       float weight_scales[N];
       const float* s = scales + d / 32 * kBlockKeys;
-      // Not a number where a scale is not finite: a maximum need not tell.
+      // NaN if a scale is not finite; the maximum would not show it.
       const float poison = reduce_add(mul(add(load_f(s), load_f(s + 16)), zero_f()));
       for (int q = 0; q < N; ++q) weight_scales[q] = quantize_weights(p[q], s, weights[q]) + poison;
       for (int half = 0; half < 32; half += 16 * kVectors) {

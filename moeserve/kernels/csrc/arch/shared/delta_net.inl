@@ -1,12 +1,14 @@
-// Gated DeltaNet and Kimi Delta Attention: the causal convolution and one token's step of a block of columns of the delta state.
+// Gated DeltaNet and Kimi Delta Attention: the causal convolution, and one token's step of a block of the delta state's
+// columns.
 
-// One token of n channels (n % 16 == 0): x = silu(sum_j w[j] * input[j]) over the taps - 1 inputs of `window`, the oldest
-// first, and x itself; the window then moves on. w: rows of taps, `stride` apart; window: rows of n.
-void conv_silu(float* window, float* x, const float* w, int64_t stride, int taps, int n) {
+// One token of n channels (n % 16 == 0): x = silu(bias + sum_j w[j] * input[j]). The inputs are the taps - 1 entries of
+// `window`, oldest first, then x itself. The window then shifts by one token. w: rows of taps, `stride` apart; window:
+// rows of n; bias: [n] or nullptr.
+void conv_silu(float* window, float* x, const float* w, int64_t stride, const float* bias, int taps, int n) {
   const VF one = set_f(1.0f);
   for (int i = 0; i < n; i += 16) {
     const VF now = load_f(x + i);
-    VF sum = zero_f();
+    VF sum = bias == nullptr ? zero_f() : load_f(bias + i);
     for (int j = 0; j + 1 < taps; ++j) {
       float* at = window + j * n + i;
       sum = fma(load_f(at), load_f(w + j * stride + i), sum);
@@ -25,7 +27,7 @@ void l2_normalize(float* x, float factor, int n) {
   for (int i = 0; i < n; i += 16) store_f(x + i, mul(load_f(x + i), inverse));
 }
 
-// by_k = S^T k, by_q = S^T q of S [key_dim, 32]. key_dim % kStateRows == 0.
+// by_k = S^T k, by_q = S^T q for S [key_dim, 32]. key_dim % kStateRows == 0.
 inline void sums_by_key(const float* state, int key_dim, const float* k, const float* q, VF (&by_k)[2],
                         VF (&by_q)[2]) {
   VF of_k[kStateRows][2], of_q[kStateRows][2];
@@ -51,8 +53,8 @@ inline void sums_by_key(const float* state, int key_dim, const float* k, const f
   }
 }
 
-// S [key_dim, 32]: S = decay * S + k (beta * (v - decay * S^T k))^T, out = S^T q. key_dim % 2 == 0. The new S is not read
-// again: S^T q = decay * (S_before^T q) + (q . k) * change.
+// S [key_dim, 32]: S = decay * S + k (beta * (v - decay * S^T k))^T, out = S^T q. key_dim % 2 == 0. The new S is not
+// read again: S^T q = decay * (S_before^T q) + (q . k) * change.
 void delta_step(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,
                 float beta, float* out) {
   VF by_k[2], by_q[2];
@@ -71,7 +73,7 @@ void delta_step(float* state, int key_dim, const float* q, const float* k, const
   }
 }
 
-// The same where row d of S decays by decay[d], key_dim % 16 == 0.
+// The same with a decay per row: row d of S decays by decay[d]; key_dim % 16 == 0.
 void delta_step_by_channel(float* state, int key_dim, const float* q, const float* k, const float* v,
                            const float* decay, float beta, float* out) {
   alignas(64) float faded_k[kMostKeyDim], faded_q[kMostKeyDim];
@@ -96,7 +98,7 @@ void delta_step_by_channel(float* state, int key_dim, const float* q, const floa
   }
 }
 
-// a = exp(rate * log(1 + exp(a + bias))), n % 16 == 0. log(1 + t) = 2 artanh(t / (2 + t)) of t = exp(-|x|), at most 1, by
+// a = exp(rate * log(1 + exp(a + bias))), n % 16 == 0. log(1 + t) = 2 artanh(t / (2 + t)) with t = exp(-|x|) <= 1, by
 // its series, whose next term is below 1e-8.
 void channel_decays(float* a, const float* bias, float rate, int n) {
   const VF one = set_f(1.0f), two = set_f(2.0f), speed = set_f(rate);

@@ -1,16 +1,16 @@
 // Panel times activation rows.
 //
 // Integer formats: a weight is  s * code - z  with an unsigned 8-bit code, a scale s per 32 columns (Q2_K, Q3_K and
-// Q6_K: per 16) and either a min z per group or an integer zero point. Per group of 32 columns and token, exactly:
-//   dot = sum(code * x) - zero * sum(x)          int32, exact: in whatever order and unit it is summed
+// Q6_K: per 16) and either a min z per group or an integer zero point. Per group of 32 columns and token:
+//   dot = sum(code * x) - zero * sum(x)          int32, exact in any order of summation
 //   acc = fma(dot, s * xs, acc)                  float32, xs the activation's scale
 //   acc = fnma(z, xs * sum(x), acc)              formats with a min
-// so the float32 accumulator of an output sees one fixed order of operations, whatever the number of tokens.
-// A weight vector is unpacked once for all tokens of the call; the tile of accumulators stays in L1. What differs
-// between formats is in format_traits.inl, a group's products are in group_gemm.inl.
+// so an output's float32 accumulator goes through one fixed order of operations, whatever the number of tokens.
+// A weight vector is unpacked once for all tokens of the call; the tile of accumulators stays in L1. format_traits.inl
+// has what differs between formats, group_gemm.inl a group's products.
 
-// One block column for all tokens. `first_group` counts groups of 32 columns from the start of the row; `ahead` is
-// fetched meanwhile, a group's worth at a time so that the line fill buffers are never full.
+// One block column for all tokens. `first_group` counts groups of 32 columns from the start of the row. `ahead` is
+// prefetched meanwhile, a group's bytes at a time, so that the line fill buffers never fill up.
 template <class F>
 inline void block_gemm(const uint8_t* block, const uint8_t* ahead, int64_t first_group, int64_t cols,
                        const void* const* rows, int n, float* out) {
@@ -94,6 +94,15 @@ inline void float_tile(const uint8_t* panel, const uint8_t* ahead, int64_t first
   }
 }
 
+template <class E>
+inline void float_rows(const uint8_t* panel, const uint8_t* ahead, int64_t first_col, int64_t cols,
+                       const void* const* rows, int n, float* out) {
+  int t = 0;
+  for (; t + 8 <= n; t += 8) float_tile<E, 8>(panel, ahead, first_col, cols, rows + t, out + kPanelRows * t);
+  for (; t + 4 <= n; t += 4) float_tile<E, 4>(panel, ahead, first_col, cols, rows + t, out + kPanelRows * t);
+  for (; t < n; ++t) float_tile<E, 1>(panel, ahead, first_col, cols, rows + t, out + kPanelRows * t);
+}
+
 // 64 columns at a time: 4 or 8 KB, which stay in L1 for all tokens.
 template <class E>
 void gemm_float(const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
@@ -111,14 +120,11 @@ void gemm_float(const Panel& panel, const uint8_t* next, int64_t cols, const voi
                                      packed);
       chunk = ahead = packed;
     }
-    int t = 0;
-    for (; t + 8 <= n; t += 8) float_tile<E, 8>(chunk, ahead, c, count, rows + t, out + kPanelRows * t);
-    for (; t + 4 <= n; t += 4) float_tile<E, 4>(chunk, ahead, c, count, rows + t, out + kPanelRows * t);
-    for (; t < n; ++t) float_tile<E, 1>(chunk, ahead, c, count, rows + t, out + kPanelRows * t);
+    float_rows<E>(chunk, ahead, c, count, rows, n, out);
   }
 }
 
-// 16 of a packed F32 panel's 32 rows, from `half` (its first row in the first column) on: the same bits.
+// 16 of a packed F32 panel's 32 rows, from `half` on (its first row, first column): the same bits.
 template <int N>
 inline void half_tile(const uint8_t* half, int64_t first_col, int64_t cols, const void* const* rows,
                       float* out) {
@@ -126,7 +132,7 @@ inline void half_tile(const uint8_t* half, int64_t first_col, int64_t cols, cons
   VF acc[N];
   for (int t = 0; t < N; ++t) acc[t] = load_f(out + kPanelRows * t);
   for (int64_t c = 0; c < cols; ++c, half += kColumn) {
-    __builtin_prefetch(half + kPrefetchBytes * 2);  // half of it is read
+    __builtin_prefetch(half + kPrefetchBytes * 2);  // only half of it is read
     const VF w = load_f(reinterpret_cast<const float*>(half));
     for (int t = 0; t < N; ++t) {
       acc[t] = fma(w, set_f(static_cast<const float*>(rows[t])[first_col + c]), acc[t]);
@@ -144,33 +150,5 @@ void gemm_f32_half(const uint8_t* half, int64_t cols, const void* const* rows, i
     for (; t + 8 <= n; t += 8) half_tile<8>(half, c, count, rows + t, out + kPanelRows * t);
     for (; t + 4 <= n; t += 4) half_tile<4>(half, c, count, rows + t, out + kPanelRows * t);
     for (; t < n; ++t) half_tile<1>(half, c, count, rows + t, out + kPanelRows * t);
-  }
-}
-
-template <Type T>
-struct ElementOf;  // of a float type
-template <>
-struct ElementOf<Type::F16> : HalfElement {};
-template <>
-struct ElementOf<Type::BF16> : BfloatElement {};
-template <>
-struct ElementOf<Type::F32> : FloatElement {};
-
-template <Type T>
-void pack_panel(const uint8_t* rows, size_t stride, int valid_rows, int64_t cols, uint8_t* panel) {
-  if constexpr (kQuantType<T>.is_float()) {
-    pack_float<typename ElementOf<T>::Stored>(rows, stride, valid_rows, cols, panel);
-  } else {
-    pack_integer<T>(rows, stride, valid_rows, cols, panel);
-  }
-}
-
-template <Type T>
-void gemm_panel(const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
-                float* out) {
-  if constexpr (kQuantType<T>.is_float()) {
-    gemm_float<ElementOf<T>>(panel, next, cols, rows, n, out);
-  } else {
-    gemm_integer<T>(panel, next, cols, rows, n, out);
   }
 }

@@ -1,14 +1,14 @@
-// One group of 32 columns of a panel for all tokens: exact integer sums, which are scaled and added to the accumulators.
-// Integers are exact, so a token's sums do not depend on the tokens beside it, the instruction set or the order of the
-// quads.
+// One group of 32 columns of a panel for all tokens: exact integer sums, which are then scaled and added to the
+// accumulators. Because integers are exact, a token's sums do not depend on the other tokens, the instruction set or
+// the order of the quads.
 
-// What the zero point adds to a group's sums of codes times activations.
+// Returns the zero point's contribution to a group's sums of codes times activations.
 template <class F>
 inline VI zero_sums(const GroupMeta& meta) {
   return set_i(F::kZero * (meta.sum_lo + meta.sum_hi));
 }
 
-// Scales one token's sums of a group with one scale and adds them to its 16 accumulators at `out`. zeros: zero_sums.
+// Scales one token's sums of a group by one scale and adds them to its 16 accumulators at `out`. zeros: zero_sums.
 template <class F>
 inline void accumulate_whole(VI sums, VI zeros, const Scales& s, const GroupMeta& meta, float* out) {
   if constexpr (F::kZero != 0) sums = sub_i(sums, zeros);
@@ -17,8 +17,8 @@ inline void accumulate_whole(VI sums, VI zeros, const Scales& s, const GroupMeta
   store_f(out, acc);
 }
 
-// The same of any group, with the zero point. `lo` is the sum of the group's columns 0..15 and `hi` that of its columns 16..31
-// where F::kSplit; else `lo` is that of all.
+// The same for any format, with the zero point. If F::kSplit, `lo` is the sum of the group's columns 0..15 and `hi` of
+// columns 16..31; else `lo` is the whole sum.
 template <class F>
 inline void accumulate(VI lo, VI hi, const Scales& s, const GroupMeta& meta, float* out) {
   if constexpr (F::kSplit) {
@@ -37,10 +37,10 @@ inline void accumulate(VI lo, VI hi, const Scales& s, const GroupMeta& meta, flo
   }
 }
 
-// How far ahead of the unpacking the panel is fetched. Without it a Zen 5 core read 22 GB/s, with it 35 to 40.
+// Prefetch distance in the panel. Without prefetching a Zen 5 core read 22 GB/s, with it 35 to 40.
 constexpr int kPrefetchBytes = 4096;
 
-// Where reading stands kPrefetchBytes after `p`: further on in the panel or, past its end, in the next one.
+// Returns the address kPrefetchBytes after `p`: in this panel or, past its end, in the next one.
 inline const uint8_t* reading_ahead(const uint8_t* p, const uint8_t* end, const uint8_t* next) {
   const uint8_t* ahead = p + kPrefetchBytes;
   return ahead >= end && next != nullptr ? next + (ahead - end) : ahead;
@@ -54,5 +54,5 @@ inline const GroupMeta& meta_of(const void* row, int64_t cols, int64_t group) {
   return reinterpret_cast<const GroupMeta*>(static_cast<const int8_t*>(row) + cols)[group];
 }
 
-// Products of a group of 32 codes with rows: group_gemm and panel_gemm, by an instruction set's own way.
+// Defines group_gemm and panel_gemm, products of a group of 32 codes with rows, for the instruction set.
 #include MOESERVE_GROUP_GEMM

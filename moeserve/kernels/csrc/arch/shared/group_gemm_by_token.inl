@@ -1,7 +1,8 @@
-// Token by token, both halves of a panel at once: for instruction sets whose registers hold a group of codes.
-// MOESERVE_TOKEN_GROUP is how a token's function is inlined.
+// Group products token by token, both halves of a panel at once: for instruction sets whose registers hold a group of
+// codes. MOESERVE_TOKEN_GROUP: how to inline a token's function.
 
-// One token: adds to the 32 accumulators at `out`. Both halves at once: each waits for its own products.
+// One token: adds to the 32 accumulators at `out`. Both halves at once, so that one's products overlap with the
+// other's.
 template <class F>
 MOESERVE_TOKEN_GROUP void token_group(const VB (&w)[2][8], const Scales (&s)[2], const void* row,
                                       int64_t cols, int64_t group, float* out) {
@@ -34,7 +35,7 @@ inline void group_gemm(const uint8_t* codes, const Scales (&s)[2], const void* c
   for (int t = 0; t < n; ++t) token_group<F>(w, s, rows[t], cols, group, out + kPanelRows * t);
 }
 
-// A whole panel in one loop; false: block by block instead.
+// Computes a whole panel in one loop. Returns false if it must be computed block by block.
 template <class F>
 inline bool panel_gemm(const uint8_t*, const uint8_t*, const uint8_t*, int64_t, const void* const*, int,
                        float*) {

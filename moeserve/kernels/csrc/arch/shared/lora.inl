@@ -1,6 +1,6 @@
-// The two small products of a low-rank adapter (LoRA): x through A, and the result through B.
+// The two small products of a low-rank adapter (LoRA): with A, and of the result with B.
 
-// out[j] = a_j . x for four rows of a, `stride` apart; n % 16 == 0. Each is computed as `dot` computes it.
+// out[j] = a_j . x for four rows of a, `stride` apart; n % 16 == 0. Each gives the same bits as `dot`.
 void dot_four(const float* a, int64_t stride, const float* x, int n, float* out) {
   VF sums[4] = {zero_f(), zero_f(), zero_f(), zero_f()};
   for (int i = 0; i < n; i += 16) {

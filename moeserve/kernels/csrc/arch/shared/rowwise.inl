@@ -1,8 +1,8 @@
 // Kernels over one row: quantisation of activations, norms, rotation, gated activations.
 
-// int8 with a scale and two sums per 32 columns: half the error of one scale per 256, and free in decode.
-// A group that holds NaN or infinity gets the scale NaN, so that it fails its request instead of passing for numbers;
-// one whose largest value is under kNothing is zero, since 127 / largest could overflow.
+// Quantises to int8 with a scale and two sums per 32 columns: half the error of one scale per 256, at no cost in
+// decode. A group with NaN or infinity gets the scale NaN, so that its request fails instead of giving wrong numbers. A
+// group whose largest magnitude is under kNothing becomes zero, because 127 / largest could overflow.
 constexpr float kNothing = 1e-30f;
 
 void quantize(const float* x, int64_t n, int8_t* codes, GroupMeta* metas) {
@@ -48,10 +48,10 @@ void silu_mul(const float* gate, const float* up, int n, float* out) {
   }
 }
 
-// GELU by its tanh form: g * (1 + tanh(z)) / 2 is g * sigmoid(2 z).
+// GELU in its tanh form: g * (1 + tanh(z)) / 2 equals g * sigmoid(2 z).
 void gelu_mul(const float* gate, const float* up, int n, float* out) {
   const VF linear = set_f(-1.5957691216f),
-           cubic = set_f(-0.0713548162726f);  // -2 sqrt(2 / pi), 0.044715 of that
+           cubic = set_f(-0.0713548162726f);  // -2 sqrt(2 / pi), and 0.044715 times that
   for (int i = 0; i < n; i += 16) {
     const VF g = load_f(gate + i);
     const VF z = mul(g, fma(mul(g, g), cubic, linear));
@@ -59,7 +59,7 @@ void gelu_mul(const float* gate, const float* up, int n, float* out) {
   }
 }
 
-// tanh(z) as 1 - 2 / (1 + exp(2 z)).
+// tanh(z) = 1 - 2 / (1 + exp(2 z)).
 void softcap(float cap, int n, float* x) {
   const VF inverse = set_f(2.0f / cap), one = set_f(1.0f);
   for (int i = 0; i < n; i += 16) {
@@ -75,7 +75,7 @@ void sigmoid_mul(const float* gate, int n, float* x) {
   }
 }
 
-// The clamped value is min's and max's second operand, so that NaN stays NaN.
+// The value to clamp is the second operand of min and max, so that NaN stays NaN.
 void clamped_silu_mul(const float* gate, const float* up, int n, float most, float* out) {
   const VF limit = set_f(most), least = set_f(-most), one = set_f(1.0f);
   for (int i = 0; i < n; i += 16) {
@@ -85,7 +85,12 @@ void clamped_silu_mul(const float* gate, const float* up, int n, float most, flo
   }
 }
 
-// gpt-oss's gated activation: the gate at most `most`, up within it of 0.
+// ReGLU; the square of ReLU if gate and up are the same.
+void relu_mul(const float* gate, const float* up, int n, float* out) {
+  for (int i = 0; i < n; i += 16) store_f(out + i, mul(max(load_f(gate + i), zero_f()), load_f(up + i)));
+}
+
+// gpt-oss's gated activation: gate <= most, up in [-most, most].
 void swiglu_oai(const float* gate, const float* up, int n, float most, float alpha, float* out) {
   const VF limit = set_f(most), least = set_f(-most), one = set_f(1.0f);
   for (int i = 0; i < n; i += 16) {

@@ -1,0 +1,23 @@
+// The Mamba-2 recurrence of a step's sequences on the CPU pool: mamba2/reference.py has the arithmetic. Recurrent, token by
+// token, for prompts too, as delta_net.h's: the states are a small part of a token's work, and of a chunk's products none
+// is smaller than what they replace.
+#pragma once
+
+#include "delta_net.h"
+
+namespace moeserve {
+
+// o = C^T S + D x of every head; out = RMSNorm(o * silu(z)) * norm, normalised by groups of heads. b is dt: it becomes
+// softplus(dt + dt_bias), by which x is multiplied and, times the rate, the state decays.
+struct Mamba2Op : RecurrentOp {
+  const float* z;  // [n, value_heads * value_dim], a row every z_stride numbers
+  int64_t z_stride;
+  const float* skip;  // [value_heads]: D
+  void operator()(Team& team) const;
+
+ private:
+  void make_gates(int sequence, int head) const;
+  void write_out(int64_t row, int group) const;
+};
+
+}  // namespace moeserve

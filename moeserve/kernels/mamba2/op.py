@@ -1,0 +1,89 @@
+"""Launches Mamba-2's recurrence of a step's sequences on a GPU: convolution, scan, gated norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from moeserve.kernels.delta_net.op import COLUMNS, StepSequences
+from moeserve.kernels.launch import next_power_of_2, pdl
+from moeserve.kernels.mamba2.conv import conv_kernel
+from moeserve.kernels.mamba2.gate import gated_norm_kernel
+from moeserve.kernels.mamba2.heads import Mamba2Heads
+from moeserve.kernels.mamba2.scan import scan_kernel
+
+CONV_BLOCK = 256  # channels per program of the convolution
+WIDE_GROUP = 2048  # of a norm, from which a program takes eight warps
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Tensors:
+    """The tensors of one layer in a step. n: padded number of rows."""
+
+    rows: Tensor  # [n, channels + num_heads], rows at any stride: x, B, C and dt
+    mixed: Tensor  # [n, channels]: scratch for the convolution's output
+    rate: Tensor  # float32 [num_heads]: -exp(A_log)
+    dt_bias: Tensor  # float32 [num_heads]
+    skip: Tensor  # float32 [num_heads]: D
+    # float32 [slots, values], rows at any stride: of a slot the first heads.state_values are the layer's,
+    # [num_heads, state_dim, head_dim] and [conv_kernel - 1, channels].
+    states: Tensor
+    out: Tensor  # [n, value_width]
+
+
+def convolve(
+    x: Mamba2Tensors,
+    conv: Tensor,
+    bias: Tensor,
+    heads: Mamba2Heads,
+    sequences: StepSequences,
+    num_rows: Tensor,
+) -> None:
+    """mixed = silu(bias + causal convolution of x, B, C), for rows below num_rows[0]. conv: float32 [conv_kernel,
+    channels]; bias: float32 [channels]. The convolution state is not changed here, but by the scan."""
+    conv_kernel(
+        (len(x.mixed), -(-heads.channels // CONV_BLOCK)), x.rows, conv, bias, x.states, sequences.row_sequence,
+        sequences.first, sequences.slot, num_rows, x.mixed, x.rows.stride(0), x.states.stride(0), heads.delta_values,
+        heads.channels, heads.conv_kernel, CONV_BLOCK, pdl(),
+        num_warps=2, launch_pdl=pdl(),
+    )  # fmt: skip
+
+
+def scan(x: Mamba2Tensors, heads: Mamba2Heads, sequences: StepSequences, *, by_chunks: bool) -> None:
+    """Computes the recurrence of the sequences' rows: writes out and advances the states. by_chunks: for sequences with
+    many rows."""
+    h = heads
+    programs = h.num_heads * (h.head_dim // COLUMNS)
+    scan_kernel(
+        (len(sequences.first), h.num_heads, h.head_dim // COLUMNS), x.rows, x.mixed, x.rate, x.dt_bias, x.skip,
+        x.states, sequences.first, sequences.count, sequences.slot, x.out, x.rows.stride(0), x.states.stride(0),
+        h.delta_values, h.num_heads, h.num_groups, h.head_dim, h.state_dim, h.conv_kernel,
+        next_power_of_2(h.state_dim), COLUMNS, next_power_of_2(-(-h.channels // programs)), by_chunks,
+        "tf32x3" if x.mixed.dtype.itemsize == 4 else "tf32", pdl(),
+        num_warps=4, launch_pdl=pdl(),
+    )  # fmt: skip
+
+
+def gated_norm(
+    o: Tensor,
+    z: Tensor,
+    norm: Tensor,
+    eps: float,
+    groups: int,
+    count: Tensor,
+    y: Tensor | None,
+    codes: Tensor | None,
+    scales: Tensor | None,
+) -> None:
+    """y[i] = RMSNorm(o[i] * silu(z[i])) * norm, normalised by groups, for i < count[0].
+
+    o [n, width]; z of that shape, rows at any stride; norm float32 [width]; y and codes with scales: GpuActivations [n,
+    width].
+    """
+    n, width = o.shape
+    dim = width // groups
+    gated_norm_kernel(
+        (n, groups), o, z, norm, count, y, codes, scales, z.stride(0), groups, dim, eps, next_power_of_2(dim), pdl(),
+        num_warps=8 if dim >= WIDE_GROUP else 4, launch_pdl=pdl(),
+    )  # fmt: skip

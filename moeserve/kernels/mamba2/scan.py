@@ -1,0 +1,96 @@
+"""Mamba-2's recurrence as Triton kernels: token by token, and by chunks as products of matrices (state space duality,
+https://arxiv.org/abs/2405.21060, section 6). A program holds some columns of one head's state.
+
+Within a chunk with state S before it, decays g and their running products G: o = G * C S + (C B^T * G[i] / G[j] for
+j <= i) (dt x), and the state behind it is G[last] * S + (B * G[last] / G)^T (dt x). G is kept as a logarithm.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moeserve.kernels.delta_net.recurrent import move_conv_state
+from moeserve.kernels.launch import kernel
+
+CHUNK = tl.constexpr(64)
+
+
+@triton.jit
+def softplus(x):
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@kernel
+def scan_kernel(
+    rows, mixed, rate, dt_bias, skip, states, seq_first, seq_count, seq_slot, out,
+    STRIDE: tl.constexpr, SLOT: tl.constexpr, CONV: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, STATE_DIM: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    SHARE: tl.constexpr, BY_CHUNKS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (sequences, HEADS, HEAD_DIM / BLOCK). seq_first, seq_count, seq_slot int32: a sequence's first row, rows (0:
+    there is none) and state slot.
+
+    rows [n, any], rows STRIDE apart: the convolution's inputs, x, B and C, of which the last rows become its state,
+    then a dt for each head. mixed [n, channels]: what the convolution gave. rate, dt_bias, skip float32 [HEADS]. states
+    float32, slots SLOT apart: [HEADS, STATE_DIM, HEAD_DIM], and from CONV on [TAPS - 1, channels]. out [n, HEADS *
+    HEAD_DIM]: C^T S + skip * x. SIZE: a power of two that holds STATE_DIM; SHARE: one that a program's part of the
+    channels fits in. BY_CHUNKS: else token by token.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    width: tl.constexpr = HEADS * HEAD_DIM
+    channels: tl.constexpr = width + 2 * GROUPS * STATE_DIM
+    sequence, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tokens = tl.load(seq_count + sequence)
+    if tokens == 0:
+        return
+    first = tl.load(seq_first + sequence)
+    state = states + tl.load(seq_slot + sequence).to(tl.int64) * SLOT
+    part = head * (HEAD_DIM // BLOCK) + block
+    move_conv_state(rows, state + CONV, first, tokens, part, STRIDE, channels, TAPS, SHARE)
+    group = head // (HEADS // GROUPS)
+    d, c = tl.arange(0, SIZE), block * BLOCK + tl.arange(0, BLOCK)
+    inside = d < STATE_DIM
+    at = state + (head * STATE_DIM + d)[:, None] * HEAD_DIM + c[None, :]
+    s = tl.load(at, inside[:, None], 0.0)
+    speed, bias, factor = tl.load(rate + head), tl.load(dt_bias + head), tl.load(skip + head)
+    of_b, of_c = mixed + width + group * STATE_DIM + d, mixed + width + (GROUPS + group) * STATE_DIM + d
+    of_x, of_dt, to = mixed + head * HEAD_DIM + c, rows + channels + head, out + head * HEAD_DIM + c
+    if BY_CHUNKS:
+        i = tl.arange(0, CHUNK)
+        seen = i[:, None] >= i[None, :]
+        for start in range(0, tokens, CHUNK):
+            live = start + i < tokens
+            row = (first + start + i).to(tl.int64)
+            whole_rows = live[:, None] & inside[None, :]
+            key = tl.load(of_b[None, :] + row[:, None] * channels, whole_rows, 0.0)
+            query = tl.load(of_c[None, :] + row[:, None] * channels, whole_rows, 0.0)
+            x = tl.load(of_x[None, :] + row[:, None] * channels, live[:, None], 0.0).to(tl.float32)
+            dt = tl.load(of_dt + row * STRIDE, live, 0.0).to(tl.float32)
+            dt = tl.where(live, softplus(dt + bias), 0.0)
+            total = tl.cumsum(speed * dt, 0)
+            last = tl.sum(speed * dt, 0)
+            v = (dt[:, None] * x).to(key.dtype)
+            decay = tl.exp(tl.where(seen, total[:, None] - total[None, :], float("-inf")))
+            scores = (tl.dot(query, tl.trans(key), input_precision=PRECISION) * decay).to(key.dtype)
+            o = tl.dot(query, s.to(key.dtype), input_precision=PRECISION) * tl.exp(total)[:, None]
+            o += tl.dot(scores, v, input_precision=PRECISION) + factor * x
+            faded = (key.to(tl.float32) * tl.exp(last - total)[:, None]).to(key.dtype)
+            s = s * tl.exp(last) + tl.dot(tl.trans(faded), v, input_precision=PRECISION)
+            tl.store(to[None, :] + row[:, None] * width, o.to(out.dtype.element_ty), live[:, None])
+    else:
+        for t in range(tokens):
+            row = (first + t).to(tl.int64)
+            key = tl.load(of_b + row * channels, inside, 0.0).to(tl.float32)
+            query = tl.load(of_c + row * channels, inside, 0.0).to(tl.float32)
+            x = tl.load(of_x + row * channels).to(tl.float32)
+            dt = softplus(tl.load(of_dt + row * STRIDE).to(tl.float32) + bias)
+            s = s * tl.exp(speed * dt) + key[:, None] * (dt * x)[None, :]
+            o = tl.sum(s * query[:, None], 0) + factor * x
+            tl.store(to + row * width, o.to(out.dtype.element_ty))
+    tl.store(at, s, inside[:, None])

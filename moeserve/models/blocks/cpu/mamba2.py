@@ -1,0 +1,40 @@
+"""x += output(norm((mamba2(conv(x, B, C), dt) + D x) * silu(z))) with z, x, B, C, dt of norm(x), queued on the pool's
+stream."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.stream_operands import StateLayer
+from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
+from moeserve.models.loading.cpu_weights import CpuMamba2
+from moeserve.models.mamba2 import Mamba2Shape
+
+
+def project_mamba2(stream: CpuStream, w: CpuMamba2, eps: float, n: int, space: CpuWorkspace) -> None:
+    """Launches the product of norm(x)."""
+    assert space.mamba2 is not None
+    stream.norm(space.x, w.norm, eps, n, space.y)
+    stream.linear(space.y, n, w.input, [space.mamba2.projected])
+
+
+def recur_mamba2(
+    stream: CpuStream,
+    w: CpuMamba2,
+    shape: Mamba2Shape,
+    state: StateLayer,
+    batch: CpuBatch,
+    space: CpuWorkspace,
+    pending: Tensor | None = None,
+) -> None:
+    """Launches the rest of the block, after `project_mamba2`. pending: this layer's draft record, if rows may have
+    drafts."""
+    n, own = batch.n, space.mamba2
+    assert own is not None
+    assert batch.states is not None
+    heads = shape.heads
+    stream.mamba2(
+        own.projected, own.decays, w.parameters, shape.eps, heads, state, batch.states, n, own.out, pending
+    )
+    stream.linear(own.out, n, w.output, [space.x], add=True)

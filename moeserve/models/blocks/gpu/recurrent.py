@@ -1,0 +1,31 @@
+"""Recurrent mixers, by their shape."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeserve.kernels.stream_operands import StateLayer
+from moeserve.models.blocks.gpu.delta_net import recur
+from moeserve.models.blocks.gpu.mamba2 import recur_mamba2
+from moeserve.models.blocks.gpu.workspace import GpuStateRows, GpuWorkspace
+from moeserve.models.loading.gpu_weights import GpuDeltaNet, GpuMamba2
+from moeserve.models.mamba2 import Mamba2Shape
+from moeserve.models.recurrence import Recurrence
+
+
+def mix_recurrent(
+    shape: Recurrence,
+    w: GpuDeltaNet | GpuMamba2,
+    eps: float,
+    state: StateLayer,
+    rows: GpuStateRows,
+    count: Tensor,
+    s: GpuWorkspace,
+) -> None:
+    """Launches the mixer. Reads s.y, the norm of x; writes s.output and advances the sequences' states."""
+    if isinstance(shape, Mamba2Shape):
+        assert isinstance(w, GpuMamba2)
+        recur_mamba2(shape, w, state, rows, count, s)
+    else:
+        assert isinstance(w, GpuDeltaNet)
+        recur(shape, w, eps, state, rows, count, s)

@@ -1,0 +1,75 @@
+"""Granite 4 (https://huggingface.co/ibm-granite/granite-4.0-h-small): Mamba-2 in nine of ten layers, attention without
+positions in the tenth, and experts beside a shared one, or a dense feed-forward, in all.
+
+The four scales are those of Granite 3 (granitemoe/family.py), and the residual stream is kept divided by the factor of
+what blocks add. Mamba-2's own norm does not read the stream, so that its epsilon stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.interface import (
+    AttentionShape,
+    DenseFfnShape,
+    LayerShape,
+    ModelFamily,
+    ModelShape,
+    MoeShape,
+    SharedExpert,
+)
+from moeserve.models.recurrent_heads import mamba2_shape
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.source import ModelSource
+
+KV_HEADS = "attention.head_count_kv"
+ROTATES = "rope.scaling.finetuned"  # llama.cpp's key for whether anything rotates
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Reads the shape from the metadata. Raises ModelError. Layers without KV heads are Mamba-2; a scale of 0 is none,
+    as llama.cpp has it."""
+    reader = ShapeReader(source)
+    if reader.flag(ROTATES):
+        raise reader.error(ROTATES, "is true (Bamba); attention without positions is supported")
+    kv_heads = reader.layer_integers(KV_HEADS, 0, 1024)
+    if not any(kv_heads):
+        raise reader.error(KV_HEADS, "has no layer that attends, which is not supported")
+    if all(kv_heads):
+        raise reader.error(KV_HEADS, "has no Mamba-2 layer, which is not supported")
+    # The vector of norms has no dimension for its groups if there is one.
+    mamba2 = mamba2_shape(reader, norm_by_group=reader.integer("ssm.group_count", 1, 1024) > 1)
+    ffn = _feed_forward(reader)
+    added = reader.number("residual_scale", 0.0, 1e3, default=0.0) or 1.0
+    shape = reader.model(
+        tuple(LayerShape(_attention(reader, num_kv) if num_kv else mamba2, ffn) for num_kv in kv_heads),
+        embedding_scale=(reader.number("embedding_scale", 0.0, 1e6, default=0.0) or 1.0) / added,
+        logit_scale=1.0 / (reader.number("logit_scale", 0.0, 1e6, default=0.0) or 1.0),
+        rope_theta=10000.0,
+    )
+    return replace(shape, rms_eps=shape.rms_eps / added**2)
+
+
+def _attention(reader: ShapeReader, num_kv_heads: int) -> AttentionShape:
+    num_heads = reader.integer("attention.head_count", 1, 1024)
+    if num_heads % num_kv_heads:
+        raise reader.error(KV_HEADS, f"has {num_kv_heads}; it must divide the {num_heads} heads")
+    head_dim = reader.integer("attention.key_length", 2, 1024, default=reader.hidden_size // num_heads)
+    reader.only("attention.value_length", head_dim)
+    scale = reader.number("attention.scale", 0.0, 1e3, default=0.0) or None
+    return AttentionShape(num_heads, num_kv_heads, head_dim, scale=scale, has_positions=False)
+
+
+def _feed_forward(reader: ShapeReader) -> MoeShape | DenseFfnShape:
+    if not reader.integer("expert_count", 0, 4096, default=0):
+        return DenseFfnShape(reader.dense_width())
+    shared = reader.integer("expert_shared_feed_forward_length", 0, 1 << 16, default=0)
+    return MoeShape(
+        *reader.experts("feed_forward_length"),
+        RouterOptions(scoring="softmax"),
+        shared=SharedExpert(shared, is_gated=False) if shared else None,
+    )
+
+
+FAMILY = ModelFamily(architecture="granitehybrid", read_shape=read_shape)

@@ -1,0 +1,1 @@
+"""Architectures nemotron_h_moe and nemotron_h."""

@@ -1,0 +1,89 @@
+"""Nemotron-H and Nemotron 3 (https://arxiv.org/abs/2504.03624): every layer is one block, Mamba-2, attention without
+positions, or a feed-forward. Feed-forwards have no gate: down(relu(up(x))^2). Nemotron 3's are experts, with
+DeepSeek-V3's router beside an ungated shared expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeserve.models.interface import (
+    AttentionShape,
+    DenseFfnShape,
+    LayerShape,
+    ModelFamily,
+    ModelShape,
+    MoeShape,
+    SharedExpert,
+)
+from moeserve.models.recurrent_heads import mamba2_shape
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
+
+FFN_LENGTH = "feed_forward_length"
+KV_HEADS = "attention.head_count_kv"
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Reads the shape from the metadata. Raises ModelError. Layers with KV heads attend, those with a feed-forward
+    length have a feed-forward, the others are Mamba-2."""
+    reader = ShapeReader(source)
+    widths = reader.layer_integers(FFN_LENGTH, 0, 1 << 20)
+    kv_heads = reader.layer_integers(KV_HEADS, 0, 1024)
+    if not any(kv_heads):
+        raise reader.error(KV_HEADS, "has no layer that attends, which is not supported")
+    ffns = _feed_forwards(reader, source, widths)
+    # Of the two epsilons that files have, transformers computes with this one.
+    eps = reader.number("attention.layer_norm_epsilon", 1e-12, 1e-2, default=0.0) or reader.rms_eps()
+    mamba2 = mamba2_shape(reader, norm_by_group=True, eps=eps)
+    layers = []
+    for index, (num_kv, ffn) in enumerate(zip(kv_heads, ffns, strict=True)):
+        if num_kv and ffn is not None:
+            raise reader.error(
+                FFN_LENGTH, f"and {KV_HEADS} are both set in layer {index}, which has one block"
+            )
+        if ffn is not None:
+            layers.append(LayerShape(None, ffn, ffn_norm=n.ATTN_NORM))
+        else:
+            layers.append(LayerShape(_attention(reader, num_kv) if num_kv else mamba2, None))
+    reader.flag("rope.scaling.finetuned", default=False)
+    return replace(reader.model(tuple(layers), rope_theta=10000.0, rms_eps=eps), rms_eps=eps)
+
+
+def _attention(reader: ShapeReader, num_kv_heads: int) -> AttentionShape:
+    num_heads = reader.integer("attention.head_count", 1, 1024)
+    if num_heads % num_kv_heads:
+        raise reader.error(KV_HEADS, f"has {num_kv_heads}; it must divide the {num_heads} heads")
+    head_dim = reader.integer("attention.key_length", 2, 1024)
+    reader.only("attention.value_length", head_dim)
+    return AttentionShape(num_heads, num_kv_heads, head_dim, has_positions=False)
+
+
+def _feed_forwards(
+    reader: ShapeReader, source: ModelSource, widths: list[int]
+) -> list[MoeShape | DenseFfnShape | None]:
+    if source.architecture == "nemotron_h":
+        return [
+            DenseFfnShape(width, activation="relu", parts=n.UNGATED_FFN_PARTS) if width else None
+            for width in widths
+        ]
+    num_experts, top_k, width = reader.experts()
+    shared = reader.integer("expert_shared_feed_forward_length", 0, 1 << 20, default=0)
+    moe = MoeShape(
+        num_experts,
+        top_k,
+        width,
+        reader.sigmoid_router(num_experts, top_k, normalize=True),
+        shared=SharedExpert(shared, is_gated=False, parts=n.UNGATED_SHARED_PARTS, activation="relu")
+        if shared
+        else None,
+        choice_bias=reader.has_choice_bias(),
+        activation="relu",
+        parts=n.UNGATED_EXPERT_PARTS,
+    )
+    return [moe if width else None for width in widths]
+
+
+FAMILY = ModelFamily(architecture="nemotron_h_moe", read_shape=read_shape)
+DENSE_FAMILY = ModelFamily(architecture="nemotron_h", read_shape=read_shape)
