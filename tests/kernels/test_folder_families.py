@@ -1,4 +1,5 @@
-"""Settings of Trinity's and Hunyuan-A13B's folders: as transformers takes them, as they are published, and refused."""
+"""Settings of the folders of Trinity, Hunyuan-A13B and MiMo-V2: as transformers takes them, as they are
+published, and refused."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.transformers_logits import TOKENS
 from tests.support.hugging_face_model import write_family
+from tests.support.quantized_folders import BY_NAME, quantize_folder
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -26,6 +28,8 @@ SLIDING, FULL = "sliding_attention", "full_attention"
         ("afmoe", {"num_dense_layers": 2, "num_shared_experts": 1, "route_scale": 2.826}),
         ("hunyuan_v1_moe", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
         ("hunyuan_v1_moe", {"tie_word_embeddings": True}),
+        ("mimo_v2_flash", {"mlp_layer_types": ["sparse", "dense", "sparse"], "attention_value_scale": None}),
+        ("mimo_v2_flash", {"layer_types": None, "num_hidden_layers": 7, "routed_scaling_factor": 2.5}),
     ],
     ids=str,
 )
@@ -61,6 +65,37 @@ def test_hunyuans_settings_are_lists_by_layer_as_it_is_published(tmp_path: Path)
     assert torch.equal(Engine(stream_of(ISAS[0], threads=1), tmp_path / "tiny").logits(TOKENS), expected)
 
 
+def test_a_mimo_as_it_is_published(tmp_path: Path) -> None:
+    """With other names of what differs by layer; and in 8-bit floats, with blocks for further tokens."""
+    write_family(tmp_path / "tiny", "mimo_v2_flash", torch.float32)
+    quantize_folder(tmp_path / "tiny", tmp_path / "published", BY_NAME["fp8-block"])
+    expected = Engine(stream_of(ISAS[0], threads=1), tmp_path / "tiny").logits(TOKENS)
+    edit_config(
+        tmp_path / "published",
+        layer_types=None,
+        hybrid_layer_pattern=[0, 1, 1],
+        mlp_layer_types=None,
+        moe_layer_freq=[0, 1, 1],
+        rope_parameters=None,
+        rope_theta=5e6,
+        swa_rope_theta=1e4,
+        partial_rotary_factor=0.334,
+        swa_num_key_value_heads=2,
+        swa_num_attention_heads=4,
+        swa_head_dim=96,
+        swa_v_head_dim=64,
+        sliding_window=16,
+        sliding_window_size=16,
+        routed_scaling_factor=None,
+        n_shared_experts=None,
+    )
+    source = open_folder(tmp_path / "published")
+    assert source.tensors["blk.1.ffn_down_exps.weight"].type.name == "FP8_G32"
+    found = Engine(stream_of(ISAS[0], threads=1), tmp_path / "published").logits(TOKENS)
+    errors = ((found - expected) ** 2).mean(-1) / (expected**2).mean()
+    assert errors.median() < 1e-6
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes", "said"),
     [
@@ -69,6 +104,22 @@ def test_hunyuans_settings_are_lists_by_layer_as_it_is_published(tmp_path: Path)
         ("afmoe", {"score_func": "softmax"}, "'score_func' is 'softmax'"),
         ("afmoe", {"layer_types": [FULL]}, "'layer_types' is"),
         ("afmoe", {"num_hidden_layers": "x"}, "'num_hidden_layers' is 'x'"),
+        ("mimo_v2_flash", {"layer_types": None, "hybrid_layer_pattern": [0, 1]}, "'hybrid_layer_pattern' is"),
+        ("mimo_v2_flash", {"mlp_layer_types": ["dense", "x", "sparse"]}, "'mlp_layer_types' is"),
+        (
+            "mimo_v2_flash",
+            {"swa_head_dim": 64},
+            "'swa_head_dim' is 64 and 'head_dim' 96; equal ones are supported",
+        ),
+        ("mimo_v2_flash", {"add_full_attention_sink_bias": True}, "'add_full_attention_sink_bias' is True"),
+        ("mimo_v2_flash", {"rope_parameters": {SLIDING: {}}}, "'rope_parameters' is"),
+        (
+            "mimo_v2_flash",
+            {"rope_parameters": {SLIDING: {"rope_type": "yarn"}, FULL: {}}},
+            "RoPE is scaled by",
+        ),
+        ("mimo_v2_flash", {"rope_parameters": None, "rope_theta": "x"}, "'rope_theta' is 'x'"),
+        ("mimo_v2_flash", {"sliding_window": None}, "'sliding_window' is None"),
         ("hunyuan_v1_moe", {"moe_topk": [2, 2, 1]}, "'moe_topk' is .* the same of all layers"),
         ("hunyuan_v1_moe", {"moe_topk": []}, "'moe_topk' is"),
         ("hunyuan_v1_moe", {"num_shared_expert": [1, 2, 1]}, "'num_shared_expert' is"),

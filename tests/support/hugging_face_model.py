@@ -158,6 +158,18 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "route_scale": 1.5, "global_attn_every_n_layers": 3, "sliding_window": 16, "mup_enabled": True,
         },
     ),
+    "mimo_v2_flash": (
+        "MiMoV2FlashConfig",
+        "MiMoV2FlashForCausalLM",
+        {
+            "num_key_value_heads": 1, "head_dim": 96, "v_head_dim": 64, "intermediate_size": 224, "sliding_window": 17,
+            "n_routed_experts": 8, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.334},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.334},
+            },
+        },
+    ),
     "hunyuan_v1_moe": (
         "HunYuanMoEV1Config",
         "HunYuanMoEV1ForCausalLM",
@@ -359,7 +371,10 @@ def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
             layer.self_attn.key_layernorm.register_forward_hook(lambda module, inputs, k: k.half().float())
         is_latent = hasattr(layer.self_attn, "kv_a_layernorm")
         cached = layer.self_attn.kv_a_layernorm if is_latent else layer.self_attn.v_proj
-        cached.register_forward_hook(lambda module, inputs, output: output.half().float())
+        scale = getattr(layer.self_attn, "v_scale", 1.0)
+        cached.register_forward_hook(
+            lambda module, inputs, output, scale=scale: (output * scale).half().float() / scale
+        )
 
 
 def _round_kv_of_gemma(model: PreTrainedModel, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moeserve.config.units import MIB
-from moeserve.models.tensors import dense_tensors
+from moeserve.models.tensors import dense_tensors, expert_tensors
 from moeserve.placement import Gpu, ModelSizes, Placement
 from moeserve.placement.rules import Rules
 from moeserve.placement.sizes import Bytes, LayerSizes
@@ -31,6 +31,7 @@ def model(
             Bytes(expert, expert + MIB // 8),
             kv=1024,
             dense_tensors=tuple(dense_tensors(SHAPE, index)),
+            expert_tensors=expert_tensors(SHAPE, index),
         )
 
     return ModelSizes(

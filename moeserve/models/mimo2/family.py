@@ -8,6 +8,7 @@ tokens (MTP) and are not loaded.
 from __future__ import annotations
 
 from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
+from moeserve.models.mimo2.hugging_face import FOLDER
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -37,4 +38,4 @@ def read_shape(source: ModelSource) -> ModelShape:
     return reader.model(tuple(LayerShape(attention(index), ffn) for index, ffn in enumerate(mixtures)))
 
 
-FAMILY = ModelFamily(architecture="mimo2", read_shape=read_shape)
+FAMILY = ModelFamily(architecture="mimo2", read_shape=read_shape, hugging_face=FOLDER)

@@ -1,0 +1,169 @@
+"""MiMo-V2-Flash's folders, as they are published and as transformers writes them: the settings of layers with a window
+have names of their own there, and are lists or objects by layer here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeserve.models.errors import ModelError
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.gguf.metadata import MetadataValue
+from moeserve.models.sources.huggingface.layer_settings import FULL, SLIDING, layer_types
+from moeserve.models.sources.huggingface.mapping import (
+    DECODER_KEYS,
+    DECODER_LAYER,
+    DENSE_FFN,
+    MOE_EXPERTS,
+    MOE_KEYS,
+    MOE_ROUTER,
+    HuggingFaceMapping,
+)
+
+PERIOD = 6  # layers: without a setting, the first of all and the last of each period see all
+ROTATED = 0.334  # of a head, without a setting
+
+
+def by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """Translates what differs between layers, and settings that may be null. Raises ModelError."""
+    layers = _number(path, config, "num_hidden_layers", 1, 1024)
+    has_window = _windowed(path, config, int(layers))
+    is_dense = _flags(path, config, int(layers), "mlp_layer_types", ("sparse", "dense"))
+    if is_dense is None:
+        has_experts = _flags(path, config, int(layers), "moe_layer_freq", (0, 1))
+        is_dense = [not each for each in has_experts or [False, *[True] * (int(layers) - 1)]]
+    heads = int(_number(path, config, "num_key_value_heads", 1, 1024))
+    own = int(_number(path, config, "swa_num_key_value_heads", 1, 1024, default=2 * heads))
+    for name, same in _SAME:
+        if config.get(name) is not None and config[name] != config.get(same):
+            raise ModelError(
+                path,
+                f"{name!r} is {config[name]!r:.80} and {same!r} {config.get(same)!r:.80}; equal ones are supported",
+            )
+    # "sliding_window_size" counts the keys before a token's own, "sliding_window" that one too.
+    before = config.get("sliding_window_size")
+    window = _number(path, config, "sliding_window", 1, 1 << 24) if before is None else (
+        _number(path, config, "sliding_window_size", 1, 1 << 24) + 1
+    )  # fmt: skip
+    return {
+        n.WINDOWED_LAYERS: np.array(has_window),
+        n.DENSE_LAYERS: np.array(is_dense),
+        n.SLIDING_WINDOW: int(window),
+        "attention.head_count_kv": np.array([own if each else heads for each in has_window], np.int32),
+        "attention.value_scale": _number(path, config, "attention_value_scale", 1e-3, 1e3, default=1.0),
+        "expert_weights_scale": _number(path, config, "routed_scaling_factor", 1e-6, 1e6, default=1.0),
+    }
+
+
+_SAME = (
+    ("swa_num_attention_heads", "num_attention_heads"),
+    ("swa_head_dim", "head_dim"),
+    ("swa_v_head_dim", "v_head_dim"),
+)
+
+
+def _windowed(path: Path, config: Mapping[str, Any], layers: int) -> list[bool]:
+    types = layer_types(path, config, layers)
+    if types is not None:
+        return [each == SLIDING for each in types]
+    pattern = _flags(path, config, layers, "hybrid_layer_pattern", (0, 1))
+    return pattern or [layer != 0 and (layer + 1) % PERIOD != 0 for layer in range(layers)]
+
+
+def _flags(
+    path: Path, config: Mapping[str, Any], layers: int, name: str, values: tuple[Any, Any]
+) -> list[bool] | None:
+    """Reads a list of one of two values for each layer: true of the second."""
+    given = config.get(name)
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) != layers or any(each not in values for each in given):
+        raise ModelError(
+            path, f"{name!r} is {given!r:.80}; {values[0]!r} or {values[1]!r} of each layer is expected"
+        )
+    return [each == values[1] for each in given]
+
+
+def _number(
+    path: Path,
+    config: Mapping[str, Any],
+    name: str,
+    low: float,
+    high: float,
+    *,
+    default: float | None = None,
+) -> float:
+    value = default if config.get(name) is None else config[name]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise ModelError(path, f"{name!r} is {value!r:.80}; {low:g} to {high:g} is supported")
+    return value
+
+
+def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """Translates RoPE by kind of layer: of the same part of each head, unscaled. Raises ModelError."""
+    given = config.get("rope_parameters")
+    factor = config.get("partial_rotary_factor") or ROTATED
+    bases = [config.get("rope_theta"), config.get("swa_rope_theta")]
+    scaling = config.get("rope_scaling")
+    if given is not None:
+        of_kinds = [given.get(kind) for kind in (FULL, SLIDING)] if isinstance(given, dict) else []
+        kinds = [kind for kind in of_kinds if isinstance(kind, dict)]
+        if len(kinds) != 2:
+            raise ModelError(
+                path, f"'rope_parameters' is {given!r:.80}; those of {FULL} and {SLIDING} are expected"
+            )
+        bases = [kind.get("rope_theta") for kind in kinds]
+        factors = {kind.get("partial_rotary_factor") or factor for kind in kinds}
+        scaling = next((kind for kind in kinds if kind.get("rope_type", "default") != "default"), None)
+        if len(factors) != 1:
+            raise ModelError(path, "'partial_rotary_factor' differs between layers; one of all is supported")
+        (factor,) = factors
+    if scaling is not None and scaling.get("rope_type", scaling.get("type")) != "default":
+        raise ModelError(path, f"RoPE is scaled by {scaling!r:.80}; only unscaled RoPE is supported")
+    head_dim = _number(path, config, "head_dim", 2, 1024)
+    factor = _number(path, {"partial_rotary_factor": factor}, "partial_rotary_factor", 0.001, 1)
+    full, windowed = (
+        float(_number(path, {name: base}, name, 2, 1e12))
+        for name, base in zip(("rope_theta", "swa_rope_theta"), bases, strict=True)
+    )
+    return {
+        "rope.freq_base": full,
+        "rope.freq_base_swa": windowed,
+        "rope.dimension_count": int(head_dim * factor),
+    }
+
+
+FOLDER = HuggingFaceMapping(
+    model_type="mimo_v2_flash",
+    keys=DECODER_KEYS
+    | MOE_KEYS
+    | {
+        "expert_count": ("n_routed_experts", "num_experts", "num_local_experts"),
+        "expert_group_count": ("n_group",),
+        "expert_group_used_count": ("topk_group",),
+        "expert_weights_norm": ("norm_topk_prob",),
+        "feed_forward_length": ("intermediate_size",),
+        "attention.value_length": ("v_head_dim",),
+    },
+    # setting: (the only supported value, transformers' default)
+    fixed={
+        "hidden_act": ("silu", "silu"),
+        "attention_bias": (False, False),
+        "scoring_func": ("sigmoid", "sigmoid"),
+        "n_shared_experts": (None, None),
+        "add_swa_attention_sink_bias": (True, True),
+        "add_full_attention_sink_bias": (False, False),
+        "attention_projection_layout": ("split", "split"),
+    },
+    derived=by_layer,
+    rope=rope,
+    layer=DECODER_LAYER | {n.of_part(n.ATTN_SINKS): "self_attn.attention_sink_bias"},
+    moe=MOE_ROUTER | {n.bias_of_part(n.EXP_PROBS_B): "mlp.gate.e_score_correction_bias"},
+    dense=DENSE_FFN,
+    experts=MOE_EXPERTS,
+    optional=frozenset({n.of_part(n.ATTN_SINKS)}),
+    skipped=("model.mtp.",),
+)
