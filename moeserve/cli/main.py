@@ -249,23 +249,28 @@ PARSERS = {
 }
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
-    "doctor": Command(doctor, "check this machine: what is wrong with it, and the remedy"),
+    "doctor": Command(doctor, "check this machine, and name remedies for what is wrong"),
     "run": Command(run_chat, "chat in the terminal, or ask one question"),
     "launch": Command(
-        launch_agent, "start an agent (Claude Code, Codex, ...) that uses the server, and the server"
+        launch_agent,
+        "start an agent (Claude Code, Codex, ...) that uses the server; starts the server if needed",
     ),
-    "pull": Command(pull, "download a model of the Hugging Face Hub"),
-    "list": Command(list_models, "the downloaded models, their sizes, and what each would need here"),
-    "show": Command(show, "one model, and what it would need here"),
+    "pull": Command(pull, "download a model from the Hugging Face Hub"),
+    "list": Command(
+        list_models, "list the downloaded models, their sizes, and the memory that each would need"
+    ),
+    "show": Command(show, "show one model, and the memory that it would need"),
     "rm": Command(rm, "remove a downloaded model"),
     "worker": Command(worker, "compute for a server on another machine"),
-    "reload": Command(reload, "start the installed version beside the running server, and hand over to it"),
-    "plan": Command(plan, "what goes where, what fits and how fast it will be, without loading"),
+    "reload": Command(reload, "upgrade without downtime: start the installed version and hand over to it"),
+    "plan": Command(plan, "predict placement, memory and speed without loading a model"),
     "bench": Command(bench, "measure the engine, its steps, or a running server"),
-    "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),
-    "cache": Command(cache, "what --kv-disk has on disk: list, verify, prune"),
-    "compare-dumps": Command(compare_dumps, "where two dumps of --debug-dump differ first"),
-    "completion": Command(complete, "a script that completes commands and flags, for bash, zsh or fish"),
+    "simulate": Command(simulate, "run the scheduler under a workload, in virtual time"),
+    "cache": Command(cache, "list, verify or prune the folder of --kv-disk"),
+    "compare-dumps": Command(compare_dumps, "find the first difference between two dumps of --debug-dump"),
+    "completion": Command(
+        complete, "print a script that completes commands and flags, for bash, zsh or fish"
+    ),
 }
 
 

@@ -73,9 +73,11 @@ def models_at(url: str, api_key: str | None, *, any_owner: bool = False) -> list
         found = json.loads(answer)["data"]
         models = [_served(one) for one in found if any_owner or one["owned_by"] == "moeserve"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise NotOurServer(f"what answers at {url} is no moeserve; choose another --port") from error
+        raise NotOurServer(
+            f"the program that answers at {url} is not moeserve; choose another --port"
+        ) from error
     if not models:
-        raise NotOurServer(f"the server at {url} is no moeserve; choose another --port")
+        raise NotOurServer(f"the server at {url} is not moeserve; choose another --port")
     return models
 
 
@@ -96,15 +98,19 @@ def ask(url: str, path: str, api_key: str | None) -> bytes:
         with error:
             if error.code in (401, 403):
                 raise UserError(
-                    f"the server at {url} wants an API key: --api-key or MOESERVE_API_KEY"
+                    f"the server at {url} needs an API key; give it with --api-key or MOESERVE_API_KEY"
                 ) from error
-            raise NotOurServer(f"what answers at {url} is no moeserve; choose another --port") from error
+            raise NotOurServer(
+                f"the program that answers at {url} is not moeserve; choose another --port"
+            ) from error
     except urllib.error.URLError as error:
         raise ServerGone(
             f"no server answers at {url} ({error.reason}); start one: moeserve --model MODEL"
         ) from error
     except (OSError, ValueError) as error:  # it closed the connection, or speaks another protocol
-        raise NotOurServer(f"what listens at {url} is no moeserve; choose another --port") from error
+        raise NotOurServer(
+            f"the program that listens at {url} is not moeserve; choose another --port"
+        ) from error
 
 
 def request_of(url: str, api_key: str | None, body: Any = None) -> urllib.request.Request:

@@ -46,8 +46,8 @@ class ServerConfig(EngineConfig):
     mmproj: str | None = option(
         None,
         "Model",
-        "the model's vision tower: an mmproj GGUF file, or auto for the one beside the model; pictures are then taken "
-        "in chats (CPU engine; towers of Qwen3.5 and Qwen3.6)",
+        "the model's vision tower: an mmproj GGUF file, or auto for the one beside the model; chats may then contain "
+        "pictures (CPU engine; towers of Qwen3.5 and Qwen3.6)",
         metavar="FILE",
     )
     image_min_tokens: int | None = option(
@@ -69,7 +69,7 @@ class ServerConfig(EngineConfig):
     image_cache: float = option(
         0.5,
         "Model",
-        "memory for embeddings of pictures that may come again with a conversation's next turn; 0: none",
+        "memory for embeddings of recent pictures, which a conversation's next turns send again; 0: none",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -141,8 +141,9 @@ class ServerConfig(EngineConfig):
     max_itl_ms: float | None = option(
         None,
         "Capacity",
-        "target for the 99th percentile of inter-token latency: prefill chunks beside running answers are cut so that "
-        "a step takes at most this many milliseconds (default: no limit; chunks are as large as is efficient)",
+        "target for the 99th percentile of inter-token latency: while answers are generated, prefill chunks are "
+        "shortened so that a step takes at most this many milliseconds (default: no limit; chunks are as large as is "
+        "efficient)",
         low=1,
         high=3.6e6,
         metavar="MS",
@@ -150,9 +151,10 @@ class ServerConfig(EngineConfig):
     prefill_share: float | None = option(
         None,
         "Capacity",
-        "share of the time for prefill while answers are being generated; the answers keep the rest of their speed. "
-        "It grows where prompts outnumber answers. 1: prefill first, in the largest steps: best throughput, but "
-        "answers wait (default: 0.4; 0.5 if prompts stream experts from RAM to a GPU; 1 if all experts are on a GPU)",
+        "share of the time for prefill while answers are generated; the answers keep the rest of their speed. The "
+        "share grows if there are more prompts than answers. 1: prefill first, in the largest steps, for the best "
+        "throughput, but answers wait (default: 0.4; 0.5 if prompts stream experts from RAM to a GPU; 1 if all experts "
+        "are on a GPU)",
         low=0.01,
         high=1,
         metavar="SHARE",
@@ -175,9 +177,9 @@ class ServerConfig(EngineConfig):
     kv_ram: float | None = option(
         None,
         "Capacity",
-        "memory for the prefix cache's tier in RAM, behind a GPU's KV pool: prefixes evicted from the pool are copied "
-        "back from it; 0: none (default: a quarter of the RAM that is free after loading, at most 4 times the KV "
-        "pool; none if that is less than the pool, and none if windowed layers have a pool of their own)",
+        "RAM for prefixes that were evicted from a GPU's KV pool; they are copied back when a prompt begins with them; "
+        "0: none (default: a quarter of the RAM that is free after loading, at most 4 times the KV pool; none if that "
+        "is less than the pool, or if windowed layers have a separate pool)",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -263,7 +265,7 @@ class ServerConfig(EngineConfig):
     log_level: str = option(
         "info",
         "Server",
-        "how much to log: info: one line per request; debug: also its way through the processes",
+        "how much to log. info: one line per request; debug: also a line for each process that it passes",
         choices=("debug", "info", "warning", "error"),
     )
     log_format: str = option(

@@ -25,9 +25,10 @@ class SpeculativeConfig(ApiConfig):
         None,
         "Model",
         'speculative decoding, in vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts up to 3 '
-        'tokens by the model\'s own next-token block, "ngram" from an earlier place of the text where the last '
-        '"prompt_lookup_min" to "prompt_lookup_max" tokens (3 to 16) are the same, "auto" by both, as far as the file '
-        "has the block; a step verifies them, and the text stays the same (GPU: look-up alone; default: no drafts)",
+        "tokens, which the next step verifies, so that answers stay the same. mtp: by the model's own next-token block "
+        '(CPU only); ngram: copied from an earlier place in the text where the last "prompt_lookup_min" to '
+        '"prompt_lookup_max" tokens (default: 3 to 16) are the same; auto: by both, or by ngram if the file has no '
+        "such block (default: no drafts)",
         metavar="JSON",
     )
 
@@ -54,7 +55,7 @@ def drafts_of(config: SpeculativeConfig) -> Drafts | None:
     try:
         given = json.loads(config.speculative_config)
     except ValueError as error:
-        raise ValueError(f"no JSON: {error}") from error
+        raise ValueError(f"not valid JSON: {error}") from error
     if not isinstance(given, dict):
         raise ValueError('expected a JSON object, as {"method": "ngram", "num_speculative_tokens": 4}')
     method = _method(given.pop("method", None))

@@ -29,8 +29,8 @@ def check_gpu_features(source: ModelSource, shape: ModelShape) -> None:
     if found := cpu_only_features(shape):
         raise ModelError(
             source.path,
-            f"architecture {shape.architecture!r} has what only the CPU engine computes so far ({', '.join(found)}): "
-            "run the model with --device cpu",
+            f"architecture {shape.architecture!r} has features that so far only the CPU engine supports "
+            f"({', '.join(found)}): run the model with --device cpu",
         )
 
 

@@ -157,7 +157,7 @@ class ShapeReader:
             interval = self.integer("full_attention_interval", 1, 1024, default=4)
             recurrent = [(layer + 1) % interval != 0 for layer in range(self.num_layers)]
         if all(recurrent):
-            raise self.error(suffix, "has no layer that attends, which is not supported")
+            raise self.error(suffix, "has no attention layer, which is not supported")
         return recurrent
 
     def windowed(self, attention: AttentionShape, period: int = 1) -> list[AttentionShape]:
@@ -367,7 +367,7 @@ class ShapeReader:
         for suffix in sorted(NEUTRAL.keys() - self._asked):
             value = self._metadata.get(self._key(suffix))
             if value is not None and not is_neutral(suffix, value):
-                raise self.error(suffix, f"is {value!r:.80}; this architecture is computed without it")
+                raise self.error(suffix, f"is {value!r:.80}; this architecture is supported only without it")
 
     def _key(self, suffix: str) -> str:
         self._asked.add(suffix)

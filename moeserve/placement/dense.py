@@ -78,7 +78,8 @@ class DensePlacement:
         device = decision.device or default
         if decision.prefill is not None and decision.prefill != device:
             raise self._error(
-                decision, f"is impossible: {what} computes where it lies ({device}), in prefill as in decode"
+                decision,
+                f"is impossible: {what} is computed where its weights are ({device}), in prefill and in decode",
             )
         return device
 

@@ -177,7 +177,7 @@ class _Planner:
             if len(prefill) > 1:
                 decision = next(d for d in reversed(prefill.values()) if d is not None)
                 raise self._rule_error(
-                    decision, f"is impossible: the experts of layer {layer} in RAM are prefilled in one way"
+                    decision, f"is impossible: all RAM experts of layer {layer} must have the same `prefill`"
                 )
             self._pinned.append(pinned)
             way: Prefill = next(iter(prefill), "auto")
@@ -190,7 +190,7 @@ class _Planner:
 
     def _check_expert_rule(self, layer: int, decision: Decision) -> None:
         if decision.device == "cuda" and decision.prefill == "cpu":
-            raise self._rule_error(decision, "is impossible: experts in GPU memory are computed there")
+            raise self._rule_error(decision, "is impossible: the GPU computes the experts in its memory")
         if decision.prefill == "cuda" and decision.device != "cuda" and not self._gpu.can_stream:
             raise self._rule_error(decision, "cannot be: the GPU engine does not stream experts yet")
         if "cuda" in (decision.device, decision.prefill) and self._dense.layers[layer] == "cpu":

@@ -152,7 +152,7 @@ class WorkerHost:
             local.connect(str(self._paths.worker))
         except OSError as error:
             local.close()
-            raise NotServing("the worker still computes a step of the router before") from error
+            raise NotServing("the worker is still computing a step of the previous router") from error
         self._busy_since = None
         return Welcome(__version__, self._fingerprint, self._engine), local
 

@@ -64,12 +64,12 @@ def read_order(asked: str | Sequence[str]) -> tuple[str, ...]:
     if unknown:
         raise ValueError(f"there is no {kind} {unknown[0][:40]!r}; there are {', '.join(table)}")
     if len(set(wanted)) < len(wanted):
-        raise ValueError("a sampler comes once")
+        raise ValueError("each sampler may be named only once")
     order = tuple(dict.fromkeys(table[one] for one in wanted))
     edits = [name for name in order if name in EDITS]
     if tuple(edits) != order[: len(edits)] or edits == list(reversed(EDITS)):
         raise ValueError(
-            "penalties come first and dry behind them: they change logits before tokens are left out"
+            "penalties must come first, then dry: they change logits before other samplers drop tokens"
         )
     return order
 

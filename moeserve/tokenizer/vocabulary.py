@@ -173,7 +173,9 @@ def _spaced_bytes(
     for piece, kind in zip(pieces, kinds.tolist(), strict=True):
         if kind == BYTE:
             if piece not in BYTE_PIECES:
-                raise gguf.metadata.error(_TOKENS, f"holds {piece!r} as a byte, which it does not name")
+                raise gguf.metadata.error(
+                    _TOKENS, f"holds {piece!r} as a byte token, but its text names no byte"
+                )
             found.append(bytes([BYTE_PIECES[piece]]))
         elif kind in (CONTROL, USER_DEFINED, UNUSED):
             found.append(piece.encode("utf-8"))

@@ -21,7 +21,7 @@ class StretchRule(msgspec.Struct, frozen=True, tag=True):
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Height and width in pixels. Raises ValueError for a picture that is too narrow."""
         if max(height, width) > MOST_ASPECT * min(height, width):
-            raise ValueError(f"a picture's longer side is at most {MOST_ASPECT} times the shorter")
+            raise ValueError(f"a picture's longer side may be at most {MOST_ASPECT} times its shorter side")
         sides = height, width
         rounded = [
             round(side / self.factor) * self.factor for side in sides

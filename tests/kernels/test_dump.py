@@ -315,7 +315,7 @@ def test_what_cannot_be_compared_exits_with_2(
         (damaged, "step-00001.safetensors: cannot be read"),
         (cut, "has no contexts"),
         (narrow, "these are two models"),
-        (alien, "no row of one dump has its like in the other"),
+        (alien, "the two dumps have no rows of the same prompt in common"),
     ):
         with pytest.raises(SystemExit) as end:
             main(["compare-dumps", str(dumped), str(folder)])

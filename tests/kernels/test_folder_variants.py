@@ -131,7 +131,7 @@ def test_layer_types_are_before_the_interval(tmp_path: Path) -> None:
         (5, "'layer_types' is 5"),
         ([FULL, LINEAR, "sliding_attention", FULL], "'layer_types' has 'sliding_attention'"),
         ([FULL, LINEAR, [], FULL], r"'layer_types' has \[\]"),
-        ([LINEAR] * 4, "no layer that attends"),
+        ([LINEAR] * 4, "no attention layer"),
     ],
     ids=str,
 )

@@ -85,7 +85,7 @@ def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
         ({"record_routing_tokens": 5}, "has no effect alone; name a file"),
         (
             {"record_routing_trace": str(tmp_path / "a"), "debug_dump": str(tmp_path / "b")},
-            "--debug-dump and --record-routing-trace go one at a time",
+            "--debug-dump and --record-routing-trace cannot be used together; leave one of them out",
         ),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -64,7 +64,7 @@ def row(beginning: str) -> str:
             f"{batch_store.MAX_OPEN_BATCHES_PER_OWNER}; {batch_store.MAX_FILES_PER_OWNER:,} ",
         ),
         ("pixels of a picture", f"{decode_protocol.MOST_PIXELS:,} "),
-        ("its longer side", f"{picture_size.MOST_ASPECT} times the shorter "),
+        ("its longer side", f"{picture_size.MOST_ASPECT} times its shorter side "),
         ("seconds of CPU time", f"{picture_decoder.TIMEOUT_S:g} s "),
         ("memory to decode one", f"{decode_process.MEMORY_BYTES // MIB} MiB "),
         ("pictures of a request", f"{pictures.MOST_PICTURES} "),

@@ -282,8 +282,8 @@ def command_parser() -> argparse.ArgumentParser:
         "--warm-up",
         type=whole(0, 1 << 20),
         metavar="N",
-        help="tokens generated a sequence before those of --gen, and measured apart: when a text begins, an expert "
-        f"cache has those of another (default: {SETTLING_STEPS} where experts follow the text, else 0)",
+        help="tokens to generate per sequence before those of --gen, measured separately: at first an expert "
+        f"cache holds the experts of earlier texts (default: {SETTLING_STEPS} with an expert cache, else 0)",
     )
     parser.add_argument(
         "--batch",

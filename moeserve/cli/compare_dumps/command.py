@@ -53,7 +53,7 @@ def command_parser() -> argparse.ArgumentParser:
         default=DEFAULT.tie,
         metavar="X",
         help=(
-            "behind a near tie of the router, where the dumps used different experts, add X times their weight to the "
+            "after a near tie of the router, where the dumps used different experts, add X times their weight to the "
             "tolerance (default: %(default)s)"
         ),
     )

@@ -109,7 +109,9 @@ def compare(a: Dump, b: Dump, tolerances: Tolerances) -> Result:
             )
     pairs = match(a.rows, b.rows)
     if not len(pairs):
-        raise DumpError("no row of one dump has its like in the other; send both servers the same prompts")
+        raise DumpError(
+            "the two dumps have no rows of the same prompt in common; send both servers the same prompts"
+        )
     comparison = _Comparison(Result(a, b, pairs), shared, tolerances)
     comparison.run()
     return comparison.result

@@ -13,8 +13,8 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve pull",
         description="Download a model of the Hugging Face Hub into its cache (HF_HUB_CACHE), from which every command "
-        "takes it by the same name. An interrupted download goes on where it was. Private and gated repositories need "
-        "HF_TOKEN.",
+        "takes it by the same name. An interrupted download continues where it stopped. Private and gated "
+        "repositories need HF_TOKEN.",
         allow_abbrev=False,
     )
     parser.add_argument(

@@ -13,7 +13,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve rm",
         description="Remove a downloaded model from the Hugging Face Hub's cache, after a question. Other models of "
-        "its repository stay. A server that has loaded it goes on.",
+        "its repository stay. A server that has loaded it keeps running.",
         allow_abbrev=False,
     )
     parser.add_argument("name", metavar="NAME", help="as moeserve list shows it")

@@ -23,7 +23,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve show",
         description="Show a model's architecture, size and types, and what it would need on this machine, from its "
-        "header. Of a model that is not here yet: its files and their size. Nothing is downloaded.",
+        "header. For a model that is not downloaded: its files and their size. Downloads nothing.",
         allow_abbrev=False,
     )
     parser.add_argument(

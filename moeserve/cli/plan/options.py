@@ -73,12 +73,16 @@ def command_parser() -> argparse.ArgumentParser:
         "--ram", type=number, metavar="GIB", help="RAM for the server (default: the free RAM)"
     )
     for flag, metavar, text in (
-        ("--cpu-bandwidth", "GB/s", "what all cores together read from RAM (default: measured)"),
-        ("--cpu-gops", "GOPS", "8-bit multiplications and additions a second (default: measured)"),
-        ("--gpu-bandwidth", "GB/s", f"what the GPU reads from its memory ({assumed(gpu.read / 1e9)})"),
-        ("--gpu-tflops", "TFLOPS", f"what the GPU computes in bfloat16 ({assumed(gpu.ops / 1e12)})"),
-        ("--pcie-bandwidth", "GB/s", f"from RAM to the GPU ({assumed(gpu.pcie / 1e9)})"),
-        ("--disk-bandwidth", "GB/s", "what --kv-disk and models are read with (default: 1)"),
+        ("--cpu-bandwidth", "GB/s", "rate at which all cores together read RAM (default: measured)"),
+        (
+            "--cpu-gops",
+            "GOPS",
+            "billions of 8-bit multiplications and additions per second, all cores (default: measured)",
+        ),
+        ("--gpu-bandwidth", "GB/s", f"rate at which the GPU reads its memory ({assumed(gpu.read / 1e9)})"),
+        ("--gpu-tflops", "TFLOPS", f"the GPU's bfloat16 rate ({assumed(gpu.ops / 1e12)})"),
+        ("--pcie-bandwidth", "GB/s", f"rate of copies from RAM to the GPU ({assumed(gpu.pcie / 1e9)})"),
+        ("--disk-bandwidth", "GB/s", "rate at which --kv-disk and models are read (default: 1)"),
     ):
         machine.add_argument(flag, type=number, metavar=metavar, help=text)
     parser.add_argument(
@@ -86,7 +90,7 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=(
             "predict the expert cache's hits from this trace, recorded by a server with --record-routing-trace "
-            "(default: a generated text with the reuse of published traces)"
+            "(default: a generated trace with the locality of published ones)"
         ),
     )
     parser.add_argument("--verbose", action="store_true", help="list every tensor")

@@ -40,7 +40,7 @@ class ChatClient:
             raise self._lost(error) from error
         with closing(response):
             if response.headers.get_content_type() != "text/event-stream":
-                raise ChatError(f"what answers at {self.url} streams no chat; is it the right address?")
+                raise ChatError(f"the server at {self.url} does not stream chats; is it the right address?")
             yield from self._read(response)
 
     def _read(self, response: http.client.HTTPResponse) -> Iterator[Event]:
@@ -64,7 +64,9 @@ class ChatClient:
 
     def _refusal(self, error: urllib.error.HTTPError) -> ChatError:
         if error.code in (401, 403):
-            return ChatError(f"the server at {self.url} wants an API key: --api-key or MOESERVE_API_KEY")
+            return ChatError(
+                f"the server at {self.url} needs an API key; give it with --api-key or MOESERVE_API_KEY"
+            )
         if 300 <= error.code < 400:
             target = error.headers.get("location", "elsewhere")
             return ChatError(f"{self.url} redirects to {target}; name that address if you trust it")

@@ -37,18 +37,19 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve run",
         usage="%(prog)s [MODEL] [QUESTION] [options]",
-        description="Chat in the terminal with the model of the server at --host and --port, or at --url. Where none "
-        "runs at --host and --port, MODEL (without it: the demonstration model) is served as long as the command runs. "
-        "With a QUESTION, or with input from a pipe, the answer alone is written to standard output.",
+        description="Chat in the terminal with the model of the server at --host and --port, or at --url. If no "
+        "server runs at --host and --port, one serves MODEL (default: the demonstration model) while the command runs. "
+        "With a QUESTION, or input from a pipe, only the answer is written to standard output.",
         epilog="Example: git diff | moeserve run org/repo-GGUF:Q4_K_M 'Write a commit message.'",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "words", metavar="MODEL", nargs="*", help="the model as --model takes it, then the question"
+        "words",
+        metavar="MODEL",
+        nargs="*",
+        help="a model in any form that --model accepts, then the question",
     )
-    parser.add_argument(
-        "-p", "--prompt", metavar="TEXT", help="the question, where no MODEL stands before it"
-    )
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the question, for use without MODEL")
     parser.add_argument("--url", metavar="URL", help="a server that runs, here or elsewhere; none is started")
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     parser.add_argument(
@@ -128,9 +129,9 @@ def _read(args: argparse.Namespace) -> _Asked:
     if words and given["model"] is None:
         given["model"] = model = words.pop(0)
         if " " in model and not os.path.exists(model):
-            raise UserError("the question stands behind MODEL; without a MODEL, give it as --prompt TEXT")
+            raise UserError("give the question after MODEL; without a MODEL, give it as --prompt TEXT")
     if words and args.prompt is not None:
-        raise UserError("--prompt: there is a question already; leave one of them out")
+        raise UserError("--prompt: there are two questions; leave one of them out")
     if args.url is not None:
         for name in set(_OPTIONS) - {"model", "api_key"}:
             if given[name] is not None:

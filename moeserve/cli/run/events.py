@@ -83,9 +83,11 @@ class EventReader:
         try:
             chunk = json.loads(data)
         except ValueError as error:
-            raise ChatError("the server sent what is no answer; is it the right address?") from error
+            raise ChatError(
+                "the server sent something that is not an answer; is it the right address?"
+            ) from error
         if not isinstance(chunk, dict):
-            raise ChatError("the server sent what is no answer; is it the right address?")
+            raise ChatError("the server sent something that is not an answer; is it the right address?")
         if chunk.get("error") is not None:
             raise error_of(chunk)
         yield from self._of_chunk(chunk)

@@ -31,7 +31,7 @@ def save(conversation: Conversation, path: str) -> None:
         with open(descriptor, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
     except FileExistsError as error:
-        raise UserError(f"{path} is there already; choose another name") from error
+        raise UserError(f"{path} already exists; choose another name") from error
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"{path} cannot be written: {_why(error)}") from error
 

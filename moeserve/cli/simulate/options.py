@@ -72,21 +72,24 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     ms = real(0, 1e6)
     engine.add_argument(
-        "--base-ms", type=ms, metavar="MS", help=("instead of a file: milliseconds that every step takes")
+        "--base-ms",
+        type=ms,
+        metavar="MS",
+        help="instead of --step-time: milliseconds per step, whatever is in it",
     )
     engine.add_argument(
         "--token-ms",
         type=ms,
         metavar="MS",
-        help=("with the step's milliseconds: what each of its tokens adds"),
+        help="with --base-ms: milliseconds that each token adds to its step",
     )
     engine.add_argument(
         "--max-tokens",
         type=whole(1, 1 << 24),
         metavar="N",
         help=(
-            "max_tokens of the simulated requests; their answers end at their own lengths (default: each request asks "
-            "for the length of its answer)"
+            "max_tokens of the simulated requests; an answer still ends at its own length (default: max_tokens is the "
+            "answer's length)"
         ),
     )
     engine.add_argument(
@@ -105,7 +108,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=whole(PAGE_TOKENS, 1 << 30),
         default=RAM_STEP_TOKENS,
         metavar="N",
-        help="tokens whose KV a step copies from the GPU while answers wait, which makes the step longer "
+        help="tokens whose KV is copied from the GPU during a step while answers wait, which lengthens the step "
         f"(default: {RAM_STEP_TOKENS}, 64 MiB of 48 layers of 2 KiB a token)",
     )
     _add_tier_options(engine, "disk", "on disk", "read", "written", DISK_RATES)
@@ -145,12 +148,12 @@ def _add_tier_options(
         type=rate,
         default=rates[0],
         metavar="R",
-        help=f"how fast their KV is {read} (default: {rates[0]:g})",
+        help=f"tokens whose KV is {read} per second (default: {rates[0]:g})",
     )
     engine.add_argument(
         f"--{tier}-written-per-s",
         type=rate,
         default=rates[1],
         metavar="R",
-        help=f"how many tokens' KV a second is {written} (default: {rates[1]:g})",
+        help=f"tokens whose KV is {written} per second (default: {rates[1]:g})",
     )

@@ -87,7 +87,7 @@ class MessageToolChoice(RequestModel):
     @model_validator(mode="after")
     def _name_of_a_tool(self) -> MessageToolChoice:
         if (self.type == "tool") != (self.name is not None):
-            raise PydanticCustomError("name", "goes with type tool, and only with it")
+            raise PydanticCustomError("name", "is required with type tool, and allowed only with it")
         return self
 
 
@@ -105,7 +105,9 @@ class ThinkingConfig(RequestModel):
     @model_validator(mode="after")
     def _budget_where_it_belongs(self) -> ThinkingConfig:
         if (self.type == "enabled") != (self.budget_tokens is not None):
-            raise PydanticCustomError("budget_tokens", "goes with type enabled, and only with it")
+            raise PydanticCustomError(
+                "budget_tokens", "is required with type enabled, and allowed only with it"
+            )
         return self
 
 

@@ -68,7 +68,9 @@ class Service:
             and ready is not None
             and not ready.embedding_size
         ):
-            raise invalid(asked.prompt_param, "has a picture, which only the CPU engine computes so far")
+            raise invalid(
+                asked.prompt_param, "contains a picture; so far only the CPU engine supports pictures"
+            )
         return self.engine.pictures
 
     @property

@@ -50,7 +50,7 @@ class TokenizeRequest(RequestModel):
         if [self.prompt, self.messages, self.content].count(None) != 2:
             raise PydanticCustomError("prompt", "give one of prompt, messages and content")
         if self.tools and self.messages is None:
-            raise PydanticCustomError("tools", "go with messages")
+            raise PydanticCustomError("tools", "are only allowed with messages")
         return self
 
 

@@ -77,7 +77,7 @@ async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int, tenant:
     if body.messages is not None:
         if any(pictures_in(body.messages)):
             counted = "/v1/messages/count_tokens and /v1/responses/input_tokens count"
-            raise invalid("messages", f"has pictures, which are no tokens; {counted} what they take")
+            raise invalid("messages", f"contains pictures, which have no token ids; {counted} their tokens")
         pieces = await text.render_chat(
             [message.for_template() for message in body.messages],
             tools=[definition.tool().for_template() for definition in body.tools] or None,

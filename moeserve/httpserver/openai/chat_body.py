@@ -115,15 +115,15 @@ class ChatCompletionRequest(OpenAIRequest):
                 raise PydanticCustomError(name, "must be -1 or at least 1, got 0")
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(given) > 1:
-            raise PydanticCustomError("max_tokens", "disagrees with max_completion_tokens")
+            raise PydanticCustomError("max_tokens", "contradicts max_completion_tokens")
         if self.continue_final_message:
             if "add_generation_prompt" in self.model_fields_set and self.add_generation_prompt:
-                raise PydanticCustomError("continue_final_message", "goes with add_generation_prompt false")
+                raise PydanticCustomError("continue_final_message", "requires add_generation_prompt false")
             last = self.messages[-1]
             if last.role != "assistant" or last.calls or not last.content:
                 raise PydanticCustomError(
                     "continue_final_message",
-                    "needs a last message of the assistant's, with text and no calls",
+                    "requires a last message of role assistant, with text and without tool calls",
                 )
         _ = self.tool_use, self.thinking  # which refuse what does not fit together
         return self

@@ -56,9 +56,13 @@ class ResponseFormat(RequestModel):
     def _schema_where_it_belongs(self) -> ResponseFormat:
         if self.schema_ is not None:
             if self.type == "text" or self.json_schema is not None:
-                raise PydanticCustomError("schema", "goes with a JSON type, without json_schema")
+                raise PydanticCustomError(
+                    "schema", "requires type json_object or json_schema, without the field json_schema"
+                )
         elif (self.type == "json_schema") != (self.json_schema is not None):
-            raise PydanticCustomError("json_schema", "goes with type json_schema, and only with it")
+            raise PydanticCustomError(
+                "json_schema", "is required with type json_schema, and allowed only with it"
+            )
         return self
 
     def grammar_spec(self) -> grammar.GrammarSpec | None:
@@ -123,7 +127,7 @@ class StructuredFields(RequestModel):
         if len(constraints) > 1:
             names = " and ".join(constraint.param for constraint in constraints)
             raise PydanticCustomError(
-                constraints[1].param.split(".")[0], "only one of {names}", {"names": names}
+                constraints[1].param.split(".")[0], "only one of {names} is allowed", {"names": names}
             )
         return self
 

@@ -61,7 +61,7 @@ class TextFormat(RequestModel):
     @model_validator(mode="after")
     def _schema_where_it_belongs(self) -> TextFormat:
         if (self.type == "json_schema") != (self.schema_ is not None):
-            raise PydanticCustomError("schema", "goes with type json_schema, and only with it")
+            raise PydanticCustomError("schema", "is required with type json_schema, and allowed only with it")
         return self
 
 

@@ -27,7 +27,7 @@ class ApiKeys:
         if config.api_key_file is not None:
             for name, key in _read(Path(config.api_key_file)):
                 if named.setdefault(key, name) != name:
-                    raise ConfigError(f"--api-key-file: the key of {name!r} is that of {named[key]!r} too")
+                    raise ConfigError(f"--api-key-file: {name!r} and {named[key]!r} have the same key")
         return cls(named, config.api_key)
 
     def reload(self, config: ServerConfig) -> None:

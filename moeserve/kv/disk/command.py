@@ -84,12 +84,12 @@ def command_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, run, text in (
-        ("list", _list, "models, and how many tokens of each are there"),
+        ("list", _list, "show the models, and how many tokens of each are stored"),
         ("verify", _verify, "read every page and compare checksums"),
         ("prune", _prune, "delete what was not used for longest; no server may use the folder"),
     ):
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        command.add_argument("folder", type=Path, metavar="FOLDER", help="what --kv-disk names")
+        command.add_argument("folder", type=Path, metavar="FOLDER", help="the folder given to --kv-disk")
         command.set_defaults(run=run)
         if name == "prune":
             command.add_argument("gib", type=_gib, metavar="GIB", help="how much may stay; 0: nothing")

@@ -94,13 +94,13 @@ class GgufAdapter:
     def _checked(self, layer: int, part: str, pair: dict[str, TensorInfo]) -> tuple[TensorInfo, TensorInfo]:
         if len(pair) < 2:
             (only,) = pair.values()
-            raise self._bad(only, "is there alone: lora_a and lora_b belong together")
+            raise self._bad(only, "has no counterpart: lora_a and lora_b must both exist")
         a, b = pair["a"], pair["b"]
         if layer >= self._shape.num_layers:
             raise self._bad(a, f"is of layer {layer}; the model has {self._shape.num_layers}")
         product = products_of(self._shape, layer).get(part)
         if product is None:
-            raise self._bad(a, f"is for {part} of layer {layer}, where no adapter can be")
+            raise self._bad(a, f"is for {part} of layer {layer}, which adapters cannot change")
         self._check_shapes(a, b, product)
         for tensor in (a, b):
             if tensor.type.name not in TYPES:

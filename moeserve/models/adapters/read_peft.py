@@ -114,7 +114,7 @@ class PeftAdapter:
             if len(pair) < 2:
                 (only,) = pair.values()
                 raise AdapterError(
-                    path, f"tensor {only.name!r} is there alone: lora_A and lora_B belong together"
+                    path, f"tensor {only.name!r} has no counterpart: lora_A and lora_B must both exist"
                 )
             yield module, pair["A"], pair["B"]
 
@@ -163,7 +163,7 @@ class PeftAdapter:
         product = products_of(self._shape, layer).get(part)
         if product is None:
             raise AdapterError(
-                path, f"tensor {tensor!r} is for {part} of layer {layer}, where no adapter can be"
+                path, f"tensor {tensor!r} is for {part} of layer {layer}, which adapters cannot change"
             )
         return product
 

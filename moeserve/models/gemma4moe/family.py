@@ -89,7 +89,9 @@ def _shared_kv(reader: ShapeReader, layers: list[AttentionShape]) -> list[Attent
     for layer in layers[own:]:
         source = max((i for i in range(own) if layers[i].window == layer.window), default=None)
         if source is None:
-            raise reader.error(suffix, f"leaves {own} layers, none of which sees as much as a later one")
+            raise reader.error(
+                suffix, f"leaves {own} layers, none of which has the same window as a later one"
+            )
         shapes.append(replace(layer, kv_from=source, v_from_k=False, has_v_norm=False))
     return shapes
 

@@ -24,7 +24,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     reader = ShapeReader(source)
     recurrent = [heads == 0 for heads in reader.layer_integers("attention.head_count_kv", 0, 1024)]
     if all(recurrent):
-        raise reader.error("attention.head_count_kv", "has no layer that attends, which is not supported")
+        raise reader.error("attention.head_count_kv", "has no attention layer, which is not supported")
     _check_up_projections(source, recurrent.index(False))
     num_heads = reader.integer("attention.head_count", 1, 1024)
     delta_net, attention = _delta_net(reader, num_heads), _attention(reader, num_heads)

@@ -32,7 +32,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     widths = reader.layer_integers(FFN_LENGTH, 0, 1 << 20)
     kv_heads = reader.layer_integers(KV_HEADS, 0, 1024)
     if not any(kv_heads):
-        raise reader.error(KV_HEADS, "has no layer that attends, which is not supported")
+        raise reader.error(KV_HEADS, "has no attention layer, which is not supported")
     ffns = _feed_forwards(reader, source, widths)
     # Of the two epsilons that files have, transformers computes with this one.
     eps = reader.number("attention.layer_norm_epsilon", 1e-12, 1e-2, default=0.0) or reader.rms_eps()

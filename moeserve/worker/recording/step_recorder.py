@@ -37,5 +37,7 @@ def open_recorder(config: ServerConfig, model: ModelShape, rows: int) -> StepRec
     ConfigError."""
     dump, routing = open_dump(config, model, rows), open_routing_recorder(config, model)
     if dump is not None and routing is not None:
-        raise ConfigError("--debug-dump and --record-routing-trace go one at a time")
+        raise ConfigError(
+            "--debug-dump and --record-routing-trace cannot be used together; leave one of them out"
+        )
     return dump or routing

@@ -172,7 +172,7 @@ OURS = {"data": [{"id": "qwen3", "owned_by": "moeserve", "context_length": 4096}
         (200, {"data": [{"id": "x", "owned_by": "vllm"}]}, "error", "port {port} of 0.0.0.0 is in use"),
         (200, ["other"], "error", "is in use"),
         (404, {}, "error", "is in use"),
-        (401, {}, "warning", "the server at http://127.0.0.1:{port} wants an API key"),
+        (401, {}, "warning", "the server at http://127.0.0.1:{port} needs an API key"),
     ],
 )
 def test_a_port_in_use(

@@ -57,7 +57,7 @@ def test_what_a_key_stored_stays_its_own_when_others_come_and_go(tmp_path: Path)
         ("# nobody\n", "has no key"),
         ("alice sk-1\nsk-2\n", "line 2 of .* must be a name and a key"),
         ("alice sk 1\n", "line 1"),
-        ("alice sk-1\nbob sk-1\n", "the key of 'bob' is that of 'alice' too"),
+        ("alice sk-1\nbob sk-1\n", "'bob' and 'alice' have the same key"),
     ],
 )
 def test_a_bad_key_file_is_refused(tmp_path: Path, text: str, message: str) -> None:

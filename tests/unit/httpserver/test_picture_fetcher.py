@@ -70,11 +70,11 @@ def test_a_host_that_is_named(host: str, path: str) -> None:
     [
         ("http://{host}/absent", "its host answers 404"),
         ("http://{host}/elsewhere", "'example.com', which --allowed-media-domains does not name"),
-        ("http://{host}/file", "http:// and https:// are"),
+        ("http://{host}/file", "use http:// or https://"),
         ("http://{host}/round", "more than 3 redirects"),
         ("http://{host}/large", "has more than 100 bytes"),
         ("http://a:b@{host}/picture", "without a user"),
-        ("ftp://{host}/picture", "http:// and https:// are"),
+        ("ftp://{host}/picture", "use http:// or https://"),
         ("https://{host}/picture", "its host does not answer"),
         ("http://127.0.0.1/picture", "'127.0.0.1', which"),
         ("http://below.localhost/picture", "'below.localhost', which"),

@@ -202,7 +202,7 @@ def test_pictures_of_assistants_and_systems(server: HttpServer, visual: VisualSe
         messages = [{"role": role, "content": [image()]}, {"role": "user", "content": "Hi"}]
         answer = server.post("/v1/chat/completions", chat() | {"messages": messages})
         assert answer.status_code == 400
-        assert f"the role {role} has no pictures" in answer.json()["error"]["message"]
+        assert f"messages of role {role} cannot contain pictures" in answer.json()["error"]["message"]
 
 
 def test_a_picture_that_a_tool_gives(server: HttpServer, visual: VisualServer) -> None:
@@ -387,6 +387,6 @@ def test_an_engine_that_takes_none(server: HttpServer, visual: VisualServer) -> 
     server.send(ready)
     assert within(30, lambda: server.post("/v1/chat/completions", chat(image())).status_code == 400)
     refused = server.post("/v1/chat/completions", chat(image()))
-    assert "only the CPU engine computes so far" in refused.json()["error"]["message"]
+    assert "so far only the CPU engine supports pictures" in refused.json()["error"]["message"]
     engine_sees(server)
     assert within(30, lambda: server.post("/v1/chat/completions", chat(image())).status_code == 200)

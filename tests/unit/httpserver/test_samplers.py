@@ -77,9 +77,9 @@ def test_an_order_reaches_the_engine_and_what_it_leaves_out_is_off(
     [
         (["top_k", "infill"], "there is no sampler 'infill'; there are penalties, dry, "),
         ("kz", "there is no letter 'z'; there are e, d, "),
-        (["top_k", "top_k"], "a sampler comes once"),
-        (["top_k", "penalties"], "penalties come first and dry behind them"),
-        (["dry", "penalties"], "penalties come first and dry behind them"),
+        (["top_k", "top_k"], "each sampler may be named only once"),
+        (["top_k", "penalties"], "penalties must come first, then dry"),
+        (["dry", "penalties"], "penalties must come first, then dry"),
         (5, "must be a list of samplers' names"),
         ([5], "must be a list of samplers' names"),
         ("k" * 33, "names too many samplers"),

@@ -61,7 +61,7 @@ def test_kimi_linear_without_a_layer_that_attends(tmp_path: Path) -> None:
     key = b"attention.head_count_kv"
     struct.pack_into("<I", data, data.index(key) + len(key) + 4 + 4 + 8 + 3 * 4, 0)  # behind types and length
     (tmp_path / "model.gguf").write_bytes(data)
-    assert_refused(tmp_path / "model.gguf", "has no layer that attends")
+    assert_refused(tmp_path / "model.gguf", "has no attention layer")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_nemotron(tmp_path: Path, key: str, value: int, cause: str) -> None:
 @pytest.mark.parametrize(
     ("key", "layer", "value", "cause"),
     [
-        ("attention.head_count_kv", 3, 0, "has no layer that attends"),
+        ("attention.head_count_kv", 3, 0, "has no attention layer"),
         ("attention.head_count_kv", 1, 1, "are both set in layer 1, which has one block"),
         ("feed_forward_length", 1, HUGE, "has -?2147483648; 0 to 1048576 is supported"),
     ],

@@ -135,11 +135,11 @@ def test_the_first_match_wins(tmp_path: Path, data: list[tuple[int, int, str]], 
         ("- {match: attn_q, device: cpu}", "can only be placed as a whole; match 'blk.0.dense' instead"),
         (
             "- {match: exps, decode: cuda, prefill: cpu}",
-            "is impossible: experts in GPU memory are computed there",
+            "is impossible: the GPU computes the experts in its memory",
         ),
         (
             "- {match: '^output', decode: cuda, prefill: cpu}",
-            "is impossible: the head computes where it lies",
+            "is impossible: the head is computed where its weights are",
         ),
         (
             "- {match: 'blk.0.dense', device: cpu}\n- {match: 'blk.0.experts', device: cuda}",
@@ -163,12 +163,12 @@ def test_the_first_match_wins(tmp_path: Path, data: list[tuple[int, int, str]], 
         ),
         (
             "- {match: 'blk.0.dense', decode: cpu, prefill: cuda}",
-            "is impossible: the dense part of layer 0 computes where it lies",
+            "is impossible: the dense part of layer 0 is computed where its weights are",
         ),
         (
             "- {match: 'blk.0.experts.1$', decode: cpu, prefill: cpu}\n"
             "- {match: 'blk.0.experts', decode: cpu, prefill: cuda}",
-            "prefilled in one way",
+            "must have the same `prefill`",
         ),
     ],
 )

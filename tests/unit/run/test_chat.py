@@ -252,7 +252,7 @@ def test_save_and_load(server: HttpServer, chat: Chat, tmp_path: Path) -> None:
     other = Chat(server.url)
     assert f"2 messages of {path}" in other.type(f"/load {path}", "And now?")
     assert re.search("Be brief.*What\\?.*A red ball.*And now", prompt_of(server), re.DOTALL)
-    assert "is there already; choose another name" in other.type(f"/save {path}")
+    assert "already exists; choose another name" in other.type(f"/save {path}")
 
 
 @pytest.mark.parametrize(

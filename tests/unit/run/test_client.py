@@ -49,15 +49,18 @@ def test_an_answer(server: HttpServer) -> None:
         ([HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\ndata:"], "was lost"),
         ([b""], "was lost"),
         ([b"not HTTP\r\n\r\n"], "was lost"),
-        ([stream_of("{}", "[1]")], "the server sent what is no answer"),
-        ([stream_of("{")], "the server sent what is no answer"),
+        ([stream_of("{}", "[1]")], "the server sent something that is not an answer"),
+        ([stream_of("{")], "the server sent something that is not an answer"),
         ([stream_of('{"error": {"message": "the worker ended"}}')], "^the server says: the worker ended$"),
         ([stream_of('{"error": "words"}')], "^the server says: words$"),
         ([stream_of('{"error": 7}')], "^the server failed$"),
-        ([b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>"], "streams no chat; is it the right"),
+        (
+            [b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>"],
+            "does not stream chats; is it the right",
+        ),
         ([b"HTTP/1.1 502 Bad\r\n\r\n<html>"], "answers with HTTP status 502; is it the right address"),
         ([b'HTTP/1.1 400 Bad\r\n\r\n{"error": {"message": "m", "code": "c"}}'], "^the server says: m$"),
-        ([b"HTTP/1.1 401 No\r\n\r\n{}"], "wants an API key: --api-key or MOESERVE_API_KEY"),
+        ([b"HTTP/1.1 401 No\r\n\r\n{}"], "needs an API key; give it with --api-key or MOESERVE_API_KEY"),
     ],
 )
 def test_what_a_server_may_do_instead(parts: Sequence[bytes], says: str) -> None:

@@ -85,12 +85,12 @@ def test_the_question(server: HttpServer, arguments: list[str], piped: bytes | N
             ["What is this?"],
             None,
             2,
-            "the question stands behind MODEL; without a MODEL, give it as --prompt",
+            "give the question after MODEL; without a MODEL, give it as --prompt",
         ),
         (["-p", "x", "--image", "none.png"], None, 1, "none.png cannot be read: No such file"),
         (["-p", "x", "--set", "temperature=9"], None, 2, "temperature: must be 0 to 2"),
         (["-p", "x", "--port", "1"], None, 2, "--port: has no effect on the server of --url"),
-        ([NAME, "x", "-p", "y"], None, 2, "--prompt: there is a question already"),
+        ([NAME, "x", "-p", "y"], None, 2, "--prompt: there are two questions"),
         (["-p", "x", "--reasoning", "some"], None, 2, "invalid choice"),
         (["-p", "long " * 600], None, 1, "the server says: "),
     ],
@@ -131,7 +131,7 @@ def test_no_server_and_another_program() -> None:
     with raw_server([b"HTTP/1.1 200 OK\r\n\r\n<html>"]) as (url, _):
         ran = run(url, "-p", "x")
     assert ran.returncode == 1
-    assert b"is no moeserve" in ran.stderr
+    assert b"is not moeserve" in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
 
 
@@ -140,7 +140,7 @@ def test_a_key() -> None:
         server.answer = say("Yes.")
         without = run(server.url, "-p", "x")
         assert without.returncode == 1
-        assert b"wants an API key: --api-key or MOESERVE_API_KEY" in without.stderr
+        assert b"needs an API key; give it with --api-key or MOESERVE_API_KEY" in without.stderr
         assert run(server.url, "-p", "x", "--api-key", "sk-1").stdout == b"Yes.\n"
         assert run(server.url, "-p", "x", environment={"MOESERVE_API_KEY": "sk-1"}).stdout == b"Yes.\n"
 

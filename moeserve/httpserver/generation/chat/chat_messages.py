@@ -132,7 +132,9 @@ class Message(RequestModel):
                 )
         elif isinstance(self.content, PicturedText):
             if self.role not in ("user", "tool", "function"):
-                raise PydanticCustomError("content", "the role {role} has no pictures", {"role": self.role})
+                raise PydanticCustomError(
+                    "content", "messages of role {role} cannot contain pictures", {"role": self.role}
+                )
         elif not isinstance(self.content, str):
             raise PydanticCustomError("content", "content must be a string or a list of text parts")
         if self.role == "function" and not self.name:

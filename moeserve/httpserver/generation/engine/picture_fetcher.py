@@ -73,7 +73,7 @@ class PictureFetcher:
         except _Refused as error:
             raise invalid(param, f"the picture {error}") from error
         except TimeoutError as error:
-            raise invalid(param, f"the picture was not there after {MOST_SECONDS:g} s") from error
+            raise invalid(param, f"the picture did not arrive within {MOST_SECONDS:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             log.info("a picture was not fetched: %s", error)
             raise invalid(param, "the picture could not be fetched: its host does not answer") from error
@@ -100,7 +100,9 @@ class PictureFetcher:
         url = URL(text)
         host = (url.raw_host or "").lower().rstrip(".")
         if url.scheme not in ("http", "https") or url.user is not None or url.password is not None:
-            raise _Refused("has an address that is not fetched: http:// and https:// are, without a user")
+            raise _Refused(
+                "has an address that is not supported; use http:// or https://, without a user name"
+            )
         if host not in self._domains:
             raise _Refused(f"has an address of {host[:100]!r}, which --allowed-media-domains does not name")
         try:

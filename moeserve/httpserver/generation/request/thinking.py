@@ -42,13 +42,13 @@ def thinking_options(
     given = {"reasoning_effort": of_effort, param: budget, "chat_template_kwargs.thinking_budget": in_kwargs}
     named = {name: value for name, value in given.items() if value is not None}
     if len(set(named.values())) > 1:
-        raise PydanticCustomError(param, "disagree: {names}", {"names": ", ".join(named)})
+        raise PydanticCustomError(param, "contradict one another: {names}", {"names": ", ".join(named)})
     if not named:
         return ThinkingOptions(param=param, effort=effort)
     name, value = next(iter(named.items()))
     is_enabled = False if value == 0 else None
     if is_enabled is False and kwargs.get("enable_thinking") is True:
         raise PydanticCustomError(
-            "chat_template_kwargs", "enable_thinking disagrees with {name}", {"name": name}
+            "chat_template_kwargs", "enable_thinking contradicts {name}", {"name": name}
         )
     return ThinkingOptions(is_enabled, value, name, effort if len(named) == 1 else None)

@@ -22,7 +22,10 @@ async def compile_grammar(
     """Returns the constraint's grammar. Raises ApiError 400 for one that does not compile, and for fields that conflict
     with a grammar, which ends the answer itself."""
     if asked.ignore_eos:
-        raise invalid("ignore_eos", f"cannot be combined with {constraint.param}: a grammar has an end")
+        raise invalid(
+            "ignore_eos",
+            f"cannot be combined with {constraint.param}: the grammar ends the answer",
+        )
     if asked.min_tokens > 0:
         raise invalid(
             "min_tokens", f"cannot be combined with {constraint.param}: its grammar sets the length"

@@ -40,7 +40,7 @@ def _grammar(asked: Asked, text: ModelText) -> GrammarConstraint | None:
     check_ids("allowed_token_ids", asked.allowed_token_ids, text.vocab_size)
     allowed = sorted(set(asked.allowed_token_ids) - set(text.eos_ids))
     if not allowed:
-        raise invalid("allowed_token_ids", "must have a token that does not end the answer")
+        raise invalid("allowed_token_ids", "must include a token that does not end the answer")
     lark = f"start: (<[{_ranges(allowed)}]>)+"
     return GrammarConstraint(grammar.Ebnf(lark), "allowed_token_ids")
 

@@ -127,7 +127,7 @@ def split_set(path: Path) -> list[Path]:
     if not 1 <= int(match["part"]) <= parts:
         raise GGUFError(
             path,
-            f"is named as part {int(match['part'])} of {parts}, which cannot be; give it its published name",
+            f"is named as part {int(match['part'])} of {parts}; that is impossible: give it its published name",
         )
     paths = [path.with_name(f"{match['stem']}-{i:05d}-of-{parts:05d}.gguf") for i in range(1, parts + 1)]
     missing = [part.name for part in paths if not part.exists()]

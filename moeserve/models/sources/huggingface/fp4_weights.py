@@ -83,7 +83,9 @@ def _nvfp4(
     def make() -> Bytes:
         octets = stored_numbers(scales)
         if ((octets == 127) | (octets > 128)).any():
-            raise ModelError(path, f"tensor {scales.name!r} has scales that are negative or no numbers")
+            raise ModelError(
+                path, f"tensor {scales.name!r} has scales that are negative or no numbers; download it again"
+            )
         out = np.empty((rows, cols // width, kind.block_bytes), np.uint8)
         out[..., :4] = np.array([factor(_number(own))], np.float32).view(np.uint8)
         out[..., 4 : 4 + width // _NVFP4_GROUP] = octets.reshape(rows, -1, width // _NVFP4_GROUP)

@@ -80,8 +80,8 @@ class StoredTensor:
         if self.dtype not in TYPES:
             raise ModelError(
                 self.path,
-                f"tensor {self.name!r} is of type {self.dtype}; supported are {', '.join(TYPES)}. Of quantised models "
-                "take a GGUF file",
+                f"tensor {self.name!r} is of type {self.dtype}; supported are {', '.join(TYPES)}; of a quantised "
+                "model, use a GGUF file",
             )
         return TYPES[self.dtype]
 
@@ -121,7 +121,9 @@ def _stored(path: Path, name: str, entry: _Entry, buffer: mmap.mmap, base: int) 
     if entry.dtype in ITEM_BYTES:
         nbytes = math.prod(entry.shape) * ITEM_BYTES[entry.dtype]
     if not (base <= start <= end <= len(buffer) and end - start == nbytes):
-        raise ModelError(path, f"tensor {name!r} does not lie where its shape says; the file has changed")
+        raise ModelError(
+            path, f"tensor {name!r} has offsets that do not match its shape; the file has changed"
+        )
     return StoredTensor(path, name, tuple(entry.shape), entry.dtype, start, end, buffer)
 
 

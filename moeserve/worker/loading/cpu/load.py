@@ -111,7 +111,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         in_place = config.weight_layout == "file"
         if in_place and not source.is_mapped:
             raise ConfigError(
-                "--weight-layout file needs a GGUF file and its own weights; leave it out, or say panels"
+                "--weight-layout file needs a GGUF file and no --load-format dummy; leave it out, or say panels"
             )
         if not in_place:
             check_ram(placement.cpu_weight_bytes, remedy="or read it from disk with --weight-layout file")

@@ -102,5 +102,5 @@ def check_kv_numbers(layout: KvLayout, device: torch.device) -> None:
     if capability < (8, 9):
         raise ConfigError(
             f"--kv-cache-dtype fp8: {torch.cuda.get_device_name(device)} has compute capability "
-            f"{capability[0]}.{capability[1]}, and its numbers are converted from 8.9 on; say q8_0"
+            f"{capability[0]}.{capability[1]}; fp8 needs 8.9 or later: say q8_0"
         )
